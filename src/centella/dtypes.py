@@ -1,0 +1,145 @@
+"""One table of storage types: size, NumPy view, value type inside kernels, tolerance.
+
+A *storage* type is what a tensor's bytes mean. Inside a kernel every element is one of four
+*value* types (f32, i32, u32, bool); `DType.value` names it. bf16 has no NumPy type: on the host
+its bytes are `uint16` and `widen`/`narrow` convert (narrowing rounds to nearest even).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from centella.errors import DTypeError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """A storage type. Compared by identity: there is one object of each.
+
+    Attributes:
+        name: short name, as in the kernel language ("f32").
+        itemsize: bytes an element.
+        kind: "float", "int", "uint" or "bool".
+        value: name of the type its elements have inside a kernel.
+        numpy: dtype of the host array that holds its bytes.
+        epsilon: unit round-off of one store (0 for integers).
+    """
+
+    name: str
+    itemsize: int
+    kind: str
+    value: str
+    numpy: np.dtype[Any]
+    epsilon: float
+
+    def __repr__(self) -> str:
+        return f"centella.{self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dtype_of, (self.name,))
+
+    @property
+    def is_float(self) -> bool:
+        """True for f32, f16 and bf16."""
+        return self.kind == "float"
+
+    @property
+    def per_word(self) -> int:
+        """Elements in a 32-bit word."""
+        return 4 // self.itemsize
+
+    @property
+    def per_chunk(self) -> int:
+        """Elements in a 16-byte chunk."""
+        return 16 // self.itemsize
+
+
+f32 = DType("f32", 4, "float", "f32", np.dtype(np.float32), 2.0**-24)
+f16 = DType("f16", 2, "float", "f32", np.dtype(np.float16), 2.0**-11)
+bf16 = DType("bf16", 2, "float", "f32", np.dtype(np.uint16), 2.0**-8)
+i32 = DType("i32", 4, "int", "i32", np.dtype(np.int32), 0.0)
+u32 = DType("u32", 4, "uint", "u32", np.dtype(np.uint32), 0.0)
+i8 = DType("i8", 1, "int", "i32", np.dtype(np.int8), 0.0)
+u8 = DType("u8", 1, "uint", "u32", np.dtype(np.uint8), 0.0)
+bool_ = DType("bool", 1, "bool", "bool", np.dtype(np.bool_), 0.0)
+
+ALL: dict[str, DType] = {d.name: d for d in (f32, f16, bf16, i32, u32, i8, u8, bool_)}
+_BY_NUMPY: dict[np.dtype[Any], DType] = {d.numpy: d for d in ALL.values() if d is not bf16}
+
+
+def dtype_of(spec: Any) -> DType:
+    """The DType that a name, NumPy dtype or DType stands for.
+
+    Raises:
+        DTypeError: for a type that tensors cannot store (float64, int64, strings ...).
+    """
+    if isinstance(spec, DType):
+        return spec
+    if isinstance(spec, str) and spec in ALL:
+        return ALL[spec]
+    try:
+        found = _BY_NUMPY.get(np.dtype(spec))
+    except TypeError:
+        found = None
+    if found is None:
+        names = ", ".join(ALL)
+        raise DTypeError(f"{spec!r} is not a storage type; expected one of {names}")
+    return found
+
+
+def from_numpy(dtype: np.dtype[Any]) -> DType:
+    """The storage type of a host array's dtype; float64 and int64 are refused, never narrowed.
+
+    Raises:
+        DTypeError: names `dtype=` as the way to say which narrower type is meant.
+    """
+    found = _BY_NUMPY.get(dtype)
+    if found is None:
+        hint = {"f": "float32", "i": "int32", "u": "uint32"}.get(dtype.kind, "float32")
+        raise DTypeError(
+            f"asarray: {dtype} has no storage type on a device; "
+            f"pass dtype= (for example dtype={hint!r}) to convert"
+        )
+    return found
+
+
+def widen(array: Array, dtype: DType) -> Array:
+    """Host bytes of `dtype` as an array to compute with: 16-bit floats become float32."""
+    if dtype is bf16:
+        wide: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return wide
+    if dtype is f16:
+        return array.astype(np.float32)
+    return array
+
+
+def narrow(array: Array, dtype: DType) -> Array:
+    """A computed array as the host bytes of `dtype`; floats round to nearest even."""
+    if dtype is bf16:
+        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        quiet = bits | np.uint32(0x00400000)
+        nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        out: Array = (np.where(nan, quiet, rounded) >> np.uint32(16)).astype(np.uint16)
+        return out
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype.numpy, copy=False)
+
+
+def promote(op: str, a: DType, b: DType) -> DType:
+    """The dtype of `a op b`: equal types stay, a 16-bit float with f32 is f32.
+
+    Raises:
+        DTypeError: for any other mix; cast one side by `.astype(...)`.
+    """
+    if a is b:
+        return a
+    if a.is_float and b.is_float and f32 in (a, b):
+        return f32
+    raise DTypeError(f"{op}: cannot mix {a.name} and {b.name}; cast one with .astype()")

@@ -1,0 +1,105 @@
+"""The arithmetic of the kernel language in NumPy: one row an operation, all threads at once.
+
+Operands are arrays (or NumPy scalars) of the four value types. `docs/kernel-language.md` defines
+the results; callers ignore floating-point warnings, since wrapping and NaN are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from centella.dtypes import bf16, narrow
+
+Array = NDArray[Any]
+
+NUMPY = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "bool": np.bool_}
+
+
+def _int_div(a: Array, b: Array) -> Array:
+    if a.dtype.kind == "u":
+        quotient = a // np.maximum(b, 1)
+    else:
+        size = abs(a.astype(np.int64)) // np.maximum(abs(b.astype(np.int64)), 1)
+        quotient = np.where((a < 0) == (b < 0), size, -size)
+    result: Array = np.where(b == 0, a, quotient).astype(a.dtype)
+    return result
+
+
+def _div(a: Array, b: Array) -> Array:
+    result: Array = a / b if a.dtype.kind == "f" else _int_div(a, b)
+    return result
+
+
+def _rem(a: Array, b: Array) -> Array:
+    result: Array = np.where(b == 0, a.dtype.type(0), a - _int_div(a, b) * b)
+    return result
+
+
+def _shift(op: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    return op(a, (b & 31).astype(a.dtype))
+
+
+def _nearly_fused(a: Array, b: Array, c: Array) -> Array:
+    # the product is exact in float64; only its sum with c is rounded twice
+    result: Array = (np.multiply(a, b, dtype=np.float64) + c).astype(np.float32)
+    return result
+
+
+def _unfused(a: Array, b: Array, c: Array) -> Array:
+    result: Array = a * b + c
+    return result
+
+
+def _pack_f16(low: Array, high: Array) -> Array:
+    bits = [x.astype(np.float16).view(np.uint16).astype(np.uint32) for x in (low, high)]
+    return bits[0] | (bits[1] << 16)
+
+
+def _pack_bf16(low: Array, high: Array) -> Array:
+    bits = [narrow(x, bf16).astype(np.uint32).reshape(np.shape(x)) for x in (low, high)]
+    return bits[0] | (bits[1] << 16)
+
+
+def _unpack_f16(type_: str, half: int, word: Array) -> Array:
+    result: Array = (word >> (16 * half)).astype(np.uint16).view(np.float16).astype(np.float32)
+    return result
+
+
+def _cast(type_: str, attr: None, x: Array) -> Array:
+    if type_ == "bool":
+        return np.not_equal(x, 0)
+    if x.dtype.kind != "f":
+        return x.astype(NUMPY[type_])
+    low, high = (0, 2**32 - 1) if type_ == "u32" else (-(2**31), 2**31 - 1)
+    inside = np.clip(x.astype(np.float64), low, high)
+    return np.where(np.isnan(x), 0.0, inside).astype(NUMPY[type_])
+
+
+PLAIN: dict[str, Callable[..., Any]] = {
+    "neg": np.negative, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
+    "sqrt": np.sqrt, "not": np.invert, "add": np.add, "sub": np.subtract, "mul": np.multiply,
+    "div": _div, "rem": _rem, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "shl": partial(_shift, np.left_shift), "shr": partial(_shift, np.right_shift),
+    "min": np.fmin, "max": np.fmax, "minn": np.minimum, "maxn": np.maximum,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal, "select": np.where,
+    "pack_f16": _pack_f16, "pack_bf16": _pack_bf16,
+}  # fmt: skip  # a table
+FUSED: dict[str, Callable[..., Any]] = {"fma": _nearly_fused}
+UNFUSED: dict[str, Callable[..., Any]] = {"fma": _unfused}
+TYPED: dict[str, Callable[..., Any]] = {
+    "cast": _cast,
+    "bitcast": lambda type_, attr, x: x.view(NUMPY[type_]),
+    "unpack_f16": _unpack_f16,
+    "extract": lambda type_, lane, chunk: chunk[lane],
+}
+REDUCE: dict[str, tuple[np.ufunc, Callable[[np.dtype[Any]], Any]]] = {
+    "subgroup_add": (np.add, lambda t: -0.0 if t.kind == "f" else 0),
+    "subgroup_min": (np.fmin, lambda t: np.inf if t.kind == "f" else np.iinfo(t).max),
+    "subgroup_max": (np.fmax, lambda t: -np.inf if t.kind == "f" else np.iinfo(t).min),
+}

@@ -1,0 +1,114 @@
+"""The face of a kernel: what its parameters are, read from the function's annotations.
+
+    x: In[f32]        a tensor to read, rank 1       x: In[f32, 2]   rank 2, with strides
+    y: Out[f32]       a tensor to write              z: InOut[f32]   a State to change in place
+    x: In[storage]    any storage dtype: the argument's own
+    p: Scalar[u32]    a value in device memory       n: u32, s: f32  launch parameters
+    *, tile: int      keyword-only without a dtype: a constant that chooses the program
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from centella.dtypes import DType, bool_
+from centella.errors import TraceError
+
+
+class _Storage:
+    """Stands for the storage dtype of whichever tensor is passed."""
+
+    def __repr__(self) -> str:
+        return "storage"
+
+
+storage = _Storage()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParam:
+    """A tensor parameter: mode, dtype (None: the argument's own) and rank."""
+
+    mode: str
+    dtype: DType | None
+    rank: int
+
+
+class _Mode:
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def __getitem__(self, item: Any) -> TensorParam:
+        dtype, rank = item if isinstance(item, tuple) else (item, 1)
+        if not isinstance(dtype, (DType, _Storage)) or rank not in (1, 2):
+            raise TraceError(
+                f"{self!r}[...] takes a dtype and a rank of 1 or 2 (pass higher ranks as "
+                f"reshape(-1)), got {item!r}"
+            )
+        if self.mode == "scalar" and (rank != 1 or getattr(dtype, "itemsize", 0) != 4):
+            raise TraceError(f"Scalar[...] takes f32, i32 or u32, got {item!r}")
+        return TensorParam(self.mode, dtype if isinstance(dtype, DType) else None, rank)
+
+    def __repr__(self) -> str:
+        return {"in": "In", "out": "Out", "inout": "InOut", "scalar": "Scalar"}[self.mode]
+
+
+In: Any = _Mode("in")
+Out: Any = _Mode("out")
+InOut: Any = _Mode("inout")
+Scalar: Any = _Mode("scalar")
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """The parameters of a kernel, by kind and in order."""
+
+    tensors: tuple[tuple[str, TensorParam], ...]
+    scalars: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the tensor parameters, in order."""
+        return tuple(name for name, _ in self.tensors)
+
+
+REQUIRED = inspect.Parameter.empty
+
+
+def face_of(fn: Callable[..., Any]) -> Face:
+    """Read a kernel's face from its annotations.
+
+    Raises:
+        TraceError: naming the parameter whose annotation is missing or is none of the forms.
+    """
+    try:
+        signature = inspect.signature(fn, eval_str=True)
+    except NameError as error:
+        raise TraceError(
+            f"kernel {fn.__name__!r}: an annotation cannot be evaluated ({error}); import its name "
+            f"at module level, or leave out `from __future__ import annotations` there"
+        ) from error
+    tensors: list[tuple[str, TensorParam]] = []
+    scalars: list[tuple[str, str]] = []
+    constants: list[tuple[str, Any]] = []
+    for name, parameter in signature.parameters.items():
+        note = parameter.annotation
+        if isinstance(note, TensorParam):
+            tensors.append((name, note))
+        elif isinstance(note, DType) and (note.itemsize == 4 or note is bool_):
+            if note is bool_:
+                raise TraceError(f"kernel {fn.__name__!r}: parameter {name!r}: pass bools as u32")
+            scalars.append((name, note.name))
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            constants.append((name, parameter.default))
+        else:
+            raise TraceError(
+                f"kernel {fn.__name__!r}: parameter {name!r} must be annotated In[...], Out[...], "
+                f"InOut[...], Scalar[...], f32, i32 or u32, or be keyword-only (a constant); "
+                f"got {note!r}"
+            )
+    return Face(tuple(tensors), tuple(scalars), tuple(constants))

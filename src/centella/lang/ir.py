@@ -1,0 +1,133 @@
+"""The kernel IR: a flat list of statements in program order, operands by integer id.
+
+A statement is `(op, type, args, attr)`; its position in the list is the id of its result. Types
+are the value types "f32", "i32", "u32", "bool", the 16-byte chunks "f32x4", "i32x4", "u32x4", and
+"" for statements without a result. Effects (stores, sets, barriers, control flow) are never
+reordered or dropped. The SHA-256 of `KernelIR.text()` is the identity of a kernel, equal in every
+process.
+
+Operations, by family (args -> result):
+
+    const()            attr: the number                param()     attr: index into `params`
+    thread() group()   u32 ids (group: folded, linear) groups()    number of groups of the launch
+    lane() subgroup_size()
+    neg abs floor ceil trunc sqrt not(x)               cast(x)     value conversion to the type
+    bitcast(x)         same bits, other type
+    add sub mul div rem and or xor shl shr min max minn maxn lt le gt ge eq ne(x, y)
+    fma(a, b, c)       select(cond, if_true, if_false)
+    unpack_f16(w)      attr: half 0 or 1               pack_f16(lo, hi) pack_bf16(lo, hi) -> u32
+    extract(v)         attr: lane of a chunk
+    load(i) load4(i) store(i, v) store4(i, a, b, c, d)         attr: argument index; i in words/chunks
+    sload(i) sload4(i) sstore(i, v) sstore4(i, a, b, c, d)     attr: shared array index
+    var(init) get(var) set(var, v)
+    if(cond) else() end()   for(lo, hi, step)   loop()   break_if(cond)
+    barrier()          workgroup_uniform(x)
+    subgroup_add subgroup_min subgroup_max(x)   shuffle_xor(x)   attr: lane mask
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from centella.dtypes import DType
+
+Statement = tuple[str, str, tuple[int, ...], Any]
+
+OPENS = frozenset({"if", "for", "loop"})
+CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
+EFFECTS = frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
+SUBGROUP = frozenset(
+    {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
+)
+COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+PURE = frozenset(
+    "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
+    "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
+    "groups lane subgroup_size param".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferArg:
+    """A tensor argument: `mode` is "in", "out", "inout" or "scalar"; `width` words an access."""
+
+    name: str
+    mode: str
+    dtype: DType
+    word: str
+    width: int
+
+    @property
+    def writable(self) -> bool:
+        """True when the kernel may store to it."""
+        return self.mode in ("out", "inout")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A launch parameter of 4 bytes: a scalar argument, or an offset, stride or extent."""
+
+    source: tuple[str | int, ...]
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedArray:
+    """Workgroup memory: `words` words of `type`, accessed `width` words at a time."""
+
+    type: str
+    words: int
+    width: int
+
+
+@dataclass(frozen=True)
+class KernelIR:
+    """A traced kernel: what emitters and the simulator read."""
+
+    name: str
+    args: tuple[BufferArg, ...]
+    params: tuple[Param, ...]
+    shared: tuple[SharedArray, ...]
+    workgroup: int
+    body: tuple[Statement, ...]
+    lines: dict[int, str] = field(default_factory=dict, compare=False, hash=False, repr=False)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of workgroup memory."""
+        return sum(4 * s.words for s in self.shared)
+
+    @property
+    def uses_subgroups(self) -> bool:
+        """True when a subgroup operation occurs."""
+        return any(s[0] in SUBGROUP for s in self.body)
+
+    def text(self) -> str:
+        """The canonical text: equal text, equal kernel."""
+        head = [f"kernel {self.name} workgroup={self.workgroup}"]
+        head += [f"arg {a.name} {a.mode} {a.dtype.name} {a.word}x{a.width}" for a in self.args]
+        head += [f"param {'.'.join(map(str, p.source))} {p.type}" for p in self.params]
+        head += [f"shared {s.type}x{s.width} {s.words}" for s in self.shared]
+        depth = 0
+        for i, (op, type_, args, attr) in enumerate(self.body):
+            if op in ("end", "else"):
+                depth -= 1
+            operands = " ".join(f"%{a}" for a in args)
+            extra = "" if attr is None else f" [{attr!r}]"
+            result = f"%{i}:{type_} = " if type_ else ""
+            head.append(f"{'  ' * depth}{result}{op} {operands}{extra}".rstrip())
+            if op in OPENS or op == "else":
+                depth += 1
+        return "\n".join(head) + "\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical text."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def line_of(self, index: int) -> str:
+        """The source line that recorded a statement, where it was kept."""
+        return self.lines.get(index, f"statement %{index}")

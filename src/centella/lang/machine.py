@@ -1,0 +1,364 @@
+"""The machine of the simulator: registers, masks and memory of many groups, in NumPy.
+
+A value is an array that broadcasts to (groups, workgroup): constants and launch parameters have no
+axes, group ids one column, thread ids one row; a chunk has four words in front. Divergent control
+flow is a mask over the same two axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from centella.errors import SimulationError
+from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, REDUCE, TYPED, UNFUSED, Array
+from centella.lang.ir import OPENS, SUBGROUP, KernelIR, Statement
+from centella.lang.shadow import Fault, Ids, Mask, Shadow
+
+Words = NDArray[np.uint32]
+Rule = Callable[[Ids, Ids, Ids], Fault | None]
+Order = Literal["forward", "reverse", "shuffled"]
+
+LEAVES = frozenset({"const", "param", "thread", "group", "groups", "lane", "subgroup_size"})
+MEETINGS = frozenset({"barrier", "workgroup_uniform"}) | (SUBGROUP - LEAVES)
+REGISTERS: dict[str, Callable[[Any], Any]] = dict.fromkeys(("var", "get"), lambda x: x)
+MOST_ITERATIONS = 1 << 20
+UNDEFINED = 0x7FC0DEAD  # shared memory before the first store: a NaN that is easy to recognise
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Words that threads address: a buffer, or a shared array of every group, end to end."""
+
+    name: str
+    words: Words
+    size: int
+    start: Ids | int
+    packed: bool
+    shadow: Shadow | None
+
+
+class Machine:
+    """One launch: registers, masks and memory of the groups that run together."""
+
+    def __init__(
+        self, ir: KernelIR, groups: int, check: bool, order: Order, subgroup: int, fused: bool
+    ) -> None:
+        self.ir, self.launched, self.check = ir, groups, check
+        self.order, self.subgroup = order, subgroup
+        self.random = np.random.default_rng(0)
+        self.half = self.random.permutation(ir.workgroup)[None] < (ir.workgroup + 1) // 2
+        self.halved = order != "shuffled"
+        self.ends = _matching(ir.body)
+        self.plain = PLAIN | (FUSED if fused else UNFUSED) | REGISTERS
+        self.leaves: list[Any] = [None] * len(ir.body)
+        self.values = self.leaves
+        self.memory: dict[str, list[_Region]] = {}
+        self.effects: dict[str, Callable[[int], None]] = {
+            f"{short}{op}{width}": partial(effect, place, int(width or 1))
+            for short, place in (("", "global"), ("s", "shared"))
+            for op, effect in (("load", self._load), ("store", self._store))
+            for width in ("", "4")
+        }
+        self.effects |= {"set": self._set, "barrier": self._meet, "shuffle_xor": self._shuffle}
+        self.effects |= {"workgroup_uniform": self._broadcast}
+        self.effects |= dict.fromkeys(REDUCE, self._reduce)
+
+    def bind(
+        self, buffers: Sequence[Words], params: Words, initialised: Sequence[Mask | None] | None
+    ) -> None:
+        """Take the launch's buffers and parameters."""
+        known = initialised or [None] * len(buffers)
+        self.memory["global"] = []
+        for arg, words, mask in zip(self.ir.args, buffers, known, strict=True):
+            shadow = None
+            if self.check and arg.writable:
+                given = np.full(words.size, arg.mode == "inout") if mask is None else mask
+                shadow = Shadow(words.size, self.ir.workgroup, given)
+            packed = arg.dtype.per_word > 1
+            region = _Region(repr(arg.name), words, words.size, 0, packed, shadow)
+            self.memory["global"].append(region)
+        bits = [p.view(NUMPY[d.type]) for p, d in zip(params, self.ir.params, strict=True)]
+        threads = np.arange(self.ir.workgroup, dtype=np.uint32)[None]
+        for i, (op, type_, _, attr) in enumerate(self.ir.body):
+            if op == "const":
+                self.leaves[i] = NUMPY[type_](attr)
+            elif op == "param":
+                self.leaves[i] = bits[attr]
+            elif op in ("thread", "lane"):
+                self.leaves[i] = threads if op == "thread" else threads % self.subgroup
+            elif op in ("groups", "subgroup_size"):
+                self.leaves[i] = np.uint32(self.launched if op == "groups" else self.subgroup)
+
+    def run(self, first: int, count: int) -> None:
+        """Run `count` groups from `first` on."""
+        ir = self.ir
+        self.first = first
+        self.shape = (count, ir.workgroup)
+        ids = np.arange(first * ir.workgroup, (first + count) * ir.workgroup, dtype=np.int64)
+        self.threads = ids.reshape(self.shape)
+        self.epoch = np.zeros((count, 1), np.int64)
+        groups = np.arange(first, first + count, dtype=np.uint32)[:, None]
+        self.values = [
+            groups if s[0] == "group" else v for s, v in zip(ir.body, self.leaves, strict=True)
+        ]
+        self.memory["shared"] = []
+        for k, array in enumerate(ir.shared):
+            total = count * array.words
+            nobody = np.zeros(total, np.bool_)
+            shadow = Shadow(total, ir.workgroup, nobody) if self.check else None
+            start = np.arange(0, total, array.words, dtype=np.int64)[:, None]
+            words = np.full(total, UNDEFINED, np.uint32)
+            region = _Region(f"shared array {k}", words, array.words, start, False, shadow)
+            self.memory["shared"].append(region)
+        self._narrow(np.ones((1, 1), np.bool_))
+        self._run(0, len(ir.body))
+
+    def _fault(self, index: int, thread: int, text: str) -> SimulationError:
+        group, local = divmod(thread, self.ir.workgroup)
+        where = f"thread {local} of group {group}, {self.ir.line_of(index)}"
+        return SimulationError(f"kernel {self.ir.name!r}: {text} ({where})")
+
+    def _first(self, bad: Mask) -> tuple[int, int]:
+        """Position of the first True among threads (or chunks of them), and its thread."""
+        at = int(np.broadcast_to(bad, np.broadcast_shapes(bad.shape, self.shape)).argmax())
+        return at, int(self.threads.flat[at % self.threads.size])
+
+    # -- control flow -----------------------------------------------------------------------------
+
+    def _narrow(self, active: Mask) -> bool:
+        """Set the mask of running threads; False when it is empty."""
+        self.active = active
+        self.full = bool(active.all())
+        return self.full or bool(active.any())
+
+    def _run(self, start: int, stop: int) -> None:
+        """Run statements; "shuffled" runs what stands between meetings in two halves of threads."""
+        if self.halved:
+            self._pass(start, stop)
+            return
+        for low, high, meets in self._segments(start, stop):
+            if meets:
+                self._pass(low, high)
+            else:
+                self._halves(low, high)
+            if not self.active.any():
+                return
+
+    def _segments(self, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Cut a range at the statements and blocks where threads of a group meet."""
+        low = i = start
+        while i < stop:
+            end = self._end_of(i)
+            if any(s[0] in MEETINGS for s in self.ir.body[i : end + 1]):
+                if low < i:
+                    yield low, i, False
+                yield i, end + 1, True
+                low = end + 1
+            i = end + 1
+        if low < stop:
+            yield low, stop, False
+
+    def _halves(self, start: int, stop: int) -> None:
+        reached, left = self.active, np.zeros((1, 1), np.bool_)
+        kept: dict[int, Array] = {}
+        self.halved = True
+        for half in (self.half, ~self.half):
+            if not self._narrow(reached & half):
+                continue
+            self._pass(start, stop)
+            left = left | self.active
+            for i in range(start, stop):
+                if self.values[i] is not None and self.ir.body[i][0] not in LEAVES:
+                    kept[i] = np.where(half, self.values[i], kept.get(i, self.values[i]))
+        for i, value in kept.items():
+            self.values[i] = value
+        self.halved = False
+        self._narrow(left)
+
+    def _pass(self, start: int, stop: int) -> None:
+        values, body, plain = self.values, self.ir.body, self.plain
+        i = start
+        while i < stop:
+            op, type_, args, attr = body[i]
+            if op in plain:
+                values[i] = plain[op](*[values[a] for a in args])
+            elif op in TYPED:
+                values[i] = TYPED[op](type_, attr, values[args[0]])
+            elif op == "if":
+                self._if(i, values[args[0]])
+            elif op in OPENS:
+                self._loop(i, [values[a] for a in args])
+            elif op == "break_if":
+                if not self._narrow(self.active & ~values[args[0]]):
+                    return
+            elif op not in LEAVES:
+                self.effects[op](i)
+            i = self._end_of(i) + 1
+
+    def _end_of(self, index: int) -> int:
+        """The last statement of what starts at `index`: itself, or the `end` of its block."""
+        while index in self.ends:
+            index = self.ends[index]
+        return index
+
+    def _if(self, index: int, condition: Mask) -> None:
+        outer, middle = self.active, self.ends[index]
+        if self._narrow(outer & condition):
+            self._run(index + 1, middle)
+        if middle in self.ends and self._narrow(outer & ~condition):
+            self._run(middle + 1, self.ends[middle])
+        self._narrow(outer)
+
+    def _loop(self, index: int, bounds: list[Array]) -> None:
+        outer = live = self.active
+        counter = bounds[0] if bounds else None
+        rounds = 0
+        while self._narrow(live if counter is None else live & (counter < bounds[1])):
+            if self.check and rounds == MOST_ITERATIONS:
+                raise self._fault(index, self.first * self.ir.workgroup, f"{rounds} iterations")
+            self.values[index] = counter
+            self._run(index + 1, self.ends[index])
+            live = self.active
+            counter = None if counter is None else counter + bounds[2]
+            rounds += 1
+        self._narrow(outer)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def _words(self, index: int, region: _Region, width: int) -> Ids:
+        """Where in `region.words` each thread's access lies; four words in front for a chunk."""
+        words: Ids = np.asarray(self.values[self.ir.body[index][2][0]]).astype(np.int64)
+        if not self.full:
+            words = np.where(self.active, words, 0)
+        if width == 4:
+            words = words * 4 + np.arange(4)[:, None, None]
+        if words.max() >= region.size:
+            outside = np.broadcast_to((words >= region.size) & self.active, (width, *self.shape))
+            at, thread = self._first(outside)
+            word = np.broadcast_to(words, outside.shape).flat[at]
+            text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
+            raise self._fault(index, thread, text)
+        if self.check and (width == 4 or (region.packed and self.ir.body[index][0] == "store")):
+            self._check_boundary(index, region)
+        return words + region.start
+
+    def _check_boundary(self, index: int, region: _Region) -> None:
+        """The tracer shifts an element index to that of its chunk: the low bits must be zero."""
+        op, _, args, _ = self.ir.body[self.ir.body[index][2][0]]
+        if op != "shr" or self.ir.body[args[1]][0] != "const":
+            return
+        element, multiple = self.values[args[0]], 1 << int(self.values[args[1]])
+        beside = self.active & (element % multiple != 0)
+        if beside.any():
+            at, thread = self._first(np.broadcast_to(beside, self.shape))
+            element = np.broadcast_to(element, self.shape).flat[at]
+            text = f"{region.name} element {element} is not a multiple of {multiple}"
+            raise self._fault(index, thread, text)
+
+    def _note(self, index: int, region: _Region, words: Ids, rule: Rule) -> None:
+        """Tell a shadow which thread accesses which word."""
+        shape = np.broadcast_shapes(words.shape, self.shape)
+        active = np.broadcast_to(self.active, shape)
+        words, threads, epochs = (
+            np.broadcast_to(x, shape)[active] for x in (words, self.threads, self.epoch)
+        )
+        fault = rule(words, threads, epochs)
+        if fault is not None:
+            at, text = fault
+            word = words[at] % region.size
+            raise self._fault(index, int(threads[at]), f"{region.name} word {word}: {text}")
+
+    def _load(self, place: str, width: int, index: int) -> None:
+        _, type_, _, position = self.ir.body[index]
+        region = self.memory[place][position]
+        words = self._words(index, region, width)
+        if region.shadow:
+            self._note(index, region, words, region.shadow.read)
+        self.values[index] = region.words.take(words).view(NUMPY[type_[:3]])
+
+    def _store(self, place: str, width: int, index: int) -> None:
+        _, _, args, position = self.ir.body[index]
+        region = self.memory[place][position]
+        words = self._words(index, region, width)
+        if region.shadow:
+            self._note(index, region, words, region.shadow.write)
+        lanes = np.broadcast_arrays(self.active, *[self.values[a] for a in args[1:]])[1:]
+        bits = np.stack([np.ascontiguousarray(v).view(np.uint32) for v in lanes])
+        words, bits, active = np.broadcast_arrays(words, bits, self.active)
+        words, bits = words[active], bits[active]
+        if self.order == "reverse":
+            words, bits = words[::-1], bits[::-1]
+        elif self.order == "shuffled":
+            turn = self.random.permutation(words.size)
+            words, bits = words[turn], bits[turn]
+        region.words[words] = bits
+
+    def _set(self, index: int) -> None:
+        register, value = self.ir.body[index][2]
+        new = self.values[value]
+        self.values[register] = (
+            new if self.full else np.where(self.active, new, self.values[register])
+        )
+
+    # -- meetings of a group ----------------------------------------------------------------------
+
+    def _meet(self, index: int) -> None:
+        """All threads of a group come here or none; a barrier orders what stands around it."""
+        if not self.check:
+            return
+        op, size = self.ir.body[index][0], self.ir.workgroup
+        here = np.broadcast_to(self.active, self.shape).sum(axis=1, keepdims=True)
+        split = (here > 0) & (here < size)
+        if split.any():
+            _, thread = self._first(self.active & split)
+            count = int(here[split][0])
+            raise self._fault(index, thread, f"{op} reached by {count} of {size} threads")
+        if op in ("barrier", "workgroup_uniform"):
+            self.epoch = self.epoch + (here > 0)
+
+    def _broadcast(self, index: int) -> None:
+        self._meet(index)
+        x = self.values[self.ir.body[index][2][0]]
+        self.values[index] = x[:, :1] if x.ndim else x
+
+    def _reduce(self, index: int) -> None:
+        self._meet(index)
+        op, _, args, _ = self.ir.body[index]
+        ufunc, identity = REDUCE[op]
+        x = np.broadcast_to(self.values[args[0]], self.shape)
+        missing = ((0, 0), (0, -self.ir.workgroup % self.subgroup))
+        lanes = np.pad(x, missing, constant_values=identity(x.dtype))
+        lanes = lanes.reshape(self.shape[0], -1, self.subgroup)
+        result = ufunc.reduce(lanes, axis=2, dtype=x.dtype)
+        self.values[index] = result.repeat(self.subgroup, axis=1)[:, : self.ir.workgroup]
+
+    def _shuffle(self, index: int) -> None:
+        self._meet(index)
+        _, _, args, mask = self.ir.body[index]
+        threads = np.arange(self.ir.workgroup)
+        lane = (threads % self.subgroup) ^ mask
+        partner = threads - threads % self.subgroup + lane
+        outside = (lane >= self.subgroup) | (partner >= self.ir.workgroup)
+        if outside.any():
+            _, thread = self._first(self.active & outside)
+            text = f"shuffle_xor by {mask} leaves the subgroup of {self.subgroup} lanes"
+            raise self._fault(index, thread, text)
+        self.values[index] = np.broadcast_to(self.values[args[0]], self.shape)[:, partner]
+
+
+def _matching(body: Sequence[Statement]) -> dict[int, int]:
+    """For each statement that opens a block (`else` too), the one that closes it."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for i, (op, *_) in enumerate(body):
+        if op in ("else", "end"):
+            ends[opened.pop()] = i
+        if op == "else" or op in OPENS:
+            opened.append(i)
+    return ends

@@ -1,0 +1,276 @@
+"""Tensor arguments and workgroup memory, as a kernel function sees them.
+
+Storage is addressed in 32-bit words or 16-byte chunks. Everything about storage types is here:
+emitters and the simulator only know words. Elements are unpacked after a load and packed before a
+store; a store writes whole words, so that no word is shared by two threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from centella.dtypes import DType
+from centella.errors import TraceError
+from centella.lang.ir import BufferArg, SharedArray
+from centella.lang.tracer import Tracer, expr_of
+from centella.lang.values import Expr, Operand, adapt
+
+WORD_OF = {"f32": "f32", "i32": "i32"}
+
+
+def _index(tracer: Tracer, value: Any) -> Expr:
+    expr = adapt(tracer, value, "u32")
+    if expr.type == "i32":
+        return tracer.pure("bitcast", "u32", (expr,))
+    if expr.type != "u32":
+        raise TraceError(f"an index must be u32 (or i32, not negative), got {expr.type}")
+    return expr
+
+
+class Argument:
+    """A tensor argument of rank 1 or 2: `x[i]`, `x[i, j]`, `x.load(...)`, `y.store(...)`.
+
+    `load(i)` reads the 16-byte chunk that starts at element `i` (a multiple of the elements a
+    chunk holds) as a list of values. `store(i, values)` writes one word or one chunk of values.
+    `y[i] = v` is for 4-byte dtypes.
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # an argument is no value
+
+    def __init__(
+        self, tracer: Tracer, index: int, name: str, mode: str, dtype: DType, rank: int, unit: bool
+    ) -> None:
+        self._tracer = tracer
+        self._position = index
+        self.name = name
+        self.mode = mode
+        self.dtype = dtype
+        self.rank = rank
+        self._unit = unit
+        self._word = WORD_OF.get(dtype.name, "u32")
+        self._chunked = False
+        self._loaded = False
+        self._stored = False
+
+    def declaration(self) -> BufferArg:
+        """What the trace found out about this argument."""
+        if self.mode == "out" and not self._stored:
+            raise TraceError(f"output {self.name!r} is never written")
+        return BufferArg(self.name, self.mode, self.dtype, self._word, 4 if self._chunked else 1)
+
+    def shape(self, axis: int) -> Expr:
+        """Extent of one axis, a uniform u32."""
+        return self._tracer.param((self.name, "shape", range(self.rank)[axis]), "u32")
+
+    def _element(self, key: Any) -> Expr:
+        t = self._tracer
+        parts = key if isinstance(key, tuple) else (key,)
+        if len(parts) != self.rank:
+            raise TraceError(f"{self.name!r} has rank {self.rank}, got {len(parts)} indices")
+        indices = [_index(t, p) for p in parts]
+        inner = indices[-1]
+        if not self._unit:
+            stride = t.param((self.name, "stride", self.rank - 1), "u32")
+            inner = t.pure("mul", "u32", (inner, stride))
+        start = t.param((self.name, "offset"), "u32")
+        for axis, index in enumerate(indices[:-1]):
+            stride = t.param((self.name, "stride", axis), "u32")
+            start = t.pure("add", "u32", (start, t.pure("mul", "u32", (index, stride))))
+        return t.pure("add", "u32", (start, inner))
+
+    def _shift(self, element: Expr, elements: int) -> Expr:
+        shift = self._tracer.constant(elements.bit_length() - 1, "u32")
+        return self._tracer.pure("shr", "u32", (element, shift))
+
+    def _may(self, mode: str) -> None:
+        if mode == "load" and self.mode == "out":
+            raise TraceError(f"{self.name!r} is an Out argument and cannot be read; use InOut")
+        if mode == "store" and self.mode not in ("out", "inout"):
+            raise TraceError(f"{self.name!r} is an {self.mode} argument and cannot be written")
+
+    def __getitem__(self, key: Any) -> Expr:
+        self._may("load")
+        t = self._tracer
+        element = self._element(key)
+        word = t.result(
+            t.effect("load", self._word, (self._shift(element, self.dtype.per_word),),
+                     self._position),
+            self._word, False)
+        if self.dtype.per_word == 1:
+            return word
+        lane = t.pure("and", "u32", (element, t.constant(self.dtype.per_word - 1, "u32")))
+        bits = self.dtype.itemsize * 8
+        shifted = word >> (lane * bits)
+        return _unpack(t, shifted, self.dtype, 0)
+
+    def load(self, *key: Any) -> list[Expr]:
+        """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
+        self._may("load")
+        if not self._unit:
+            raise TraceError(f"{self.name!r}.load needs neighbouring elements (stride 1)")
+        t = self._tracer
+        self._chunked = True
+        chunk_index = self._shift(self._element(key), self.dtype.per_chunk)
+        kind = f"{self._word}x4"
+        chunk = t.result(t.effect("load4", kind, (chunk_index,), self._position), kind, False)
+        words = [t.pure("extract", self._word, (chunk,), lane) for lane in range(4)]
+        per = self.dtype.per_word
+        return [_unpack(t, w, self.dtype, lane) for w in words for lane in range(per)]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.dtype.per_word != 1:
+            raise TraceError(
+                f"{self.name!r}[...] = v is for 4-byte dtypes; {self.dtype.name} elements share a "
+                f"word: use {self.name}.store(index, values) with {self.dtype.per_word} or "
+                f"{self.dtype.per_chunk} values"
+            )
+        self._may("store")
+        t = self._tracer
+        word = expr_of(t, value, self._word)
+        self._stored = True
+        t.effect("store", "", (self._element(key), word), self._position)
+
+    def store(self, *key_and_values: Any) -> None:
+        """Write one word or one chunk of values, starting at an element index."""
+        *key, values = key_and_values
+        self._may("store")
+        if not self._unit:
+            raise TraceError(f"{self.name!r}.store needs neighbouring elements (stride 1)")
+        if isinstance(values, Operand) or not isinstance(values, Sequence):
+            raise TraceError(f"{self.name}.store takes a list of values")
+        if len(values) not in (self.dtype.per_word, self.dtype.per_chunk):
+            raise TraceError(
+                f"{self.name}.store takes {self.dtype.per_word} (a word) or "
+                f"{self.dtype.per_chunk} (a chunk) values of {self.dtype.name}, got {len(values)}"
+            )
+        t = self._tracer
+        typed = [expr_of(t, v, self.dtype.value) for v in values]
+        per = self.dtype.per_word
+        words = [_pack(t, typed[i : i + per], self.dtype) for i in range(0, len(typed), per)]
+        element = self._element(tuple(key))
+        self._stored = True
+        if len(values) == self.dtype.per_chunk:
+            self._chunked = True
+            index = self._shift(element, self.dtype.per_chunk)
+            t.effect("store4", "", (index, *words), self._position)
+        else:
+            t.effect("store", "", (self._shift(element, per), words[0]), self._position)
+
+
+class ScalarArgument:
+    """A value in device memory, read-only, in a buffer of its own: `s.value` is uniform."""
+
+    def __init__(self, tracer: Tracer, index: int, name: str, dtype: DType) -> None:
+        self._tracer = tracer
+        self._position = index
+        self.name = name
+        self.dtype = dtype
+        self._word = WORD_OF.get(dtype.name, "u32")
+
+    @property
+    def value(self) -> Expr:
+        """The value, uniform over the launch."""
+        t = self._tracer
+        index = t.param((self.name, "offset"), "u32")
+        return t.result(t.effect("load", self._word, (index,), self._position), self._word, True)
+
+    def declaration(self) -> BufferArg:
+        """What emitters bind."""
+        return BufferArg(self.name, "scalar", self.dtype, self._word, 1)
+
+
+class Shared:
+    """Workgroup memory: `s[i]`, `s[i] = v`, and 16-byte `s.load(i)`, `s.store(i, values)`."""
+
+    __hash__ = None  # type: ignore[assignment]  # an array is no value
+
+    def __init__(self, tracer: Tracer, type_: str, words: int) -> None:
+        self._tracer = tracer
+        self._type = type_
+        self.words = words
+        self._position = len(tracer.shared)
+        tracer.shared.append(SharedArray(type_, words, 1))
+
+    def __len__(self) -> int:
+        return self.words
+
+    def __getitem__(self, key: Any) -> Expr:
+        t = self._tracer
+        index = _index(t, key)
+        id_ = t.effect("sload", self._type, (index,), self._position)
+        return t.result(id_, self._type, False)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        t = self._tracer
+        t.effect("sstore", "", (_index(t, key), expr_of(t, value, self._type)), self._position)
+
+    def _chunk_index(self, key: Any) -> Expr:
+        if self.words % 4:
+            raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
+        t = self._tracer
+        t.shared[self._position] = SharedArray(self._type, self.words, 4)
+        return t.pure("shr", "u32", (_index(t, key), t.constant(2, "u32")))
+
+    def load(self, key: Any) -> list[Expr]:
+        """Four neighbouring words; the index is a multiple of 4."""
+        t = self._tracer
+        index = self._chunk_index(key)
+        kind = f"{self._type}x4"
+        chunk = t.result(t.effect("sload4", kind, (index,), self._position), kind, False)
+        return [t.pure("extract", self._type, (chunk,), lane) for lane in range(4)]
+
+    def store(self, key: Any, values: Sequence[Any]) -> None:
+        """Write four neighbouring words; the index is a multiple of 4."""
+        if len(values) != 4:
+            raise TraceError(f"shared.store takes 4 values, got {len(values)}")
+        t = self._tracer
+        typed = tuple(expr_of(t, v, self._type) for v in values)
+        t.effect("sstore4", "", (self._chunk_index(key), *typed), self._position)
+
+
+    def load_chunk(self, chunk: Any) -> list[Expr]:
+        """`load(4 * chunk)`, without the shift: for addresses that are chunks from the start."""
+        self._chunk_index(0)
+        t = self._tracer
+        kind = f"{self._type}x4"
+        id_ = t.effect("sload4", kind, (_index(t, chunk),), self._position)
+        whole = t.result(id_, kind, False)
+        return [t.pure("extract", self._type, (whole,), lane) for lane in range(4)]
+
+    def store_chunk(self, chunk: Any, values: Sequence[Any]) -> None:
+        """`store(4 * chunk, values)`, without the shift."""
+        self._chunk_index(0)
+        t = self._tracer
+        typed = tuple(expr_of(t, v, self._type) for v in values)
+        t.effect("sstore4", "", (_index(t, chunk), *typed), self._position)
+
+
+def _unpack(t: Tracer, word: Expr, dtype: DType, lane: int) -> Expr:
+    """Element `lane` of a word as a value."""
+    if dtype.per_word == 1:
+        return word
+    if dtype.name == "f16":
+        return t.pure("unpack_f16", "f32", (word,), lane)
+    if dtype.name == "bf16":
+        bits = (word << 16) if lane == 0 else (word & 0xFFFF0000)
+        return t.pure("bitcast", "f32", (bits,))
+    if dtype.name == "i8":
+        top = t.pure("bitcast", "i32", (word << (24 - 8 * lane),))
+        return top >> 24
+    byte = (word >> (8 * lane)) & 0xFF
+    return byte if dtype.name == "u8" else byte != 0
+
+
+def _pack(t: Tracer, values: list[Expr], dtype: DType) -> Expr:
+    """The word that stores one to four values of a dtype."""
+    if dtype.per_word == 1:
+        return values[0]
+    if dtype.name in ("f16", "bf16"):
+        return t.pure(f"pack_{dtype.name}", "u32", (values[0], values[1]))
+    bits = [t.pure("cast", "u32", (v,)) if v.type == "bool" else
+            t.pure("bitcast", "u32", (v,)) if v.type == "i32" else v for v in values]
+    word = bits[0] & 0xFF
+    for lane in range(1, 4):
+        word = word | ((bits[lane] & 0xFF) << (8 * lane))
+    return word

@@ -1,0 +1,102 @@
+"""Shadow memory: who wrote and who read each word, so that races and unwritten reads are seen.
+
+Threads are numbered over the whole launch. An epoch counts the barriers that a group has passed;
+two accesses of one group in one epoch have no order. Two groups never have one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+Fault = tuple[int, str]
+
+NOBODY, SEVERAL = -1, -2
+
+
+class Shadow:
+    """What the simulator remembers about each word of one buffer or shared array.
+
+    The first fault ends the simulation, so one writer a word is enough. Of the readers in the
+    current epoch it is enough to know one, or that there are several; the same for groups.
+    """
+
+    def __init__(self, words: int, workgroup: int, known: Mask) -> None:
+        self.workgroup = workgroup
+        self.known = known.copy()
+        self.written = np.zeros(words, np.bool_)
+        self._writer = np.full(words, NOBODY, np.int64)
+        self._write_epoch = np.zeros(words, np.int64)
+        self._reader = np.full(words, NOBODY, np.int64)
+        self._read_epoch = np.zeros(words, np.int64)
+        self._read_group = np.full(words, NOBODY, np.int64)
+
+    def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        """Note that each thread reads its word; the position and text of a fault, if any."""
+        unknown = ~self.known[words]
+        if unknown.any():
+            return int(unknown.argmax()), "read, but nobody wrote it"
+        fault = self._written_by_another(words, threads, epochs, "read")
+        if fault is None:
+            now = self._read_epoch[words] == epochs
+            before = np.where(now, self._reader[words], NOBODY)
+            _join(self._reader, words, threads, before)
+            self._read_epoch[words] = epochs
+            _join(self._read_group, words, threads // self.workgroup, self._read_group[words])
+        return fault
+
+    def write(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        """Note that each thread writes its word; the position and text of a fault, if any."""
+        fault = self._written_by_another(words, threads, epochs, "written")
+        fault = fault or self._read_by_another(words, threads, epochs)
+        if fault is not None:
+            return fault
+        self._writer[words] = threads
+        self._write_epoch[words] = epochs
+        self.known[words] = True
+        self.written[words] = True
+        twice = self._writer[words] != threads
+        if twice.any():
+            at = int(twice.argmax())
+            other = int(self._writer[words[at]])
+            return at, f"race: written here by {self._name(other)} too"
+        return None
+
+    def _written_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
+        writer = self._writer[words]
+        apart = writer // self.workgroup != threads // self.workgroup
+        race = (writer != NOBODY) & (writer != threads)
+        race &= apart | (self._write_epoch[words] == epochs)
+        if not race.any():
+            return None
+        at = int(race.argmax())
+        return at, f"race: {what} here, written by {self._name(int(writer[at]))}{_why(apart[at])}"
+
+    def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        reader, group = self._reader[words], self._read_group[words]
+        apart = group != threads // self.workgroup
+        race = group != NOBODY
+        race &= apart | ((reader != threads) & (self._read_epoch[words] == epochs))
+        if not race.any():
+            return None
+        at = int(race.argmax())
+        return at, f"race: written here, read by {self._name(int(reader[at]))}{_why(apart[at])}"
+
+    def _name(self, thread: int) -> str:
+        if thread == SEVERAL:
+            return "several threads"
+        return f"thread {thread % self.workgroup} of group {thread // self.workgroup}"
+
+
+def _join(table: Ids, words: Ids, who: Ids, before: Ids) -> None:
+    """Make `table[words]` the one in `who`, or SEVERAL where `before` or `who` has another."""
+    several = (before != NOBODY) & (before != who)
+    table[words] = who
+    several |= table[words] != who
+    table[words[several]] = SEVERAL
+
+
+def _why(apart: np.bool_) -> str:
+    return "; groups never meet in a launch" if apart else " with no barrier between"

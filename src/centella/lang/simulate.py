@@ -1,0 +1,123 @@
+"""The simulator: runs a KernelIR over NumPy words and reports what a GPU would not.
+
+`docs/kernel-language.md` lists the faults. `mutations` makes kernels with one mistake each, to see
+that they are caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from centella.errors import SimulationError
+from centella.lang.ir import KernelIR, Statement
+from centella.lang.machine import Machine, Order, Words
+from centella.lang.shadow import Mask
+
+THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
+REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
+ACCESSES = frozenset(
+    f"{s}{op}{w}" for s in ("", "s") for op in ("load", "store") for w in ("", "4")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a checked simulation saw: for each argument, which words the launch wrote."""
+
+    written: tuple[Mask, ...]
+
+
+def simulate(
+    ir: KernelIR,
+    buffers: Sequence[Words],
+    params: Words,
+    groups: int,
+    *,
+    check: bool = True,
+    order: Order = "forward",
+    subgroup: int = 32,
+    initialised: Sequence[Mask | None] | None = None,
+    fused: bool = True,
+) -> Report:
+    """Run a kernel over NumPy words; stores change `buffers` in place.
+
+    Args:
+        ir: the kernel.
+        buffers: the words of each argument, one-dimensional and contiguous.
+        params: the bits of each launch parameter.
+        groups: workgroups of the launch.
+        check: False keeps no record of accesses: faster, only bounds are watched.
+        order: in which order conflicting stores of a statement land; "shuffled" also lets half of
+            the threads of a group run ahead between barriers.
+        subgroup: lanes of a subgroup.
+        initialised: for each argument, the words that hold something before the launch, or None:
+            all words of an InOut, none of an Out. Words of an In may always be read.
+        fused: whether `fma` rounds once (nearly: through float64) or twice.
+
+    Returns:
+        Which words were written; nothing for `check=False`.
+
+    Raises:
+        SimulationError: naming the fault, the word, the thread and the source line.
+    """
+    machine = Machine(ir, groups, check, order, subgroup, fused)
+    shared = sum(s.words for s in ir.shared)
+    threads = min(THREADS_AT_ONCE, REGISTERS_AT_ONCE // (len(ir.body) + shared // ir.workgroup + 1))
+    step = max(1, threads // ir.workgroup)
+    with np.errstate(all="ignore"):
+        machine.bind(buffers, np.asarray(params, np.uint32), initialised)
+        for first in range(0, groups, step):
+            machine.run(first, min(step, groups - first))
+    if not check:
+        return Report(())
+    masks = [
+        r.shadow.written if r.shadow else np.zeros(r.size, np.bool_)
+        for r in machine.memory["global"]
+    ]
+    return Report(tuple(masks))
+
+
+def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | None]) -> None:
+    """Raise unless every word that holds an element of an output was written.
+
+    Args:
+        ir: the kernel; written: `Report.written`.
+        logical: for each argument, the words that hold elements; None asks nothing of it.
+
+    Raises:
+        SimulationError: naming the output and its first such word.
+    """
+    for arg, seen, wanted in zip(ir.args, written, logical, strict=True):
+        if wanted is None or not (missing := wanted & ~seen).any():
+            continue
+        raise SimulationError(
+            f"kernel {ir.name!r}: {arg.name!r} word {int(missing.argmax())} was never written "
+            f"({int(missing.sum())} of {int(wanted.sum())} words)"
+        )
+
+
+def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
+    """Kernels with one mistake each: a barrier less, or an access one word (chunk) further."""
+    for i, (op, type_, args, attr) in enumerate(ir.body):
+        if op == "barrier":
+            gone: Statement = ("const", "u32", (), 0)
+            body = (*ir.body[:i], gone, *ir.body[i + 1 :])
+            yield f"no barrier at {ir.line_of(i)}", replace(ir, body=body)
+        elif op in ACCESSES:
+            later = (("const", "u32", (), 1), ("add", "u32", (args[0], i), None))
+            moved = (op, type_, (i + 1, *args[1:]), attr)
+            yield f"{op} moved at {ir.line_of(i)}", _insert(ir, i, later, moved)
+
+
+def _insert(ir: KernelIR, at: int, new: Sequence[Statement], changed: Statement) -> KernelIR:
+    """`new` before statement `at`, which becomes `changed`; later ids move up."""
+
+    def move(index: int) -> int:
+        return index + len(new) if index >= at else index
+
+    rest = [(op, t, tuple(map(move, args)), attr) for op, t, args, attr in ir.body[at + 1 :]]
+    lines = {move(i): line for i, line in ir.lines.items()}
+    return replace(ir, body=(*ir.body[:at], *new, changed, *rest), lines=lines)

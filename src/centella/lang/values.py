@@ -1,0 +1,296 @@
+"""Traced values: what arithmetic inside a kernel function acts on.
+
+An `Expr` is one value of one thread. Operators record statements and return new values. Python
+numbers adapt to the type of the other operand; nothing else is converted silently.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from centella import dtypes
+from centella.errors import TraceError
+
+if TYPE_CHECKING:
+    from centella.lang.tracer import Tracer
+
+Number = int | float | bool
+VALUE_TYPES = ("f32", "i32", "u32", "bool")
+DTYPE_OF_TYPE = {"f32": dtypes.f32, "i32": dtypes.i32, "u32": dtypes.u32, "bool": dtypes.bool_}
+
+
+class Operand:
+    """Something that stands for a value: an `Expr`, or a `Var` read where it is used."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def _expr(self) -> Expr:
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        """The value's type inside the kernel: f32, i32, u32 or bool."""
+        return DTYPE_OF_TYPE[self._expr().type]
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            "a traced value has no truth value while the kernel is recorded: use lang.if_(...) for "
+            "control flow, lang.select(cond, a, b) for a choice, & | ~ instead of and / or / not"
+        )
+
+    def __index__(self) -> int:
+        raise TraceError(
+            "a traced value is not a Python integer: use lang.range(n) for a loop on the device; "
+            "a Python list of variables cannot be indexed at run time (use lang.shared)"
+        )
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        raise TraceError("a traced value is not a Python float: keep it inside lang arithmetic")
+
+    def __iter__(self) -> Any:
+        raise TraceError("a traced value cannot be iterated: use lang.range(n)")
+
+    def __add__(self, other: Any) -> Expr:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return _float_only("/", binary("div", self, other))
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return _float_only("/", binary("div", other, self))
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return _int_only("//", binary("div", self, other))
+
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return _int_only("//", binary("div", other, self))
+
+    def __mod__(self, other: Any) -> Expr:
+        return _int_only("%", binary("rem", self, other))
+
+    def __rmod__(self, other: Any) -> Expr:
+        return _int_only("%", binary("rem", other, self))
+
+    def __and__(self, other: Any) -> Expr:
+        return _int_only("&", binary("and", self, other), boolean=True)
+
+    def __rand__(self, other: Any) -> Expr:
+        return _int_only("&", binary("and", other, self), boolean=True)
+
+    def __or__(self, other: Any) -> Expr:
+        return _int_only("|", binary("or", self, other), boolean=True)
+
+    def __ror__(self, other: Any) -> Expr:
+        return _int_only("|", binary("or", other, self), boolean=True)
+
+    def __xor__(self, other: Any) -> Expr:
+        return _int_only("^", binary("xor", self, other), boolean=True)
+
+    def __rxor__(self, other: Any) -> Expr:
+        return _int_only("^", binary("xor", other, self), boolean=True)
+
+    def __lshift__(self, other: Any) -> Expr:
+        return _int_only("<<", binary("shl", self, other))
+
+    def __rlshift__(self, other: Any) -> Expr:
+        return _int_only("<<", binary("shl", other, self))
+
+    def __rshift__(self, other: Any) -> Expr:
+        return _int_only(">>", binary("shr", self, other))
+
+    def __rrshift__(self, other: Any) -> Expr:
+        return _int_only(">>", binary("shr", other, self))
+
+    def __lt__(self, other: Any) -> Expr:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return binary("gt", self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return binary("ge", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]  # records, as NumPy does
+        return binary("eq", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]  # records, as NumPy does
+        return binary("ne", self, other)
+
+    def __neg__(self) -> Expr:
+        value = self._expr()
+        if value.type == "bool":
+            raise TraceError("-x is for numbers; use ~x on a bool")
+        return value.tracer.pure("neg", value.type, (value,))
+
+    def __invert__(self) -> Expr:
+        value = self._expr()
+        if value.type == "f32":
+            raise TraceError("~x is for integers and bools, got f32")
+        return value.tracer.pure("not", value.type, (value,))
+
+
+class Expr(Operand):
+    """One value of one thread, the result of statement `id`."""
+
+    __slots__ = ("block", "const", "id", "tracer", "type", "uniform")
+
+    def __init__(
+        self, tracer: Tracer, id_: int, type_: str, uniform: bool, block: int, const: Number | None
+    ) -> None:
+        self.tracer = tracer
+        self.id = id_
+        self.type = type_
+        self.uniform = uniform
+        self.block = block
+        self.const = const
+
+    def _expr(self) -> Expr:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self.type} %{self.id}{' uniform' if self.uniform else ''}>"
+
+
+class Var(Operand):
+    """A mutable register of one type: `v.set(x)`, `v += x`; reads give its value at that point.
+
+    A Var is uniform only when declared so (`lang.var(x, uniform=True)`); then `set` accepts only
+    uniform values under uniform control flow.
+    """
+
+    __slots__ = ("block", "id", "tracer", "type", "uniform")
+
+    def __init__(self, tracer: Tracer, id_: int, type_: str, uniform: bool, block: int) -> None:
+        self.tracer = tracer
+        self.id = id_
+        self.type = type_
+        self.uniform = uniform
+        self.block = block
+
+    def _expr(self) -> Expr:
+        return self.tracer.read_var(self)
+
+    def get(self) -> Expr:
+        """The value now, as an immutable Expr."""
+        return self._expr()
+
+    def set(self, value: Any) -> None:
+        """Assign: `value` must have the Var's type (Python numbers adapt)."""
+        self.tracer.set_var(self, value)
+
+    def __iadd__(self, other: Any) -> Var:
+        self.set(self + other)
+        return self
+
+    def __isub__(self, other: Any) -> Var:
+        self.set(self - other)
+        return self
+
+    def __imul__(self, other: Any) -> Var:
+        self.set(self * other)
+        return self
+
+    def __ior__(self, other: Any) -> Var:
+        self.set(self | other)
+        return self
+
+    def __iand__(self, other: Any) -> Var:
+        self.set(self & other)
+        return self
+
+    def __ixor__(self, other: Any) -> Var:
+        self.set(self ^ other)
+        return self
+
+
+def _float_only(symbol: str, value: Expr) -> Expr:
+    if value.type != "f32":
+        raise TraceError(f"{symbol} is for f32, got {value.type}; use // for integers")
+    return value
+
+
+def _int_only(symbol: str, value: Expr, boolean: bool = False) -> Expr:
+    if value.type == "f32" or (value.type == "bool" and not boolean):
+        kinds = "integers and bools" if boolean else "integers"
+        raise TraceError(f"{symbol} is for {kinds}, got {value.type}")
+    return value
+
+
+def is_traced(value: Any) -> bool:
+    """True for an Expr or a Var."""
+    return isinstance(value, Operand)
+
+
+def adapt(tracer: Tracer, value: Any, type_: str) -> Expr:
+    """A traced value as it is, or a Python number as a constant of `type_`."""
+    if isinstance(value, Operand):
+        return value._expr()
+    return tracer.constant(check_number(value, type_), type_)
+
+
+def check_number(value: Any, type_: str) -> Number:
+    """A Python or NumPy number as a constant of a value type, or a TraceError."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type_ == "bool" and isinstance(value, bool):
+        return value
+    if type_ == "f32" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(np.float32(value)) if abs(value) <= 3.5e38 or math.isinf(value) else value
+    if type_ in ("i32", "u32") and isinstance(value, int) and not isinstance(value, bool):
+        low, high = (0, 2**32) if type_ == "u32" else (-(2**31), 2**31)
+        if low <= value < high:
+            return value
+        raise TraceError(f"{value} does not fit {type_}")
+    raise TraceError(
+        f"mixed types: a {type_} value with the Python value {value!r}; convert with lang.cast"
+    )
+
+
+def binary(op: str, a: Any, b: Any) -> Expr:
+    """Record `a op b`; both sides must have one type."""
+    first = a._expr() if isinstance(a, Operand) else None
+    second = b._expr() if isinstance(b, Operand) else None
+    anchor = first if first is not None else second
+    assert anchor is not None
+    tracer = anchor.tracer
+    shift = op in ("shl", "shr")
+    if first is None:
+        first = adapt(tracer, a, anchor.type)
+    if second is None:
+        second = adapt(tracer, b, "u32" if shift else anchor.type)
+    if first.type != second.type and not (shift and second.type == "u32"):
+        raise TraceError(
+            f"mixed types: {first.type} {op} {second.type}; convert one side with lang.cast(x, "
+            f"lang.{first.type}) or lang.bitcast"
+        )
+    if op in ("lt", "le", "gt", "ge", "eq", "ne"):
+        if first.type == "bool" and op not in ("eq", "ne"):
+            raise TraceError("bools have no order; use & | ~")
+        return tracer.pure(op, "bool", (first, second))
+    if first.type == "bool" and op not in ("and", "or", "xor"):
+        raise TraceError(f"{op} is for numbers, got bool; use lang.select or lang.cast")
+    return tracer.pure(op, first.type, (first, second))

@@ -1,0 +1,105 @@
+"""What an op is: a shape rule, a NumPy formula, kernels and a choice among them.
+
+An op knows no backend and no Tensor. Everything else about it (recording, planning, running,
+testing) is generic over this class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import DType, narrow, widen
+from centella.program import Call, HostProgram
+from centella.specs import Caps, Shape, Spec
+
+Array = np.ndarray[Any, Any]
+Attrs = tuple[tuple[str, Any], ...]
+Out = tuple[Shape, DType]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The launches of an op on a device, with the temporaries they share."""
+
+    calls: tuple[Call, ...]
+    temporaries: tuple[Spec, ...] = ()
+
+
+def anything(index: int, spec: Spec) -> bool:
+    """Takes every layout."""
+    return True
+
+
+def unit_rows(index: int, spec: Spec) -> bool:
+    """Takes tensors whose last dimension has stride 1."""
+    return spec.unit_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: as users call it.
+        rule: `rule(specs, attrs) -> outputs (shape, dtype)`; raises ShapeError or DTypeError.
+        reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays.
+        lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
+        takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
+        variants: names that `variant=` accepts, for tests and benchmarks.
+    """
+
+    name: str
+    rule: Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]
+    reference: Callable[..., Any]
+    lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
+    takes: Callable[[int, Spec], bool] = anything
+    variants: tuple[str, ...] = ()
+    doc: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.name in _registry:
+            raise ValueError(f"two ops are called {self.name!r}")
+        _registry[self.name] = self
+
+    def host_program(
+        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+    ) -> HostProgram:
+        """The NumPy formula as a program: widened inputs, one rounding at the end."""
+        wide_in = [s.dtype for s in inputs]
+        targets = [(s.shape, s.dtype) for s in outputs]
+        reference = self.reference
+        plain = {k: v for k, v in attrs.items() if k != "variant"}
+
+        def call(arrays: list[Array]) -> list[Array]:
+            wide = [widen(a, d) for a, d in zip(arrays, wide_in, strict=True)]
+            with np.errstate(all="ignore"):
+                result = reference(*wide, **plain)
+            results = result if isinstance(result, tuple) else (result,)
+            return [
+                np.ascontiguousarray(narrow(np.broadcast_to(r, shape), dtype))
+                for r, (shape, dtype) in zip(results, targets, strict=True)
+            ]
+
+        return HostProgram(f"numpy:{self.name}", self.name, call)
+
+
+_registry: dict[str, Op] = {}
+
+
+def registry() -> dict[str, Op]:
+    """Every op by name."""
+    return dict(_registry)
+
+
+def get(name: str) -> Op:
+    """The op of that name."""
+    return _registry[name]
+
+
+def ops() -> Iterator[Op]:
+    """Every op, in order of declaration."""
+    return iter(_registry.values())

@@ -1,0 +1,28 @@
+"""The operations: one file an op or a small family, each in one order.
+
+Formula, shape rule, NumPy formula, kernel(s), choice. Importing this package registers them all.
+"""
+
+from centella.ops import (
+    attention,
+    elementwise,
+    embedding,
+    matmul,
+    move,
+    norm,
+    pool,
+    reduce,
+    softmax,
+)
+
+__all__ = [
+    "attention",
+    "elementwise",
+    "embedding",
+    "matmul",
+    "move",
+    "norm",
+    "pool",
+    "reduce",
+    "softmax",
+]

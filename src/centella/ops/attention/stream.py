@@ -1,0 +1,179 @@
+"""The streaming kernel: a thread has whole queries, keys and values pass through shared memory.
+
+A group has `64 * queries` queries of one head. Scores, the running maximum and sum, and the output
+row stay in registers. Heads wider than 64 are computed by several groups, each with a part of the
+output and all of the scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32, u32
+from centella.lang.face import Face
+from centella.program import Kernel
+
+THREADS = 64
+LOWEST = -3.0e38
+
+
+def _rows(
+    source: Any, place: Any, key: Any, stride: Any, valid: Any, tile: Any, keys: int,
+    words: int, first: int | Any, dim: int, vector: bool,
+) -> None:  # fmt: skip
+    """Copy `keys` rows of `words` elements, from element `first`, into a shared tile.
+
+    Rows whose key does not count, and elements past the head, become zeros.
+    """
+    width = source.dtype.per_chunk if vector else 1
+    pieces = keys * words // width
+    for piece in lang.range(lang.local_id(), pieces, THREADS):
+        row = piece // (words // width)
+        element = piece % (words // width) * width
+        counts = valid(key + row)
+        at = first + element
+        safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
+        where = place + lang.select(counts, key + row, 0) * stride + safe
+        loaded = source.load(where) if width > 1 else [source[where]]
+        if dim % words:
+            loaded = [
+                lang.select(counts & (at + j < dim), v, 0.0) for j, v in enumerate(loaded)
+            ]
+        else:
+            loaded = [lang.select(counts, v, 0.0) for v in loaded]
+        if width == 1:
+            tile[row * words + element] = loaded[0]
+        for j in range(0, width if width > 1 else 0, 4):
+            tile.store(row * words + element + j, loaded[j : j + 4])
+
+
+def _attention(
+    *, dim: int, part: int, queries: int, keys: int, causal: bool, vector: bool,
+    vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
+) -> None:  # fmt: skip
+    p = {n: lang.parameter(n, u32) for n in (
+        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
+        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    words = -(-dim // 8) * 8
+    parts = -(-dim // part)
+    group = lang.group_id()
+    piece, group = group % parts, group // parts
+    block, group = group % p["blocks"], group // p["blocks"]
+    head, b = group % p["heads"], group // p["heads"]
+    shared_head = head // p["share"]
+    count = p["lk"]
+    if "lengths" in masks:
+        given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
+        count = lang.workgroup_uniform(lang.minimum(given, p["lk"]))
+    first = block * (THREADS * queries)
+    mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
+    scale = lang.parameter("scale", f32)
+    query = [_query(q, b * p["qb"] + head * p["qh"], row, p, dim, words, vector, scale)
+             for row in mine]  # fmt: skip
+    top = lang.vars(f32, queries, init=LOWEST)
+    total = lang.vars(f32, queries, init=0.0)
+    out = lang.vars(f32, queries, part, init=0.0)
+    key_tile, value_tile = lang.shared(f32, keys * words), lang.shared(f32, keys * part)
+
+    def counts(key: Any) -> Any:
+        inside = key < count
+        if "key_mask" not in masks:
+            return inside
+        at = b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
+        return inside & (masks["key_mask"][at] != 0)
+
+    end = count
+    if causal:
+        reach = first + THREADS * queries + p["lk"]
+        end = lang.minimum(count, lang.select(reach > p["lq"], reach - p["lq"], 0))
+    for key0 in lang.range(lang.const(0, u32), end, keys):
+        _rows(k, b * p["kb"] + shared_head * p["kh"], key0, p["kl"], counts, key_tile, keys,
+              words, 0, dim, vector)  # fmt: skip
+        _rows(v, b * p["vb"] + shared_head * p["vh"], key0, p["vl"], counts, value_tile, keys,
+              part, piece * part, dim, vector)  # fmt: skip
+        lang.barrier()
+        for j0 in lang.range(0, keys, 4):
+            _four_keys(j0, key0, mine, query, key_tile, value_tile, words, part, dim, top, total,
+                       out, counts, causal, p, b, head, masks)  # fmt: skip
+        lang.barrier()
+    for i, row in enumerate(mine):
+        with lang.if_(row < p["lq"]):
+            factor = lang.select(total[i] > 0.0, 1.0 / total[i], 0.0)
+            place = b * p["yb"] + head * p["yh"] + row * p["yl"] + piece * part
+            width = y.dtype.per_chunk if vector_y else y.dtype.per_word
+            for d in range(0, part, width):
+                values = [out[i][d + e] * factor if d + e < part else 0.0 for e in range(width)]
+                if parts == 1 and d >= dim:
+                    continue
+                if dim % part == 0 or parts == 1:
+                    y.store(place + d, values)
+                else:
+                    with lang.if_(piece * part + d < dim):
+                        y.store(place + d, values)
+
+
+def _query(
+    q: Any, place: Any, row: Any, p: dict[str, Any], dim: int, words: int, vector: bool, scale: Any
+) -> list[Any]:
+    """One query row, scaled, in registers; zeros past the head."""
+    start = place + lang.minimum(row, p["lq"] - 1) * p["ql"]
+    width = q.dtype.per_chunk if vector else 1
+    values: list[Any] = []
+    for d in range(0, dim, width):
+        loaded = q.load(start + d) if width > 1 else [q[start + d]]
+        values += [v * scale for v in loaded]
+    return values[:dim]
+
+
+def _four_keys(
+    j0: Any, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any, words: int,
+    part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, causal: bool,
+    p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any],
+) -> None:  # fmt: skip
+    """Four keys: scores, the new maximum, and one rescaling of what was summed."""
+    scores = [[_dot(q, key_tile, (j0 + j) * words, dim) for j in range(4)] for q in query]
+    weights: list[list[Any]] = []
+    for i, row in enumerate(mine):
+        valid = [counts(key0 + j0 + j) for j in range(4)]
+        if causal:
+            valid = [c & (key0 + j0 + j + p["lq"] <= row + p["lk"]) for j, c in enumerate(valid)]
+        if "mask" in masks:
+            at = b * lang.parameter("ab", u32) + head * lang.parameter("ah", u32)
+            at = at + lang.minimum(row, p["lq"] - 1) * lang.parameter("al", u32)
+            for j in range(4):
+                column = lang.minimum(key0 + j0 + j, p["lk"] - 1) * lang.parameter("ak", u32)
+                scores[i][j] = lang.fmax(scores[i][j] + masks["mask"][at + column], LOWEST)
+        found = [lang.select(c, s, LOWEST) for c, s in zip(valid, scores[i], strict=True)]
+        high = lang.fmax(lang.fmax(found[0], found[1]), lang.fmax(found[2], found[3]))
+        high = lang.fmax(top[i], high)
+        shrink = lang.exp(top[i] - high)
+        weight = [lang.select(c, lang.exp(s - high), 0.0)
+                  for c, s in zip(valid, found, strict=True)]  # fmt: skip
+        total[i].set(total[i] * shrink + ((weight[0] + weight[1]) + (weight[2] + weight[3])))
+        top[i].set(high)
+        weights.append([*weight, shrink])
+    for d in range(0, part, 4):
+        rows = [value_tile.load((j0 + j) * part + d) for j in range(4)]
+        for i in range(len(mine)):
+            *weight, shrink = weights[i]
+            for e in range(4):
+                value = out[i][d + e] * shrink
+                for j in range(4):
+                    value = lang.fma(weight[j], rows[j][e], value)
+                out[i][d + e].set(value)
+
+
+def _dot(query: list[Any], tile: Any, at: Any, dim: int) -> Any:
+    parts: list[Any] = [None, None]
+    for d in range(0, dim, 4):
+        loaded = tile.load(at + d)
+        for e in range(min(4, dim - d)):
+            lane = e % 2
+            product = query[d + e] * loaded[e] if parts[lane] is None else lang.fma(
+                query[d + e], loaded[e], parts[lane])  # fmt: skip
+            parts[lane] = product
+    return parts[0] if parts[1] is None else parts[0] + parts[1]
+
+
+stream = Kernel(_attention, workgroup=THREADS, name="attention", face=Face((), (), ()))

@@ -1,0 +1,86 @@
+"""Layouts as kernels want them: broadcast operands, merged dimensions, rows."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from centella.errors import ShapeError
+from centella.specs import Shape, Spec
+
+
+def broadcast(op: str, *shapes: Shape) -> Shape:
+    """The shape that operands broadcast to, by NumPy's rule.
+
+    Raises:
+        ShapeError: naming the op and the shapes.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[int] = []
+    for axis in range(rank):
+        extents = {
+            s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0
+        } - {1}
+        if len(extents) > 1:
+            listed = ", ".join(str(list(s)) for s in shapes)
+            raise ShapeError(f"{op}: expected shapes that broadcast, got {listed}")
+        out.append(extents.pop() if extents else 1)
+    return tuple(out)
+
+
+def broadcast_strides(spec: Spec, shape: Shape) -> Shape:
+    """Strides of an operand seen in a broadcast shape: 0 where it repeats."""
+    lead = len(shape) - len(spec.shape)
+    return (0,) * lead + tuple(
+        0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def merge(shape: Shape, strides: tuple[Shape, ...]) -> tuple[Shape, tuple[Shape, ...]]:
+    """Join neighbouring dimensions that every operand walks as one; at least one remains."""
+    dims = [(n, tuple(s[i] for s in strides)) for i, n in enumerate(shape) if n != 1]
+    if not dims:
+        return (1,), tuple((0,) for _ in strides)
+    merged = [dims[0]]
+    for extent, steps in dims[1:]:
+        last, last_steps = merged[-1]
+        if all(a == b * extent for a, b in zip(last_steps, steps, strict=True)):
+            merged[-1] = (last * extent, steps)
+        else:
+            merged.append((extent, steps))
+    sizes = tuple(n for n, _ in merged)
+    return sizes, tuple(tuple(s[i] for _, s in merged) for i in range(len(strides)))
+
+
+def as_rows(spec: Spec) -> Spec | None:
+    """A tensor as (rows, last dimension) without moving data, or None.
+
+    Rank 0 and 1 become one row.
+    """
+    if len(spec.shape) <= 1:
+        size = spec.shape[0] if spec.shape else 1
+        step = spec.strides[0] if spec.shape else 1
+        return Spec((1, size), spec.dtype, (max(size * step, 1), step), spec.aligned)
+    lead, (sizes, steps) = spec.shape[:-1], (spec.shape[:-1], spec.strides[:-1])
+    rows = math.prod(lead)
+    if rows <= 1 or spec.shape[-1] == 0:
+        pitch = spec.strides[-2] if len(spec.shape) >= 2 else spec.shape[-1]
+        return Spec((rows, spec.shape[-1]), spec.dtype, (pitch, spec.strides[-1]), spec.aligned)
+    kept = [(n, s) for n, s in zip(sizes, steps, strict=True) if n != 1]
+    for (_, outer), (n, inner) in zip(kept, kept[1:], strict=False):
+        if outer != n * inner:
+            return None
+    return Spec((rows, spec.shape[-1]), spec.dtype, (kept[-1][1], spec.strides[-1]), spec.aligned)
+
+
+def takes_rows(index: int, spec: Spec) -> bool:
+    """Takes tensors that are rows of neighbouring elements, one pitch apart."""
+    return spec.unit_rows and as_rows(spec) is not None
+
+
+def rows_of(spec: Spec) -> Spec:
+    """`as_rows` of a layout that `takes_rows` accepted."""
+    rows = as_rows(spec)
+    assert rows is not None, "the op's `takes` lets only row layouts through"
+    return rows

@@ -1,0 +1,219 @@
+"""The tiled product: one kernel source for every shape, layout, storage type and epilogue.
+
+A group computes a `bm x bn` tile of C, a thread `tm x tn` of it in registers. Tiles of A and B of
+depth `bk` lie in shared memory with k outermost, twice: while one is multiplied, the next is on its
+way from global memory through registers. One barrier a step.
+
+A thread's rows and columns come in fours, `bm / (tm / 4)` apart, so that the 16-byte shared loads
+of a warp touch each bank once; a warp covers 4 x 8 threads of the tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32, u32
+from centella.lang.face import Face
+from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.operands import KERNEL
+from centella.program import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Tile sizes of the product: group, depth, thread; `pad` words after each shared row."""
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    pad: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.bm // self.tm * (self.bn // self.tn)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Workgroup memory: both operands, twice."""
+        return 2 * 4 * self.bk * (self.bm + self.bn + 2 * self.pad)
+
+
+class _Operand:
+    """One operand's way from global memory to shared memory.
+
+    `along_k`: k is the contiguous dimension in memory; else the tile's rows (m or n) are.
+    """
+
+    def __init__(
+        self, source: Any, rows: int, tile: Tile, along_k: bool, vector: bool, exact_k: bool,
+        start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
+    ) -> None:  # fmt: skip
+        self.source, self.rows, self.tile = source, rows, tile
+        self.along_k, self.exact_k = along_k, exact_k
+        self.width = source.dtype.per_chunk if vector else 1
+        self.row_words = rows + tile.pad
+        self.shared = lang.shared(f32, 2 * tile.bk * self.row_words)
+        self.buffer_chunks = tile.bk * self.row_words // 4
+        self.depth = depth
+        count, left = divmod(rows * tile.bk, self.width * tile.threads)
+        assert left == 0, "the tile must divide among the threads"
+        self.pieces = [self._piece(i, start, pitch, first, extent) for i in range(count)]
+
+    def _piece(self, i: int, start: Any, pitch: Any, first: Any, extent: Any) -> Any:
+        """(row or k within the tile, k or row within the tile, fixed part of the address)."""
+        bk, width = self.tile.bk, self.width
+        index = lang.local_id() + i * self.tile.threads
+        if self.along_k:
+            row, k = index // (bk // width), index % (bk // width) * width
+            place = start + lang.minimum(first + row, extent - 1) * pitch
+            return row, k, place
+        k, row = index // (self.rows // width), index % (self.rows // width) * width
+        last = (extent - 1) // width * width
+        return row, k, (start + lang.minimum(first + row, last), pitch)
+
+    def fetch(self, k0: Any) -> list[Any]:
+        """This thread's pieces of the tile that starts at k0; zeros past the depth."""
+        fetched: list[Any] = []
+        for _, k, place in self.pieces:
+            at = k0 + k
+            if self.along_k:
+                last = (self.depth - 1) // self.width * self.width
+                where = place + (at if self.exact_k else lang.minimum(at, last))
+            else:
+                base, pitch = place
+                where = base + (at if self.exact_k else lang.minimum(at, self.depth - 1)) * pitch
+            values = self.source.load(where) if self.width > 1 else [self.source[where]]
+            if not self.exact_k:
+                step = 1 if self.along_k else 0
+                values = [
+                    lang.select(at + j * step < self.depth, v, 0.0) for j, v in enumerate(values)
+                ]
+            fetched.append(values)
+        return fetched
+
+    def put(self, fetched: list[Any], buffer: Any) -> None:
+        """Store the pieces into one of the two shared tiles, k outermost."""
+        words = buffer * (4 * self.buffer_chunks)
+        for (row, k, _), values in zip(self.pieces, fetched, strict=True):
+            if self.along_k or self.width == 1:
+                for j, v in enumerate(values):
+                    self.shared[words + (k + j) * self.row_words + row] = v
+            else:
+                for j in range(0, self.width, 4):
+                    self.shared.store(words + k * self.row_words + row + j, values[j : j + 4])
+
+    def fragment(self, kk: int, chunk: Any, groups: int) -> list[Any]:
+        """This thread's values of one k: `groups` chunks, evenly spaced over the tile."""
+        spacing = self.rows // groups // 4
+        values: list[Any] = []
+        for g in range(groups):
+            at = chunk + (kk * (self.row_words // 4) + g * spacing)
+            values += self.shared.load_chunk(at)
+        return values
+
+
+def _gemm(
+    *, tile: Tile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
+    vector_y: bool, exact_k: bool, activation: str, a: Any, b: Any, y: Any, **extra: Any,
+) -> None:  # fmt: skip
+    p = {n: lang.parameter(n, u32) for n in (
+        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
+    per_batch = p["tiles_m"] * p["tiles_n"]
+    batch = lang.group_id() // per_batch
+    row0, column0 = _tile_of(lang.group_id() - batch * per_batch, p, tile)
+    left = _Operand(a, tile.bm, tile, a_along_k, vector_a, exact_k,
+                    batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
+    right = _Operand(b, tile.bn, tile, b_along_k, vector_b, exact_k,
+                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"])  # fmt: skip
+    ty, tx = _thread_in_tile(tile)
+    sums = lang.vars(f32, tile.tm, tile.tn, init=0.0)
+    steps = (p["k"] + (tile.bk - 1)) // tile.bk
+    left.put(left.fetch(lang.const(0, u32)), lang.const(0, u32))
+    right.put(right.fetch(lang.const(0, u32)), lang.const(0, u32))
+    lang.barrier()
+    for step in lang.range(steps):
+        current = step & 1
+        following = lang.minimum(step + 1, steps - 1) * tile.bk
+        next_a, next_b = left.fetch(following), right.fetch(following)
+        at_a = current * left.buffer_chunks + ty
+        at_b = current * right.buffer_chunks + tx
+        for kk in range(tile.bk):
+            column = left.fragment(kk, at_a, tile.tm // 4)
+            row = right.fragment(kk, at_b, tile.tn // 4)
+            for i in range(tile.tm):
+                for j in range(tile.tn):
+                    sums[i][j].set(lang.fma(column[i], row[j], sums[i][j]))
+        left.put(next_a, 1 - current)
+        right.put(next_b, 1 - current)
+        lang.barrier()
+    _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
+
+
+def _tile_of(group: Any, p: dict[str, Any], tile: Tile) -> tuple[Any, Any]:
+    """First row and column of a group's tile: bands of 8 tile rows, so that B stays in cache."""
+    band = 8 * p["tiles_n"]
+    first = group // band * 8
+    height = lang.minimum(p["tiles_m"] - first, 8)
+    within = group % band
+    return (first + within % height) * tile.bm, within // height * tile.bn
+
+
+def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:
+    """Which fours of rows and columns a thread has: warps of 4 x 8 threads."""
+    t = lang.local_id()
+    across, down = tile.bn // tile.tn, tile.bm // tile.tm
+    if across % 8 or down % 4:
+        return t // across, t % across
+    warps = across // 8
+    ty = (t // 8) % 4 + t // (32 * warps) * 4
+    return ty, t % 8 + (t // 32) % warps * 8
+
+
+def _finish(
+    sums: Any, tile: Tile, row0: Any, column0: Any, ty: Any, tx: Any, batch: Any,
+    p: dict[str, Any], y: Any, vector: bool, activation: str, extra: dict[str, Any],
+) -> None:  # fmt: skip
+    """alpha, bias, activation, residual, store: on the accumulators."""
+    alpha = lang.parameter("alpha", f32)
+    groups_m, groups_n = tile.tm // 4, tile.tn // 4
+    for g in range(groups_n):
+        column = column0 + tx * 4 + g * (tile.bn // groups_n)
+        with lang.if_(column < p["n"]):
+            lanes = [column] + [lang.minimum(column + j, p["n"] - 1) for j in range(1, 4)]
+            bias = [extra["bias"][c] for c in lanes] if "bias" in extra else None
+            for i in range(tile.tm):
+                row = row0 + ty * 4 + (i // 4) * (tile.bm // groups_m) + i % 4
+                with lang.if_(row < p["m"]):
+                    out = [sums[i][4 * g + j] * alpha for j in range(4)]
+                    if bias is not None:
+                        out = [v + b for v, b in zip(out, bias, strict=True)]
+                    if activation:
+                        out = [ACTIVATIONS[activation](KERNEL, v) for v in out]
+                    if "residual" in extra:
+                        at = batch * lang.parameter("sr", u32) + row * lang.parameter("ldr", u32)
+                        out = [v + extra["residual"][at + c] for v, c in
+                               zip(out, lanes, strict=True)]  # fmt: skip
+                    place = batch * p["sy"] + row * p["ldy"] + column
+                    _store(y, place, out, column, p["n"], vector)
+
+
+def _store(y: Any, place: Any, out: list[Any], column: Any, n: Any, vector: bool) -> None:
+    """Four neighbouring results: as a chunk where rows allow it, else word by word."""
+    if vector and y.dtype.per_chunk == 4:
+        y.store(place, out)
+        return
+    words = y.dtype.per_word
+    for j in range(0, 4, words):
+        if j == 0:
+            y.store(place, out[:words])
+        else:
+            with lang.if_(column + j < n):
+                y.store(place + j, out[j : j + words])
+
+
+gemm = Kernel(_gemm, workgroup=256, name="gemm", face=Face((), (), ()))

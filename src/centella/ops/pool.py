@@ -1,0 +1,89 @@
+"""mean_pool: y[b, :] = sum over l < lengths[b] of x[b, l, :] / lengths[b]; no rows give zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import f32, i32, u32
+from centella.errors import DTypeError, ShapeError
+from centella.lang import In, Out, storage
+from centella.op import Lowered, Op
+from centella.op import Out as Result
+from centella.ops.layout import rows_of, takes_rows
+from centella.ops.rows import chunked, load
+from centella.program import Call, Ref, kernel
+from centella.specs import Caps, Spec
+
+WORKGROUP = 64
+
+
+@kernel(workgroup=WORKGROUP)
+def mean_pool_rows(
+    x: In[storage, 2], lengths: In[i32], y: Out[storage, 2], threads: u32, items: u32,
+    columns: u32, seq_len: u32, *, chunk: bool,
+) -> None:  # fmt: skip
+    """A thread a chunk (or word) of the output, walking the sequence."""
+    thread = lang.global_id()
+    width = y.dtype.per_chunk if chunk else y.dtype.per_word
+    with lang.if_(thread < threads):
+        b = thread // items
+        column = (thread - b * items) * width
+        count = lang.minimum(lang.bitcast(lang.maximum(lengths[b], 0), u32), seq_len)
+        sums = [lang.var(0.0, f32) for _ in range(width)]
+        for step in lang.range(count):
+            for total, v in zip(
+                sums, load(x, b * seq_len + step, column, columns, width, chunk), strict=True
+            ):
+                total += v
+        factor = 1.0 / lang.fmax(lang.cast(count, f32), 1.0)
+        y.store(b, column, [total * factor for total in sums])
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
+    """x [b, l, d], lengths [b] to [b, d]."""
+    x, lengths = specs
+    if len(x.shape) != 3 or lengths.shape != x.shape[:1]:
+        raise ShapeError(
+            f"mean_pool: expected x [b, l, d] and lengths [b], got {list(x.shape)} and "
+            f"{list(lengths.shape)}"
+        )
+    if not x.dtype.is_float or lengths.dtype is not i32:
+        raise DTypeError(
+            f"mean_pool: expected floats and i32, got {x.dtype.name} and {lengths.dtype.name}"
+        )
+    return (((x.shape[0], x.shape[2]), x.dtype),)
+
+
+def reference(x: Any, lengths: Any) -> Any:
+    """The NumPy formula."""
+    count = np.clip(lengths, 0, x.shape[1])
+    mask = np.arange(x.shape[1]) < count[:, None]
+    total = np.where(mask[..., None], x, 0).sum(1, dtype=x.dtype)
+    return total / np.maximum(count, 1).astype(x.dtype)[:, None]
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch."""
+    x, y = rows_of(inputs[0]), rows_of(outputs[0])
+    chunk = chunked(x, y)
+    batch, columns = y.shape
+    items = -(-columns // (y.dtype.per_chunk if chunk else y.dtype.per_word))
+    call = Call(
+        mean_pool_rows,
+        (Ref(0, x), Ref(1, inputs[1]), Ref(2, y)),
+        (
+            ("threads", batch * items), ("items", items), ("columns", columns),
+            ("seq_len", inputs[0].shape[1]),
+        ),
+        (("chunk", chunk),),
+        -(-batch * items // WORKGROUP),
+    )  # fmt: skip
+    return Lowered((call,))
+
+
+MEAN_POOL = Op("mean_pool", rule, reference, lower, takes_rows, doc=__doc__ or "")

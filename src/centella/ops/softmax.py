@@ -1,0 +1,92 @@
+"""softmax and log_softmax over the last dimension.
+
+softmax      y_i = exp(x_i - m) / s       m = max_j x_j, s = sum_j exp(x_j - m)
+log_softmax  y_i = x_i - m - log s
+
+Statistics are f32 whatever the storage. A NaN in a row makes the row NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import f32, u32
+from centella.errors import DTypeError, ShapeError
+from centella.lang import In, Out, storage
+from centella.op import Lowered, Op
+from centella.op import Out as Result
+from centella.ops.layout import rows_of, takes_rows
+from centella.ops.rows import chunked, fold, load, masked, store, walk, width_of, workgroup_for
+from centella.program import Call, Ref, kernel
+from centella.specs import Caps, Spec
+
+LOWEST = -3.0e38
+
+
+@kernel(workgroup=256)
+def softmax_rows(
+    x: In[storage, 2], y: Out[storage, 2], columns: u32, *, log: bool, chunk: bool
+) -> None:
+    """A group a row, three passes: maximum, sum, result."""
+    row = lang.group_id()
+    width = width_of(y, chunk)
+    top = lang.var(LOWEST, f32)
+    for column in walk(columns, width):
+        values = masked(load(x, row, column, columns, width, chunk), column, columns, LOWEST)
+        top.set(lang.fmax(top, fold(values, lang.fmax)))
+    m = lang.workgroup_reduce(top, "fmax")
+    total = lang.var(0.0, f32)
+    for column in walk(columns, width):
+        values = [lang.exp(v - m) for v in load(x, row, column, columns, width, chunk)]
+        total += fold(masked(values, column, columns, 0.0), lambda a, b: a + b)
+    s = lang.workgroup_reduce(total, "add")
+    scale = m + lang.log(s) if log else 1.0 / s
+    for column in walk(columns, width):
+        values = load(x, row, column, columns, width, chunk)
+        out = [v - scale if log else lang.exp(v - m) * scale for v in values]
+        store(y, row, column, out)
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
+    """[..., n] to [..., n]."""
+    x = specs[0]
+    if not x.shape:
+        raise ShapeError("softmax: expected rank 1 or more, got a scalar")
+    if not x.dtype.is_float:
+        raise DTypeError(f"softmax: expected a float dtype, got {x.dtype.name}")
+    return ((x.shape, x.dtype),)
+
+
+def reference(x: Any, log: bool = False) -> Any:
+    """The NumPy formula."""
+    if x.shape[-1] == 0:
+        return x
+    shifted = x - x.max(-1, keepdims=True)
+    e = np.exp(shifted)
+    s = e.sum(-1, keepdims=True)
+    return shifted - np.log(s) if log else e / s
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch; a group a row."""
+    x, y = rows_of(inputs[0]), rows_of(outputs[0])
+    chunk = chunked(x, y)
+    rows, columns = y.shape
+    width = y.dtype.per_chunk if chunk else y.dtype.per_word
+    call = Call(
+        softmax_rows,
+        (Ref(0, x), Ref(1, y)),
+        (("columns", columns),),
+        (("chunk", chunk), ("log", attrs.get("log", False))),
+        rows,
+        workgroup=workgroup_for(columns, width),
+    )
+    return Lowered((call,))
+
+
+SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, doc=__doc__ or "")

@@ -1,0 +1,221 @@
+"""Kernels and programs: what an op lowers to, and what a backend compiles.
+
+A `Kernel` is a traced function; `specialise` gives its IR for given dtypes and constants, and
+`program_of` the text that one target compiles. A `HostProgram` is its counterpart on the CPU: a
+NumPy formula. Programs are equal when their keys are: target and content, never an address.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import DType
+from centella.errors import LimitError, TraceError
+from centella.lang.face import REQUIRED, Face, face_of
+from centella.lang.ir import KernelIR
+from centella.lang.ptx import emit_ptx
+from centella.lang.trace import trace
+from centella.lang.wgsl import emit_wgsl
+from centella.specs import Caps, Spec
+
+Constants = tuple[tuple[str, Any], ...]
+
+
+class Kernel:
+    """A kernel function with its face; the specialisations traced so far."""
+
+    def __init__(
+        self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None
+    ) -> None:
+        self.fn = fn
+        self.name = name or fn.__name__
+        self.workgroup = workgroup
+        self._face = face
+        self._traced: dict[Any, KernelIR] = {}
+        self._programs: dict[Any, Program] = {}
+        self._lock = threading.Lock()
+        self.__doc__ = fn.__doc__
+
+    @property
+    def face(self) -> Face:
+        """The parameters, read from the annotations at first use."""
+        if self._face is None:
+            self._face = face_of(self.fn)
+        return self._face
+
+    def specialise(
+        self,
+        dtypes: tuple[DType, ...],
+        unit: tuple[bool, ...] = (),
+        constants: Constants = (),
+        workgroup: int | None = None,
+        face: Face | None = None,
+    ) -> KernelIR:
+        """The traced kernel for these storage dtypes, innermost strides and constants."""
+        size = workgroup or self.workgroup
+        used = face or self.face
+        key = (dtypes, unit, constants, size, used)
+        with self._lock:
+            found = self._traced.get(key)
+            if found is None:
+                names = used.tensor_names
+                values = {n: d for n, d in used.constants if d is not REQUIRED}
+                values.update(constants)
+                missing = [n for n, _ in used.constants if n not in values]
+                if missing:
+                    raise TraceError(f"kernel {self.name!r}: constant {missing[0]!r} has no value")
+                found = trace(
+                    self.fn,
+                    used,
+                    workgroup=size,
+                    dtypes=dict(zip(names, dtypes, strict=True)),
+                    unit=dict(zip(names, unit or (True,) * len(names), strict=True)),
+                    constants=values,
+                    name=self.name,
+                )
+                self._traced[key] = found
+        return found
+
+    def program(
+        self,
+        caps: Caps,
+        dtypes: tuple[DType, ...],
+        unit: tuple[bool, ...],
+        constants: Constants,
+        workgroup: int | None,
+        face: Face | None,
+    ) -> Program:
+        """The program of one specialisation on one kind of device, remembered."""
+        key = (caps, dtypes, unit, constants, workgroup, face)
+        found = self._programs.get(key)
+        if found is None:
+            ir = self.specialise(dtypes, unit, constants, workgroup, face)
+            found = self._programs[key] = program_of(ir, caps)
+        return found
+
+
+def kernel(*, workgroup: int, name: str = "") -> Callable[[Callable[..., Any]], Kernel]:
+    """Declare a kernel of the library: `@kernel(workgroup=256)`."""
+
+    def declare(fn: Callable[..., Any]) -> Kernel:
+        return Kernel(fn, workgroup=workgroup, name=name)
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a backend compiles: target text with its identity."""
+
+    key: str
+    target: str
+    name: str
+    source: str
+    ir: KernelIR = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgram:
+    """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out."""
+
+    key: str
+    name: str
+    call: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] = field(
+        compare=False, repr=False
+    )
+
+
+def program_of(ir: KernelIR, caps: Caps) -> Program:
+    """Emit a traced kernel for a device.
+
+    Raises:
+        LimitError: for more shared memory, threads or bindings than the device has.
+    """
+    limits = (
+        ("threads a workgroup", ir.workgroup, caps.max_workgroup),
+        ("bytes of workgroup memory", ir.shared_bytes, caps.max_shared),
+        ("storage buffers", len(ir.args), caps.max_storage_buffers),
+    )
+    for what, asked, most in limits:
+        if asked > most:
+            raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
+    if caps.target == "wgsl":
+        source = emit_wgsl(ir, native_f16=caps.native_f16_pack)
+        return Program(f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}", "wgsl", ir.name, source, ir)
+    if caps.target == "ptx":
+        source = emit_ptx(ir, caps.arch)
+        return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)
+    return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An operand of a call: which of (inputs, outputs, temporaries), seen as `spec`."""
+
+    index: int
+    spec: Spec
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One launch of a kernel, as an op asks for it.
+
+    Attributes:
+        kernel: what runs; face: its parameters when they depend on the call.
+        tensors: operands in the order of the face's tensor parameters.
+        scalars: values of the scalar parameters, by name.
+        constants: values that choose the program.
+        groups: workgroups of the launch.
+    """
+
+    kernel: Kernel
+    tensors: tuple[Ref, ...]
+    scalars: tuple[tuple[str, int | float], ...]
+    constants: Constants
+    groups: int
+    workgroup: int | None = None
+    face: Face | None = None
+
+
+def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int, int]]]:
+    """Raw 32-bit words of a launch's parameters, and which are offsets of which operand.
+
+    Returns:
+        The words (offsets hold the static part), and pairs (position, operand of the call) whose
+        buffer offset, known when the plan runs, is to be added.
+    """
+    names = {a.name: i for i, a in enumerate(ir.args)}
+    scalars = dict(call.scalars)
+    words: list[int] = []
+    patches: list[tuple[int, int]] = []
+    for position, param in enumerate(ir.params):
+        head, *rest = param.source
+        if not rest:
+            words.append(raw_word(scalars[str(head)], param.type))
+            continue
+        operand = names[str(head)]
+        ref = call.tensors[operand]
+        if rest[0] == "offset":
+            words.append(ref.offset)
+            patches.append((position, operand))
+        elif rest[0] == "stride":
+            words.append(ref.spec.strides[int(rest[1])])
+        else:
+            words.append(ref.spec.shape[int(rest[1])])
+    return words, patches
+
+
+def raw_word(value: int | float, type_: str) -> int:
+    """The 32 bits of a scalar parameter."""
+    if type_ == "f32":
+        return int(np.float32(value).view(np.uint32))
+    low, high = (-(2**31), 2**31) if type_ == "i32" else (0, 2**32)
+    if not low <= value < high:
+        raise LimitError(f"{value} does not fit a {type_} parameter")
+    return int(value) & 0xFFFFFFFF

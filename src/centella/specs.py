@@ -1,0 +1,133 @@
+"""What a tensor is (`Spec`), how it lies in memory (`Layout`), what a device can do (`Caps`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from centella.dtypes import DType
+
+Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=8192)
+def dense_strides(shape: Shape) -> Shape:
+    """Row-major strides, in elements, of a shape without padding."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=8192)
+def padded_strides(shape: Shape, itemsize: int, row_alignment: int) -> Shape:
+    """Row-major strides, in elements, with rows rounded up as the device stores them.
+
+    From rank 2 up, rows of `row_alignment` bytes or more are rounded up to it and shorter rows
+    to a 4-byte word; rank 0 and 1 and `row_alignment` 1 are dense.
+    """
+    if len(shape) < 2 or row_alignment <= 1:
+        return dense_strides(shape)
+    row = max(shape[-1], 1) * itemsize
+    unit = row_alignment if row >= row_alignment else 4
+    pitch = -(-row // unit) * unit // itemsize
+    strides = [1, pitch]
+    for extent in reversed(shape[1:-1]):
+        strides.append(strides[-1] * max(extent, 1))
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape, dtype and strides (in elements) of a value; the offset rides with the binding.
+
+    `aligned` says that the first element starts on a 16-byte boundary and that every outer
+    stride is a multiple of 16 bytes, so that rows may be read in 16-byte chunks.
+    """
+
+    shape: Shape
+    dtype: DType
+    strides: Shape
+    aligned: bool = True
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes: elements times item size, without padding."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to one past the last, padding between them included."""
+        if self.size == 0:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes a buffer of its own needs: whole rows, rounded up to 16 bytes, at least 16."""
+        if self.size == 0:
+            return 16
+        elements = self.span
+        if len(self.shape) >= 2:
+            elements = max(elements, self.shape[0] * self.strides[0])
+        return -(-elements * self.dtype.itemsize // 16) * 16
+
+    @property
+    def unit_rows(self) -> bool:
+        """True when neighbours in the last dimension are neighbours in memory."""
+        return not self.shape or self.strides[-1] == 1 or self.shape[-1] <= 1
+
+
+def make_spec(shape: Shape, dtype: DType, row_alignment: int) -> Spec:
+    """The Spec a device gives a tensor that it allocates itself."""
+    strides = padded_strides(shape, dtype.itemsize, row_alignment)
+    return Spec(shape, dtype, strides, rows_aligned(shape, strides, dtype.itemsize))
+
+
+def rows_aligned(shape: Shape, strides: Shape, itemsize: int, offset: int = 0) -> bool:
+    """True when every row starts on a 16-byte boundary, counted from the buffer's start."""
+    if offset * itemsize % 16:
+        return False
+    pairs = zip(shape[:-1], strides[:-1], strict=True)
+    return all(n <= 1 or s * itemsize % 16 == 0 for n, s in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a device can do, as far as a choice of kernels may depend on it.
+
+    Attributes:
+        target: "numpy", "ir" (the simulator), "wgsl" or "ptx".
+        row_alignment: bytes that rows of rank >= 2 are rounded up to (1 on the CPU).
+        max_storage_buffers: tensor arguments one kernel may bind.
+        max_binding: bytes of one binding.
+        max_buffer: bytes of one allocation.
+        max_workgroup: threads a workgroup may have.
+        max_shared: bytes of workgroup memory a kernel may use.
+        max_groups: workgroups along one side of a grid.
+        subgroups: True when subgroup operations were probed and agree.
+        native_f16_pack: True when the target's own f32 to f16 rounding was probed and agrees.
+        arch: PTX target ("sm_90a"), else "".
+        family: "nvidia", "amd", "intel", "apple", "software", "cpu".
+    """
+
+    target: str
+    row_alignment: int = 16
+    max_storage_buffers: int = 8
+    max_binding: int = 128 << 20
+    max_buffer: int = 256 << 20
+    max_workgroup: int = 256
+    max_shared: int = 16 << 10
+    max_groups: int = 65535
+    subgroups: bool = False
+    native_f16_pack: bool = False
+    arch: str = ""
+    family: str = "cpu"

@@ -1,0 +1,5 @@
+"""Model files: bytes on disk to named host tensors. Knows no model and no device."""
+
+from centella.weights.safetensors import Checkpoint, StoredTensor, open_checkpoint, read_file
+
+__all__ = ["Checkpoint", "StoredTensor", "open_checkpoint", "read_file"]
