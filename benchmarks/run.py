@@ -101,7 +101,7 @@ def torch_or_none() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
-# -- GEMM -------------------------------------------------------------------------------------------
+# -- GEMM ------------------------------------------------------------------------------------------
 
 SHAPES = ((4096, 4096, 4096), (4097, 4093, 4099))
 LAUNCHES = 8
@@ -175,10 +175,10 @@ def gemm(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-# -- MiniLM -----------------------------------------------------------------------------------------
+# -- MiniLM ----------------------------------------------------------------------------------------
 
 
-def token_batch(model: Any, rows: int, length: int) -> Any:
+def token_batch(rows: int, length: int) -> Any:
     """Random ids of a full batch."""
     rng = np.random.default_rng(1)
     return rng.integers(1000, 20000, (rows, length), dtype=np.int32)
@@ -196,12 +196,9 @@ def minilm(args: argparse.Namespace) -> list[Row]:
                 if name == "cpu" and size > 32:
                     continue
                 embedder = ct.load(args.model, device=name, dtype=dtype)
-                ids = token_batch(embedder, size, length)
+                ids = token_batch(size, length)
 
-                def call(e: Any = embedder, i: Any = ids, n: str = name) -> None:
-                    results[n] = e.encode_ids(i)
-
-                contestants[name] = call
+                contestants[name] = _embed(embedder, ids, name, results)
             if torch is not None:
                 contestants["transformers"] = _peer(torch, args.model, size, length, dtype, results)
             seconds = alternate(contestants, args.rounds)
@@ -215,13 +212,26 @@ def minilm(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: Row
-          ) -> Callable[[], None]:
+def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Callable[[], None]:
+    """One batch: ids to vectors."""
+
+    def call() -> None:
+        with embedder.model.device.batch() as batch:
+            lengths = batch.upload(np.full(len(ids), ids.shape[1], np.int32))
+            vectors = embedder.pool(embedder.model(batch.upload(ids), lengths), lengths)
+        results[name] = ct.fetch(vectors).result()[0]
+
+    return call
+
+
+def _peer(
+    torch: Any, model: str, size: int, length: int, dtype: str, results: Row
+) -> Callable[[], None]:
     from transformers import BertModel
 
     kind = torch.float16 if dtype == "f16" else torch.float32
     peer = BertModel.from_pretrained(model, add_pooling_layer=False).to("cuda", kind).eval()
-    ids = torch.from_numpy(token_batch(None, size, length).astype(np.int64))
+    ids = torch.from_numpy(token_batch(size, length).astype(np.int64))
 
     def call() -> None:
         with torch.inference_mode():
@@ -233,7 +243,7 @@ def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: R
     return call
 
 
-# -- host -------------------------------------------------------------------------------------------
+# -- host ------------------------------------------------------------------------------------------
 
 
 def import_time(args: argparse.Namespace) -> list[Row]:
@@ -251,26 +261,27 @@ def import_time(args: argparse.Namespace) -> list[Row]:
              "rounds": len(times)}]  # fmt: skip
 
 
+CHAIN = 200
+
+
 def host(args: argparse.Namespace) -> list[Row]:
     """Microseconds an operation, recorded to submitted, of an unfusable chain."""
     rows: list[Row] = []
     for name in args.devices.split(","):
         device = ct.device(name)
         x = ct.asarray(np.ones((64, 64), np.float32), device=device)
-        count = 200
 
         def call(d: Any = device, t: Any = x) -> None:
-            batch = d.batch()
-            with batch:
+            with d.batch():
                 y = t
-                for _ in range(count):
+                for _ in range(CHAIN):
                     y = ct.softmax(y)
 
         seconds = alternate({name: call}, args.rounds)
         device.synchronize()
-        each = summary(seconds[name], count * 1.0)
-        rows.append({"bench": "record to submit", "who": name, "unit": "us/op", "shape": [count],
-                     "rate": 1e6 * each["seconds"] / count, "worst_decile": 0.0,
+        each = summary(seconds[name], float(CHAIN))
+        rows.append({"bench": "record to submit", "who": name, "unit": "us/op", "shape": [CHAIN],
+                     "rate": 1e6 * each["seconds"] / CHAIN, "worst_decile": 0.0,
                      "rounds": args.rounds})  # fmt: skip
     return rows
 
@@ -280,8 +291,9 @@ BENCHES = {"gemm": gemm, "minilm": minilm, "import": import_time, "host": host}
 
 def main() -> None:
     """Run one benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("--devices", default="cpu")
     parser.add_argument("--dtypes", default="f32")

@@ -64,6 +64,7 @@ LATE: dict[tuple[str, str], str] = {
     ("weights", "gguf"): "extra `models`",
     ("weights", "huggingface_hub"): "extra `models`",
     ("load", "huggingface_hub"): "extra `models`",
+    ("embed", "rich"): "extra `cli`, and only for a progress bar",
     ("text", "tokenizers"): "extra `models`",
     ("text", "jinja2"): "extra `models`",
     ("audio", "soundfile"): "extra `audio`",

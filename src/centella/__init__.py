@@ -8,6 +8,7 @@ from centella import lang
 from centella.batch import CommandBatch
 from centella.device import Device, device
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
+from centella.embed import Embedder
 from centella.errors import (
     AudioError,
     CentellaError,
@@ -67,6 +68,7 @@ from centella.functional import (
 from centella.kernel import UserKernel, kernel
 from centella.lang import In, InOut, Out, Scalar
 from centella.ledger import Counts, Ledger, forbid, ledger, totals
+from centella.load import load
 from centella.pipelines import CachedPipeline, PipelineCache
 from centella.tensor import Pending, Tensor, asarray, empty, fetch, from_host, full, zeros
 
@@ -86,6 +88,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "DiscardedError",
+    "Embedder",
     "In",
     "InOut",
     "KVCacheFullError",
@@ -135,6 +138,7 @@ __all__ = [
     "leaky_relu",
     "ledger",
     "linear",
+    "load",
     "log",
     "log_softmax",
     "matmul",

@@ -112,8 +112,8 @@ def from_numpy(dtype: np.dtype[Any]) -> DType:
 def widen(array: Array, dtype: DType) -> Array:
     """Host bytes of `dtype` as an array to compute with: 16-bit floats become float32."""
     if dtype is bf16:
-        wide: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return wide
+        wide = np.asarray(array.astype(np.uint32) << np.uint32(16))
+        return wide.view(np.float32)
     if dtype is f16:
         return array.astype(np.float32)
     return array
@@ -122,12 +122,11 @@ def widen(array: Array, dtype: DType) -> Array:
 def narrow(array: Array, dtype: DType) -> Array:
     """A computed array as the host bytes of `dtype`; floats round to nearest even."""
     if dtype is bf16:
-        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+        bits = np.asarray(array, np.float32).view(np.uint32)
         rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
         quiet = bits | np.uint32(0x00400000)
         nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        out: Array = (np.where(nan, quiet, rounded) >> np.uint32(16)).astype(np.uint16)
-        return out
+        return np.asarray(np.where(nan, quiet, rounded) >> np.uint32(16)).astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(dtype.numpy, copy=False)
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from centella import ops
+from centella.device import Device
+from centella.device import device as open_device
+from centella.dtypes import dtype_of, f32, promote
 from centella.errors import DTypeError, ShapeError
 from centella.op import get
+from centella.ops.concat import MOST
 from centella.tensor import Tensor, apply, apply_all, binary
 
 Number = int | float
@@ -80,6 +87,11 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return apply("leaky_relu", x, slope=float(negative_slope))
 
 
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x above 0, `alpha * (exp(x) - 1)` below (Clevert et al. 2016)."""
+    return apply("elu", x, alpha=float(alpha))
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
     return apply("sigmoid", x)
@@ -114,14 +126,78 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return apply("scale", x, factor=float(factor))
 
 
-def clip(x: Tensor, min: Number, max: Number) -> Tensor:
-    """min(max(x, min), max); NaN stays NaN."""
-    kind: Any = float if x.dtype.is_float else int
-    return apply("clip", x, low=kind(min), high=kind(max))
+def clip(x: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
+    """min(max(x, min), max), either side left out by None; NaN stays NaN."""
+    if x.dtype.is_float:
+        low = -math.inf if min is None else float(min)
+        return apply("clip", x, low=low, high=math.inf if max is None else float(max))
+    if x.dtype.kind == "bool":
+        raise DTypeError("clip: expected a numeric dtype, got bool")
+    info = np.iinfo(x.dtype.numpy)
+    low, high = (
+        end if v is None else builtins.min(builtins.max(v, info.min), info.max)
+        for v, end in ((min, info.min), (max, info.max))
+    )
+    return apply("clip", x, low=low, high=high)
+
+
+def where(condition: Tensor, x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """x where the bool condition holds, else y, broadcasting; x or y may be a number.
+
+    Raises:
+        DTypeError: for a condition that is not bool, or two numbers.
+    """
+    given = {"first": x, "second": y}
+    tensors = [t for t in given.values() if isinstance(t, Tensor)]
+    numbers = {n: v for n, v in given.items() if isinstance(v, (bool, int, float))}
+    if not tensors or len(tensors) + len(numbers) < 2:
+        names = " and ".join(type(v).__name__ for v in given.values())
+        raise DTypeError(f"where: expected two Tensors, or one and a number, got {names}")
+    common = promote("where", tensors[0].dtype, tensors[-1].dtype)
+    return apply("where", condition, *(t.astype(common) for t in tensors), **numbers)
+
+
+def full(
+    shape: int | Sequence[int], fill: Number, dtype: Any = f32, device: str | Device | None = None
+) -> Tensor:
+    """A tensor with one value everywhere, made on the device: nothing is uploaded."""
+    target = open_device(device)
+    extents = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": fill}
+    (value,) = target.record(get("fill"), [], attrs)
+    return Tensor(value, value.spec)
+
+
+def zeros(
+    shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
+) -> Tensor:
+    """A tensor of zeros, made on the device."""
+    return full(shape, 0, dtype, device)
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors of one dtype joined along an axis; their other extents are equal.
+
+    Raises:
+        ShapeError: for no tensors, a bad axis, or shapes that differ elsewhere.
+    """
+    if not tensors:
+        raise ShapeError("concat: expected at least one tensor, got none")
+    place = _axis(tensors[0], axis)
+    parts = list(tensors)
+    most = MOST if tensors[0].ndim < 6 else 3  # what the strides leave room for
+    while len(parts) > 1:
+        joined = [parts[i : i + most] for i in range(0, len(parts), most)]
+        parts = [
+            apply("concat", *some, axis=place) if len(some) > 1 else some[0] for some in joined
+        ]
+    return parts[0]
 
 
 def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = None) -> Tensor:
-    """alpha A B: a [..., m, k], b [..., k, n]; transposes are views (`.T`).
+    """alpha A B: a [..., m, k], b [..., k, n]; leading dimensions broadcast.
+
+    Transposes are views (`.T`) and cost nothing.
 
     Args:
         variant: force a kernel ("large", "medium", "small"), for tests and benchmarks.
@@ -287,11 +363,30 @@ def min(x: Tensor, axis: int | tuple[int, ...] | None = None, keepdims: bool = F
     return _reduced("min", x, axis, keepdims)
 
 
+def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Index (i32) of the largest element along an axis, or of all in row-major order.
+
+    The first of equals; a NaN is larger than every number.
+    """
+    if axis is None:
+        found = apply("argmax", x.reshape(-1))
+        return found.reshape(*(1,) * x.ndim) if keepdims else found
+    place = _axis(x, axis)
+    if place == x.ndim - 1 or not x.ndim:
+        found = apply("argmax", x)
+    else:
+        found = apply("argmax", x.permute(*(a for a in range(x.ndim) if a != place), place))
+    kept = (1 if a == place else n for a, n in enumerate(x.shape))
+    return found.reshape(*kept) if keepdims else found
+
+
 def _reduced(op: str, x: Tensor, axis: int | tuple[int, ...] | None, keepdims: bool) -> Tensor:
     if x.dtype.kind == "bool":
         raise DTypeError(f"{op}: expected a numeric dtype, got bool")
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = sorted({_axis(x, a) for a in axes}) if x.ndim else []
+    if x.ndim and len(gone) < len(axes):
+        raise ShapeError(f"{op}: expected different axes, got {list(axes)}")
     kept = [a for a in range(x.ndim) if a not in gone]
     outer = tuple(x.shape[a] for a in kept)
     moved = x if gone == list(range(len(kept), x.ndim)) else x.permute(*kept, *gone)

@@ -38,7 +38,7 @@ class UserKernel:
     def __init__(self, fn: Callable[..., Any], workgroup: int) -> None:
         if workgroup < 1 or workgroup > 1024:
             raise TraceError(f"workgroup: expected 1 to 1024 threads, got {workgroup}")
-        self._kernel = Kernel(fn, workgroup=workgroup)
+        self._kernel = Kernel(fn, workgroup=workgroup, trusted=False)
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from centella.errors import ContractError, TransferForbidden
 
@@ -30,11 +30,11 @@ class Counts:
         parameter_bytes: bytes of launch parameters sent.
         copies, copy_bytes: device-to-device copies.
         peeks: values looked at through `peek`, counted apart from downloads.
-        submissions: plan runs handed to the device.
+        submissions: plan runs handed to the device; neither a write nor a read-back alone is one.
         launches: programs run.
-        compiles, cache_hits: programs compiled, found compiled.
+        compiles, cache_hits: programs compiled, launches that found theirs compiled.
         plans: plans built (not found in the cache).
-        allocations, peak_bytes: buffers asked from the driver; most bytes held at once.
+        allocations, peak_bytes: buffers that the pool did not have; most bytes in use on a device.
         syncs: times a thread waited for the device.
     """
 
@@ -67,12 +67,6 @@ class Counts:
         return "  ".join(f"{k} {v:,}" for k, v in self.as_dict().items() if v) or "nothing"
 
 
-_lock = threading.Lock()
-_totals = Counts()
-_scopes: ContextVar[tuple[Ledger, ...]] = ContextVar("centella_ledgers", default=())
-_forbidden: ContextVar[frozenset[str]] = ContextVar("centella_forbidden", default=frozenset())
-_flush: list[Callable[[], None]] = []
-
 KINDS = {
     "transfer": ("uploads", "downloads"),
     "compile": ("compiles",),
@@ -80,13 +74,92 @@ KINDS = {
 }
 
 
+class Ledger:
+    """The counts of one `with ct.ledger() as led:` scope; reads flush what is still recorded."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._open = True
+
+    def _flush(self) -> None:
+        if self._open:
+            flush_implicit(self)
+
+    def __getattr__(self, name: str) -> int:
+        if name in Counts.__slots__:
+            self._flush()
+            return int(getattr(self.counts, name))
+        raise AttributeError(f"a ledger has no count {name!r}")
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        self._flush()
+        return self.counts.as_dict()
+
+    def expect(self, **expected: int) -> None:
+        """Raise unless the named counts are exactly these.
+
+        Raises:
+            ContractError: with each difference.
+        """
+        self._flush()
+        unknown = set(expected) - set(Counts.__slots__)
+        if unknown:
+            raise ContractError(f"expect: no such count: {', '.join(sorted(unknown))}")
+        wrong = [
+            f"{name}: expected {want}, got {got}"
+            for name, want in expected.items()
+            if (got := getattr(self.counts, name)) != want
+        ]
+        if wrong:
+            raise ContractError("ledger: " + "; ".join(wrong) + f"  (all: {self.counts})")
+
+    def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """`fn` counting into this scope when another thread runs it.
+
+        What that thread recorded lazily before and during the call is flushed at either end.
+        """
+        context = copy_context()
+
+        def counted(*args: P.args, **kwargs: P.kwargs) -> R:
+            if self not in _scopes.get():
+                _scopes.set((*_scopes.get(), self))
+            result = fn(*args, **kwargs)
+            flush_implicit()
+            return result
+
+        @wraps(fn)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            flush_implicit()
+            return context.copy().run(counted, *args, **kwargs)
+
+        return bound
+
+    def __str__(self) -> str:
+        self._flush()
+        return str(self.counts)
+
+
+_lock = threading.Lock()
+_totals = Counts()
+_scopes: ContextVar[tuple[Ledger, ...]] = ContextVar("centella_ledgers", default=())
+_forbidden: ContextVar[frozenset[str]] = ContextVar("centella_forbidden", default=frozenset())
+_flush: list[Callable[[Ledger | None], None]] = []
+
+
+def permit(what: str, *names: str) -> None:
+    """Ask before doing what `count` will count: nothing is half done when it is forbidden.
+
+    Raises:
+        TransferForbidden: one of `names` is forbidden in this scope.
+    """
+    for kind in _forbidden.get():
+        if any(name in KINDS[kind] for name in names):
+            raise TransferForbidden(f"{what}: a {kind} inside ct.forbid({kind!r})")
+
+
 def count(**amounts: int) -> None:
     """Add to the totals and to every open scope; `peak_bytes` is a maximum."""
-    forbidden = _forbidden.get()
-    for kind in forbidden:
-        broken = [name for name in KINDS[kind] if amounts.get(name)]
-        if broken:
-            raise TransferForbidden(f"{kind} inside ct.forbid({kind!r}): {', '.join(broken)}")
     with _lock:
         for counts in (_totals, *(led.counts for led in _scopes.get())):
             for name, amount in amounts.items():
@@ -102,65 +175,20 @@ def totals() -> Counts:
         return replace(_totals)
 
 
-def on_flush(callback: Callable[[], None]) -> None:
-    """Register what submits the implicit recordings of this thread."""
+def open_scopes() -> tuple[Ledger, ...]:
+    """The scopes that count what happens here, outermost first."""
+    return _scopes.get()
+
+
+def on_flush(callback: Callable[[Ledger | None], None]) -> None:
+    """Register what submits implicit recordings: this thread's, and those made in a scope."""
     _flush.append(callback)
 
 
-def flush_implicit() -> None:
-    """Submit the implicit recordings of this thread."""
+def flush_implicit(scope: Ledger | None = None) -> None:
+    """Submit the implicit recordings of this thread, and any that were made in `scope`."""
     for callback in _flush:
-        callback()
-
-
-class Ledger:
-    """The counts of one `with ct.ledger() as led:` scope; reads flush what is still recorded."""
-
-    def __init__(self) -> None:
-        self.counts = Counts()
-
-    def __getattr__(self, name: str) -> int:
-        if name in Counts.__slots__:
-            flush_implicit()
-            return int(getattr(self.counts, name))
-        raise AttributeError(name)
-
-    def as_dict(self) -> dict[str, int]:
-        """The counts by name."""
-        flush_implicit()
-        return self.counts.as_dict()
-
-    def expect(self, **expected: int) -> None:
-        """Raise unless the named counts are exactly these.
-
-        Raises:
-            ContractError: with each difference.
-        """
-        flush_implicit()
-        unknown = set(expected) - set(Counts.__slots__)
-        if unknown:
-            raise ContractError(f"expect: no such count: {', '.join(sorted(unknown))}")
-        wrong = [
-            f"{name}: expected {want}, got {got}"
-            for name, want in expected.items()
-            if (got := getattr(self.counts, name)) != want
-        ]
-        if wrong:
-            raise ContractError("ledger: " + "; ".join(wrong) + f"  (all: {self.counts})")
-
-    def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """`fn` counting into this scope when another thread runs it."""
-        context = copy_context()
-
-        @wraps(fn)
-        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
-            return context.copy().run(fn, *args, **kwargs)
-
-        return bound
-
-    def __str__(self) -> str:
-        flush_implicit()
-        return str(self.counts)
+        callback()  # type: ignore[call-arg]
 
 
 @contextmanager
@@ -174,8 +202,9 @@ def ledger() -> Iterator[Ledger]:
     token = _scopes.set((*_scopes.get(), led))
     try:
         yield led
-        flush_implicit()
+        flush_implicit(led)
     finally:
+        led._open = False
         _scopes.reset(token)
 
 
@@ -183,12 +212,15 @@ def ledger() -> Iterator[Ledger]:
 def forbid(*kinds: str) -> Iterator[None]:
     """Raise TransferForbidden at the line that does one of "transfer", "compile", "allocation".
 
+    What the line would have done is not done, and the device stays usable. `peek` is permitted.
+
     Raises:
-        ContractError: for an unknown kind.
+        ContractError: for an unknown kind, or none.
     """
-    unknown = set(kinds) - set(KINDS)
-    if unknown:
-        raise ContractError(f"forbid: expected {', '.join(KINDS)}, got {', '.join(unknown)}")
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown or not kinds:
+        got = ", ".join(unknown) or "nothing"
+        raise ContractError(f"forbid: expected some of {', '.join(KINDS)}, got {got}")
     flush_implicit()
     token = _forbidden.set(_forbidden.get() | frozenset(kinds))
     try:
@@ -198,6 +230,6 @@ def forbid(*kinds: str) -> Iterator[None]:
         _forbidden.reset(token)
 
 
-def current_context() -> Any:
-    """The context that a worker thread must run in, so that its counts reach these scopes."""
+def current_context() -> object:
+    """The context that a worker thread must run in."""
     return copy_context()

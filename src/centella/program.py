@@ -30,9 +30,11 @@ class Kernel:
     """A kernel function with its face; the specialisations traced so far."""
 
     def __init__(
-        self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None
-    ) -> None:
+        self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None,
+        trusted: bool = True,
+    ) -> None:  # fmt: skip
         self.fn = fn
+        self.trusted = trusted
         self.name = name or fn.__name__
         self.workgroup = workgroup
         self._face = face
@@ -95,7 +97,7 @@ class Kernel:
         found = self._programs.get(key)
         if found is None:
             ir = self.specialise(dtypes, unit, constants, workgroup, face)
-            found = self._programs[key] = program_of(ir, caps)
+            found = self._programs[key] = program_of(ir, caps, self.trusted)
         return found
 
 
@@ -110,13 +112,18 @@ def kernel(*, workgroup: int, name: str = "") -> Callable[[Callable[..., Any]], 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a backend compiles: target text with its identity."""
+    """What a backend compiles: target text with its identity.
+
+    `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
+    them without bounds checks of its own. A user's kernel is never trusted.
+    """
 
     key: str
     target: str
     name: str
     source: str
     ir: KernelIR = field(compare=False, repr=False)
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ class HostProgram:
     )
 
 
-def program_of(ir: KernelIR, caps: Caps) -> Program:
+def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
     """Emit a traced kernel for a device.
 
     Raises:
@@ -146,7 +153,8 @@ def program_of(ir: KernelIR, caps: Caps) -> Program:
             raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
     if caps.target == "wgsl":
         source = emit_wgsl(ir, native_f16=caps.native_f16_pack)
-        return Program(f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}", "wgsl", ir.name, source, ir)
+        key = f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}{int(trusted)}"
+        return Program(key, "wgsl", ir.name, source, ir, trusted)
     if caps.target == "ptx":
         source = emit_ptx(ir, caps.arch)
         return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)

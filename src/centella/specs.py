@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from centella.dtypes import DType
@@ -45,13 +45,25 @@ class Spec:
     """Shape, dtype and strides (in elements) of a value; the offset rides with the binding.
 
     `aligned` says that the first element starts on a 16-byte boundary and that every outer
-    stride is a multiple of 16 bytes, so that rows may be read in 16-byte chunks.
+    stride is a multiple of 16 bytes, so that rows may be read in 16-byte chunks. The hash is
+    computed once: a Spec is part of every key that recording and planning look up.
     """
 
     shape: Shape
     dtype: DType
     strides: Shape
     aligned: bool = True
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        key = (self.shape, self.dtype, self.strides, self.aligned)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Spec], tuple[Shape, DType, Shape, bool]]:
+        return Spec, (self.shape, self.dtype, self.strides, self.aligned)
 
     @property
     def size(self) -> int:
@@ -86,6 +98,7 @@ class Spec:
         return not self.shape or self.strides[-1] == 1 or self.shape[-1] <= 1
 
 
+@lru_cache(maxsize=8192)
 def make_spec(shape: Shape, dtype: DType, row_alignment: int) -> Spec:
     """The Spec a device gives a tensor that it allocates itself."""
     strides = padded_strides(shape, dtype.itemsize, row_alignment)

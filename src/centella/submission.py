@@ -17,7 +17,8 @@ Array = np.ndarray[Any, Any]
 class Buffer:
     """Device memory that a value owns; returned to the pool when nothing refers to it.
 
-    The finalizer only appends to a queue: it may run on any thread, at any time.
+    The finalizer only appends to a queue: it may run on any thread, at any time. `owner` is what
+    keeps imported memory alive; imported memory is never freed.
     """
 
     __slots__ = ("__weakref__", "native", "nbytes", "owner", "release")
@@ -31,13 +32,16 @@ class Buffer:
         self.owner = owner
 
     def __del__(self) -> None:
-        if self.release is not None and self.native is not None:
+        if self.release is not None:
             self.release(self.native, self.nbytes)
 
 
 @dataclass(slots=True)
 class Bound:
-    """One launch with its operands: slots of the submission, and how each is seen."""
+    """One launch with its operands: slots of the submission, and how each is seen.
+
+    A plan keeps the launches that it bound; a backend changes nothing in them.
+    """
 
     program: Program | HostProgram
     pipeline: Any
@@ -50,7 +54,10 @@ class Bound:
 
 @dataclass(slots=True)
 class Read:
-    """A read-back: bytes of a slot from `start`, `nbytes` of them."""
+    """A read-back: bytes of a slot from `start`, `nbytes` of them.
+
+    Both are multiples of 4, except on the CPU.
+    """
 
     slot: int
     start: int
@@ -78,7 +85,7 @@ class Ticket(Protocol):
     """A submission under way."""
 
     def done(self) -> bool:
-        """True once the device has finished it."""
+        """True once the device has finished it; never blocks."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished; raises what it failed with, or TimeoutError."""
@@ -87,8 +94,26 @@ class Ticket(Protocol):
         """Bytes of read-back `index`, after `wait`; a copy that the caller owns."""
 
 
+class DoneTicket:
+    """A submission that had finished when it was made."""
+
+    def __init__(self, results: tuple[Array, ...] = ()) -> None:
+        self._results = results
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Nothing to wait for."""
+
+    def data(self, index: int) -> Array:
+        """Bytes of read-back `index`."""
+        return self._results[index]
+
+
 class Backend(Protocol):
-    """One open device."""
+    """One open device. All calls but a ticket's come under the device's lock, from any thread."""
 
     name: str
     caps: Caps
@@ -100,14 +125,33 @@ class Backend(Protocol):
     def free(self, native: Any) -> None:
         """Give memory back to the driver."""
 
+    def adopt(self, native: Any) -> tuple[Any, int]:
+        """Memory of the application's, to be read in place: what launches bind, and its bytes.
+
+        Raises:
+            DeviceError: for what is no memory of this device, or cannot be bound and read.
+        """
+
+    def disown(self, native: Any) -> None:
+        """Forget what `adopt` gave: no value refers to it any more."""
+
     def write(self, native: Any, offset: int, data: Array) -> None:
-        """Copy host bytes into device memory, in order with submissions."""
+        """Copy host bytes into device memory, in order with submissions.
+
+        The host bytes may change as soon as this returns.
+        """
 
     def compile(self, program: Program | HostProgram) -> Any:
         """The driver's form of a program; raises CompileError."""
 
     def submit(self, work: Submission) -> Ticket:
-        """Start a submission."""
+        """Start a submission.
+
+        Raises:
+            OutOfMemoryError, LimitError: nothing was submitted, it may be tried again.
+            SimulationError: a kernel's own fault; the device is as good as before.
+            CentellaError: anything else means that the device is lost.
+        """
 
     def describe(self) -> dict[str, Any]:
         """Name, adapter, driver, limits: what `centella info` prints."""

@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from centella.errors import MissingExtraError, WeightsError
+from centella.errors import DTypeError, MissingExtraError, WeightsError
 
 if TYPE_CHECKING:
     import tokenizers
+
+T = TypeVar("T", dict[str, Any], list[Any])
 
 _FILE = "tokenizer.json"
 
@@ -65,7 +67,7 @@ class Tokenizer:
             native = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise WeightsError(f"{file}: expected a tokenizer, got: {error}") from error
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         side = config.get("truncation_side", "right")
         if side not in ("left", "right"):
             raise WeightsError(
@@ -91,7 +93,7 @@ class Tokenizer:
             One list of ids a text.
 
         Raises:
-            TypeError: a text that is no `str`, or one `str` in place of a sequence.
+            DTypeError: a text that is no `str`, or one `str` in place of a sequence.
             ValueError: no room for the special tokens, or a text that is not valid Unicode.
 
         Source: `truncation=True` of transformers' `PreTrainedTokenizerFast`.
@@ -154,10 +156,10 @@ def max_length(folder: str | PathLike[str]) -> int:
 def _checked(texts: Sequence[str]) -> list[str]:
     """The texts as a list of str that UTF-8 can hold."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
-        raise TypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
+        raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"encode: texts[{i}]: expected str, got {type(text).__name__}")
+            raise DTypeError(f"encode: texts[{i}]: expected str, got {type(text).__name__}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -170,19 +172,19 @@ def _checked(texts: Sequence[str]) -> list[str]:
 
 def _pad_id(folder: Path, config: dict[str, Any], native: tokenizers.Tokenizer) -> int | None:
     """The padding token's id: by name from the tokenizer's files, else from the model's."""
-    for source in (config, _read_json(folder / "special_tokens_map.json")):
+    for source in (config, read_json(folder / "special_tokens_map.json")):
         token = source.get("pad_token")
         content = token.get("content") if isinstance(token, dict) else token
         found = native.token_to_id(content) if isinstance(content, str) else None
         if found is not None:
             return found
-    stored = _read_json(folder / "config.json").get("pad_token_id")
+    stored = read_json(folder / "config.json").get("pad_token_id")
     return stored if isinstance(stored, int) else None
 
 
 def _positive(file: Path, key: str) -> int | None:
     """A whole number over 0 of a JSON file; transformers writes 1e30 for "no limit"."""
-    value = _read_json(file).get(key)
+    value = read_json(file).get(key)
     if value is None:
         return None
     whole = type(value) is int or (isinstance(value, float) and value.is_integer())
@@ -191,14 +193,33 @@ def _positive(file: Path, key: str) -> int | None:
     return int(value)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of the folder; {} where the file is missing."""
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; {} where the file is missing.
+
+    Raises:
+        WeightsError: for a file that holds none.
+    """
+    return _read(file, dict)
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """A JSON list of a model folder; [] where the file is missing.
+
+    Raises:
+        WeightsError: for a file that holds none.
+    """
+    return _read(file, list)
+
+
+def _read(file: Path, kind: type[T]) -> T:
+    """A JSON value of one kind; an empty one where the file is missing."""
     if not file.is_file():
-        return {}
+        return kind()
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{file}: expected JSON, got: {error}") from error
-    if not isinstance(value, dict):
-        raise WeightsError(f"{file}: expected a JSON object, got {type(value).__name__}")
+    if not isinstance(value, kind):
+        wanted = "object" if kind is dict else kind.__name__
+        raise WeightsError(f"{file}: expected a JSON {wanted}, got {type(value).__name__}")
     return value

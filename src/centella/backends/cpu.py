@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from centella.submission import Array, Buffer, Submission
 from centella.dtypes import DType
 from centella.ledger import current_context
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
+from centella.submission import Array, Buffer, Submission
 
 
 def view(native: Array, spec: Spec, offset: int) -> Array:

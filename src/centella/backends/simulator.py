@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from centella.submission import Array, Bound, Submission
 from centella.errors import SimulationError
 from centella.lang.simulate import simulate
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
+from centella.submission import Array, Bound, Submission
 
 
 class DoneTicket:

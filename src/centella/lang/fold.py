@@ -1,13 +1,48 @@
-"""Constant folding and the few identities that address arithmetic needs."""
+"""Constant folding, and the few identities that address arithmetic needs.
+
+Every pure operation on constants alone is folded: WGSL refuses constant expressions that overflow,
+divide by zero or make a NaN, so none may reach it. Integers, which are most of them, are folded
+here; the rest by the tables of the simulator.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from centella.lang.arithmetic import NUMPY, PLAIN, TYPED, UNFUSED
+
 Number = int | float | bool
-_SCALAR: dict[str, Any] = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "bool": np.bool_}
+INTEGERS = ("i32", "u32")
+TABLE: dict[str, Callable[..., Any]] = PLAIN | UNFUSED
+
+
+def fold(
+    op: str, type_: str, attr: Any, types: tuple[str, ...], values: tuple[Number, ...]
+) -> Number | None:
+    """The value of a pure operation on constants of `types`, or None: it is no constant.
+
+    No bits that make a NaN are folded to one, as a Python float would not keep them.
+    """
+    if types[0] in INTEGERS and type_ in INTEGERS and len(values) <= 2:
+        found = _fold_int(op, type_, values)
+        if found is not None:
+            return found
+    operands = [NUMPY[t](v) for t, v in zip(types, values, strict=True)]
+    with np.errstate(all="ignore"):
+        if op in TABLE:
+            result = TABLE[op](*operands)
+        elif op in TYPED:
+            result = TYPED[op](type_, attr, *operands)
+        else:
+            return None
+    value: Number = result.item()
+    if type_ == "f32" and math.isnan(value):
+        return None if op == "bitcast" else math.nan
+    return value
 
 
 def _truncated_div(a: int, b: int) -> int:
@@ -19,90 +54,51 @@ def _wrap(value: int, type_: str) -> int:
     return value - 2**32 if type_ == "i32" and value >= 2**31 else value
 
 
-def fold(op: str, type_: str, operand: str, values: tuple[Number, ...]) -> Number | None:
-    """The value of a pure operation on constants, or None where it is left to the device.
-
-    `operand` is the type of the first operand. f32 is folded only where rounding is defined
-    (one rounding to nearest even), never through a transcendental.
-    """
-    if op in ("lt", "le", "gt", "ge", "eq", "ne"):
-        a, b = values
-        return {"lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b, "eq": a == b, "ne": a != b}[
-            op
-        ]
-    if type_ == "bool":
-        if op == "not":
-            return not values[0]
-        if op in ("and", "or", "xor"):
-            a, b = bool(values[0]), bool(values[1])
-            return {"and": a and b, "or": a or b, "xor": a != b}[op]
-        return None
-    if type_ == "f32":
-        return _fold_float(op, operand, values)
-    if operand in ("i32", "u32") and type_ in ("i32", "u32"):
-        return _fold_int(op, type_, values)
-    return None
-
-
-def _fold_float(op: str, operand: str, values: tuple[Number, ...]) -> Number | None:
-    if op == "cast" and operand in ("i32", "u32"):
-        return float(np.float32(values[0]))
-    if op not in ("add", "sub", "mul", "neg") or operand != "f32":
-        return None
-    with np.errstate(all="ignore"):
-        numbers = [np.float32(v) for v in values]
-        if op == "neg":
-            return float(-numbers[0])
-        a, b = numbers
-        result = float({"add": a + b, "sub": a - b, "mul": a * b}[op])
-    return result if np.isfinite(result) else None
-
-
-def _fold_int(op: str, type_: str, values: tuple[Number, ...]) -> Number | None:
-    numbers = [int(v) for v in values]
-    a = numbers[0]
-    if op == "neg":
-        return _wrap(-a, type_)
-    if op == "not":
-        return _wrap(~a, type_)
-    if op in ("cast", "bitcast"):
-        return _wrap(a, type_)
-    if len(numbers) != 2:
-        return None
-    b = numbers[1]
-    if op in ("shl", "shr"):
-        shifted = a << (b & 31) if op == "shl" else a >> (b & 31)
-        return _wrap(shifted, type_)
+def _fold_int(op: str, type_: str, values: tuple[Number, ...]) -> int | None:
+    a, b = int(values[0]), int(values[-1])
+    if op == "add":
+        return _wrap(a + b, type_)
+    if op == "sub":
+        return _wrap(a - b, type_)
+    if op == "mul":
+        return _wrap(a * b, type_)
     if op == "div":
         return _wrap(_truncated_div(a, b), type_)
     if op == "rem":
         return 0 if b == 0 else _wrap(a - _truncated_div(a, b) * b, type_)
-    table = {"add": a + b, "sub": a - b, "mul": a * b, "and": a & b, "or": a | b, "xor": a ^ b}
-    if op in table:
-        return _wrap(table[op], type_)
-    if op in ("min", "max"):
-        return min(a, b) if op == "min" else max(a, b)
+    if op == "shl":
+        return _wrap(a << (b & 31), type_)
+    if op == "shr":
+        return a >> (b & 31)
+    if op == "and":
+        return a & b
+    if op in ("cast", "bitcast"):
+        return _wrap(a, type_)
     return None
 
 
 def identity(op: str, type_: str, consts: tuple[Number | None, ...]) -> int | str | None:
-    """Which operand an integer operation returns unchanged (0, 1), "zero", or None."""
-    if type_ not in ("i32", "u32") or len(consts) != 2:
+    """Which operand an integer operation returns unchanged (0, 1), "zero", or None.
+
+    What divides by zero is settled here: WGSL refuses it as a constant.
+    """
+    if type_ not in INTEGERS or len(consts) != 2:
         return None
     a, b = consts
-    if op in ("add", "or", "xor") and a == 0:
-        return 1
-    if op in ("add", "sub", "or", "xor", "shl", "shr") and b == 0:
-        return 0
-    if op == "mul":
-        if a == 0 or b == 0:
-            return "zero"
-        if a == 1:
-            return 1
-        if b == 1:
+    if b == 0:
+        if op in ("add", "sub", "or", "xor", "shl", "shr", "div"):
             return 0
-    if op == "div" and b == 1:
-        return 0
-    if op == "rem" and b == 1:
+        if op in ("mul", "and", "rem"):
+            return "zero"
+    elif b == 1:
+        if op in ("mul", "div"):
+            return 0
+        if op == "rem":
+            return "zero"
+    if a == 0 and op in ("add", "or", "xor"):
+        return 1
+    if a == 0 and op in ("mul", "and"):
         return "zero"
+    if a == 1 and op == "mul":
+        return 1
     return None

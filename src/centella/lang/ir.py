@@ -17,7 +17,8 @@ Operations, by family (args -> result):
     fma(a, b, c)       select(cond, if_true, if_false)
     unpack_f16(w)      attr: half 0 or 1               pack_f16(lo, hi) pack_bf16(lo, hi) -> u32
     extract(v)         attr: lane of a chunk
-    load(i) load4(i) store(i, v) store4(i, a, b, c, d)         attr: argument index; i in words/chunks
+    load(i) load4(i) store(i, v) store4(i, a, b, c, d)         attr: argument index; i counts words,
+                                                               or chunks where the name ends in 4
     sload(i) sload4(i) sstore(i, v) sstore4(i, a, b, c, d)     attr: shared array index
     var(init) get(var) set(var, v)
     if(cond) else() end()   for(lo, hi, step)   loop()   break_if(cond)
@@ -85,7 +86,12 @@ class SharedArray:
 
 @dataclass(frozen=True)
 class KernelIR:
-    """A traced kernel: what emitters and the simulator read."""
+    """A traced kernel: what emitters and the simulator read.
+
+    `lines` has the source line of each statement with an effect. `starts` has, for accesses to a
+    word or chunk of elements, the id of the first element's index and what it must be a multiple
+    of. Neither is part of the identity.
+    """
 
     name: str
     args: tuple[BufferArg, ...]
@@ -94,6 +100,9 @@ class KernelIR:
     workgroup: int
     body: tuple[Statement, ...]
     lines: dict[int, str] = field(default_factory=dict, compare=False, hash=False, repr=False)
+    starts: dict[int, tuple[int, int]] = field(
+        default_factory=dict, compare=False, hash=False, repr=False
+    )
 
     @property
     def shared_bytes(self) -> int:

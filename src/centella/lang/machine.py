@@ -39,7 +39,6 @@ class _Region:
     words: Words
     size: int
     start: Ids | int
-    packed: bool
     shadow: Shadow | None
 
 
@@ -80,8 +79,7 @@ class Machine:
             if self.check and arg.writable:
                 given = np.full(words.size, arg.mode == "inout") if mask is None else mask
                 shadow = Shadow(words.size, self.ir.workgroup, given)
-            packed = arg.dtype.per_word > 1
-            region = _Region(repr(arg.name), words, words.size, 0, packed, shadow)
+            region = _Region(repr(arg.name), words, words.size, 0, shadow)
             self.memory["global"].append(region)
         bits = [p.view(NUMPY[d.type]) for p, d in zip(params, self.ir.params, strict=True)]
         threads = np.arange(self.ir.workgroup, dtype=np.uint32)[None]
@@ -114,7 +112,7 @@ class Machine:
             shadow = Shadow(total, ir.workgroup, nobody) if self.check else None
             start = np.arange(0, total, array.words, dtype=np.int64)[:, None]
             words = np.full(total, UNDEFINED, np.uint32)
-            region = _Region(f"shared array {k}", words, array.words, start, False, shadow)
+            region = _Region(f"shared array {k}", words, array.words, start, shadow)
             self.memory["shared"].append(region)
         self._narrow(np.ones((1, 1), np.bool_))
         self._run(0, len(ir.body))
@@ -244,16 +242,14 @@ class Machine:
             word = np.broadcast_to(words, outside.shape).flat[at]
             text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
             raise self._fault(index, thread, text)
-        if self.check and (width == 4 or (region.packed and self.ir.body[index][0] == "store")):
-            self._check_boundary(index, region)
+        if self.check and index in self.ir.starts:
+            self._check_start(index, region)
         return words + region.start
 
-    def _check_boundary(self, index: int, region: _Region) -> None:
+    def _check_start(self, index: int, region: _Region) -> None:
         """The tracer shifts an element index to that of its chunk: the low bits must be zero."""
-        op, _, args, _ = self.ir.body[self.ir.body[index][2][0]]
-        if op != "shr" or self.ir.body[args[1]][0] != "const":
-            return
-        element, multiple = self.values[args[0]], 1 << int(self.values[args[1]])
+        start, multiple = self.ir.starts[index]
+        element = self.values[start]
         beside = self.active & (element % multiple != 0)
         if beside.any():
             at, thread = self._first(np.broadcast_to(beside, self.shape))

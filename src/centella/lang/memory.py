@@ -28,15 +28,22 @@ def _index(tracer: Tracer, value: Any) -> Expr:
     return expr
 
 
-class Argument:
+class _Array:
+    """What tensor arguments and workgroup memory share: they hold values and are none."""
+
+    __hash__ = None  # type: ignore[assignment]  # an array is no value
+
+    def __iter__(self) -> Any:
+        raise TraceError("an array cannot be iterated: use lang.range(n) and an index")
+
+
+class Argument(_Array):
     """A tensor argument of rank 1 or 2: `x[i]`, `x[i, j]`, `x.load(...)`, `y.store(...)`.
 
     `load(i)` reads the 16-byte chunk that starts at element `i` (a multiple of the elements a
     chunk holds) as a list of values. `store(i, values)` writes one word or one chunk of values.
     `y[i] = v` is for 4-byte dtypes.
     """
-
-    __hash__ = None  # type: ignore[assignment]  # an argument is no value
 
     def __init__(
         self, tracer: Tracer, index: int, name: str, mode: str, dtype: DType, rank: int, unit: bool
@@ -50,18 +57,19 @@ class Argument:
         self._unit = unit
         self._word = WORD_OF.get(dtype.name, "u32")
         self._chunked = False
-        self._loaded = False
         self._stored = False
 
-    def declaration(self) -> BufferArg:
-        """What the trace found out about this argument."""
+    def declaration(self, where: str) -> BufferArg:
+        """What the trace found out about this argument; `where` the kernel stands."""
         if self.mode == "out" and not self._stored:
-            raise TraceError(f"output {self.name!r} is never written")
+            raise TraceError(f"output {self.name!r} is never written{where}")
         return BufferArg(self.name, self.mode, self.dtype, self._word, 4 if self._chunked else 1)
 
     def shape(self, axis: int) -> Expr:
         """Extent of one axis, a uniform u32."""
-        return self._tracer.param((self.name, "shape", range(self.rank)[axis]), "u32")
+        if not isinstance(axis, int) or not -self.rank <= axis < self.rank:
+            raise TraceError(f"{self.name!r} has rank {self.rank}, got axis {axis!r}")
+        return self._tracer.param((self.name, "shape", axis % self.rank), "u32")
 
     def _element(self, key: Any) -> Expr:
         t = self._tracer
@@ -93,10 +101,9 @@ class Argument:
         self._may("load")
         t = self._tracer
         element = self._element(key)
-        word = t.result(
-            t.effect("load", self._word, (self._shift(element, self.dtype.per_word),),
-                     self._position),
-            self._word, False)
+        index = self._shift(element, self.dtype.per_word)
+        id_ = t.effect("load", self._word, (index,), self._position)
+        word = t.result(id_, self._word, False)
         if self.dtype.per_word == 1:
             return word
         lane = t.pure("and", "u32", (element, t.constant(self.dtype.per_word - 1, "u32")))
@@ -111,9 +118,12 @@ class Argument:
             raise TraceError(f"{self.name!r}.load needs neighbouring elements (stride 1)")
         t = self._tracer
         self._chunked = True
-        chunk_index = self._shift(self._element(key), self.dtype.per_chunk)
+        element, per_chunk = self._element(key), self.dtype.per_chunk
+        index = self._shift(element, per_chunk)
         kind = f"{self._word}x4"
-        chunk = t.result(t.effect("load4", kind, (chunk_index,), self._position), kind, False)
+        id_ = t.effect("load4", kind, (index,), self._position)
+        t.starts[id_] = (element.id, per_chunk)
+        chunk = t.result(id_, kind, False)
         words = [t.pure("extract", self._word, (chunk,), lane) for lane in range(4)]
         per = self.dtype.per_word
         return [_unpack(t, w, self.dtype, lane) for w in words for lane in range(per)]
@@ -150,12 +160,10 @@ class Argument:
         words = [_pack(t, typed[i : i + per], self.dtype) for i in range(0, len(typed), per)]
         element = self._element(tuple(key))
         self._stored = True
-        if len(values) == self.dtype.per_chunk:
-            self._chunked = True
-            index = self._shift(element, self.dtype.per_chunk)
-            t.effect("store4", "", (index, *words), self._position)
-        else:
-            t.effect("store", "", (self._shift(element, per), words[0]), self._position)
+        index = self._shift(element, len(values))
+        self._chunked = self._chunked or len(values) == self.dtype.per_chunk
+        op = "store4" if len(words) == 4 else "store"
+        t.starts[t.effect(op, "", (index, *words), self._position)] = (element.id, len(values))
 
 
 class ScalarArgument:
@@ -175,15 +183,13 @@ class ScalarArgument:
         index = t.param((self.name, "offset"), "u32")
         return t.result(t.effect("load", self._word, (index,), self._position), self._word, True)
 
-    def declaration(self) -> BufferArg:
+    def declaration(self, where: str) -> BufferArg:
         """What emitters bind."""
         return BufferArg(self.name, "scalar", self.dtype, self._word, 1)
 
 
-class Shared:
+class Shared(_Array):
     """Workgroup memory: `s[i]`, `s[i] = v`, and 16-byte `s.load(i)`, `s.store(i, values)`."""
-
-    __hash__ = None  # type: ignore[assignment]  # an array is no value
 
     def __init__(self, tracer: Tracer, type_: str, words: int) -> None:
         self._tracer = tracer
@@ -205,45 +211,54 @@ class Shared:
         t = self._tracer
         t.effect("sstore", "", (_index(t, key), expr_of(t, value, self._type)), self._position)
 
-    def _chunk_index(self, key: Any) -> Expr:
-        if self.words % 4:
-            raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
-        t = self._tracer
-        t.shared[self._position] = SharedArray(self._type, self.words, 4)
-        return t.pure("shr", "u32", (_index(t, key), t.constant(2, "u32")))
-
     def load(self, key: Any) -> list[Expr]:
         """Four neighbouring words; the index is a multiple of 4."""
-        t = self._tracer
-        index = self._chunk_index(key)
-        kind = f"{self._type}x4"
-        chunk = t.result(t.effect("sload4", kind, (index,), self._position), kind, False)
-        return [t.pure("extract", self._type, (chunk,), lane) for lane in range(4)]
+        return self._load_chunk(*self._chunk_at(key))
 
     def store(self, key: Any, values: Sequence[Any]) -> None:
         """Write four neighbouring words; the index is a multiple of 4."""
-        if len(values) != 4:
-            raise TraceError(f"shared.store takes 4 values, got {len(values)}")
-        t = self._tracer
-        typed = tuple(expr_of(t, v, self._type) for v in values)
-        t.effect("sstore4", "", (self._chunk_index(key), *typed), self._position)
-
+        self._store_chunk(values, *self._chunk_at(key))
 
     def load_chunk(self, chunk: Any) -> list[Expr]:
         """`load(4 * chunk)`, without the shift: for addresses that are chunks from the start."""
-        self._chunk_index(0)
-        t = self._tracer
-        kind = f"{self._type}x4"
-        id_ = t.effect("sload4", kind, (_index(t, chunk),), self._position)
-        whole = t.result(id_, kind, False)
-        return [t.pure("extract", self._type, (whole,), lane) for lane in range(4)]
+        return self._load_chunk(_index(self._tracer, chunk))
 
     def store_chunk(self, chunk: Any, values: Sequence[Any]) -> None:
         """`store(4 * chunk, values)`, without the shift."""
-        self._chunk_index(0)
+        self._store_chunk(values, _index(self._tracer, chunk))
+
+    def _chunk_at(self, key: Any) -> tuple[Expr, Expr]:
+        """The index of the chunk that starts at a word, and the word."""
         t = self._tracer
+        word = _index(t, key)
+        if isinstance(word.const, int) and word.const % 4:
+            raise TraceError(f"a chunk starts at a multiple of 4 words, got {word.const}")
+        return t.pure("shr", "u32", (word, t.constant(2, "u32"))), word
+
+    def _chunked(self) -> None:
+        if self.words % 4:
+            raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
+        self._tracer.shared[self._position] = SharedArray(self._type, self.words, 4)
+
+    def _load_chunk(self, chunk: Expr, word: Expr | None = None) -> list[Expr]:
+        t = self._tracer
+        self._chunked()
+        kind = f"{self._type}x4"
+        id_ = t.effect("sload4", kind, (chunk,), self._position)
+        if word is not None:
+            t.starts[id_] = (word.id, 4)
+        whole = t.result(id_, kind, False)
+        return [t.pure("extract", self._type, (whole,), lane) for lane in range(4)]
+
+    def _store_chunk(self, values: Any, chunk: Expr, word: Expr | None = None) -> None:
+        t = self._tracer
+        self._chunked()
+        if isinstance(values, Operand) or not isinstance(values, Sequence) or len(values) != 4:
+            raise TraceError("a chunk of shared memory takes a list of 4 values")
         typed = tuple(expr_of(t, v, self._type) for v in values)
-        t.effect("sstore4", "", (_index(t, chunk), *typed), self._position)
+        id_ = t.effect("sstore4", "", (chunk, *typed), self._position)
+        if word is not None:
+            t.starts[id_] = (word.id, 4)
 
 
 def _unpack(t: Tracer, word: Expr, dtype: DType, lane: int) -> Expr:
@@ -268,9 +283,14 @@ def _pack(t: Tracer, values: list[Expr], dtype: DType) -> Expr:
         return values[0]
     if dtype.name in ("f16", "bf16"):
         return t.pure(f"pack_{dtype.name}", "u32", (values[0], values[1]))
-    bits = [t.pure("cast", "u32", (v,)) if v.type == "bool" else
-            t.pure("bitcast", "u32", (v,)) if v.type == "i32" else v for v in values]
-    word = bits[0] & 0xFF
+    word = _byte(t, values[0])
     for lane in range(1, 4):
-        word = word | ((bits[lane] & 0xFF) << (8 * lane))
+        word = word | (_byte(t, values[lane]) << (8 * lane))
     return word
+
+
+def _byte(t: Tracer, value: Expr) -> Expr:
+    """The low eight bits of an integer, 0 or 1 for a bool."""
+    if value.type == "bool":
+        return t.pure("cast", "u32", (value,))
+    return (t.pure("bitcast", "u32", (value,)) if value.type == "i32" else value) & 0xFF

@@ -7,7 +7,7 @@ bool); the assembler allocates. Floating point is never contracted: add.rn, mul.
 Launch: a 1-D grid, at least `groups` blocks of `workgroup` threads; blocks past `groups` return.
 The one kernel parameter is a struct (`param_layout`): 64-bit addresses of the tensor arguments in
 order, u32 number of groups, the launch parameters of 4 bytes in order. Workgroup memory past
-48 KiB is dynamic: the launch passes `shared_layout(ir).size` bytes.
+48 KiB is dynamic: the launch passes `shared_layout(ir).dynamic` bytes.
 
 Addresses: `x[i + 1]` and `x[i + 2]` share one address register and differ in the immediate of the
 load. That needs an index whose sum does not pass 2^32 on the way, as element indices never do;
@@ -30,8 +30,9 @@ from typing import Any
 from centella.errors import DeviceError, TraceError
 from centella.lang.ir import OPENS, PURE, KernelIR, Statement
 
-# Target: the lowest PTX version that knows it. Every instruction used here is in that version.
+# Target: the lowest PTX version that knows it and shfl.sync (6.0), with all that is used here.
 TARGETS = {
+    "sm_50": "6.0", "sm_52": "6.0", "sm_53": "6.0", "sm_60": "6.0", "sm_61": "6.0", "sm_62": "6.0",
     "sm_70": "6.0", "sm_72": "6.1", "sm_75": "6.3", "sm_80": "7.0", "sm_86": "7.1", "sm_87": "7.4",
     "sm_88": "9.0", "sm_89": "7.8", "sm_90": "7.8", "sm_90a": "8.0", "sm_100": "8.6",
     "sm_100a": "8.6", "sm_103": "8.8", "sm_103a": "8.8", "sm_110": "9.0", "sm_110a": "9.0",
@@ -40,8 +41,8 @@ TARGETS = {
 STATIC_SHARED_BYTES = 48 * 1024
 SUBGROUP_SIZE = 32
 MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every access
-MAX_TERMS = 4
-ROOM = 64  # integer values moved before a loop: more could crowd out its accumulators
+MAX_TERMS, MAX_DEPTH = 4, 3
+ROOM = 20  # values moved before a loop at most: past 22, small GEMM tiles spill on Blackwell
 
 # Value type: its registers, and its name in moves and memory accesses.
 TYPES = {"f32": ("%f", "f32"), "i32": ("%r", "b32"), "u32": ("%r", "b32"), "bool": ("%p", "pred")}
@@ -189,6 +190,10 @@ def _leaves(terms: Terms) -> Iterator[int]:
             yield from _leaves(term[1])
 
 
+def _depth(terms: Terms) -> int:
+    return max((1 + _depth(t[1]) for t in terms if not isinstance(t, int)), default=0)
+
+
 def _same_register(body: tuple[Statement, ...], statement: Statement) -> bool:
     """True for a conversion between i32 and u32: the bits stay where they are."""
     op, type_, args, _ = statement
@@ -202,12 +207,18 @@ class _Sums:
         self.body = body
         self.signed: set[int] = set()  # values that may stand for a number below 0
         self.found: dict[int, tuple[Terms, int]] = {}
+        self.pairs: dict[int, tuple[Terms, int]] = {}  # sums of two terms, to meet x[i] with x[i+1]
         size = -1
         while size != len(self.signed):  # a variable set late in a loop is read early in it
             size = len(self.signed)
             self.found.clear()
+            self.pairs.clear()
             for i, statement in enumerate(body):
                 self._visit(i, statement)
+
+    def all(self) -> dict[int, tuple[Terms, int]]:
+        """What was found, by index."""
+        return self.pairs | self.found
 
     def _visit(self, i: int, statement: Statement) -> None:
         op, type_, args, attr = statement
@@ -228,7 +239,8 @@ class _Sums:
         if op in ("add", "sub", "mul", "shl", "shr"):
             found = self._linear(op, args[0], args[1])
             if found and abs(found[1]) < MAX_FOLDED and 0 < len(found[0]) <= MAX_TERMS:
-                self.found[i] = found
+                kept = self.found if found[1] or op != "add" else self.pairs
+                kept[i] = found
 
     def _split(self, i: int) -> tuple[Terms, int] | None:
         statement = self.body[i]
@@ -242,7 +254,7 @@ class _Sums:
         if a is None or b is None:
             return None
         if op == "add":
-            return (a[0] + b[0], a[1] + b[1]) if a[1] or b[1] else None
+            return a[0] + b[0], a[1] + b[1]
         if op == "mul" and not a[0]:
             a, b = b, a
         if b[0] or b[1] < 0:  # from here on the second operand is a number
@@ -250,11 +262,12 @@ class _Sums:
         number = b[1]
         if op == "sub":
             return a[0], a[1] - number
-        if op == "shr":  # the index of a chunk: kept as a term also where the constant is 0
-            number &= 31
-            return ((("shr", a[0], number),), a[1] >> number) if a[1] % 2**number == 0 else None
-        if not a[1]:
+        if _depth(a[0]) == MAX_DEPTH:
             return None
+        if op == "shr":
+            number &= 31
+            a = self.pairs.get(first, a)
+            return ((("shr", a[0], number),), a[1] >> number) if a[1] % 2**number == 0 else None
         number = 1 << (number & 31) if op == "shl" else number
         return (("mul", a[0], number),), a[1] * number
 
@@ -262,7 +275,7 @@ class _Sums:
 def _facts(ir: KernelIR) -> _Facts:
     """One pass backwards: uses are met before definitions."""
     body = ir.body
-    facts = _Facts([-1] * len(body), set(), {}, _Sums(body).found)
+    facts = _Facts([-1] * len(body), set(), {}, _Sums(body).all())
     last = facts.last
     loops = _loops(body)
     next_set: dict[int, int] = {}
@@ -305,7 +318,8 @@ def _facts(ir: KernelIR) -> _Facts:
 
 def _loops(body: tuple[Statement, ...]) -> list[int]:
     """The innermost loop of each statement; a loop's `end` counts outside."""
-    loops, inner, opened = [], [-1], []
+    loops: list[int] = []
+    inner, opened = [-1], [False]
     for p, statement in enumerate(body):
         op = statement[0]
         if op == "end" and opened.pop():
@@ -373,7 +387,7 @@ class _Emitter:
                 continue
             self.at = len(self.blocks) - 1
             if pure and type_ in SIGNED and i not in direct:
-                self.at = self.outermost(args)
+                self.at = self.outermost(args, int(op not in _NO_REGISTER and op != "param"))
             self.depth[i] = self.at if op != "const" else 0
             operand = body[args[0]][1] if args else ""
             text = INSTRUCTIONS.get((op, operand))
@@ -421,12 +435,12 @@ class _Emitter:
         """One line at the margin."""
         self.blocks[-1].lines.append(text)
 
-    def outermost(self, ids: Iterable[int]) -> int:
+    def outermost(self, ids: Iterable[int], cost: int = 1) -> int:
         """The outermost block in which a value of these operands may be computed."""
         depth = max((self.depth[i] for i in ids), default=0)
         inner = len(self.blocks) - 1
         while inner > depth and self.blocks[inner].room:
-            self.blocks[inner].room -= 1
+            self.blocks[inner].room -= cost
             inner -= 1
         return inner
 
@@ -675,7 +689,7 @@ class _Emitter:
         """A lane of a chunk: a register that the load wrote."""
         self.values[i] = self.chunks[statement[2][0]][statement[3]]
 
-    def store(self, _: int, statement: Statement) -> None:
+    def store(self, i: int, statement: Statement) -> None:
         """A word or a chunk."""
         op, _, args, _ = statement
         space = "shared" if op[:2] == "ss" else "global"
@@ -726,7 +740,7 @@ class _Emitter:
         self.blocks.append(_Block(op, i, ROOM, [f"L{i}:  // {comment}"], []))
         self.depth[i] = len(self.blocks) - 1
 
-    def otherwise(self, _: int, statement: Statement) -> None:
+    def otherwise(self, i: int, statement: Statement) -> None:
         """The other branch of an `if`."""
         opening = self.blocks[-1].opening
         self.emit(f"bra L{opening}_end;")
@@ -734,18 +748,18 @@ class _Emitter:
         self.close()
         self.blocks.append(_Block("else", opening, 0, [], []))
 
-    def end(self, _: int, statement: Statement) -> None:
+    def end(self, i: int, statement: Statement) -> None:
         """The end of a block."""
-        kind, i = self.blocks[-1].kind, self.blocks[-1].opening
+        kind, opening = self.blocks[-1].kind, self.blocks[-1].opening
         if kind == "for":
-            _, type_, (_, high, step), _ = self.ir.body[i]
-            index, again = self.values[i], self.new("%p")
+            _, type_, (_, high, step), _ = self.ir.body[opening]
+            index, again = self.values[opening], self.new("%p")
             self.emit(f"add.{SIGNED[type_]} {index}, {index}, {self.values[step]};")
             self.emit(f"setp.lt.{SIGNED[type_]} {again}, {index}, {self.values[high]};")
-            self.emit(f"@{again} bra L{i};")
+            self.emit(f"@{again} bra L{opening};")
         elif kind == "loop":
-            self.emit(f"bra L{i};")
-        self.label(f"L{i}_else:" if kind == "if" else f"L{i}_end:")
+            self.emit(f"bra L{opening};")
+        self.label(f"L{opening}_else:" if kind == "if" else f"L{opening}_end:")
         self.close()
 
     def close(self) -> None:
@@ -755,14 +769,14 @@ class _Emitter:
         for key in block.keys:
             del self.known[key]
 
-    def break_if(self, _: int, statement: Statement) -> None:
+    def break_if(self, i: int, statement: Statement) -> None:
         """Leave the innermost loop."""
         loop = next(b.opening for b in reversed(self.blocks) if b.kind in ("for", "loop"))
         self.emit(f"@{self.values[statement[2][0]]} bra L{loop}_end;")
 
     # -- groups ---------------------------------------------------------------------------------
 
-    def barrier(self, _: int, statement: Statement) -> None:
+    def barrier(self, i: int, statement: Statement) -> None:
         """All threads meet; bar.sync also orders their memory accesses."""
         self.emit("bar.sync 0;")
 

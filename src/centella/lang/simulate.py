@@ -120,4 +120,5 @@ def _insert(ir: KernelIR, at: int, new: Sequence[Statement], changed: Statement)
 
     rest = [(op, t, tuple(map(move, args)), attr) for op, t, args, attr in ir.body[at + 1 :]]
     lines = {move(i): line for i, line in ir.lines.items()}
-    return replace(ir, body=(*ir.body[:at], *new, changed, *rest), lines=lines)
+    starts = {move(i): (move(element), n) for i, (element, n) in ir.starts.items()}
+    return replace(ir, body=(*ir.body[:at], *new, changed, *rest), lines=lines, starts=starts)

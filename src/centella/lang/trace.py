@@ -6,6 +6,7 @@ and numbers act while tracing; the functions here act on the device.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from centella.lang.face import Face
 from centella.lang.ir import KernelIR
 from centella.lang.memory import Argument, ScalarArgument, Shared
 from centella.lang.tracer import Tracer, expr_of
-from centella.lang.values import Expr, Operand, Var, adapt
+from centella.lang.values import Expr, Operand, Var, adapt, traced
 
 _active = threading.local()
 
@@ -60,7 +61,9 @@ def trace(
     arguments: dict[str, Any] = {}
     tensors: list[Argument | ScalarArgument] = []
     for position, (arg, param) in enumerate(face.tensors):
-        dtype = param.dtype or dtypes[arg]
+        dtype = param.dtype or dtypes.get(arg)
+        if dtype is None:
+            raise TraceError(f"kernel {tracer.name!r}: say which storage {arg!r} has (dtypes=)")
         if dtypes.get(arg, dtype) is not dtype:
             raise TraceError(f"{arg!r} is declared {dtype.name}, got {dtypes[arg].name}")
         made: Argument | ScalarArgument
@@ -78,12 +81,19 @@ def trace(
         for scalar, type_ in face.scalars:
             arguments[scalar] = tracer.param((scalar,), type_)
         fn(**arguments)
+        return tracer.finish(tuple(t.declaration(_where(fn)) for t in tensors))
     finally:
+        tracer.abandon()
         _active.tracer = previous
-    return tracer.finish(tuple(t.declaration() for t in tensors))
 
 
-# -- ids --------------------------------------------------------------------------------------------
+def _where(fn: Callable[..., Any]) -> str:
+    """The place of a kernel function, as far as it has one."""
+    code = getattr(fn, "__code__", None)
+    return f" (kernel {code.co_name!r} at {code.co_filename}:{code.co_firstlineno})" if code else ""
+
+
+# -- ids -------------------------------------------------------------------------------------------
 
 
 def local_id() -> Expr:
@@ -113,6 +123,8 @@ def workgroup_size() -> int:
 
 def parameter(name: str, dtype: DType) -> Expr:
     """A launch parameter by name, for kernels whose number of parameters is a constant."""
+    if dtype.itemsize != 4:
+        raise TraceError(f"a launch parameter is f32, i32 or u32, got {dtype.name}")
     return current().param((name,), dtype.value)
 
 
@@ -127,11 +139,17 @@ def const(value: float | int | bool, dtype: DType) -> Expr:
 def var(init: Any, dtype: DType | None = None, *, uniform: bool = False) -> Var:
     """A mutable register; a Python float makes f32, an int u32, unless `dtype` says otherwise."""
     tracer = current()
-    if dtype is None and not isinstance(init, Operand):
-        type_ = {bool: "bool", int: "u32", float: "f32"}.get(type(init), "f32")
-    else:
-        type_ = dtype.value if dtype is not None else init._expr().type
+    type_ = dtype.value if dtype is not None else _common_type(init)
     return tracer.var(expr_of(tracer, init, type_), uniform)
+
+
+def _common_type(*values: Any) -> str:
+    """The type of the first traced value; of Python numbers u32 or bool where all are, else f32."""
+    for value in values:
+        if isinstance(value, Operand):
+            return value.type
+    kinds = {type(v) for v in values}
+    return "bool" if kinds == {bool} else "u32" if kinds == {int} else "f32"
 
 
 def vars(dtype: DType, *shape: int, init: Any = 0) -> Any:
@@ -148,7 +166,8 @@ def shared(dtype: DType, words: int) -> Shared:
     """Workgroup memory of `words` 4-byte values (f32, i32 or u32), not initialised."""
     if dtype.itemsize != 4:
         raise TraceError(f"shared memory holds f32, i32 or u32, got {dtype.name}")
-    if not isinstance(words, int) or words <= 0:
+    size: Any = words
+    if isinstance(size, Operand) or not isinstance(size, int) or size <= 0:
         raise TraceError(f"shared memory needs a positive Python size, got {words!r}")
     return Shared(current(), dtype.name, words)
 
@@ -161,35 +180,25 @@ def range(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Expr]:
     tracer = current()
     if stop is None:
         start, stop = 0, start
-    anchors = [v._expr().type for v in (start, stop, step) if isinstance(v, Operand)]
-    type_ = anchors[0] if anchors else "u32"
+    type_ = _common_type(*(v for v in (start, stop, step) if isinstance(v, Operand)), 0)
     if type_ not in ("u32", "i32"):
         raise TraceError(f"lang.range takes u32 or i32 bounds, got {type_}")
     if not isinstance(step, Operand) and (not isinstance(step, int) or step <= 0):
         raise TraceError(f"lang.range needs a positive step, got {step!r}")
     bounds = tuple(expr_of(tracer, v, type_) for v in (start, stop, step))
     uniform = all(b.uniform for b in bounds)
-    index = tracer.open("for", bounds, uniform)
-    depth = len(tracer.blocks)
+    index, block = tracer.open("for", bounds, uniform)
     yield tracer.result(index, type_, uniform)
-    if len(tracer.blocks) != depth:
-        raise TraceError("a block opened inside lang.range was not closed")
-    tracer.close()
+    tracer.close(block)
 
 
 @contextmanager
 def loop() -> Iterator[None]:
     """An endless loop on the device; leave it with `lang.break_if(cond)`."""
     tracer = current()
-    tracer.open("loop", (), True)
+    _, block = tracer.open("loop", (), True)
     yield
-    tracer.close()
-
-
-def break_if(condition: Any) -> None:
-    """Leave the innermost loop in the threads where `condition` holds."""
-    tracer = current()
-    tracer.break_if(expr_of(tracer, condition, "bool"))
+    tracer.close(block)
 
 
 @contextmanager
@@ -197,18 +206,24 @@ def if_(condition: Any) -> Iterator[None]:
     """Run the block in the threads where `condition` holds."""
     tracer = current()
     cond = expr_of(tracer, condition, "bool")
-    tracer.open("if", (cond,), cond.uniform)
+    _, block = tracer.open("if", (cond,), cond.uniform)
     yield
-    tracer.close()
+    tracer.close(block)
 
 
 @contextmanager
 def else_() -> Iterator[None]:
     """Run the block in the threads where the `if_` just before did not."""
     tracer = current()
-    tracer.reopen_else()
+    block = tracer.reopen_else()
     yield
-    tracer.close()
+    tracer.close(block)
+
+
+def break_if(condition: Any) -> None:
+    """Leave the innermost loop in the threads where `condition` holds."""
+    tracer = current()
+    tracer.break_if(expr_of(tracer, condition, "bool"))
 
 
 def barrier() -> None:
@@ -225,8 +240,7 @@ def select(condition: Any, if_true: Any, if_false: Any) -> Expr:
     """`if_true` where the condition holds, else `if_false`; both are computed."""
     tracer = current()
     cond = expr_of(tracer, condition, "bool")
-    anchor = next((v for v in (if_true, if_false) if isinstance(v, Operand)), None)
-    type_ = anchor._expr().type if anchor is not None else "f32"
+    type_ = _common_type(if_true, if_false)
     a, b = expr_of(tracer, if_true, type_), expr_of(tracer, if_false, type_)
     if cond.const is not None:
         return a if cond.const else b
@@ -242,24 +256,22 @@ def fma(a: Any, b: Any, c: Any) -> Expr:
 
 def _pair(op: str, a: Any, b: Any) -> Expr:
     tracer = current()
-    anchor = next((v for v in (a, b) if isinstance(v, Operand)), None)
-    if anchor is None:
-        raise TraceError(f"lang.{op} needs at least one traced value")
-    type_ = anchor._expr().type
+    type_ = _common_type(a, b)
     if type_ == "bool":
         raise TraceError(f"lang.{op} is for numbers, got bool")
+    if type_ != "f32":
+        op = op[:3]  # only an f32 may be NaN
     return tracer.pure(op, type_, (expr_of(tracer, a, type_), expr_of(tracer, b, type_)))
 
 
 def maximum(a: Any, b: Any) -> Expr:
     """The larger value; NaN when either is NaN."""
-    value = _pair("max", a, b) if _is_int(a, b) else _pair("maxn", a, b)
-    return value
+    return _pair("maxn", a, b)
 
 
 def minimum(a: Any, b: Any) -> Expr:
     """The smaller value; NaN when either is NaN."""
-    return _pair("min", a, b) if _is_int(a, b) else _pair("minn", a, b)
+    return _pair("minn", a, b)
 
 
 def fmax(a: Any, b: Any) -> Expr:
@@ -272,10 +284,6 @@ def fmin(a: Any, b: Any) -> Expr:
     return _pair("min", a, b)
 
 
-def _is_int(*values: Any) -> bool:
-    return any(isinstance(v, Operand) and v._expr().type in ("i32", "u32") for v in values)
-
-
 def _unary(op: str, x: Any) -> Expr:
     tracer = current()
     return tracer.pure(op, "f32", (expr_of(tracer, x, "f32"),))
@@ -283,7 +291,7 @@ def _unary(op: str, x: Any) -> Expr:
 
 def abs(x: Any) -> Expr:
     """Absolute value of an f32 or i32."""
-    if isinstance(x, Operand) and x._expr().type == "i32":
+    if isinstance(x, Operand) and x.type == "i32":
         value = x._expr()
         return select(value < 0, -value, value)
     return _unary("abs", x)
@@ -338,7 +346,7 @@ def bitcast(x: Any, dtype: DType | str) -> Expr:
     """The same 32 bits as another value type."""
     tracer = current()
     type_ = dtype if isinstance(dtype, str) else dtype.value
-    value = x._expr()
+    value = traced(x, "lang.bitcast")
     if "bool" in (type_, value.type):
         raise TraceError("bitcast is for f32, i32 and u32")
     return value if value.type == type_ else tracer.pure("bitcast", type_, (value,))
@@ -369,12 +377,12 @@ class TracedOperands:
     @staticmethod
     def to_i32(x: Any) -> Expr:
         """f32 to i32: truncating, saturating, NaN to 0."""
-        return current().pure("cast", "i32", (x._expr(),))
+        return current().pure("cast", "i32", (traced(x, "to_i32"),))
 
     @staticmethod
     def to_f32(x: Any) -> Expr:
         """i32 or u32 to f32."""
-        return current().pure("cast", "f32", (x._expr(),))
+        return current().pure("cast", "f32", (traced(x, "to_f32"),))
 
     @staticmethod
     def as_u32(x: Any) -> Expr:
@@ -402,7 +410,9 @@ def _formula(name: str) -> Callable[[Any], Expr]:
 
 
 exp = _formula("exp")
+exp2 = _formula("exp2")
 log = _formula("log")
+log2 = _formula("log2")
 tanh = _formula("tanh")
 erf = _formula("erf")
 sin = _formula("sin")
@@ -410,17 +420,22 @@ cos = _formula("cos")
 sigmoid = _formula("sigmoid")
 
 
-# -- group operations -------------------------------------------------------------------------------
+# -- group operations ------------------------------------------------------------------------------
 
 
 def workgroup_uniform(x: Any) -> Expr:
     """The value of the group's first thread, in every thread; uniform. Implies a barrier."""
     tracer = current()
     tracer.need_uniform("workgroup_uniform")
-    value = x._expr()
+    value = traced(x, "lang.workgroup_uniform")
     if value.type == "bool":
         return workgroup_uniform(cast(value, u32)) != 0
     return tracer.result(tracer.effect("workgroup_uniform", value.type, (value,)), value.type, True)
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Expr]] = {
+    "add": operator.add, "max": maximum, "min": minimum, "fmax": fmax, "fmin": fmin,
+}  # fmt: skip  # a table
 
 
 def workgroup_reduce(value: Any, op: str) -> Expr:
@@ -428,11 +443,14 @@ def workgroup_reduce(value: Any, op: str) -> Expr:
 
     A tree through shared memory in a fixed order: equal inputs give bitwise equal results.
     """
-    combine: dict[str, Callable[[Any, Any], Expr]] = {
-        "add": lambda a, b: a + b, "max": maximum, "min": minimum, "fmax": fmax, "fmin": fmin,
-    }
     tracer = current()
-    expr = value._expr()
+    tracer.need_uniform("workgroup_reduce")
+    expr = traced(value, "lang.workgroup_reduce")
+    if op not in _COMBINE or expr.type == "bool":
+        raise TraceError(
+            f"lang.workgroup_reduce takes numbers and one of {', '.join(_COMBINE)}; got "
+            f"{expr.type} and {op!r}"
+        )
     size = tracer.workgroup
     scratch = Shared(tracer, expr.type, size)
     me = local_id()
@@ -442,7 +460,7 @@ def workgroup_reduce(value: Any, op: str) -> Expr:
     while width > 1:
         half = (width + 1) // 2
         with if_(me < width - half):
-            scratch[me] = combine[op](scratch[me], scratch[me + half])
+            scratch[me] = _COMBINE[op](scratch[me], scratch[me + half])
         barrier()
         width = half
     result = scratch[0]
@@ -454,7 +472,9 @@ def workgroup_reduce(value: Any, op: str) -> Expr:
 def _subgroup(op: str, x: Any, attr: Any = None) -> Expr:
     tracer = current()
     tracer.need_uniform("a subgroup operation")
-    value = x._expr()
+    value = traced(x, "a subgroup operation")
+    if value.type == "bool":
+        raise TraceError("a subgroup operation is for numbers, got bool; use lang.cast")
     index = tracer.effect(op, value.type, (value,), attr)
     return tracer.result(index, value.type, False)
 
@@ -476,6 +496,9 @@ def subgroup_min(x: Any) -> Expr:
 
 def shuffle_xor(x: Any, mask: int) -> Expr:
     """The value of the lane whose index differs by `mask` (a Python number)."""
+    number: Any = mask
+    if isinstance(number, Operand) or not isinstance(number, int) or not 0 < number < 128:
+        raise TraceError(f"lang.shuffle_xor takes a Python number from 1 to 127, got {mask!r}")
     return _subgroup("shuffle_xor", x, mask)
 
 

@@ -15,8 +15,11 @@ from centella.lang.fold import fold, identity
 from centella.lang.ir import BufferArg, KernelIR, Param, SharedArray, Statement
 from centella.lang.values import Expr, Number, Operand, Var, adapt
 
+SIMPLER = frozenset({"shl", "shr", "div", "rem"})
 UNIFORM_SOURCES = frozenset({"param", "group", "groups", "const", "subgroup_size"})
-_PACKAGE = __name__.rsplit(".", 1)[0]
+FORMS = {"if": "lang.if_", "else": "lang.else_", "for": "lang.range", "loop": "lang.loop"}
+LOOPS = ("for", "loop")
+_PACKAGE = __name__.rsplit(".", 1)[0] + "."
 
 
 def _source_line() -> str:
@@ -31,17 +34,26 @@ def _source_line() -> str:
 
 
 class Block:
-    """An open block: its id, whether control flow in it is uniform, and what it recorded."""
+    """An open block: where it stands, whether control flow in it is uniform, what happened in it.
 
-    __slots__ = ("barrier", "divergent_break", "id", "keys", "kind", "uniform")
+    `barrier`, `divergent_break` and `uniform_set` are the lines of the first of each, or None.
+    """
 
-    def __init__(self, id_: int, kind: str, uniform: bool) -> None:
+    __slots__ = (
+        *("barrier", "divergent_break", "id", "keys", "kind", "leaves", "line", "uniform"),
+        "uniform_set",
+    )
+
+    def __init__(self, id_: int, kind: str, uniform: bool, line: str) -> None:
         self.id = id_
         self.kind = kind
         self.uniform = uniform
+        self.line = line
         self.keys: list[Any] = []
+        self.leaves = False
         self.barrier: str | None = None
         self.divergent_break: str | None = None
+        self.uniform_set: str | None = None
 
 
 class Tracer:
@@ -54,12 +66,13 @@ class Tracer:
         self.lines: dict[int, str] = {}
         self.params: list[Param] = []
         self.shared: list[SharedArray] = []
-        self.blocks: list[Block] = [Block(0, "kernel", True)]
+        self.starts: dict[int, tuple[int, int]] = {}
+        self.blocks: list[Block] = [Block(0, "kernel", True, "")]
         self._open: set[int] = {0}
         self._next_block = 1
         self._numbers: dict[Any, Expr] = {}
         self._consts: dict[Any, Expr] = {}
-        self.closed_if: tuple[int, bool] | None = None
+        self.closed_if: bool | None = None  # right after an `if`: whether it was uniform
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -106,16 +119,15 @@ class Tracer:
         self.check(args)
         consts = tuple(a.const for a in args)
         if args and None not in consts:
-            value = fold(op, type_, args[0].type, consts)  # type: ignore[arg-type]  # no None here
+            types = tuple(a.type for a in args)
+            value = fold(op, type_, attr, types, consts)  # type: ignore[arg-type]  # no None here
             if value is not None:
                 return self.constant(value, type_)
         same = identity(op, type_, consts)
-        if same == "zero":
-            return self.constant(0, type_)
-        if isinstance(same, int):
-            return args[same]
-        if op in ("div", "rem") and type_ == "u32":
-            args, op = self._power_of_two(op, args)
+        if same is not None:
+            return self.constant(0, type_) if same == "zero" else args[int(same)]
+        if op in SIMPLER and isinstance(consts[1], int):
+            op, args = self._simpler(op, type_, args, consts[1])
         key = (op, type_, tuple(a.id for a in args), attr)
         found = self._numbers.get(key)
         if found is not None:
@@ -126,13 +138,18 @@ class Tracer:
         self.blocks[-1].keys.append(key)
         return expr
 
-    def _power_of_two(self, op: str, args: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], str]:
-        divisor = args[1].const
-        if not isinstance(divisor, int) or divisor <= 0 or divisor & (divisor - 1):
-            return args, op
+    def _simpler(
+        self, op: str, type_: str, args: tuple[Expr, ...], number: int
+    ) -> tuple[str, tuple[Expr, ...]]:
+        """Shift amounts below 32; u32 division by a power of two as a shift or a mask."""
+        a, b = args
+        if op in ("shl", "shr"):
+            return op, ((a, b) if number < 32 else (a, self.constant(number & 31, "u32")))
+        if type_ != "u32" or number & (number - 1):
+            return op, (a, b)
         if op == "div":
-            return (args[0], self.constant(divisor.bit_length() - 1, "u32")), "shr"
-        return (args[0], self.constant(divisor - 1, "u32")), "and"
+            return "shr", (a, self.constant(number.bit_length() - 1, "u32"))
+        return "and", (a, self.constant(number - 1, "u32"))
 
     def result(self, index: int, type_: str, uniform: bool) -> Expr:
         """The Expr of a statement in the current block."""
@@ -171,67 +188,90 @@ class Tracer:
         if expr.type != var.type:
             raise TraceError(f"mixed types: a {var.type} variable is set to a {expr.type}")
         if var.uniform and not (expr.uniform and self.uniform):
-            raise TraceError("a uniform lang.var was set to a value that may differ by thread")
+            raise TraceError(
+                "a uniform lang.var was set to a value that may differ by thread, or where control "
+                "flow does"
+            )
         self.check((expr,))
         self.emit("set", "", (var.id, expr.id))
+        if var.uniform:
+            for block in self._blocks_within(var.block):
+                block.uniform_set = block.uniform_set or _source_line()
+
+    def _blocks_within(self, outer: int) -> list[Block]:
+        """The open blocks inside block `outer`."""
+        ids = [b.id for b in self.blocks]
+        return self.blocks[ids.index(outer) + 1 :]
 
     # -- control flow ---------------------------------------------------------------------------
 
-    def open(self, op: str, args: tuple[Expr, ...], uniform: bool) -> int:
-        """Open a block; returns the id of the statement that opens it."""
-        index = self.effect(op, "u32" if op == "for" and args[0].type == "u32" else
-                            ("i32" if op == "for" else ""), args)
-        self._push(op, uniform)
-        return index
+    def open(self, op: str, args: tuple[Expr, ...], uniform: bool) -> tuple[int, Block]:
+        """Open a block; returns the id of the statement that opens it, and the block."""
+        index = self.effect(op, args[0].type if op == "for" else "", args)
+        return index, self._push(op, uniform, self.lines[index])
 
-    def _push(self, kind: str, uniform: bool) -> None:
-        block = Block(self._next_block, kind, uniform and self.uniform)
+    def _push(self, kind: str, uniform: bool, line: str) -> Block:
+        block = Block(self._next_block, kind, uniform and self.uniform, line)
         self._next_block += 1
         self.blocks.append(block)
         self._open.add(block.id)
+        return block
 
-    def _pop(self) -> Block:
-        block = self.blocks.pop()
+    def close(self, block: Block) -> None:
+        """Close a block: the innermost one, else it was left in a way that Python allows."""
+        if self.blocks[-1] is not block:
+            raise TraceError(self._left_open())
+        self.blocks.pop()
         self._open.discard(block.id)
         for key in block.keys:
             del self._numbers[key]
-        if block.kind in ("for", "loop") and block.divergent_break and block.barrier:
-            raise TraceError(
-                f"a loop with a barrier (at {block.barrier}) ends on a condition that may differ "
-                f"by thread (break_if at {block.divergent_break}); make it uniform, for example "
-                f"with lang.workgroup_uniform"
-            )
+        if block.kind in LOOPS:
+            self._check_loop(block)
         parent = self.blocks[-1]
-        if block.barrier and parent.barrier is None:
-            parent.barrier = block.barrier
-        if block.kind in ("if", "else") and block.divergent_break:
-            parent.divergent_break = block.divergent_break
-        return block
-
-    def close(self) -> None:
-        """Close the innermost block."""
-        block = self._pop()
+        parent.barrier = parent.barrier or block.barrier
         self.emit("end", "")
         if block.kind == "if":
-            self.closed_if = (len(self.body), block.uniform)
+            self.closed_if = block.uniform
 
-    def reopen_else(self) -> None:
+    def _left_open(self) -> str:
+        block = self.blocks[-1]
+        return (
+            f"the {FORMS[block.kind]} block opened at {block.line} was left open: leave a loop "
+            f"with lang.break_if, not by a Python break"
+        )
+
+    def _check_loop(self, block: Block) -> None:
+        if block.kind == "loop" and not block.leaves:
+            raise TraceError("a lang.loop() without lang.break_if never ends")
+        if not block.divergent_break:
+            return
+        ends = (
+            f"ends on a condition that may differ by thread (break_if at {block.divergent_break}); "
+            f"make it uniform, for example with lang.workgroup_uniform"
+        )
+        if block.barrier:
+            raise TraceError(f"a loop with a barrier (at {block.barrier}) {ends}")
+        if block.uniform_set:
+            raise TraceError(f"a loop that sets a uniform var (at {block.uniform_set}) {ends}")
+
+    def reopen_else(self) -> Block:
         """Turn the `end` just recorded into `else`."""
-        if self.closed_if is None or self.closed_if[0] != len(self.body):
+        if self.closed_if is None:
             raise TraceError("lang.else_() must follow the end of a lang.if_ block directly")
-        uniform = self.closed_if[1]
+        uniform = self.closed_if
         self.body.pop()
         self.emit("else", "")
-        self._push("else", uniform)
+        return self._push("else", uniform, _source_line())
 
     def break_if(self, condition: Expr) -> None:
         """Leave the innermost loop where the condition holds."""
-        loop = next((b for b in reversed(self.blocks) if b.kind in ("for", "loop")), None)
+        loop = next((b for b in reversed(self.blocks) if b.kind in LOOPS), None)
         if loop is None:
             raise TraceError("lang.break_if is for the inside of lang.loop() or lang.range(...)")
         if self.blocks[-1] is not loop:
             raise TraceError("lang.break_if must stand directly in the loop, not inside lang.if_")
         self.effect("break_if", "", (condition,))
+        loop.leaves = True
         if not (condition.uniform and self.uniform):
             loop.divergent_break = _source_line()
             loop.uniform = False
@@ -243,15 +283,14 @@ class Tracer:
                 f"{what} inside control flow that may differ by thread: its condition must be "
                 f"uniform (constants, parameters, group ids, Scalars, lang.workgroup_uniform)"
             )
-        if self.blocks[-1].barrier is None:
-            self.blocks[-1].barrier = _source_line()
+        self.blocks[-1].barrier = self.blocks[-1].barrier or _source_line()
 
     # -- end ------------------------------------------------------------------------------------
 
     def finish(self, args: tuple[BufferArg, ...]) -> KernelIR:
         """The finished kernel."""
         if len(self.blocks) != 1:
-            raise TraceError(f"a lang.{self.blocks[-1].kind} block was left open")
+            raise TraceError(self._left_open())
         return KernelIR(
             self.name,
             args,
@@ -260,7 +299,12 @@ class Tracer:
             self.workgroup,
             tuple(self.body),
             self.lines,
+            self.starts,
         )
+
+    def abandon(self) -> None:
+        """Close every block: values and variables of this kernel cannot be used any more."""
+        self._open.clear()
 
 
 def expr_of(tracer: Tracer, value: Any, type_: str) -> Expr:

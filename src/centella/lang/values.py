@@ -7,6 +7,7 @@ numbers adapt to the type of the other operand; nothing else is converted silent
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,9 @@ class Operand:
 
     __slots__ = ()
     __hash__ = object.__hash__
+    __array_ufunc__ = None  # NumPy numbers leave the arithmetic to us
+
+    type: str
 
     def _expr(self) -> Expr:
         raise NotImplementedError
@@ -34,7 +38,7 @@ class Operand:
     @property
     def dtype(self) -> dtypes.DType:
         """The value's type inside the kernel: f32, i32, u32 or bool."""
-        return DTYPE_OF_TYPE[self._expr().type]
+        return DTYPE_OF_TYPE[self.type]
 
     def __bool__(self) -> bool:
         raise TraceError(
@@ -202,27 +206,27 @@ class Var(Operand):
         """Assign: `value` must have the Var's type (Python numbers adapt)."""
         self.tracer.set_var(self, value)
 
-    def __iadd__(self, other: Any) -> Var:
+    def __iadd__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
         self.set(self + other)
         return self
 
-    def __isub__(self, other: Any) -> Var:
+    def __isub__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
         self.set(self - other)
         return self
 
-    def __imul__(self, other: Any) -> Var:
+    def __imul__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
         self.set(self * other)
         return self
 
-    def __ior__(self, other: Any) -> Var:
+    def __ior__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
         self.set(self | other)
         return self
 
-    def __iand__(self, other: Any) -> Var:
+    def __iand__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
         self.set(self & other)
         return self
 
-    def __ixor__(self, other: Any) -> Var:
+    def __ixor__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
         self.set(self ^ other)
         return self
 
@@ -240,9 +244,11 @@ def _int_only(symbol: str, value: Expr, boolean: bool = False) -> Expr:
     return value
 
 
-def is_traced(value: Any) -> bool:
-    """True for an Expr or a Var."""
-    return isinstance(value, Operand)
+def traced(value: Any, what: str) -> Expr:
+    """The Expr of a traced value, or a TraceError: `what` cannot guess the type of a number."""
+    if isinstance(value, Operand):
+        return value._expr()
+    raise TraceError(f"{what} takes a traced value, got {value!r}; say lang.const(value, dtype)")
 
 
 def adapt(tracer: Tracer, value: Any, type_: str) -> Expr:
@@ -259,7 +265,7 @@ def check_number(value: Any, type_: str) -> Number:
     if type_ == "bool" and isinstance(value, bool):
         return value
     if type_ == "f32" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(np.float32(value)) if abs(value) <= 3.5e38 or math.isinf(value) else value
+        return _as_f32(value)
     if type_ in ("i32", "u32") and isinstance(value, int) and not isinstance(value, bool):
         low, high = (0, 2**32) if type_ == "u32" else (-(2**31), 2**31)
         if low <= value < high:
@@ -268,6 +274,15 @@ def check_number(value: Any, type_: str) -> Number:
     raise TraceError(
         f"mixed types: a {type_} value with the Python value {value!r}; convert with lang.cast"
     )
+
+
+def _as_f32(value: float) -> float:
+    if value != value:
+        return math.nan  # one NaN, of known bits
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        raise TraceError(f"{value} does not fit f32") from None
 
 
 def binary(op: str, a: Any, b: Any) -> Expr:
@@ -282,6 +297,8 @@ def binary(op: str, a: Any, b: Any) -> Expr:
         first = adapt(tracer, a, anchor.type)
     if second is None:
         second = adapt(tracer, b, "u32" if shift else anchor.type)
+    if shift and second.type == "i32":
+        second = tracer.pure("bitcast", "u32", (second,))
     if first.type != second.type and not (shift and second.type == "u32"):
         raise TraceError(
             f"mixed types: {first.type} {op} {second.type}; convert one side with lang.cast(x, "

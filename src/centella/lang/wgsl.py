@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from centella.errors import TraceError
-from centella.lang.ir import PURE, SUBGROUP, KernelIR
+from centella.lang.ir import OPENS, PURE, SUBGROUP, KernelIR
 
 BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "and": "&", "or": "|", "xor": "^",
@@ -103,12 +103,15 @@ def literal(value: Any, type_: str) -> str:
         return f"{value}u"
     if type_ == "i32":
         return "bitcast<i32>(0x80000000u)" if value == -(2**31) else f"i32({value})"
-    number = np.float32(value)
-    if not math.isfinite(number):
-        bits = int(number.view(np.uint32))
-        return f"bitcast<f32>(zero_bits | {bits:#x}u)"
-    text = str(number)
+    if not math.isfinite(value):
+        return bits_literal(value)
+    text = str(np.float32(value))
     return f"({text}f)" if text.startswith("-") else f"{text}f"
+
+
+def bits_literal(value: float) -> str:
+    """An f32 that no compiler sees as a constant: WGSL refuses infinities and NaN."""
+    return f"bitcast<f32>(zero_bits | {int(np.float32(value).view(np.uint32)):#x}u)"
 
 
 class _Emitter:
@@ -125,10 +128,12 @@ class _Emitter:
         self.needed: set[str] = set()
         self.module: list[str] = []
         self.statements = 0
-        self.uses, self.block, self.foreign = self._scan()
+        self.temporaries = 0
+        self.uses, self.foreign = self._scan()
+        self.storage = self._storage_barriers()
 
-    def _scan(self) -> tuple[list[int], list[int], set[int]]:
-        """Uses of each id, the block of each statement, ids used in another block than theirs."""
+    def _scan(self) -> tuple[list[int], set[int]]:
+        """Uses of each id, and the ids used in another block than the one that computed them."""
         body = self.ir.body
         uses = [0] * len(body)
         block = [0] * len(body)
@@ -142,10 +147,30 @@ class _Emitter:
                 uses[a] += 1
                 if block[a] != stack[-1]:
                     foreign.add(a)
-            if op in ("if", "for", "loop", "else"):
+            if op in OPENS or op == "else":
                 count += 1
                 stack.append(count)
-        return uses, block, foreign
+        return uses, foreign
+
+    def _storage_barriers(self) -> dict[int, bool]:
+        """For each barrier, whether accesses to a written buffer come before it (or come round)."""
+        found: dict[int, bool] = {}
+        waiting: list[int] = []  # barriers of the open outermost loop
+        accessed = False
+        opened: list[bool] = []
+        for i, (op, _, _, attr) in enumerate(self.ir.body):
+            if op in ("load", "load4", "store", "store4") and self.ir.args[attr].writable:
+                accessed = True
+            elif op in OPENS:
+                opened.append(op != "if")
+            elif op == "end" and opened.pop() and not any(opened):
+                found.update(dict.fromkeys(waiting, accessed))
+                waiting.clear()
+            elif op in ("barrier", "workgroup_uniform"):
+                found[i] = accessed
+                if any(opened):
+                    waiting.append(i)
+        return found
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -172,6 +197,19 @@ class _Emitter:
             self.deferred[index] = reads
         elif self.uses[index]:
             self.let(index, expression)
+
+    def temporary(self, index: int) -> str:
+        """An operand as a name or a number, for what reads it twice or later; computed here.
+
+        Its text stays as it is: other blocks may use it, where the temporary is unknown.
+        """
+        text = self.read(index)
+        if self.ir.body[index][0] == "const" or text == f"v{index}":
+            return text
+        name = f"t{self.temporaries}"
+        self.temporaries += 1
+        self.line(f"let {name} = {text};")
+        return name
 
     def settle(self, var: int | None = None) -> None:
         """Write out deferred values that read `var` (or any variable), before it changes."""
@@ -215,18 +253,27 @@ class _Emitter:
             return {"thread": "thread", "group": "group", "groups": "params.v[0].x",
                     "lane": "lane", "subgroup_size": "lanes"}[op]  # fmt: skip
         texts = [self.read(a) for a in args]
+        if op in ("shl", "shr") and self.most(args[1]) > 31:
+            texts[1] = f"({texts[1]} & 31u)"
+        if op == "div" and self.ir.body[args[1]][0] == "const" and self.ir.body[args[1]][3] == 0:
+            op = "mul"  # compilers get a quotient by a known 0 wrong
+            texts[1] = bits_literal(math.copysign(math.inf, self.ir.body[args[1]][3]))
+        if op == "xor" and type_ == "bool":
+            op = "ne"
         if op in BINARY:
             return f"({texts[0]} {BINARY[op]} {texts[1]})"
         if op in CALL:
             self.need(CALL[op])
             return f"{CALL[op]}({', '.join(texts)})"
         if op == "neg":
-            return f"(-{texts[0]})"
+            return f"(0u - {texts[0]})" if type_ == "u32" else f"(-{texts[0]})"
         if op == "not":
             return f"(!{texts[0]})" if type_ == "bool" else f"(~{texts[0]})"
         if op == "select":
             return f"select({texts[2]}, {texts[1]}, {texts[0]})"
         if op == "bitcast":
+            if self.ir.body[args[0]][0] == "const":  # the bits of a NaN
+                return f"bitcast<f32>(zero_bits | bitcast<u32>({texts[0]}))"
             return f"bitcast<{type_}>({texts[0]})"
         if op == "unpack_f16":
             return f"unpack2x16float({texts[0]}).{LANES[attr]}"
@@ -236,6 +283,17 @@ class _Emitter:
                 return f"to_{type_}({texts[0]})"
             return f"{type_}({texts[0]})"
         raise TraceError(f"the WGSL target has no {op!r}")
+
+    def most(self, index: int) -> int:
+        """An upper bound of a u32: of a constant, a masked value, or either times a constant."""
+        op, _, args, value = self.ir.body[index]
+        if op == "const":
+            return int(value)
+        if op == "and":
+            return min(self.most(a) for a in args)
+        if op == "mul" and all(self.ir.body[a][0] in ("const", "and") for a in args):
+            return math.prod(self.most(a) for a in args)
+        return 2**32 - 1
 
     def need(self, name: str) -> None:
         if name in FUNCTIONS:
@@ -257,12 +315,12 @@ class _Emitter:
 
     def word(self, array: str, width: int, index: int) -> str:
         """One word of an array: a lane of a chunk where the array is accessed by chunks."""
-        text = self.read(index)
         if width == 1:
-            return f"{array}[{text}]"
-        if not text.isalnum():
-            self.let(index, text)
-            text = self.text[index]
+            return f"{array}[{self.read(index)}]"
+        if self.ir.body[index][0] == "const":
+            number = self.ir.body[index][3]
+            return f"{array}[{number // 4}u].{LANES[number % 4]}"
+        text = self.temporary(index)
         return f"{array}[{text} >> 2u][{text} & 3u]"
 
     def do_store(self, index: int, type_: str, args: tuple[int, ...], attr: int) -> None:
@@ -312,11 +370,8 @@ class _Emitter:
         self.line("}")
 
     def do_for(self, index: int, type_: str, args: tuple[int, ...], attr: Any) -> None:
-        for a in args[1:]:
-            text = self.read(a)
-            if not (text.isalnum() or text.startswith("params.")):
-                self.let(a, text)
-        low, high, step = (self.text[a] for a in args)
+        low = self.read(args[0])
+        high, step = self.temporary(args[1]), self.temporary(args[2])
         name = self.text[index] = f"v{index}"
         self.enter(f"for (var {name}: {type_} = {low}; {name} < {high}; {name} += {step}) {{")
 
@@ -328,13 +383,15 @@ class _Emitter:
 
     def do_barrier(self, index: int, type_: str, args: tuple[int, ...], attr: Any) -> None:
         self.line("workgroupBarrier();")
-        if any(a.mode == "inout" for a in self.ir.args):
+        if self.storage[index]:
             self.line("storageBarrier();")
 
     def do_workgroup_uniform(
         self, index: int, type_: str, args: tuple[int, ...], attr: Any
     ) -> None:
         self.module.append(f"var<workgroup> shared_{index}: {type_};")
+        if self.storage[index]:
+            self.line("storageBarrier();")
         self.line(f"if (thread == 0u) {{ shared_{index} = {self.read(args[0])}; }}")
         self.let(index, f"workgroupUniformLoad(&shared_{index})")
 

@@ -4,9 +4,12 @@ Formula, shape rule, NumPy formula, kernel(s), choice. Importing this package re
 """
 
 from centella.ops import (
+    argmax,
     attention,
+    concat,
     elementwise,
     embedding,
+    fill,
     matmul,
     move,
     norm,
@@ -16,9 +19,12 @@ from centella.ops import (
 )
 
 __all__ = [
+    "argmax",
     "attention",
+    "concat",
     "elementwise",
     "embedding",
+    "fill",
     "matmul",
     "move",
     "norm",

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from centella import lang
-from centella.dtypes import DType, dtype_of, f32, i32, u32
+from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.errors import DTypeError
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.layout import broadcast, broadcast_strides, merge
+from centella.ops.layout import broadcast, broadcast_strides, flat, merge
 from centella.ops.operands import KERNEL, NUMPY
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
@@ -46,6 +48,11 @@ def silu(o: Any, x: Any) -> Any:
     return x * o.sigmoid(x)
 
 
+def elu(o: Any, x: Any, alpha: float) -> Any:
+    """x above 0, alpha (e^x - 1) below."""
+    return o.maximum(x, 0) + o.expm1(o.minimum(x, 0)) * alpha
+
+
 ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "relu": relu,
     "gelu": gelu,
@@ -59,16 +66,24 @@ ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An element-wise op: `fn(operands, *values, **attrs)`; `kinds` of dtype it takes."""
+    """An element-wise op: `fn(operands, *values, **attrs)`.
+
+    Attributes:
+        operands: their names; one given as a number is an attribute of that name.
+        kinds: kinds of dtype it takes.
+        conditions: how many of the operands, the first ones, are bool.
+    """
 
     name: str
     operands: tuple[str, ...]
     fn: Callable[..., Any]
     kinds: tuple[str, ...]
     doc: str
+    conditions: int = 0
 
 
 FLOATS, NUMERIC = ("float",), ("float", "int", "uint")
+EVERY = (*NUMERIC, "bool")
 TABLE = (
     Expression("add", ("first", "second"), lambda o, a, b: a + b, NUMERIC, "a + b"),
     Expression("sub", ("first", "second"), lambda o, a, b: a - b, NUMERIC, "a - b"),
@@ -86,6 +101,7 @@ TABLE = (
     Expression("relu", ("x",), relu, NUMERIC, "max(x, 0)"),
     Expression("swish", ("x",), silu, FLOATS, "x sigmoid(x)"),
     Expression("gelu", ("x",), gelu, FLOATS, "x Phi(x)"),
+    Expression("elu", ("x",), elu, FLOATS, "x above 0, alpha (e^x - 1) below"),
     Expression("scale", ("x",), lambda o, x, factor: x * factor, FLOATS, "x * factor"),
     Expression(
         "clip", ("x",), lambda o, x, low, high: o.minimum(o.maximum(x, low), high), NUMERIC,
@@ -95,29 +111,56 @@ TABLE = (
         "leaky_relu", ("x",), lambda o, x, slope: o.maximum(x, 0) + o.minimum(x, 0) * slope,
         FLOATS, "x above 0, slope x below",
     ),
-    Expression("copy", ("x",), lambda o, x: x, ("float", "int", "uint", "bool"), "x, moved"),
+    Expression(
+        "where", ("condition", "first", "second"), lambda o, c, a, b: o.where(c, a, b), EVERY,
+        "first where the condition holds, else second", conditions=1,
+    ),
+    Expression("copy", ("x",), lambda o, x: x, EVERY, "x, moved"),
 )  # fmt: skip
 
 
 def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]:
+    name, split = expression.name, expression.conditions
+
     def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
-        for spec in specs:
+        for spec in specs[:split]:
+            if spec.dtype is not bool_:
+                raise DTypeError(f"{name}: expected a bool condition, got {spec.dtype.name}")
+        for spec in specs[split:]:
             if spec.dtype.kind not in expression.kinds:
                 raise DTypeError(
-                    f"{expression.name}: expected a dtype of kind "
-                    f"{' or '.join(expression.kinds)}, got {spec.dtype.name}"
+                    f"{name}: expected a dtype of kind {' or '.join(expression.kinds)}, got "
+                    f"{spec.dtype.name}"
                 )
-        first = specs[0].dtype
-        if any(s.dtype is not first for s in specs):
-            got = ", ".join(s.dtype.name for s in specs)
-            raise DTypeError(f"{expression.name}: expected operands of one dtype, got {got}")
-        return ((broadcast(expression.name, *(s.shape for s in specs)), first),)
+        first = specs[split].dtype
+        if any(s.dtype is not first for s in specs[split:]):
+            got = ", ".join(s.dtype.name for s in specs[split:])
+            raise DTypeError(f"{name}: expected operands of one dtype, got {got}")
+        check_numbers(name, attrs, first)
+        return ((broadcast(name, *(s.shape for s in specs)), first),)
 
     return rule
 
 
-def _arguments(expression: Expression, values: list[Any], attrs: dict[str, Any]
-               ) -> tuple[list[Any], dict[str, Any]]:
+def check_numbers(op: str, attrs: dict[str, Any], dtype: DType) -> None:
+    """Numbers among the attributes must be values of the dtype.
+
+    Raises:
+        DTypeError: for a fraction, or a number out of range, where the dtype is an integer.
+    """
+    if dtype.is_float:
+        return
+    info = np.iinfo(dtype.numpy) if dtype is not bool_ else None
+    low, high = (info.min, info.max) if info is not None else (0, 1)
+    for value in attrs.values():
+        whole = isinstance(value, int)
+        if isinstance(value, NUMBERS) and not (whole and low <= value <= high):
+            raise DTypeError(f"{op}: expected a number that fits {dtype.name}, got {value}")
+
+
+def _arguments(
+    expression: Expression, values: list[Any], attrs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Operands in order, numbers filled in, and the remaining attributes."""
     rest = dict(attrs)
     ordered: list[Any] = []
@@ -139,19 +182,21 @@ def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
     """A kernel that gives each thread one chunk (or word) of the output.
 
     `compute(values, scalars, attrs)` maps the operands' elements to one output element. Constants:
-    `rank` of the merged iteration space, `modes` of the operands ("chunk": 16-byte loads, "one":
-    repeats along the row, "any": strided elements), `scalars` and `attrs` of the expression.
+    `rank` of the merged iteration space, `chunk` (16 bytes a thread, else a word), `modes` of the
+    operands ("chunk": 16-byte loads, "one": repeats along the row, "any": strided elements),
+    `scalars` and `attrs` of the expression.
     """
 
-    def run(*, rank: int, modes: Any, scalars: Any, attrs: Any, y: Any, **inputs: Any) -> None:
-        chunked = "any" not in modes
-        width = y.dtype.per_chunk if chunked else y.dtype.per_word
+    def run(
+        *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Any, y: Any, **inputs: Any
+    ) -> None:
+        width = y.dtype.per_chunk if chunk else y.dtype.per_word
         items = lang.parameter("items", u32)
         with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
             row, item = _split(items, rank)
             column = item * width
             places = [_places(rank, row, k) for k in range(len(modes) + 1)]
-            numbers = {n: lang.parameter(n, dtype_of(t)) for n, t in scalars}
+            numbers = {n: _number(n, t) for n, t in scalars}
             columns = [
                 _load(inputs[f"x{k}"], mode, places[k], column, width, k)
                 for k, mode in enumerate(modes)
@@ -159,13 +204,17 @@ def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
             out = [
                 compute([c[j] for c in columns], numbers, dict(attrs)) for j in range(width)
             ]
-            if chunked or width > 1:
-                y.store(places[-1] + column, out)
-            else:
-                y[places[-1] + column] = out[0]
+            y.store(places[-1] + column, out)
 
     run.__name__ = name
     return Kernel(run, workgroup=WORKGROUP, name=name, face=Face((), (), ()))
+
+
+def _number(name: str, type_: str) -> Any:
+    """A number that rides with the launch; bools ride as u32."""
+    if type_ == bool_.name:
+        return lang.parameter(name, u32) != 0
+    return lang.parameter(name, dtype_of(type_))
 
 
 def _split(items: Any, rank: int) -> tuple[Any, Any]:
@@ -206,84 +255,103 @@ def element_call(
     kernel: Kernel,
     inputs: tuple[Spec, ...],
     out: Spec,
-    scalars: tuple[tuple[str, int | float], ...],
-    attrs: tuple[tuple[str, Any], ...],
+    scalars: tuple[tuple[str, int | float], ...] = (),
+    attrs: tuple[tuple[str, Any], ...] = (),
 ) -> Call:
     """The launch of an element kernel: merged dimensions, widest access that fits."""
-    specs = (*inputs, out)
-    flat = all(s.shape == out.shape and s.strides == out.strides and s.aligned for s in specs)
-    same_size = all(s.dtype.itemsize == out.dtype.itemsize for s in inputs)
-    if flat and same_size and out.aligned:
-        sizes: tuple[int, ...] = (out.storage_bytes // out.dtype.itemsize if len(out.shape) > 1
-                                  else out.size,)
-        steps: tuple[tuple[int, ...], ...] = tuple((1,) for _ in specs)
-    else:
-        strides = tuple(broadcast_strides(s, out.shape) for s in specs)
-        sizes, steps = merge(out.shape, strides)
-    modes = _modes(inputs, out, steps, same_size)
-    width = out.dtype.per_word if "any" in modes else out.dtype.per_chunk
+    sizes, steps = _space(inputs, out)
+    modes = _modes(inputs, out, steps)
+    width = out.dtype.per_word if modes is None else out.dtype.per_chunk
     items = -(-sizes[-1] // width)
     threads = items * math.prod(sizes[:-1])
-    rank = len(sizes)
-    types = tuple((n, _scalar_type(inputs[0].dtype)) for n, _ in scalars)
     values: dict[str, int | float] = {"items": items, "threads": threads, "columns": sizes[-1]}
     values.update(scalars)
     for k, step in enumerate(steps):
         values[f"step{k}"] = step[-1]
         values.update({f"s{k}.{axis}": s for axis, s in enumerate(step[:-1])})
     values.update({f"n{axis}": n for axis, n in enumerate(sizes)})
-    names = [f"x{k}" for k in range(len(inputs))]
+    constants = (
+        ("attrs", attrs),
+        ("chunk", modes is not None),
+        ("modes", ("any",) * len(inputs) if modes is None else modes),
+        ("rank", len(sizes)),
+        ("scalars", tuple((n, _scalar_type(out.dtype)) for n, _ in scalars)),
+    )
     face = Face(
-        (*((n, TensorParam("in", None, 1)) for n in names), ("y", TensorParam("out", None, 1))),
+        (
+            *((f"x{k}", TensorParam("in", None, 1)) for k in range(len(inputs))),
+            ("y", TensorParam("out", None, 1)),
+        ),
         (),
         (),
     )
-    refs = tuple(
-        Ref(k, Spec((s.storage_bytes // s.dtype.itemsize,), s.dtype, (1,), s.aligned))
-        for k, s in enumerate(inputs)
-    )
-    constants = (("attrs", attrs), ("modes", modes), ("rank", rank), ("scalars", types))
+    refs = (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out))
     groups = -(-threads // WORKGROUP)
-    result = Ref(len(inputs), out)
-    return Call(kernel, (*refs, result), tuple(values.items()), constants, groups, face=face)
+    return Call(kernel, refs, tuple(values.items()), constants, groups, face=face)
+
+
+Space = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+
+
+def _space(inputs: tuple[Spec, ...], out: Spec) -> Space:
+    """Merged extents, and the steps of each operand (the output's last) along them.
+
+    Operands that lie alike are one row, pads and all. The output's step along the last extent is
+    1: where its rows have one element (and a pitch of more), that element is a row.
+    """
+    specs = (*inputs, out)
+    if all((s.shape, s.strides, s.aligned) == (out.shape, out.strides, True) for s in specs):
+        whole = out.storage_bytes // out.dtype.itemsize if len(out.shape) > 1 else out.size
+        return (whole,), ((1,),) * len(specs)
+    sizes, steps = merge(out.shape, tuple(broadcast_strides(s, out.shape) for s in specs))
+    if steps[-1][-1] > 1:
+        return (*sizes, 1), (*((*s, 0) for s in steps[:-1]), (*steps[-1], 1))
+    return sizes, steps
 
 
 def _modes(
-    inputs: tuple[Spec, ...], out: Spec, steps: tuple[tuple[int, ...], ...], same_size: bool
-) -> tuple[str, ...]:
-    modes: list[str] = []
+    inputs: tuple[Spec, ...], out: Spec, steps: tuple[tuple[int, ...], ...]
+) -> tuple[str, ...] | None:
+    """How each operand is read in 16-byte chunks of the output; None where a word is the most."""
     item = out.dtype.itemsize
-    fits = same_size and out.aligned and all(s * item % 16 == 0 for s in steps[-1][:-1])
-    fits = fits and steps[-1][-1] == 1
+    if not out.aligned or steps[-1][-1] > 1 or any(s * item % 16 for s in steps[-1][:-1]):
+        return None
+    modes: list[str] = []
     for spec, step in zip(inputs, steps[:-1], strict=True):
+        if spec.dtype.itemsize != item:
+            return None
         if step[-1] == 0:
             modes.append("one")
-        elif step[-1] == 1 and spec.aligned and all(
-            s * spec.dtype.itemsize % 16 == 0 for s in step[:-1]
-        ):
+        elif step[-1] == 1 and spec.aligned and not any(s * item % 16 for s in step[:-1]):
             modes.append("chunk")
         else:
-            modes.append("any")
-    if not fits or "any" in modes:
-        return tuple("any" for _ in inputs)
+            return None
     return tuple(modes)
 
 
 def _scalar_type(dtype: DType) -> str:
-    return {"float": f32, "int": i32, "uint": u32, "bool": u32}[dtype.kind].name
+    return {"float": f32, "int": i32, "uint": u32, "bool": bool_}[dtype.kind].name
 
 
 def _lower(expression: Expression, kernel: Kernel) -> Callable[..., Lowered]:
     def lower(
         inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
     ) -> Lowered:
-        numbers = tuple((n, v) for n, v in sorted(attrs.items())
-                        if isinstance(v, NUMBERS) and not isinstance(v, bool))
-        named = {n for n, _ in numbers}
-        rest = tuple((n, v) for n, v in sorted(attrs.items()) if n not in named)
+        numbers, rest = split_numbers(attrs, outputs[0].dtype)
         return Lowered((element_call(kernel, inputs, outputs[0], numbers, rest),))
 
     return lower
+
+
+def split_numbers(
+    attrs: dict[str, Any], dtype: DType
+) -> tuple[tuple[tuple[str, int | float], ...], tuple[tuple[str, Any], ...]]:
+    """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
+    numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
+    with np.errstate(over="ignore"):
+        typed = {n: float(np.float32(v)) if dtype.is_float else int(v) for n, v in numbers.items()}
+    rest = {n: v for n, v in attrs.items() if n not in numbers}
+    return tuple(sorted(typed.items())), tuple(sorted(rest.items()))
 
 
 def _declare(expression: Expression) -> Op:

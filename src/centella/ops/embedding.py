@@ -45,20 +45,18 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
     ids, table = specs
     if ids.dtype is not i32:
         raise DTypeError(f"embedding: expected i32 ids, got {ids.dtype.name}")
-    if len(table.shape) != 2 or not table.dtype.is_float:
-        raise ShapeError(
-            f"embedding: expected a float table [n, d], got {list(table.shape)} "
-            f"{table.dtype.name}"
-        )
+    if not table.dtype.is_float:
+        raise DTypeError(f"embedding: expected a float table, got {table.dtype.name}")
+    if len(table.shape) != 2:
+        raise ShapeError(f"embedding: expected a table [n, d], got {list(table.shape)}")
+    if not table.shape[0] and ids.size:
+        raise ShapeError(f"embedding: expected a table with rows, got {list(table.shape)}")
     return (((*ids.shape, table.shape[1]), table.dtype),)
 
 
 def reference(ids: Any, table: Any) -> Any:
     """The NumPy formula."""
-    height = table.shape[0]
-    if height == 0:
-        return np.full((*ids.shape, table.shape[1]), NAN, table.dtype)
-    inside = (ids >= 0) & (ids < height)
+    inside = (ids >= 0) & (ids < table.shape[0])
     rows = table[np.where(inside, ids, 0)]
     return rows if inside.all() else np.where(inside[..., None], rows, table.dtype.type(NAN))
 

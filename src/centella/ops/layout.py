@@ -36,6 +36,11 @@ def broadcast_strides(spec: Spec, shape: Shape) -> Shape:
     )
 
 
+def flat(spec: Spec) -> Spec:
+    """A tensor's memory as one row of elements, from its first: kernels that count it out."""
+    return Spec((spec.storage_bytes // spec.dtype.itemsize,), spec.dtype, (1,), spec.aligned)
+
+
 @lru_cache(maxsize=4096)
 def merge(shape: Shape, strides: tuple[Shape, ...]) -> tuple[Shape, tuple[Shape, ...]]:
     """Join neighbouring dimensions that every operand walks as one; at least one remains."""

@@ -16,6 +16,7 @@ from centella.dtypes import ALL, DType, dtype_of, u32
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
 from centella.ops.elementwise import element_call, element_kernel
+from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
@@ -45,9 +46,12 @@ def cast_reference(x: Any, dtype: str) -> Any:
 def _cast_value(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
     target: DType = dtype_of(attrs["dtype"])
     x = values[0]
+    if target.kind == "bool" and x.dtype.is_float:
+        return lang.bitcast(x, u32) << 1 != 0
     if target.itemsize == 1 and target.kind != "bool" and x.dtype.is_float:
         info = _RANGE[target.name]
-        x = lang.select(lang.isnan(x), 0.0, lang.fmin(lang.fmax(x, float(info.min)), float(info.max)))
+        inside = lang.fmin(lang.fmax(x, float(info.min)), float(info.max))
+        x = lang.select(lang.isnan(x), 0.0, inside)
     return lang.cast(x, target)
 
 
@@ -59,7 +63,7 @@ def cast_lower(
 ) -> Lowered:
     """One element kernel; a change of item size goes word by word."""
     rest = (("dtype", attrs["dtype"]),)
-    return Lowered((element_call(cast_kernel, inputs, outputs[0], (), rest),))
+    return Lowered((element_call(cast_kernel, inputs, outputs[0], attrs=rest),))
 
 
 def _reshape(*, rank_in: int, rank_out: int, x: Any, y: Any) -> None:
@@ -111,10 +115,9 @@ def reshape_lower(
     values.update({f"s{i}": s for i, s in enumerate(y.strides)})
     values.update({f"m{i}": n for i, n in enumerate(x.shape)})
     values.update({f"t{i}": s for i, s in enumerate(x.strides)})
-    flat = Spec((x.storage_bytes // x.dtype.itemsize,), x.dtype, (1,), x.aligned)
     call = Call(
         reshape_kernel,
-        (Ref(0, flat), Ref(1, y)),
+        (Ref(0, flat(x)), Ref(1, y)),
         tuple(values.items()),
         (("rank_in", len(x.shape)), ("rank_out", max(len(y.shape), 1))),
         -(-threads // WORKGROUP),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.dtypes import u32
 from centella.lang import math as formulas
 from centella.lang.trace import TracedOperands
 
@@ -69,6 +70,7 @@ class NumpyOperands:
     abs = staticmethod(np.abs)
     floor = staticmethod(np.floor)
     exp = staticmethod(np.exp)
+    expm1 = staticmethod(np.expm1)
     log = staticmethod(np.log)
     tanh = staticmethod(np.tanh)
     sin = staticmethod(np.sin)
@@ -80,7 +82,7 @@ class NumpyOperands:
         """The error function: exact in float64, our polynomial in float32."""
         array = np.asarray(x)
         if array.dtype == np.float64:
-            return _erf64(array).astype(np.float64) if array.size else array
+            return np.asarray(_erf64(array), np.float64)
         return formulas.erf(_Float32Bits(), array)  # type: ignore[arg-type]  # a NumPy set
 
     @staticmethod
@@ -92,6 +94,17 @@ class NumpyOperands:
 
 class KernelOperands(TracedOperands):
     """Element-wise functions on traced values."""
+
+    @staticmethod
+    def abs(x: Any) -> Any:
+        """|x|; unsigned values as they are."""
+        return x if x.dtype is u32 else lang.abs(x)
+
+    @staticmethod
+    def expm1(x: Any) -> Any:
+        """e^x - 1 for x <= 0, as 2 t / (1 - t) with t = tanh(x / 2): no cancellation near 0."""
+        t = lang.tanh(x * 0.5)
+        return t * 2.0 / (1.0 - t)
 
     exp = staticmethod(lang.exp)
     log = staticmethod(lang.log)

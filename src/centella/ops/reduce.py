@@ -3,7 +3,7 @@
 sum  y = sum_j x_j      mean  y = sum_j x_j / n      max, min  NaN when any element is NaN
 dot  y = sum_j a_j b_j
 
-Accumulation is f32 (integers: modulo 2^32). A long row is split among groups; their partial
+Accumulation is f32 (integers: modulo 2^32); sums of i8 and u8 are i32 and u32. A long row is split among groups; their partial
 results are reduced by a second launch in a fixed order, so equal inputs give equal bits. Another
 axis is moved to the end first.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.dtypes import DType, f32, u32
+from centella.dtypes import DType, dtype_of, f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
@@ -87,8 +87,7 @@ def _calls(
     parts = max(1, -(-columns // SPLIT))
     if parts == 1:
         return Lowered((_call(op, rows_in, range(len(inputs)), out, len(inputs), factor, 1),))
-    kind = f32 if out.dtype.is_float else out.dtype
-    partial = make_spec((rows, parts), kind, 4)
+    partial = make_spec((rows, parts), dtype_of(out.dtype.value), 4)
     temp = len(inputs) + 1
     return Lowered(
         (
@@ -136,15 +135,25 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
         raise ShapeError(f"{attrs['op']}: expected rank 1 or more, got a scalar")
     if attrs["op"] in ("max", "min") and x.shape[-1] == 0:
         raise ShapeError(f"{attrs['op']}: expected at least one element, got {list(x.shape)}")
-    if x.dtype.kind == "bool" or (attrs["op"] == "mean" and not x.dtype.is_float):
-        raise DTypeError(f"{attrs['op']}: expected a float dtype, got {x.dtype.name}")
-    return ((x.shape[:-1], x.dtype),)
+    kinds = "float" if attrs["op"] == "mean" else "numeric"
+    if x.dtype.kind == "bool" or (kinds == "float" and not x.dtype.is_float):
+        raise DTypeError(f"{attrs['op']}: expected a {kinds} dtype, got {x.dtype.name}")
+    return ((x.shape[:-1], sum_dtype(x.dtype) if attrs["op"] == "sum" else x.dtype),)
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """What a sum is stored as: floats as they are, integers in 32 bits."""
+    return dtype if dtype.is_float else dtype_of(dtype.value)
+
+
+def _wide(x: Any) -> Any:
+    return x.dtype if x.dtype.kind == "f" else np.dtype(f"{x.dtype.kind}4")
 
 
 def reference(x: Any, op: str) -> Any:
     """The NumPy formula."""
     if op == "sum":
-        return x.sum(-1, dtype=x.dtype)
+        return x.sum(-1, dtype=_wide(x))
     if op == "mean":
         with np.errstate(all="ignore"):
             return x.sum(-1, dtype=x.dtype) / x.dtype.type(x.shape[-1])
@@ -159,10 +168,7 @@ def lower(
     if op == "mean":
         columns = inputs[0].shape[-1]
         op, factor = "sum", 1.0 / columns if columns else float("nan")
-    out = outputs[0]
-    if inputs[0].dtype.value != out.dtype.value:
-        raise DTypeError(f"reduce: {inputs[0].dtype.name} to {out.dtype.name}")
-    return _calls(op, inputs, out, factor)
+    return _calls(op, inputs, outputs[0], factor)
 
 
 def dot_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -174,7 +180,13 @@ def dot_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
         )
     if a.dtype is not b.dtype or a.dtype.kind == "bool":
         raise DTypeError(f"dot: expected one numeric dtype, got {a.dtype.name} and {b.dtype.name}")
-    return (((), a.dtype),)
+    return (((), sum_dtype(a.dtype)),)
+
+
+def dot_reference(a: Any, b: Any) -> Any:
+    """The NumPy formula."""
+    wide = _wide(a)
+    return (a.astype(wide) * b.astype(wide)).sum(dtype=wide)
 
 
 def dot_lower(
@@ -184,11 +196,6 @@ def dot_lower(
     return _calls("sum", inputs, outputs[0], 1.0)
 
 
-def partial_dtype(dtype: DType) -> DType:
-    """Where partial results are kept: f32 for floats."""
-    return f32 if dtype.is_float else dtype
-
-
 REDUCE = Op("reduce", rule, reference, lower, takes_rows, doc="sum, mean, max, min over the end")
-DOT = Op("dot", dot_rule, lambda a, b: (a * b).sum(dtype=a.dtype), dot_lower, takes_rows,
+DOT = Op("dot", dot_rule, dot_reference, dot_lower, takes_rows,
          doc="sum of products")  # fmt: skip

@@ -43,10 +43,10 @@ def softmax_rows(
         values = [lang.exp(v - m) for v in load(x, row, column, columns, width, chunk)]
         total += fold(masked(values, column, columns, 0.0), lambda a, b: a + b)
     s = lang.workgroup_reduce(total, "add")
-    scale = m + lang.log(s) if log else 1.0 / s
+    scale = lang.log(s) if log else 1.0 / s
     for column in walk(columns, width):
         values = load(x, row, column, columns, width, chunk)
-        out = [v - scale if log else lang.exp(v - m) * scale for v in values]
+        out = [(v - m) - scale if log else lang.exp(v - m) * scale for v in values]
         store(y, row, column, out)
 
 

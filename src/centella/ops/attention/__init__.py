@@ -2,9 +2,10 @@
 
     y_i = sum_j p_ij v_j     p_ij = softmax_j(scale q_i . k_j + mask_ij)
 
-over the keys j that count: j < lengths[b], key_mask[b, j], and j <= i + Lk - Lq when causal. The
-softmax is kept up while keys stream by (Milakov and Gimelshein 2018; Dao et al. 2022). A query
-with no key gives zeros. q has a multiple of the heads of k and v (grouped queries).
+over the keys j that count: j < lengths[b], key_mask[b, j], j <= i + Lk - Lq when causal, and
+mask_ij > -3.0e38 (so -inf hides a key). The softmax is kept up while keys stream by (Milakov and
+Gimelshein 2018; Dao et al. 2022). A query with no key gives zeros. q has a multiple of the heads of
+k and v (grouped queries).
 """
 
 from centella.ops.attention.op import ATTENTION

@@ -10,7 +10,8 @@ from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.attention.stream import THREADS, stream
+from centella.ops.attention.stream import LOWEST, THREADS, stream
+from centella.ops.layout import flat
 from centella.program import Call, Ref
 from centella.specs import Caps, Spec
 
@@ -54,6 +55,8 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
             )
     if name == "lengths" and spec.dtype is not i32:
         raise DTypeError(f"attention: expected i32 lengths, got {spec.dtype.name}")
+    if name == "mask" and not spec.dtype.is_float:
+        raise DTypeError(f"attention: expected a float mask, got {spec.dtype.name}")
     if name == "key_mask" and spec.dtype.is_float:
         raise DTypeError(f"attention: expected a bool or integer key_mask, got {spec.dtype.name}")
 
@@ -76,20 +79,21 @@ def reference(
     if causal:
         counts = counts & (np.arange(lk) <= np.arange(lq)[:, None] + (lk - lq))
     if "mask" in named:
+        counts = counts & ~(named["mask"] <= LOWEST)
         scores = scores + named["mask"]
     scores = np.where(counts, scores, -np.inf)
-    top = scores.max(-1, keepdims=True, initial=-3.0e38)
+    top = scores.max(-1, keepdims=True, initial=LOWEST)
     e = np.exp(scores - top)
     total = e.sum(-1, keepdims=True)
-    p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+    p = np.divide(e, total, out=np.zeros_like(e), where=total != 0)
     dead = ~np.broadcast_to(counts, scores.shape).any(axis=(2,))
     values = np.where(dead[..., None], 0, v) if dead.any() else v
     return np.matmul(p, values).transpose(0, 2, 1, 3)
 
 
 def takes(index: int, spec: Spec) -> bool:
-    """q, k, v: neighbouring elements in a head; masks as they lie (key_mask: rows)."""
-    return spec.unit_rows or len(spec.shape) == 4
+    """q, k, v, key_mask: rows of neighbouring elements; an additive mask as it lies."""
+    return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
 
 
 def lower(
@@ -136,12 +140,11 @@ def lower(
         ("vector", all(s.aligned for s in (q, k, v))),
         ("vector_y", y.aligned),
     )
-    refs = tuple(
-        Ref(i, Spec((s.storage_bytes // s.dtype.itemsize,), s.dtype, (1,), s.aligned))
-        for i, s in enumerate(inputs)
-    )
+    refs = tuple(Ref(i, flat(s)) for i, s in enumerate(inputs))
     groups = batch * heads * blocks * -(-dim // part)
-    return Lowered((Call(stream, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), constants, groups, face=face),))
+    tensors = (*refs, Ref(len(inputs), y))
+    call = Call(stream, tensors, tuple(scalars.items()), constants, groups, face=face)
+    return Lowered((call,))
 
 
 ATTENTION = Op("attention", rule, reference, lower, takes, doc="scaled dot-product attention")

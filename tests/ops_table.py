@@ -1,0 +1,504 @@
+"""One table of ops: for each op in the registry the cases it is tested with, on every device.
+
+A case is inputs (shape, values, layout in memory) and attributes; `test_ops.py` runs it in each
+dtype of its row against the op's NumPy formula in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import centella as ct
+from centella.dtypes import dtype_of, narrow, widen
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+FLOATS = ("f32", "f16", "bf16")
+INTEGERS = ("i32", "u32", "i8", "u8")
+NUMBERS = (*FLOATS, *INTEGERS)
+ALL = (*NUMBERS, "bool")
+
+# sum((got - ref)^2) / sum(ref^2) at most: elementwise, then products, sums and attention.
+TOLERANCE = {"f32": (1e-12, 1e-11), "f16": (2e-7, 2e-7), "bf16": (5e-6, 5e-6)}
+# Fewer values than this do not average the rounding of a 16-bit store: each may be half a step off.
+MANY = 64
+OWN = "own"  # as an attribute: the dtype of the case
+
+LAYOUTS = ("plain", "pads", "offset", "strided", "transposed", "rows")
+EXTREMES = (
+    *(math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 800.0, -800.0, 6e4, -6e4, 1e-3),
+    *(-1e-3, 20.0, -20.0, 0.5, -0.5, 4.0, -4.0, 1e-8, -1e-8),
+)
+
+
+@dataclass(frozen=True)
+class In:
+    """One input: how it is shaped, filled and laid out.
+
+    Attributes:
+        dtype: "" for the case's own.
+        values: normal, positive, extremes, large (800 among normal values), ties, bools, hidden
+            (0 and -inf), or `(low, high)` for whole numbers.
+        layout: plain; pads (NaN after each row); offset (a slice that starts off every boundary);
+            strided (every second element); transposed (a view of the last two axes swapped);
+            rows (every second row, from the second).
+    """
+
+    shape: Shape
+    values: Any = "normal"
+    dtype: str = ""
+    layout: str = "plain"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and attributes of one call.
+
+    Attributes:
+        dtypes: those it runs in, of its row's; () for all.
+        small: False where the simulator would take too long.
+    """
+
+    inputs: tuple[In, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
+    small: bool = True
+
+    def __str__(self) -> str:
+        operands = " ".join(f"{list(i.shape)}:{i.values}:{i.layout}" for i in self.inputs)
+        return f"{operands} {self.attrs}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An op's dtypes and cases; `sums` for the wider tolerance, `exact` for moves."""
+
+    dtypes: tuple[str, ...]
+    cases: tuple[Case, ...]
+    sums: bool = False
+    exact: bool = False
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def values_of(spec: In, dtype: str, rng: np.random.Generator) -> Array:
+    """Host values of an input, as its dtype stores them and computed with (bf16 as float32)."""
+    kind = dtype_of(spec.dtype or dtype)
+    made = _values(spec, kind.kind, rng)
+    if not kind.is_float and kind.kind != "bool" and spec.values == "normal":
+        info = np.iinfo(kind.numpy)
+        made = rng.integers(info.min, info.max, spec.shape, np.int64, endpoint=True)
+    with np.errstate(over="ignore"):
+        return widen(narrow(np.asarray(made), kind), kind)
+
+
+def _values(spec: In, kind: str, rng: np.random.Generator) -> Any:
+    if isinstance(spec.values, tuple):
+        return rng.integers(*spec.values, spec.shape)
+    if kind == "bool" or spec.values == "bools":
+        return rng.random(spec.shape) < 0.6
+    normal = np.asarray(rng.standard_normal(spec.shape) * 2, np.float32)
+    if spec.values == "positive":
+        return np.abs(normal) + np.float32(1e-3)
+    if spec.values == "extremes":
+        return np.resize(np.float32(EXTREMES), spec.shape)
+    if spec.values == "large":
+        return np.where(rng.random(spec.shape) < 0.3, np.float32(800), normal)
+    if spec.values == "ties":
+        return np.round(normal)
+    if spec.values == "hidden":
+        return np.where(rng.random(spec.shape) < 0.4, np.float32(-np.inf), normal)
+    return normal
+
+
+def tensor_of(spec: In, value: Array, dtype: str, device: ct.Device) -> ct.Tensor:
+    """The value on a device, lying as `spec` says; what surrounds it is NaN (or -1, or True)."""
+    kind = dtype_of(spec.dtype or dtype)
+    stored = narrow(value, kind)
+    if spec.layout == "plain":
+        return ct.asarray(stored, dtype=kind, device=device)
+    if spec.layout == "transposed":
+        turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
+        return ct.asarray(turned, dtype=kind, device=device).T
+    place, whole = _place(spec.layout, stored.shape, kind.per_chunk)
+    around = np.full(math.prod(whole) * kind.itemsize, 0xFF, np.uint8)
+    if kind.name == "bool":
+        around[:] = 1
+    base = around.view(kind.numpy).reshape(whole)
+    base[place] = stored
+    return ct.asarray(base, dtype=kind, device=device)[place]
+
+
+def _place(layout: str, shape: Shape, chunk: int) -> tuple[tuple[Any, ...], Shape]:
+    """Where a layout puts a value inside a larger array, and that array's shape."""
+    if layout == "pads":
+        wide = -(-shape[-1] // chunk) * chunk + chunk
+        return (..., slice(0, shape[-1])), (*shape[:-1], wide)
+    if layout == "strided":
+        return (..., slice(1, None, 2)), (*shape[:-1], 2 * shape[-1] + 1)
+    if layout == "rows":
+        places = (slice(None),) * (len(shape) - 2) + (slice(1, None, 2), slice(None))
+        return places, (*shape[:-2], 2 * shape[-2] + 1, shape[-1])
+    assert layout == "offset", layout
+    return tuple(slice(1, 1 + n) for n in shape), tuple(n + 2 for n in shape)
+
+
+def rng_of(*names: object) -> np.random.Generator:
+    """Random numbers that depend on what is tested, not on what was tested before."""
+    return np.random.default_rng(zlib.crc32(" ".join(map(str, names)).encode()))
+
+
+# -- cases ----------------------------------------------------------------------------------------
+
+# Rank 0 to 4; 0-size, size 1, odd, prime; rows that are no whole words or chunks.
+SHAPES: tuple[Shape, ...] = (
+    *((), (1,), (0,), (5,), (127,), (3, 0), (0, 3), (7, 1), (1, 7), (3, 5), (5, 8), (2, 3, 7)),
+    (3, 1, 2, 9),
+)
+BRIEF: tuple[Shape, ...] = ((), (0,), (33,), (3, 5))
+BROADCASTS: tuple[tuple[Shape, Shape], ...] = (
+    *(((3, 5), ()), ((), (4,)), ((3, 8), (8,)), ((3, 1), (1, 5)), ((3, 8), (3, 1))),
+    *(((2, 3, 4), (3, 1)), ((2, 1, 3, 5), (4, 1, 5)), ((0, 3), (1, 3)), ((6, 1), (6, 1))),
+)
+
+
+def cases(
+    shapes: Iterable[Shape], values: Any = "normal", attrs: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Case, ...]:  # fmt: skip
+    """A case of one input for each shape."""
+    return tuple(Case((In(s, values),), attrs or {}, **options) for s in shapes)
+
+
+def laid_out(case: Case, *layouts: str) -> tuple[Case, ...]:
+    """The case with its first input laid out otherwise."""
+    first, *rest = case.inputs
+    return tuple(replace(case, inputs=(replace(first, layout=x), *rest)) for x in layouts)
+
+
+def floats_of(values: str = "normal", **attrs: Any) -> Row:
+    """The row of an elementwise op of one float operand, briefly: `exp` is tested at length."""
+    plain = cases(BRIEF, values, attrs)
+    odd = laid_out(Case((In((3, 5), values),), attrs), "offset")
+    return Row(FLOATS, (*plain, *odd, Case((In((21,), "extremes"),), attrs)))
+
+
+def numbers_of(**attrs: Any) -> Row:
+    """The same for an op that takes integers too."""
+    row = floats_of(**attrs)
+    extremes = replace(row.cases[-1], dtypes=FLOATS)
+    return replace(row, dtypes=NUMBERS, cases=(*row.cases[:-1], extremes))
+
+
+def at_length(dtypes: tuple[str, ...], values: str = "normal", **attrs: Any) -> tuple[Case, ...]:
+    """Every shape, every layout, of one operand."""
+    plain = cases(SHAPES, values, attrs)
+    odd = [
+        case
+        for shape in ((6, 5), (2, 4, 8))
+        for case in laid_out(Case((In(shape, values),), attrs), *LAYOUTS[1:])
+    ]
+    rank1 = laid_out(Case((In((13,), values),), attrs), "offset", "strided")
+    extremes = Case((In((21,), "extremes"),), attrs, tuple(d for d in dtypes if d in FLOATS))
+    return (*plain, *odd, *rank1, extremes) if extremes.dtypes else (*plain, *odd, *rank1)
+
+
+def two(dtypes: tuple[str, ...], brief: bool = True) -> Row:
+    """The row of an elementwise op of two operands, or one and a number."""
+    pairs = BROADCASTS[:4] if brief else BROADCASTS
+    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *pairs)]
+    number = {"second": 3} if "i8" in dtypes else {"second": 2.5}
+    made += [
+        Case((In((33,)),), number),
+        Case((In((33,)),), {"first": number["second"]}),
+        Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")), dtypes=FLOATS),
+        Case((In((21, 1), "extremes"), In((21,), "extremes")), dtypes=FLOATS),
+    ]
+    if not brief:
+        both = Case((In((6, 5)), In((6, 5), layout="transposed")))
+        made += [both, *laid_out(both, *LAYOUTS[1:]), Case((In((6, 8)), In((8,), layout="offset")))]
+    return Row(dtypes, tuple(made))
+
+
+def where() -> Row:
+    """Conditions that broadcast; numbers on either side."""
+    shapes = [((3, 5), (3, 5), (3, 5)), ((5,), (3, 1), ()), ((3, 1), (8,), (3, 8)), ((0,), (1,), ())]
+    made = [Case((In(c, "bools", "bool"), In(a), In(b))) for c, a, b in shapes]
+    some = (In((3, 5), "bools", "bool"), In((3, 5)))
+    made += [Case(some, {"first": 1}), Case(some, {"second": 0})]
+    made += laid_out(made[0], "offset", "strided", "transposed")
+    return Row(ALL, tuple(made), exact=True)
+
+
+def cast() -> Row:
+    """From every dtype to every other; saturation, NaN and wrap."""
+    made = [
+        Case((In(shape),), {"dtype": target}) for target in ALL for shape in ((3, 5), (33,), (7, 1))
+    ]
+    made += [Case((In((21,), "extremes"),), {"dtype": t}, FLOATS) for t in ALL]
+    made += laid_out(Case((In((3, 8)),), {"dtype": "f16"}), "offset", "transposed")
+    return Row(ALL, tuple(made), exact=True)
+
+
+def reshape() -> Row:
+    """Reshapes that cross pads."""
+    pairs: list[tuple[Shape, Shape]] = [
+        *(((3, 5), (15,)), ((15,), (5, 3)), ((3, 5), (5, 3)), ((2, 3, 7), (6, 7))),
+        *(((2, 3, 7), (2, 21)), ((4, 1, 3), (3, 4)), ((12,), (2, 1, 3, 2)), ((6, 2), (4, 3, 1))),
+    ]
+    made = [Case((In(a),), {"shape": b}) for a, b in pairs]
+    made += laid_out(Case((In((6, 5)),), {"shape": (10, 3)}), *LAYOUTS[1:])
+    return Row(("f32", "f16", "bf16", "i8", "bool"), tuple(made), exact=True)
+
+
+def concat() -> Row:
+    """Along each axis; empty operands; words that two operands share; the most operands."""
+    groups: list[tuple[int, tuple[Shape, ...]]] = [
+        (0, ((3,), (5,), (1,))), (0, ((3, 5), (2, 5))), (1, ((3, 5), (3, 2), (3, 1))),
+        (1, ((2, 1, 3), (2, 4, 3))), (0, ((0, 3), (2, 3))), (0, ((5,),) * 7), (1, ((2, 0), (2, 0))),
+    ]  # fmt: skip
+    made = [Case(tuple(map(In, shapes)), {"axis": axis}) for axis, shapes in groups]
+    made += laid_out(made[2], "offset", "transposed")
+    return Row(("f32", "f16", "i32", "u8", "bool"), tuple(made), exact=True)
+
+
+def fill() -> Row:
+    """Any shape, any dtype; numbers that only some can hold."""
+    shapes = ((), (0,), (5,), (3, 5), (7, 1), (2, 3, 8))
+    own = {"dtype": OWN}
+    made = [Case((), {"shape": s, "value": 1, **own}) for s in shapes]
+    made += [
+        Case((), {"shape": (3,), "value": v, **own}, FLOATS) for v in (-0.5, math.inf, math.nan)
+    ]
+    made += [Case((), {"shape": (2, 3), "value": -7, **own}, ("i8", "i32", *FLOATS))]
+    return Row(ALL, tuple(made), exact=True)
+
+
+ROWS_OF: tuple[Shape, ...] = (
+    *((1,), (5,), (3, 5), (5, 8), (7, 1), (2, 3, 7), (2, 67), (3, 260), (0, 4)),
+)
+
+
+def reduce() -> Row:
+    """Rows short and long, split among groups; sums of integers wrap in 32 bits."""
+    made: list[Case] = []
+    for op in ("sum", "mean", "max", "min"):
+        dtypes = FLOATS if op == "mean" else ()
+        made += cases(ROWS_OF, attrs={"op": op}, dtypes=dtypes)
+        made += laid_out(Case((In((6, 5)),), {"op": op}, dtypes), *LAYOUTS[1:])
+        made += cases([(21,), (1, 3)], "extremes", {"op": op}, dtypes=FLOATS)
+        made += cases([(3, 16385)], attrs={"op": op}, dtypes=dtypes)
+        made += cases([(2, 3, 33000)], attrs={"op": op}, dtypes=dtypes, small=False)
+    made += [Case((In((3, 0)),), {"op": "sum"}), Case((In((3, 0)),), {"op": "mean"}, FLOATS)]
+    return Row(NUMBERS, tuple(made), sums=True)
+
+
+def argmax() -> Row:
+    """Ties, NaN, infinities; long rows."""
+    made = [*cases(ROWS_OF), *cases([(3, 40), (64,)], "ties", dtypes=FLOATS)]
+    made += laid_out(Case((In((6, 5)),)), *LAYOUTS[1:])
+    made += cases([(21,), (2, 3)], "extremes", dtypes=FLOATS)
+    made += cases([(3, 16385)])
+    made += cases([(2, 3, 33000)], "ties", dtypes=FLOATS, small=False)
+    made += [Case((In((2, 300), (0, 2)),), dtypes=INTEGERS)]
+    return Row(NUMBERS, tuple(made))
+
+
+def dot() -> Row:
+    """Vectors short and long."""
+    made = [Case((In((n,)), In((n,)))) for n in (0, 1, 7, 255, 257)]
+    made += laid_out(made[3], "offset", "strided")
+    made += [Case((In((n,)), In((n,)))) for n in (16385, 50021)]
+    return Row(NUMBERS, tuple(made), sums=True)
+
+
+def softmax() -> Row:
+    """Both forms; values of 800; rows of one value."""
+    made: list[Case] = []
+    for attrs in ({}, {"log": True}):
+        made += cases(ROWS_OF, attrs=attrs)
+        made += cases([(5, 33), (3, 8)], "large", attrs)
+        made += cases([(21,), (2, 5)], "extremes", attrs)
+        made += cases([(3, 2100)], attrs=attrs)
+    made += laid_out(Case((In((6, 5)),)), *LAYOUTS[1:])
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def norm() -> Row:
+    """Each kind, with and without vectors; values of 800 among small ones."""
+    made: list[Case] = []
+    for kind, vectors in (
+        *(("layer", ()), ("layer", ("weight", "bias")), ("layer", ("bias",))),
+        *(("rms", ()), ("rms", ("weight",)), ("l2", ())),
+    ):
+        attrs = {"kind": kind, "eps": 1e-5, "vectors": vectors}
+        rows = ROWS_OF if len(vectors) < 2 and vectors != ("bias",) else ROWS_OF[2:5]
+        for shape in (*rows, (3, 2100)):
+            made.append(Case((In(shape), *(In(shape[-1:]) for _ in vectors)), attrs))
+        both = tuple(In((33,)) for _ in vectors)
+        made.append(Case((In((5, 33), "large"), *both), attrs))
+    attrs = {"kind": "rms", "eps": 1e-6, "vectors": ("weight",)}
+    some = Case((In((6, 5)), In((5,), layout="offset")), attrs)
+    made += [some, *laid_out(some, *LAYOUTS[1:])]
+    made += [Case((In((6, 5)), In((5,), dtype="f32")), attrs)]
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def mean_pool() -> Row:
+    """Lengths of 0, within, beyond."""
+    made = [
+        Case((In((b, n, d)), In((b,), (-1, n + 3), "i32")))
+        for b, n, d in ((1, 1, 1), (3, 5, 7), (4, 7, 8), (2, 33, 67), (2, 0, 3), (0, 3, 4))
+    ]
+    made += laid_out(made[1], *LAYOUTS[1:])
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def embedding() -> Row:
+    """Ids of every rank; some outside the table, whose rows are NaN."""
+    made = [
+        Case((In(shape, (0, 9), "i32"), In((9, d))))
+        for shape, d in (((), 5), ((1,), 1), ((7,), 8), ((2, 3), 5), ((2, 1, 4), 33), ((0,), 4))
+    ]
+    made += [Case((In((9,), (-2, 11), "i32"), In((9, 5)))), Case((In((0,), (0, 1), "i32"), In((0, 5))))]
+    made += laid_out(made[3], "offset", "strided", "transposed")
+    made += [Case((In((5,), (0, 9), "i32"), In((9, 5), layout=x))) for x in LAYOUTS[1:]]
+    return Row(FLOATS, tuple(made), exact=True)
+
+
+MATRICES = ((1, 1, 1), (5, 7, 3), (17, 33, 9), (33, 40, 64), (64, 16, 65), (130, 20, 70))
+VARIANTS = ("large", "medium", "small")
+
+
+def matmul() -> Row:
+    """Every variant; transposed operands; batches that broadcast; no depth."""
+    made = [
+        Case((In((m, k)), In((k, n))), {"variant": v}, small=m < 100 or v != "small")
+        for m, k, n in MATRICES
+        for v in VARIANTS
+    ]
+    for la, lb in (("transposed", "plain"), ("plain", "transposed"), ("transposed", "transposed"),
+                   ("offset", "strided"), ("pads", "pads"), ("rows", "offset")):  # fmt: skip
+        made.append(Case((In((33, 20), layout=la), In((20, 18), layout=lb)), {"alpha": 0.5}))
+    for a, b in (((2, 3, 5, 7), (2, 3, 7, 4)), ((3, 5, 7), (7, 4)), ((5, 7), (3, 7, 4)),
+                 ((1, 5, 8), (3, 8, 4)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 1, 1, 9), (1, 3, 9, 1)),
+                 ((3, 0), (0, 4)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
+        made.append(Case((In(a), In(b))))
+    made.append(Case((In((300, 64)), In((64, 200))), small=False))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def linear() -> Row:
+    """Every variant and activation; bias and residual; weights of another dtype."""
+    plain = {"extras": (), "activation": "", "alpha": 1.0}
+    made = [
+        Case((In((m, k)), In((n, k))), {**plain, "variant": v}, small=m < 100 or v != "small")
+        for m, k, n in MATRICES[1:]
+        for v in VARIANTS
+    ]
+    both = {"extras": ("bias", "residual"), "alpha": 1.0}
+    for activation in ("", "relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
+        operands = (In((5, 24)), In((10, 24)), In((10,)), In((5, 10)))
+        made.append(Case(operands, {**both, "activation": activation}))
+    some = {"extras": ("bias",), "activation": "", "alpha": 0.25}
+    for shape, n in (((24,), 7), ((2, 3, 24), 5), ((0, 24), 3), ((3, 0), 5)):
+        made.append(Case((In(shape), In((n, shape[-1])), In((n,))), some))
+    weights = (In((10, 24), dtype="bf16"), In((10,), dtype="f32"))
+    made.append(Case((In((5, 24)), *weights), some))
+    residual = {"extras": ("residual",), "activation": "", "alpha": 1.0}
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((6, 9), layout=x), In((5, 9)), In((6, 5), layout=x)), residual))
+        made.append(Case((In((6, 9)), In((5, 9), layout=x), In((5,), layout="offset")), some))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def attend(
+    b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
+    causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
+    **options: Any,
+) -> Case:  # fmt: skip
+    """One attention case; `added` is the shape of the additive mask."""
+    q, k, v = (In(s, values, layout=layout) for s in ((b, h, lq, d), (b, kv, lk, d), (b, kv, lk, d)))
+    extra = {
+        "lengths": In((b,), (0, lk + 2), "i32"),
+        "key_mask": In((b, lk), "bools", "bool"),
+        "mask": In(added or (b, h, lq, lk), "hidden" if hidden else "normal", "f32"),
+    }
+    attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
+    return Case((q, k, v, *(extra[m] for m in masks)), attrs, **options)
+
+
+def attention() -> Row:
+    """Self, cross, causal, grouped, each mask; rows with no key are zeros."""
+    return Row(
+        FLOATS,
+        (
+            attend(1, 1, 1, 1, 1, 4),
+            attend(2, 3, 3, 5, 5, 5),
+            attend(1, 2, 2, 2, 37, 8, causal=True),
+            attend(1, 4, 2, 66, 66, 16, causal=True, small=False),
+            attend(2, 4, 1, 3, 9, 32, "lengths"),
+            attend(2, 2, 2, 5, 5, 3, "key_mask", causal=True),
+            attend(2, 2, 1, 4, 20, 8, "mask"),
+            attend(2, 2, 1, 4, 6, 8, "mask", added=(1, 2, 1, 6), hidden=True),
+            attend(1, 1, 1, 3, 5, 4, "mask", added=(1, 1, 3, 1), hidden=True),
+            attend(2, 2, 2, 4, 9, 8, "lengths", "key_mask", "mask", causal=True),
+            attend(1, 1, 1, 3, 5, 8, values="large"),
+            attend(1, 1, 1, 3, 0, 4),
+            attend(1, 2, 2, 0, 3, 4),
+            attend(1, 2, 1, 70, 19, 67, small=False),
+            attend(1, 1, 1, 3, 9, 128, small=False),
+            attend(1, 1, 1, 130, 33, 32, small=False),
+            *(attend(2, 2, 1, 6, 7, 5, layout=x) for x in LAYOUTS[1:]),
+            *(attend(1, 2, 2, 5, 9, 8, layout=x) for x in ("transposed", "rows", "offset")),
+        ),
+        sums=True,
+    )
+
+
+TABLE: dict[str, Row] = {
+    "add": two(NUMBERS, brief=False),
+    "sub": two(NUMBERS),
+    "mul": two(NUMBERS),
+    "div": two(FLOATS),
+    "maximum": two(NUMBERS),
+    "minimum": two(NUMBERS),
+    "neg": numbers_of(),
+    "abs": numbers_of(),
+    "relu": numbers_of(),
+    "clip": numbers_of(low=2, high=100),
+    "sqrt": floats_of("positive"),
+    "exp": Row(FLOATS, at_length(FLOATS)),
+    "log": floats_of("positive"),
+    "tanh": floats_of(),
+    "sigmoid": floats_of(),
+    "swish": floats_of(),
+    "elu": floats_of(alpha=0.7),
+    "gelu": Row(FLOATS, tuple(c for k in ("none", "tanh", "quick") for c in floats_of(kind=k).cases)),
+    "scale": floats_of(factor=-1.5),
+    "leaky_relu": floats_of(slope=0.01),
+    "where": where(),
+    "copy": Row(ALL, at_length(ALL), exact=True),
+    "cast": cast(),
+    "reshape": reshape(),
+    "concat": concat(),
+    "fill": fill(),
+    "reduce": reduce(),
+    "dot": dot(),
+    "argmax": argmax(),
+    "softmax": softmax(),
+    "norm": norm(),
+    "mean_pool": mean_pool(),
+    "embedding": embedding(),
+    "matmul": matmul(),
+    "linear": linear(),
+    "attention": attention(),
+}

