@@ -102,14 +102,15 @@ def values_of(spec: In, dtype: str, rng: np.random.Generator) -> Array:
 
 def _values(spec: In, kind: str, rng: np.random.Generator) -> Any:
     if isinstance(spec.values, tuple):
-        return rng.integers(*spec.values, spec.shape)
+        low, high = spec.values
+        return rng.integers(low, high, spec.shape)
     if kind == "bool" or spec.values == "bools":
         return rng.random(spec.shape) < 0.6
     normal = np.asarray(rng.standard_normal(spec.shape) * 2, np.float32)
     if spec.values == "positive":
         return np.abs(normal) + np.float32(1e-3)
     if spec.values == "extremes":
-        return np.resize(np.float32(EXTREMES), spec.shape)
+        return np.array(EXTREMES[: math.prod(spec.shape)], np.float32).reshape(spec.shape)
     if spec.values == "large":
         return np.where(rng.random(spec.shape) < 0.3, np.float32(800), normal)
     if spec.values == "ties":
@@ -230,7 +231,12 @@ def two(dtypes: tuple[str, ...], brief: bool = True) -> Row:
 
 def where() -> Row:
     """Conditions that broadcast; numbers on either side."""
-    shapes = [((3, 5), (3, 5), (3, 5)), ((5,), (3, 1), ()), ((3, 1), (8,), (3, 8)), ((0,), (1,), ())]
+    shapes = [
+        ((3, 5), (3, 5), (3, 5)),
+        ((5,), (3, 1), ()),
+        ((3, 1), (8,), (3, 8)),
+        ((0,), (1,), ()),
+    ]
     made = [Case((In(c, "bools", "bool"), In(a), In(b))) for c, a, b in shapes]
     some = (In((3, 5), "bools", "bool"), In((3, 5)))
     made += [Case(some, {"first": 1}), Case(some, {"second": 0})]
@@ -368,7 +374,10 @@ def embedding() -> Row:
         Case((In(shape, (0, 9), "i32"), In((9, d))))
         for shape, d in (((), 5), ((1,), 1), ((7,), 8), ((2, 3), 5), ((2, 1, 4), 33), ((0,), 4))
     ]
-    made += [Case((In((9,), (-2, 11), "i32"), In((9, 5)))), Case((In((0,), (0, 1), "i32"), In((0, 5))))]
+    made += [
+        Case((In((9,), (-2, 11), "i32"), In((9, 5)))),
+        Case((In((0,), (0, 1), "i32"), In((0, 5)))),
+    ]
     made += laid_out(made[3], "offset", "strided", "transposed")
     made += [Case((In((5,), (0, 9), "i32"), In((9, 5), layout=x))) for x in LAYOUTS[1:]]
     return Row(FLOATS, tuple(made), exact=True)
@@ -426,7 +435,9 @@ def attend(
     **options: Any,
 ) -> Case:  # fmt: skip
     """One attention case; `added` is the shape of the additive mask."""
-    q, k, v = (In(s, values, layout=layout) for s in ((b, h, lq, d), (b, kv, lk, d), (b, kv, lk, d)))
+    q, k, v = (
+        In(s, values, layout=layout) for s in ((b, h, lq, d), (b, kv, lk, d), (b, kv, lk, d))
+    )
     extra = {
         "lengths": In((b,), (0, lk + 2), "i32"),
         "key_mask": In((b, lk), "bools", "bool"),
@@ -482,7 +493,9 @@ TABLE: dict[str, Row] = {
     "sigmoid": floats_of(),
     "swish": floats_of(),
     "elu": floats_of(alpha=0.7),
-    "gelu": Row(FLOATS, tuple(c for k in ("none", "tanh", "quick") for c in floats_of(kind=k).cases)),
+    "gelu": Row(
+        FLOATS, tuple(c for k in ("none", "tanh", "quick") for c in floats_of(kind=k).cases)
+    ),
     "scale": floats_of(factor=-1.5),
     "leaky_relu": floats_of(slope=0.01),
     "where": where(),

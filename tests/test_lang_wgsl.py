@@ -881,10 +881,11 @@ SLOT, VAR = st.integers(0, SLOTS - 1), st.integers(0, VARS - 1)
 
 def expressions(depth: int) -> st.SearchStrategy[Node]:
     """Integer expressions over variables, memory, ids and values named before."""
+    variable = st.tuples(st.just("var"), VAR)
+    named = st.tuples(st.just("named"), st.integers(0, 3))
     leaf = st.one_of(
-        st.tuples(st.just("var"), VAR),
+        *(variable, named, variable, named),  # the interesting ones more often
         st.tuples(st.just("number"), NUMBERS),
-        st.tuples(st.just("named"), st.integers(0, 7)),
         st.tuples(st.sampled_from(["shared", "global", "param"]), SLOT),
         st.tuples(st.sampled_from(["me", "group"])),
     )
@@ -893,7 +894,7 @@ def expressions(depth: int) -> st.SearchStrategy[Node]:
     inner = expressions(depth - 1)
     return st.one_of(
         leaf,
-        st.tuples(st.sampled_from(BINARY), inner, inner),
+        *[st.tuples(st.sampled_from(BINARY), inner, inner)] * 3,
         st.tuples(st.sampled_from(["-", "~"]), inner),
         st.tuples(st.just("select"), conditions(depth - 1), inner, inner),
         st.tuples(st.just("lane"), st.sampled_from(["shared", "global"]), SLOT),
@@ -911,13 +912,13 @@ def conditions(depth: int) -> st.SearchStrategy[Node]:
     return st.one_of(plain, both, st.tuples(st.just("~"), plain))
 
 
-def statements(depth: int, loop: bool, uniform: bool) -> st.SearchStrategy[list[Node]]:
+def statements(depth: int, loop: bool, uniform: bool, least: int) -> st.SearchStrategy[list[Node]]:
     """Statements of a block; barriers only where all threads come."""
     value = expressions(2)
+    name = st.tuples(st.just("name"), value)
+    assign = st.tuples(st.sampled_from(["set", "add"]), VAR, value)
     simple = [
-        st.tuples(st.just("set"), VAR, value),
-        st.tuples(st.just("add"), VAR, value),
-        st.tuples(st.just("name"), value),
+        *(name, assign, name, assign),
         st.tuples(st.sampled_from(["sstore", "gstore"]), SLOT, value),
         st.tuples(st.sampled_from(["schunk", "gchunk"]), value, value),
     ]
@@ -926,19 +927,19 @@ def statements(depth: int, loop: bool, uniform: bool) -> st.SearchStrategy[list[
     if uniform:
         simple.append(st.tuples(st.just("exchange"), VAR, SLOT))
     if depth == 0:
-        return st.lists(st.one_of(*simple), max_size=4)
-    block = statements(depth - 1, False, False)
-    inside = statements(depth - 1, True, False)
+        return st.lists(st.one_of(*simple), min_size=least, max_size=least + 3)
+    block = statements(depth - 1, False, False, 1)
+    inside = statements(depth - 1, True, False, 2)
     nested = [
         st.tuples(st.just("if"), conditions(1), block, st.none() | block),
         st.tuples(st.just("for"), value, value, inside),
         st.tuples(st.just("loop"), value, inside),
     ]
     if uniform:
-        together = statements(depth - 1, False, True)
+        together = statements(depth - 1, False, True, 2)
         nested.append(st.tuples(st.just("together"), st.integers(0, 3), together))
         nested.append(st.tuples(st.just("param if"), SLOT, together, together))
-    return st.lists(st.one_of(*simple, *nested), max_size=5)
+    return st.lists(st.one_of(*simple, *nested), min_size=least, max_size=least + 4)
 
 
 class Interpreter:
@@ -954,11 +955,11 @@ class Interpreter:
         kind, *rest = node
         signed = lambda x: lang.bitcast(x, i32)  # noqa: E731
         if kind == "var":
-            return self.vars[rest[0]] + 0 if rest[0] else self.vars[0].get()
+            return self.vars[rest[0]].get()
         if kind == "number":
             return lang.const(rest[0], u32)
         if kind == "named":
-            return self.named[rest[0] % len(self.named)]
+            return self.named[-1 - rest[0] % len(self.named)]
         if kind == "param":
             return self.params[rest[0]]
         if kind in ("me", "group"):
@@ -1091,7 +1092,7 @@ EXAMPLES = int(os.environ.get("CENTELLA_EXAMPLES", "100"))
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
-@given(nodes=statements(2, False, True), chunked=st.booleans())
+@given(nodes=statements(2, False, True, 6), chunked=st.booleans())
 def test_random_programs(nodes: list[Node], chunked: bool) -> None:
     ir = program(nodes, chunked)
     z = np.random.default_rng(1).integers(0, 2**32, THREADS * GROUPS * SLOTS, dtype=np.uint32)

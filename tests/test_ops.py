@@ -142,7 +142,7 @@ def test_more_groups_than_one_side_of_a_grid(device: ct.Device) -> None:
     assert np.array_equal(y.numpy(), tall.argmax(1))
 
 
-# -- contract 6: the choice never changes the mathematics ------------------------------------------
+# -- contract 6: the choice never changes the mathematics -----------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -164,7 +164,7 @@ def test_one_row_equals_the_first_of_many(device: ct.Device, name: str, dtype: s
         assert (np.abs(one - row) <= bound).all(), m
 
 
-# -- outliers ---------------------------------------------------------------------------------------
+# -- outliers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("masks", ["lengths", "key_mask", "mask", "causal"])
@@ -173,15 +173,15 @@ def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str) -> None
     q = ct.asarray(rng.standard_normal((2, 2, 3, 8)), "f32", device)
     k = ct.asarray(rng.standard_normal((2, 2, 2, 8)), "f32", device)
     v = rng.standard_normal((2, 2, 2, 8)).astype(np.float32)
-    given: dict[str, Any] = {
+    choices: dict[str, dict[str, Any]] = {
         "lengths": {"lengths": ct.zeros((2,), "i32", device)},
         "key_mask": {"key_mask": ct.zeros((2, 2), "bool", device)},
         "mask": {"mask": ct.full((1, 1, 3, 2), -np.inf, device=device)},
         "causal": {"causal": True},  # query 0 is before the first key
-    }[masks]
+    }
     if masks in ("lengths", "key_mask"):
         v[:] = np.nan  # what does not count may hold anything
-    got = ct.attention(q, k, ct.asarray(v, device=device), **given).numpy()
+    got = ct.attention(q, k, ct.asarray(v, device=device), **choices[masks]).numpy()
     assert not got[:, :, :1].any()
     assert masks == "causal" or not got.any()
 
@@ -189,7 +189,8 @@ def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str) -> None
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_norms_and_softmax_of_rows_far_from_zero(device: ct.Device, dtype: str) -> None:
     rng = rng_of("far", dtype)
-    x = np.float32(rng.standard_normal((4, 96)) + [[800], [-800], [0], [6e4]])
+    centres = np.array([[800], [-800], [0], [6e4]])
+    x = np.float32(centres + rng.standard_normal((4, 96)))
     x = x.astype(np.float16).astype(np.float32)
     t = ct.asarray(x, dtype, device)
     wide = x.astype(np.float64)
@@ -206,11 +207,13 @@ def test_norms_and_softmax_of_rows_far_from_zero(device: ct.Device, dtype: str) 
     # A mean near 800 is rounded to 800 eps; deviations of 1 from it are off by as much.
     limits = [TOLERANCE[dtype][1]] * 5
     limits[2] = max(limits[2], (2 * 800 * dtype_of("f32").epsilon) ** 2)
-    for got, value, right, limit in zip(outs, ct.fetch(*outs).result(), wanted, limits, strict=True):
+    for got, value, right, limit in zip(
+        outs, ct.fetch(*outs).result(), wanted, limits, strict=True
+    ):
         check(got, value, right, limit, "far")
 
 
-# -- the public functions: axes, numbers, defaults ----------------------------------------------------
+# -- the public functions: axes, numbers, defaults ------------------------------------------------
 
 X = rng_of("functions").standard_normal((3, 5, 4)).astype(np.float32)
 N = rng_of("numbers").integers(-9, 9, (3, 5, 4)).astype(np.int8)
@@ -261,7 +264,8 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
     "leaky_relu": (lambda x, n: functional.leaky_relu(x), lambda x, n: np.where(x > 0, x, x / 100)),
     "number first": (lambda x, n: 1 - x, lambda x, n: 1 - x),
     "a bool as a number": (lambda x, n: x + True, lambda x, n: x + 1),
-    "full": (lambda x, n: functional.full((2, 3), 4, "u8", x.device), lambda x, n: np.full((2, 3), 4)),
+    "full": (
+        lambda x, n: functional.full((2, 3), 4, "u8", x.device), lambda x, n: np.full((2, 3), 4)),
     "matmul of batches": (
         lambda x, n: x[:, None] @ x.T, lambda x, n: x[:, None] @ x.swapaxes(1, 2)),
 }  # fmt: skip
@@ -278,7 +282,7 @@ def test_functions(device: ct.Device) -> None:
         check(got, value, wanted, 1e-11, name)
 
 
-# -- mistakes are raised where they are made, in the same words everywhere ----------------------------
+# -- mistakes are raised where they are made, in the same words everywhere ------------------------
 
 
 def _error(text: str, kind: type[Exception] = ct.ShapeError) -> tuple[type[Exception], str]:
@@ -417,7 +421,7 @@ def test_tensors_of_two_devices(device: ct.Device) -> None:
         ct.full((3,), 1, device=device) + ct.full((3,), 1, device=other)
 
 
-# -- random shapes ------------------------------------------------------------------------------------
+# -- random shapes --------------------------------------------------------------------------------
 
 BOUNDED = settings(
     max_examples=25, deadline=None, derandomize=True, database=None,
@@ -434,7 +438,9 @@ def whole(shape: tuple[int, ...], dtype: str) -> Array:
 
 @pytest.mark.devices("cpu", "webgpu")
 @BOUNDED
-@given(arrays.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, min_side=0, max_side=9), DTYPES)
+@given(
+    arrays.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, min_side=0, max_side=9), DTYPES
+)
 def test_broadcasting(device: ct.Device, shapes: Any, dtype: str) -> None:
     a, b = (whole(s, dtype) for s in shapes.input_shapes)
     total = ct.asarray(a, device=device) + ct.asarray(b, device=device)
@@ -475,7 +481,8 @@ def _permuted(x: Any, order: tuple[int, ...]) -> Any:
 def _item(x: Any, key: Any) -> Any:
     parts = key if isinstance(key, tuple) else (key,)
     forward = tuple(
-        slice(None, None, -p.step) if isinstance(p, slice) and (p.step or 1) < 0 else p for p in parts
+        slice(None, None, -p.step) if isinstance(p, slice) and (p.step or 1) < 0 else p
+        for p in parts
     )
     return x[forward] if isinstance(x, ct.Tensor) else np.asarray(x[forward])
 

@@ -23,12 +23,20 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import OPENS, PURE, KernelIR, Statement
+from centella.lang.ir import PURE, KernelIR, Statement
+from centella.lang.ptx_facts import (
+    MAX_FOLDED,
+    NO_REGISTER,
+    Terms,
+    facts_of,
+    leaves,
+    same_register,
+)
 
 # Target: the lowest PTX version that knows it and shfl.sync (6.0), with all that is used here.
 TARGETS = {
@@ -40,8 +48,6 @@ TARGETS = {
 }  # fmt: skip
 STATIC_SHARED_BYTES = 48 * 1024
 SUBGROUP_SIZE = 32
-MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every access
-MAX_TERMS, MAX_DEPTH = 4, 3
 ROOM = 20  # values moved before a loop at most: past 22, small GEMM tiles spill on Blackwell
 
 # Value type: its registers, and its name in moves and memory accesses.
@@ -92,13 +98,6 @@ CASTS = {  # float to int clamps, and NaN gives 0: PTX's cvt
     ("i32", "bool"): "setp.ne.s32 {d}, {a}, 0;", ("u32", "bool"): "setp.ne.u32 {d}, {a}, 0;",
 }  # fmt: skip
 SIGNED = {"i32": "s32", "u32": "u32"}
-INDEXED = frozenset({"load", "load4", "store", "store4", "sload", "sload4", "sstore", "sstore4"})
-# A u32 of these is a count or a position, whatever its operands: never "below 0".
-_NEVER_BELOW_0 = frozenset(
-    "and shr div rem load sload extract cast param thread group groups lane subgroup_size".split()
-)
-# These values are another value's register, an immediate, or a fixed register.
-_NO_REGISTER = frozenset({"const", "get", "extract", "group", "groups", "subgroup_size", "for"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,171 +166,6 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     return _Emitter(ir, arch).text()
 
 
-# -- what is known of a kernel before its first line -----------------------------------------------
-
-Terms = tuple[Any, ...]  # ids to be added, or ("mul" | "shr", Terms, number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """Last use of each statement, and what needs no instruction of its own."""
-
-    last: list[int]  # position of the last use, -1: never used
-    snapshots: set[int]  # gets whose variable changes before their last use: copied
-    direct: dict[int, int]  # value -> the variable it is computed into
-    sums: dict[int, tuple[Terms, int]]  # index -> terms and constant: index = sum(terms) + constant
-
-
-def _leaves(terms: Terms) -> Iterator[int]:
-    for term in terms:
-        if isinstance(term, int):
-            yield term
-        else:
-            yield from _leaves(term[1])
-
-
-def _depth(terms: Terms) -> int:
-    return max((1 + _depth(t[1]) for t in terms if not isinstance(t, int)), default=0)
-
-
-def _same_register(body: tuple[Statement, ...], statement: Statement) -> bool:
-    """True for a conversion between i32 and u32: the bits stay where they are."""
-    op, type_, args, _ = statement
-    return op in ("bitcast", "cast") and TYPES[type_][0] == TYPES[body[args[0]][1]][0]
-
-
-class _Sums:
-    """Indices as sums of terms and a constant, where that is exact (see the module's text)."""
-
-    def __init__(self, body: tuple[Statement, ...]) -> None:
-        self.body = body
-        self.signed: set[int] = set()  # values that may stand for a number below 0
-        self.found: dict[int, tuple[Terms, int]] = {}
-        self.pairs: dict[int, tuple[Terms, int]] = {}  # sums of two terms, to meet x[i] with x[i+1]
-        size = -1
-        while size != len(self.signed):  # a variable set late in a loop is read early in it
-            size = len(self.signed)
-            self.found.clear()
-            self.pairs.clear()
-            for i, statement in enumerate(body):
-                self._visit(i, statement)
-
-    def all(self) -> dict[int, tuple[Terms, int]]:
-        """What was found, by index."""
-        return self.pairs | self.found
-
-    def _visit(self, i: int, statement: Statement) -> None:
-        op, type_, args, attr = statement
-        if op == "set":
-            if args[1] in self.signed:
-                self.signed.add(args[0])
-            return
-        if type_ != "u32":
-            return
-        if op == "const":
-            if attr >= 2**31:
-                self.signed.add(i)
-            return
-        if op in ("sub", "neg", "not", "bitcast") or (
-            op not in _NEVER_BELOW_0 and not self.signed.isdisjoint(args)
-        ):
-            self.signed.add(i)
-        if op in ("add", "sub", "mul", "shl", "shr"):
-            found = self._linear(op, args[0], args[1])
-            if found and abs(found[1]) < MAX_FOLDED and 0 < len(found[0]) <= MAX_TERMS:
-                kept = self.found if found[1] or op != "add" else self.pairs
-                kept[i] = found
-
-    def _split(self, i: int) -> tuple[Terms, int] | None:
-        statement = self.body[i]
-        if statement[0] == "const":
-            value = statement[3]
-            return (), value - 2**32 if value >= 2**31 else value
-        return self.found.get(i) or (None if i in self.signed else ((i,), 0))
-
-    def _linear(self, op: str, first: int, second: int) -> tuple[Terms, int] | None:
-        a, b = self._split(first), self._split(second)
-        if a is None or b is None:
-            return None
-        if op == "add":
-            return a[0] + b[0], a[1] + b[1]
-        if op == "mul" and not a[0]:
-            a, b = b, a
-        if b[0] or b[1] < 0:  # from here on the second operand is a number
-            return None
-        number = b[1]
-        if op == "sub":
-            return a[0], a[1] - number
-        if _depth(a[0]) == MAX_DEPTH:
-            return None
-        if op == "shr":
-            number &= 31
-            a = self.pairs.get(first, a)
-            return ((("shr", a[0], number),), a[1] >> number) if a[1] % 2**number == 0 else None
-        number = 1 << (number & 31) if op == "shl" else number
-        return (("mul", a[0], number),), a[1] * number
-
-
-def _facts(ir: KernelIR) -> _Facts:
-    """One pass backwards: uses are met before definitions."""
-    body = ir.body
-    facts = _Facts([-1] * len(body), set(), {}, _Sums(body).all())
-    last = facts.last
-    loops = _loops(body)
-    next_set: dict[int, int] = {}
-    ends: list[int] = []
-    for p in range(len(body) - 1, -1, -1):
-        op, _, args, _ = statement = body[p]
-        uses: tuple[int, ...] = args
-        where = p
-        if op == "end":
-            ends.append(p)
-        elif op in OPENS:
-            end = ends.pop()
-            if op == "for":
-                for bound in args[1:]:
-                    last[bound] = max(last[bound], end)
-        elif op == "get":
-            position = last[p]
-            if position > next_set.get(args[0], len(body)) or loops[position] != loops[p]:
-                facts.snapshots.add(p)
-            uses = ()
-        elif op in PURE:
-            if last[p] < 0:
-                continue
-            if op == "extract" or _same_register(body, statement):
-                where = last[p]
-        elif op == "set":
-            next_set[args[0]] = p
-            uses = args[1:]
-        elif op in INDEXED and args[0] in facts.sums:
-            uses = (*_leaves(facts.sums[args[0]][0]), *args[1:])
-        for a in uses:
-            if where > last[a]:
-                last[a] = where
-        if last[p] == p + 1 and op not in _NO_REGISTER and not _same_register(body, statement):
-            after = body[p + 1]
-            if after[0] in ("set", "var") and after[2][-1] == p:
-                facts.direct[p] = after[2][0] if after[0] == "set" else p + 1
-    return facts
-
-
-def _loops(body: tuple[Statement, ...]) -> list[int]:
-    """The innermost loop of each statement; a loop's `end` counts outside."""
-    loops: list[int] = []
-    inner, opened = [-1], [False]
-    for p, statement in enumerate(body):
-        op = statement[0]
-        if op == "end" and opened.pop():
-            inner.pop()
-        loops.append(inner[-1])
-        if op in OPENS:
-            opened.append(op != "if")
-            if op != "if":
-                inner.append(p)
-    return loops
-
-
 # -- the text --------------------------------------------------------------------------------------
 
 
@@ -367,7 +201,7 @@ class _Emitter:
         self.ampere = int(re.sub(r"\D", "", arch)) >= 80
         self.params = param_layout(ir)
         self.memory = shared_layout(ir)
-        self.facts = _facts(ir)
+        self.facts = facts_of(ir)
         self.blocks = [_Block("kernel", -1, 0, [], [])]
         self.at = 0  # the block that lines go to
         self.values = [""] * len(ir.body)  # register or immediate of each value
@@ -387,7 +221,7 @@ class _Emitter:
                 continue
             self.at = len(self.blocks) - 1
             if pure and type_ in SIGNED and i not in direct:
-                self.at = self.outermost(args, int(op not in _NO_REGISTER and op != "param"))
+                self.at = self.outermost(args, int(op not in NO_REGISTER and op != "param"))
             self.depth[i] = self.at if op != "const" else 0
             operand = body[args[0]][1] if args else ""
             text = INSTRUCTIONS.get((op, operand))
@@ -522,7 +356,7 @@ class _Emitter:
         """Value and bit conversions."""
         op, type_, (a,), _ = statement
         value, source = self.values[a], self.ir.body[a][1]
-        if _same_register(self.ir.body, statement):
+        if same_register(self.ir.body, statement):
             self.values[i] = value
         elif op == "bitcast":
             self.emit(f"mov.b32 {self.result(i)}, {value};")
@@ -632,14 +466,14 @@ class _Emitter:
         op, inner, number = term
         name = "mul.lo.u32" if op == "mul" else "shr.u32"
         text = f"{name} {{}}, {self.total(inner)}, {number};"
-        return self.once(term, "%r", text, _leaves(inner))
+        return self.once(term, "%r", text, leaves(inner))
 
     def total(self, terms: Terms) -> str:
         """The register of a sum of terms."""
         register = self.term(terms[0])
         for n in range(2, len(terms) + 1):
             text = f"add.u32 {{}}, {register}, {self.term(terms[n - 1])};"
-            register = self.once(("sum", terms[:n]), "%r", text, _leaves(terms[:n]))
+            register = self.once(("sum", terms[:n]), "%r", text, leaves(terms[:n]))
         return register
 
     def address(self, statement: Statement) -> str:
@@ -658,7 +492,7 @@ class _Emitter:
             base, add, prefix = self.base(attr), "mad.wide.u32", "%rd"
         if terms:
             text = f"{add} {{}}, {self.total(terms)}, {scale}, {base};"
-            base = self.once((base, terms, scale), prefix, text, _leaves(terms))
+            base = self.once((base, terms, scale), prefix, text, leaves(terms))
         return f"[{base}+{offset}]" if offset else f"[{base}]"
 
     def base(self, position: int) -> str:

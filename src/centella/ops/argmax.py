@@ -72,7 +72,7 @@ def _argmax(*, chunk: bool, split: bool, x: Any, **out: Any) -> None:
 def _choose(*, keys: Any, places: Any, y: Any) -> None:
     """A group has one row: the first of the best candidates."""
     parts, row = lang.parameter("parts", u32), lang.group_id()
-    key, place = _candidate(keys, 0, row * parts, row * parts + parts, False)
+    _, place = _candidate(keys, 0, row * parts, row * parts + parts, False)
     with lang.if_(lang.local_id() == 0):
         across = lang.parameter("across", u32)
         at = row // across * lang.parameter("pitch", u32) + row % across

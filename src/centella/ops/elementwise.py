@@ -201,9 +201,7 @@ def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
                 _load(inputs[f"x{k}"], mode, places[k], column, width, k)
                 for k, mode in enumerate(modes)
             ]
-            out = [
-                compute([c[j] for c in columns], numbers, dict(attrs)) for j in range(width)
-            ]
+            out = [compute([c[j] for c in columns], numbers, dict(attrs)) for j in range(width)]
             y.store(places[-1] + column, out)
 
     run.__name__ = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 
 from centella.errors import ShapeError
 from centella.specs import Shape, Spec
@@ -18,9 +19,7 @@ def broadcast(op: str, *shapes: Shape) -> Shape:
     rank = max((len(s) for s in shapes), default=0)
     out: list[int] = []
     for axis in range(rank):
-        extents = {
-            s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0
-        } - {1}
+        extents = {s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0} - {1}
         if len(extents) > 1:
             listed = ", ".join(str(list(s)) for s in shapes)
             raise ShapeError(f"{op}: expected shapes that broadcast, got {listed}")
@@ -73,7 +72,7 @@ def as_rows(spec: Spec) -> Spec | None:
         pitch = spec.strides[-2] if len(spec.shape) >= 2 else spec.shape[-1]
         return Spec((rows, spec.shape[-1]), spec.dtype, (pitch, spec.strides[-1]), spec.aligned)
     kept = [(n, s) for n, s in zip(sizes, steps, strict=True) if n != 1]
-    for (_, outer), (n, inner) in zip(kept, kept[1:], strict=False):
+    for (_, outer), (n, inner) in pairwise(kept):
         if outer != n * inner:
             return None
     return Spec((rows, spec.shape[-1]), spec.dtype, (kept[-1][1], spec.strides[-1]), spec.aligned)

@@ -91,9 +91,7 @@ def _reshape(*, rank_in: int, rank_out: int, x: Any, y: Any) -> None:
         y.store(out_row + column, values)
 
 
-_FACE = Face(
-    (("x", TensorParam("in", None, 1)), ("y", TensorParam("out", None, 1))), (), ()
-)
+_FACE = Face((("x", TensorParam("in", None, 1)), ("y", TensorParam("out", None, 1))), (), ())
 reshape_kernel = Kernel(_reshape, workgroup=WORKGROUP, name="reshape", face=_FACE)
 
 

@@ -3,9 +3,9 @@
 sum  y = sum_j x_j      mean  y = sum_j x_j / n      max, min  NaN when any element is NaN
 dot  y = sum_j a_j b_j
 
-Accumulation is f32 (integers: modulo 2^32); sums of i8 and u8 are i32 and u32. A long row is split among groups; their partial
-results are reduced by a second launch in a fixed order, so equal inputs give equal bits. Another
-axis is moved to the end first.
+Accumulation is f32 (integers: modulo 2^32); sums of i8 and u8 are i32 and u32. A long row is split
+among groups; their partial results are reduced by a second launch in a fixed order, so equal inputs
+give equal bits. Another axis is moved to the end first.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ def _reduce(*, op: str, chunk: bool, y: Any, **inputs: Any) -> None:
             values = loaded[0]
             if len(xs) == 2:
                 values = [a * b for a, b in zip(*loaded, strict=True)]
-            total.set(COMBINE[op](total, fold(masked(values, column, last, _neutral(op, type_)),
-                                              COMBINE[op])))
+            total.set(
+                COMBINE[op](
+                    total, fold(masked(values, column, last, _neutral(op, type_)), COMBINE[op])
+                )
+            )
         value = lang.workgroup_reduce(total, TREE[op])
         results.append(value * factor if factor is not None and op == "sum" else value)
     with lang.if_(lang.local_id() == 0):
@@ -79,9 +82,7 @@ def _reduce(*, op: str, chunk: bool, y: Any, **inputs: Any) -> None:
 reduce_kernel = Kernel(_reduce, workgroup=WORKGROUP, name="reduce", face=Face((), (), ()))
 
 
-def _calls(
-    op: str, inputs: tuple[Spec, ...], out: Spec, factor: float
-) -> Lowered:
+def _calls(op: str, inputs: tuple[Spec, ...], out: Spec, factor: float) -> Lowered:
     rows_in = [rows_of(s) for s in inputs]
     rows, columns = rows_in[0].shape
     parts = max(1, -(-columns // SPLIT))

@@ -86,8 +86,8 @@ def reference(
     e = np.exp(scores - top)
     total = e.sum(-1, keepdims=True)
     p = np.divide(e, total, out=np.zeros_like(e), where=total != 0)
-    dead = ~np.broadcast_to(counts, scores.shape).any(axis=(2,))
-    values = np.where(dead[..., None], 0, v) if dead.any() else v
+    dead = ~np.any(np.broadcast_to(counts, scores.shape), axis=2, keepdims=True).swapaxes(-1, -2)
+    values = np.where(dead, 0, v) if dead.any() else v
     return np.matmul(p, values).transpose(0, 2, 1, 3)
 
 

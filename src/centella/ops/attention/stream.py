@@ -37,9 +37,7 @@ def _rows(
         where = place + lang.select(counts, key + row, 0) * stride + safe
         loaded = source.load(where) if width > 1 else [source[where]]
         if dim % words:
-            loaded = [
-                lang.select(counts & (at + j < dim), v, 0.0) for j, v in enumerate(loaded)
-            ]
+            loaded = [lang.select(counts & (at + j < dim), v, 0.0) for j, v in enumerate(loaded)]
         else:
             loaded = [lang.select(counts, v, 0.0) for v in loaded]
         if width == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,7 @@ def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     _float("matmul", specs)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
-            f"matmul: expected [..., m, k] and [..., k, n], got {list(a.shape)} and "
-            f"{list(b.shape)}"
+            f"matmul: expected [..., m, k] and [..., k, n], got {list(a.shape)} and {list(b.shape)}"
         )
     if a.dtype is not b.dtype:
         raise DTypeError(f"matmul: expected one dtype, got {a.dtype.name} and {b.dtype.name}")
@@ -110,8 +110,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
             raise ShapeError(f"linear: expected {name} {list(wanted)}, got {list(spec.shape)}")
     if attrs["activation"] and attrs["activation"] not in ACTIVATIONS:
         raise ShapeError(
-            f"linear: expected activation of {', '.join(ACTIVATIONS)}, got "
-            f"{attrs['activation']!r}"
+            f"linear: expected activation of {', '.join(ACTIVATIONS)}, got {attrs['activation']!r}"
         )
     return ((shape, x.dtype),)
 
@@ -150,7 +149,7 @@ def matrix(spec: Spec) -> Lie | None:
     if columns != 1 and rows != 1:
         return None
     lead = [(n, s) for n, s in zip(spec.shape[:-2], spec.strides[:-2], strict=True) if n != 1]
-    for (_, outer), (n, inner) in zip(lead, lead[1:], strict=False):
+    for (_, outer), (n, inner) in pairwise(lead):
         if outer != n * inner:
             return None
     batch = lead[-1][1] if lead else 0

@@ -1,0 +1,150 @@
+"""Each op's NumPy formula in float64 against values that PyTorch computed (tests/reference)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella import op
+
+Array = np.ndarray[Any, Any]
+Formula = Callable[..., Any]
+ROWS = json.loads((Path(__file__).parent / "data" / "witness.json").read_text(encoding="utf-8"))
+
+# What moves elements and computes nothing; tests/test_ops.py compares it with NumPy exactly.
+MOVES = {"copy", "reshape", "concat", "fill"}
+OPS = [o.name for o in op.ops() if ":" not in o.name]  # a user's kernel has a colon
+
+
+def formula(name: str, **attrs: Any) -> Formula:
+    """The NumPy formula of an op, with some attributes given."""
+    reference = op.get(name).reference
+    return lambda *arrays, **more: reference(*arrays, **attrs, **more)
+
+
+def along(fn: Formula) -> Formula:
+    """Over another axis than the last."""
+    return lambda x, axis, **rest: np.moveaxis(fn(np.moveaxis(x, axis, -1), **rest), -1, axis)
+
+
+def reduced(fn: Formula) -> Formula:
+    """Over one axis, several, or all, as `centella.functional` does it."""
+
+    def over(x: Array, axis: Any, keepdims: bool) -> Any:
+        axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+        gone = sorted(a % x.ndim for a in axes)
+        kept = [a for a in range(x.ndim) if a not in gone]
+        outer = tuple(x.shape[a] for a in kept)
+        flat = x.transpose(*kept, *gone).reshape(*outer, math.prod(x.shape[a] for a in gone))
+        shape = tuple(1 if a in gone else n for a, n in enumerate(x.shape))
+        return fn(flat).reshape(shape if keepdims else outer)
+
+    return over
+
+
+def clip(x: Array, min: float | None, max: float | None) -> Any:
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    return formula("clip")(x, low=low, high=high)
+
+
+def matmul(a: Array, b: Array, transpose_a: bool, transpose_b: bool) -> Any:
+    a = a.swapaxes(-1, -2) if transpose_a else a
+    return formula("matmul")(a, b.swapaxes(-1, -2) if transpose_b else b)
+
+
+def linear(x: Array, weight: Array, activation: str | None, **more: Array) -> Any:
+    return formula("linear")(
+        x, weight, *more.values(), extras=tuple(more), activation=activation or ""
+    )
+
+
+def norm(kind: str) -> Formula:
+    def fn(x: Array, eps: float, **more: Array) -> Any:
+        return formula("norm", kind=kind)(x, *more.values(), eps=eps, vectors=tuple(more))
+
+    return fn
+
+
+def attention(
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, **more: Array
+) -> Any:
+    attrs = {"causal": causal, "scale": 1 / math.sqrt(q.shape[-1]) if scale is None else scale}
+    y = formula("attention", masks=tuple(more), **attrs)(q, k, v, *more.values())
+    return y.transpose(0, 2, 1, 3)
+
+
+# PyTorch's name: our op, and its formula with PyTorch's parameters.
+FORMULAS: dict[str, tuple[str, Formula]] = {
+    **{name: (name, formula(name)) for name in (
+        "neg", "abs", "sqrt", "exp", "log", "relu", "elu", "sigmoid", "tanh", "gelu", "scale",
+        "add", "sub", "mul", "div", "maximum", "minimum", "where", "cast", "dot")},
+    "silu": ("swish", formula("swish")),
+    "leaky_relu": (
+        "leaky_relu", lambda x, negative_slope: formula("leaky_relu")(x, slope=negative_slope)),
+    "clip": ("clip", clip),
+    "matmul": ("matmul", matmul),
+    "linear": ("linear", linear),
+    "embedding": ("embedding", formula("embedding")),
+    "layer_norm": ("norm", norm("layer")),
+    "rms_norm": ("norm", norm("rms")),
+    "l2_normalize": ("norm", along(norm("l2"))),
+    "softmax": ("softmax", along(formula("softmax"))),
+    "log_softmax": ("softmax", along(formula("softmax", log=True))),
+    **{name: ("reduce", reduced(formula("reduce", op=name))) for name in (
+        "sum", "mean", "max", "min")},
+    "argmax": ("argmax", reduced(formula("argmax"))),
+    "attention": ("attention", attention),
+}  # fmt: skip
+
+
+def unpack(packed: dict[str, Any]) -> Array:
+    return np.array(packed["data"], packed["dtype"]).reshape(packed["shape"])
+
+
+def calls(name: str, case: dict[str, Any]) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    """Positional operands and the rest, as the formula takes them."""
+    inputs = {k: unpack(v) for k, v in case["inputs"].items()}
+    named = {"linear", "layer_norm", "rms_norm", "attention"}
+    if name in named:
+        first = {"linear": 2, "attention": 3}.get(name, 1)
+        operands = list(inputs.items())
+        return tuple(v for _, v in operands[:first]), {**dict(operands[first:]), **case["params"]}
+    return tuple(inputs.values()), case["params"]
+
+
+def close(got: Any, wanted: Array, what: object) -> None:
+    """Within 1e-13; near 0 within 1e-15, as PyTorch's own erf cancels there."""
+    got = np.asarray(got)
+    assert got.shape == wanted.shape, what
+    np.testing.assert_allclose(got, wanted, rtol=1e-13, atol=1e-15, err_msg=str(what))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_witness(name: str) -> None:
+    _, fn = FORMULAS[name]
+    for case in ROWS[name]:
+        operands, rest = calls(name, case)
+        with np.errstate(all="ignore"):
+            close(fn(*operands, **rest), unpack(case["output"]), case["params"])
+
+
+def test_mean_pool_is_the_mean_of_the_rows_that_count() -> None:
+    for case in ROWS["mean"]:
+        x, params = unpack(case["inputs"]["x"]), case["params"]
+        if x.ndim == 3 and params["axis"] == 1 and not params["keepdims"]:
+            padded = np.concatenate([x, np.full_like(x, np.nan)], 1)
+            lengths = np.full(len(x), x.shape[1], np.int32)
+            close(formula("mean_pool")(padded, lengths), unpack(case["output"]), params)
+            return
+    raise AssertionError("the witness has no mean over the middle axis")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_has_a_witness(name: str) -> None:
+    assert name in {ours for ours, _ in FORMULAS.values()} | MOVES | {"mean_pool"}
