@@ -225,7 +225,7 @@ def test_progress_with_rich(on_cpu: Embedder, capsys: pytest.CaptureFixture[str]
     on_cpu.encode(["a", "b", "c"], batch_size=2)
     assert capsys.readouterr() == ("", "")
     on_cpu.encode(["a", "b", "c"], batch_size=2, progress=True)
-    assert "100%" in capsys.readouterr().out
+    assert "100%" in capsys.readouterr().err
 
 
 # -- the folder -----------------------------------------------------------------------------------

@@ -69,8 +69,9 @@ from centella.kernel import UserKernel, kernel
 from centella.lang import In, InOut, Out, Scalar
 from centella.ledger import Counts, Ledger, forbid, ledger, totals
 from centella.load import load
+from centella.pending import Pending
 from centella.pipelines import CachedPipeline, PipelineCache
-from centella.tensor import Pending, Tensor, asarray, empty, fetch, from_host, full, zeros
+from centella.tensor import Tensor, asarray, empty, fetch, from_dlpack, from_host, full, zeros
 
 __version__ = "0.1.0"
 
@@ -126,11 +127,12 @@ __all__ = [
     "f32",
     "fetch",
     "forbid",
+    "from_dlpack",
     "from_host",
     "full",
     "gelu",
-    "i32",
     "i8",
+    "i32",
     "kernel",
     "l2_normalize",
     "lang",
@@ -161,7 +163,7 @@ __all__ = [
     "swish",
     "tanh",
     "totals",
-    "u32",
     "u8",
+    "u32",
     "zeros",
 ]

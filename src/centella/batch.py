@@ -11,50 +11,65 @@ The floor's words, one line each; every op of `centella` records on an open batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from centella import functional
 from centella.device import Device
 from centella.device import device as open_device
-from centella.dtypes import dtype_of, from_numpy, narrow
-from centella.errors import ContractError, DeviceError
+from centella.dtypes import from_host_array
+from centella.errors import ContractError, DeviceError, DTypeError
 from centella.pipelines import PipelineCache
-from centella.recording import PENDING, Recording, Value
+from centella.recording import Recording, Value
+from centella.submission import Array
 from centella.tensor import Pending, Tensor, fetch
-
-Array = np.ndarray[Any, Any]
 
 
 class CommandBatch:
     """Operations on one device that run in one submission; also a context manager.
 
     Used as `with device.batch() as batch:`, operators on tensors record on it too, and it is
-    executed at the end; an exception inside submits nothing.
+    executed at the end; an exception inside submits nothing. It can be filled again afterwards.
     """
 
     def __init__(self, device: str | Device | None = None) -> None:
         self.device = open_device(device)
         self._recording = Recording(self.device, explicit=True)
-        self._values: list[Value] = []
         self._operations = 0
+        self._buffers = 0
         self._kept: list[Value] = []
+
+    def __repr__(self) -> str:
+        waiting = len(self._recording.nodes)
+        return f"<CommandBatch on {self.device.name}, {waiting} operations to execute>"
 
     # -- data -------------------------------------------------------------------------------------
 
     def upload(self, data: Any, dtype: Any = None) -> Tensor:
-        """Host data as a tensor of this batch; a snapshot is taken now, sent with the batch."""
-        array = np.asarray(data)
-        if dtype is None and not isinstance(data, (np.ndarray, np.generic)):
-            array = array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype))
-        kind = from_numpy(array.dtype) if dtype is None else dtype_of(dtype)
+        """Host data as a tensor of this batch; a snapshot is taken now, sent with the batch.
+
+        Raises:
+            DTypeError: float64 or int64 arrays without `dtype=`; a Tensor.
+        """
+        if isinstance(data, Tensor):
+            raise DTypeError(
+                f"upload: expected host data, got a Tensor on {data.device.name}; use it as it is, "
+                f"or move it with .to(device)"
+            )
+        array, kind = from_host_array("upload", data, dtype)
         spec = self.device.spec(array.shape, kind)
-        value = Value(spec, self.device, "upload")
-        self.device.upload_to(self._recording, value, narrow(array, kind))
+        value = self.device.upload(array, spec, self._recording)
+        self._buffers += 1
         return Tensor(value, spec)
+
+    def import_buffer(
+        self, native: Any, shape: int | Sequence[int], dtype: Any, *, offset: int = 0
+    ) -> Tensor:
+        """A tensor over memory that the application owns: see `Tensor.from_buffer`."""
+        made = Tensor.from_buffer(native, shape, dtype, offset=offset, device=self.device)
+        self._buffers += 1
+        return made
 
     def _record(self, name: str, *operands: Any, **options: Any) -> Tensor:
         for operand in operands:
@@ -65,7 +80,7 @@ class CommandBatch:
         try:
             return getattr(functional, name)(*operands, **options)  # type: ignore[no-any-return]
         finally:
-            stack.pop()
+            stack.remove(self._recording)
 
     def _check(self, name: str, tensor: Tensor) -> None:
         if tensor.device is not self.device:
@@ -73,11 +88,10 @@ class CommandBatch:
                 f"{name}: the batch is on {self.device.name}, the tensor on {tensor.device.name}"
             )
         recording = tensor._value.recording
-        if tensor._value.state == PENDING and recording is not None:
-            if recording.explicit and recording is not self._recording:
-                raise ContractError(
-                    f"{name}: the tensor belongs to another batch that has not been executed"
-                )
+        if recording is not None and recording.explicit and recording is not self._recording:
+            raise ContractError(
+                f"{name}: the tensor belongs to another batch that has not been executed"
+            )
 
     # -- operations -------------------------------------------------------------------------------
 
@@ -130,13 +144,12 @@ class CommandBatch:
     @property
     def num_operations(self) -> int:
         """Operations recorded so far, executed or not (not fused launches)."""
-        return self._operations + len(self._recording)
+        return self._operations + len(self._recording.nodes)
 
     @property
     def num_buffers(self) -> int:
-        """Values of this batch: uploads and results recorded and not yet executed."""
-        outputs = builtin_sum(len(n.outputs) for n in self._recording.nodes)
-        return outputs + len(self._recording.uploads)
+        """Values of this batch so far: uploads, imported buffers and results."""
+        return self._buffers + sum(len(n.outputs) for n in self._recording.nodes)
 
     @property
     def native(self) -> Any:
@@ -144,12 +157,19 @@ class CommandBatch:
         return self.device.native
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Keep a tensor although `execute(outputs=...)` does not name it."""
+        """Keep a tensor although `execute(outputs=...)` does not name it.
+
+        Raises:
+            DiscardedError, ContractError: it is too late, or it waits for another batch.
+        """
+        self._check("keep", tensor)
+        if tensor._value.recording is not self._recording:
+            tensor.device.materialise(tensor._value)
         self._kept.append(tensor._value)
         return tensor
 
     def execute(self, outputs: Iterable[Tensor] | None = None) -> Pending[None]:
-        """Run what was recorded, in one submission.
+        """Run what was recorded since the last time, in one submission.
 
         Args:
             outputs: the tensors to keep; default: every tensor that something refers to. Reading
@@ -157,26 +177,41 @@ class CommandBatch:
 
         Returns:
             A Pending: `.result()` waits, `await` works; results can be read at once.
+
+        Raises:
+            CentellaError: before anything ran (a kernel that does not compile, no memory); names
+                the op and the line, and the batch is as it was.
         """
-        wanted = None
-        if outputs is not None:
-            wanted = [t._value for t in outputs] + self._kept
-        recorded = len(self._recording)
-        ticket = self.device.run(self._recording, outputs=wanted)
-        self._operations += recorded
-        self._kept = []
-        return Pending([ticket], lambda: None)
+        return self._run(self.device.cache, outputs)
 
     def execute_with_cache(
         self, cache: PipelineCache, outputs: Iterable[Tensor] | None = None
     ) -> Pending[None]:
         """`execute`, compiling into (and from) a given PipelineCache."""
+        return self._run(cache, outputs)
+
+    def _run(self, cache: PipelineCache, outputs: Iterable[Tensor] | None) -> Pending[None]:
+        wanted = self._wanted(outputs)
         with self.device.lock:
-            own, self.device.cache = self.device.cache, cache
-            try:
-                return self.execute(outputs)
-            finally:
-                self.device.cache = own
+            operations, buffers = self.num_operations, self.num_buffers
+            ticket = self.device.run(self._recording, outputs=wanted, cache=cache)
+            self._operations, self._buffers = operations, buffers
+            self._kept = []
+        return Pending([ticket], lambda: None)
+
+    def _wanted(self, outputs: Iterable[Tensor] | None) -> list[Value] | None:
+        if outputs is None:
+            return None
+        declared = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        for tensor in declared:
+            if not isinstance(tensor, Tensor):
+                raise DTypeError(f"outputs: expected Tensors, got {type(tensor).__name__}")
+            self._check("outputs", tensor)
+        return [t._value for t in declared] + self._kept
+
+    def explain(self, outputs: Iterable[Tensor] | None = None) -> str:
+        """The plan of what `execute` would run now, or of what it ran last: a table to read."""
+        return self.device.explain(self._recording, self._wanted(outputs))
 
     def read(self, tensor: Tensor) -> Array:
         """The data of a tensor on the host.
@@ -186,7 +221,6 @@ class CommandBatch:
             DiscardedError: when it was not kept.
         """
         self._check("read", tensor)
-        tensor._value.require()
         return fetch(tensor).result()[0]
 
     # -- scope ------------------------------------------------------------------------------------
@@ -202,10 +236,9 @@ class CommandBatch:
         trace: TracebackType | None,
     ) -> None:
         self.device.batches().remove(self._recording)
-        if kind is not None:
-            self._recording.fail()
-        elif not self._recording.empty:
+        if kind is None:
             self.execute()
-
-
-builtin_sum = sum
+            return
+        with self.device.lock:
+            self._kept = []
+            self._recording.fail(f"its batch ended with {kind.__name__}")

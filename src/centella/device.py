@@ -1,38 +1,43 @@
-"""A device: where recordings are run. Plans, pipelines and memory are kept here."""
+"""A device: where operations are recorded and run; and how one is opened."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import count as counter
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
-from centella import plan
-from centella.ledger import count, on_flush
-from centella.submission import Backend, Bound, Buffer, Read, Submission, Ticket
-from centella.errors import CentellaError, ContractError, DeviceError, DeviceLostError, LimitError
+from centella import prepare
+from centella.errors import CentellaError, ContractError, DeviceError, LimitError, ShapeError
+from centella.ledger import Ledger, count, on_flush, open_scopes, permit
 from centella.op import Op
 from centella.pipelines import PipelineCache
-from centella.pool import Pool
-from centella.program import Program
-from centella.recording import DISCARDED, PENDING, Operand, Recorded, Recording, Upload, Value
-from centella.specs import Caps, Shape, Spec, make_spec
+from centella.recording import (
+    PENDING,
+    Form,
+    OpenRecordings,
+    Recording,
+    Value,
+    call_site,
+    innermost,
+)
+from centella.running import Engine
+from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
+from centella.submission import Array, Backend, Buffer
 
 log = logging.getLogger("centella.device")
-Array = np.ndarray[Any, Any]
 
 IMPLICIT_NODES = 256
-PLANS = 512
-ARENA = 64 << 20
+IMPLICIT_UPLOADS = 16 << 20
 DIRECT = 64 << 10
+FORMS = 8192
 
 
-class Device:
+class Device(Engine):
     """One open device; `ct.device(...)` gives it.
 
     Attributes:
@@ -41,22 +46,16 @@ class Device:
         cache: its PipelineCache.
     """
 
-    _ids = counter(1)
-
-    def __init__(self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None
-                 ) -> None:
-        self.backend = backend
-        self.name = backend.name
-        self.caps: Caps = backend.caps
-        self.cache = cache or PipelineCache()
-        self.pool = Pool(backend, pool)
-        self.lock = threading.RLock()
-        self._id = next(Device._ids)
-        self._plans: OrderedDict[Any, tuple[plan.Plan, list[Any]]] = OrderedDict()
+    def __init__(
+        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
+        memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(backend, pool=pool, cache=cache, memory_limit=memory_limit)
+        self._open = OpenRecordings(self)
+        self._forms: dict[Any, Form] = {}
         self._local = threading.local()
-        self._implicit: dict[int, Recording] = {}
-        self._lost: str | None = None
-        self.last_plan: plan.Plan | None = None
+        self._implicit: WeakSet[Recording] = WeakSet()
+        self._temporary_limit = max(64 << 20, min(self.caps.max_buffer, 16 << 30) // 16)
 
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"
@@ -82,306 +81,231 @@ class Device:
         if mine is None:
             mine = self._local.implicit = Recording(self, explicit=False)
             with self.lock:
-                self._implicit[mine.thread] = mine
-        return mine  # type: ignore[no-any-return]  # a threading.local is untyped
+                self._implicit.add(mine)
+        return mine
 
-    def batches(self) -> list[Recording]:
-        """Open `with batch` recordings of this thread, innermost last."""
-        stack = getattr(self._local, "batches", None)
-        if stack is None:
-            stack = self._local.batches = []
-        return stack  # type: ignore[no-any-return]  # a threading.local is untyped
+    def batches(self) -> OpenRecordings:
+        """The `with batch` recordings that this thread and task have open here."""
+        return self._open
 
-    def recording_for(self, values: Sequence[Value]) -> Recording:
-        """Where an op on these values is recorded.
+    def form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
+        """What `op` makes of operands that lie so.
 
         Raises:
-            ContractError: for values that are pending in two open batches.
+            ShapeError, DTypeError: from the op's rule.
+            LimitError: a result would be larger than the device allows.
         """
-        explicit: Recording | None = None
-        for value in values:
-            mine = value.recording
-            if value.state == PENDING and mine is not None and mine.explicit:
-                if explicit is not None and explicit is not mine:
-                    raise ContractError(
-                        "operands are pending in two open batches: execute one of them first"
-                    )
-                explicit = mine
-        stack = self.batches()
-        target = explicit or (stack[-1] if stack else self.implicit())
-        for value in values:
-            other = value.recording
-            if value.state == PENDING and other is not None and other is not target:
-                self.flush(other)
-        return target
+        key = (op, specs, *[(name, _exact(value)) for name, value in attrs.items()])
+        found = self._forms.get(key)
+        if found is None:
+            if len(self._forms) >= FORMS:
+                self._forms.clear()
+            found = self._forms[key] = self._new_form(op, specs, attrs)
+        return found
 
-    def record(
-        self, op: Op, operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
-    ) -> tuple[Value, ...]:
-        """Record one op; operands are (value, seen as, element offset).
-
-        Raises:
-            ShapeError, DTypeError: from the op's rule, before anything is recorded.
-            DeviceError: for operands of another device.
-        """
-        for value, _, _ in operands:
-            if value.device is not self:
-                raise DeviceError(
-                    f"{op.name}: operands on {self.name} and {value.device.name}; "
-                    f"move one with .to(device)"
-                )
-        outs = op.rule(tuple(s for _, s, _ in operands), attrs)
-        specs = tuple(self.spec(shape, dtype) for shape, dtype in outs)
-        for spec in specs:
+    def _new_form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
+        outputs = tuple(self.spec(shape, dtype) for shape, dtype in op.rule(specs, attrs))
+        for spec in outputs:
             if spec.storage_bytes > self.caps.max_buffer:
                 raise LimitError(
                     f"{op.name}: a result of {spec.storage_bytes:,} bytes; {self.name} allows "
                     f"{self.caps.max_buffer:,}"
                 )
-        target = self.recording_for([v for v, _, _ in operands])
-        inputs: tuple[Operand, ...] = tuple(target.operand(v, s, o) for v, s, o in operands)
-        values = target.add(op, inputs, tuple(sorted(attrs.items())), specs)
-        if not target.explicit and (
-            len(target) >= IMPLICIT_NODES or target.temporary_bytes > self._temporary_limit
+        copies = tuple(i for i, s in enumerate(specs) if not self._host and not op.takes(i, s))
+        nbytes = sum(spec.storage_bytes for spec in outputs)
+        return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
+
+    def record(
+        self, op: Op, operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        """Record one op; operands are (value, seen as, element offset)."""
+        form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
+        return self.add(form, [(value, offset) for value, _, offset in operands])
+
+    def add(
+        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording | None = None
+    ) -> tuple[Value, ...]:
+        """Record one op; operands are (value, element offset), seen as the form's inputs say.
+
+        Args:
+            target: where; default: the batch that an operand waits for, else the innermost open
+                batch of this thread and task, else this thread's implicit recording.
+
+        Raises:
+            ContractError: operands wait for two open batches, or were not kept.
+            DeviceError: an operand lives on another device.
+        """
+        for value, _ in operands:
+            if value.device is not self:
+                raise DeviceError(
+                    f"{form.op.name}: operands on {self.name} and {value.device.name}; "
+                    f"move one with .to(device)"
+                )
+        site = call_site()
+        with self.lock:
+            self._check_lost()
+            if target is None:
+                target = self._target(form, operands)
+            for value, _ in operands:
+                if value.state == PENDING and value.recording is not target:
+                    self._flush_value(value)
+            inputs = tuple([
+                target.operand(value, spec, offset)
+                for (value, offset), spec in zip(operands, form.inputs, strict=True)
+            ])  # fmt: skip
+            made = target.add(form, inputs, site)
+            if not target.explicit:
+                self._after_implicit(target)
+            return made
+
+    def _target(self, form: Form, operands: Sequence[tuple[Value, int]]) -> Recording:
+        explicit: Recording | None = None
+        for value, _ in operands:
+            mine = value.recording
+            if mine is not None and mine.explicit:
+                if explicit is not None and explicit is not mine:
+                    raise ContractError(
+                        f"{form.op.name}: operands wait for two open batches; execute one of them "
+                        f"first"
+                    )
+                explicit = mine
+        return explicit or self._open.innermost() or self.implicit()
+
+    def _after_implicit(self, target: Recording) -> None:
+        target.scopes.update(open_scopes())
+        if (
+            len(target.nodes) >= IMPLICIT_NODES
+            or target.result_bytes > self._temporary_limit
+            or target.upload_bytes > IMPLICIT_UPLOADS
+            or len(target.uploads) >= IMPLICIT_NODES
         ):
-            self.flush(target)
-        return values
+            self.run(target)
 
-    @property
-    def _temporary_limit(self) -> int:
-        return max(64 << 20, min(self.caps.max_buffer, 16 << 30) // 16)
+    def _flush_value(self, value: Value) -> None:
+        """Make a pending value ready: run the recording it waits for, whole."""
+        recording = value.recording
+        assert recording is not None
+        if recording.explicit:
+            value.require()
+        self.run(recording)
 
-    def upload(self, data: Array, spec: Spec) -> Value:
+    def materialise(self, value: Value) -> Buffer:
+        """The buffer of a value, once its recording has been submitted.
+
+        Raises:
+            ContractError: it waits for a batch that has not been executed.
+        """
+        with self.lock:
+            if value.state == PENDING:
+                self._flush_value(value)
+            return value.require()
+
+    def native_of(self, value: Value) -> Any:
+        """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
+        buffer = self.materialise(value)
+        if not self._host:
+            return buffer.native
+        self.synchronize()
+        if not isinstance(buffer.native, np.ndarray):
+            raise buffer.native.error()
+        shown = buffer.native.view()
+        shown.flags.writeable = False
+        return shown
+
+    # -- values from outside ----------------------------------------------------------------------
+
+    def upload(self, data: Array, spec: Spec, target: Recording | None = None) -> Value:
         """Host data as a value: a snapshot is taken now.
 
-        Small data rides in the next submission's one write; large data is written at once.
-        """
-        value = Value(spec, self, "upload")
-        stack = self.batches()
-        target = stack[-1] if stack else self.implicit()
-        return self.upload_to(target, value, data)
+        What is recorded on a batch is written when that is executed. Otherwise small data rides
+        in the next submission's one write; large data is written at once.
 
-    def upload_to(self, target: Recording, value: Value, data: Array) -> Value:
-        """`upload` into one recording."""
-        raw = storage_of(data, value.spec)
-        if raw.nbytes > (ARENA if target.explicit else DIRECT) and self.caps.target != "numpy":
-            with self.lock:
-                self._check_lost()
-                buffer = self.pool.allocate(value.spec.storage_bytes)
-                self.backend.write(buffer.native, 0, raw)
-                count(uploads=1, upload_bytes=raw.nbytes)
-            value.ready(buffer)
+        Raises:
+            TransferForbidden: inside `forbid("transfer")`.
+        """
+        if spec.size == 0:
+            return self.reserve(spec)
+        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
+        if spec.storage_bytes > self.caps.max_buffer:
+            raise LimitError(
+                f"upload: {spec.storage_bytes:,} bytes; {self.name} allows {self.caps.max_buffer:,}"
+            )
+        site = call_site()
+        target = target or self._open.innermost()
+        if target is None and spec.storage_bytes > DIRECT:
+            return self._write(data, spec, site)
+        raw = prepare.storage_of(data, spec, self._fill)
+        with self.lock:
+            self._check_lost()
+            if target is not None:
+                return target.add_upload(spec, raw, site)
+            mine = self.implicit()
+            value = mine.add_upload(spec, raw, site)
+            self._after_implicit(mine)
             return value
-        value.recording = target
-        target.uploads.append(Upload(value, raw))
+
+    @property
+    def _fill(self) -> int:
+        return 0xFF if self.pool.mode == "poison" else 0
+
+    def _write(self, data: Array, spec: Spec, site: tuple[str, int]) -> Value:
+        as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous and not self._host
+        raw = data.reshape(-1).view(np.uint8) if as_is else prepare.storage_of(
+            data, spec, self._fill)  # fmt: skip
+        value = Value(spec, self, "upload", site=site)
+        with self.lock:
+            self._check_lost()
+            buffer = self.pool.allocate(spec.storage_bytes)
+            self._write_into(buffer, 0, raw)
+        count(uploads=1, upload_bytes=raw.nbytes)
+        value.ready(buffer)
         return value
 
     def reserve(self, spec: Spec) -> Value:
         """A value whose content is undefined; nothing is copied."""
-        value = Value(spec, self, "empty")
-        if self.caps.target == "numpy":
-            data = np.empty(spec.storage_bytes // spec.dtype.itemsize, spec.dtype.numpy)
-            value.ready(Buffer(data, data.nbytes, None))
-        else:
-            value.ready(self.pool.allocate(spec.storage_bytes))
+        value = Value(spec, self, "empty", site=call_site())
+        with self.lock:
+            self._check_lost()
+            buffer = self.pool.allocate(spec.storage_bytes)
+        if self._host:
+            buffer.native = np.full(spec.storage_bytes, self._fill, np.uint8)
+        value.ready(buffer)
         return value
 
-    # -- running ----------------------------------------------------------------------------------
-
-    def flush(self, recording: Recording) -> None:
-        """Run an implicit recording."""
-        if not recording.empty:
-            self.run(recording)
-
-    def flush_thread(self) -> None:
-        """Run what this thread recorded lazily."""
-        mine = getattr(self._local, "implicit", None)
-        if mine is not None:
-            self.flush(mine)
-
-    def _check_lost(self) -> None:
-        if self._lost is not None:
-            raise DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
-
-    def run(
-        self,
-        recording: Recording,
-        *,
-        outputs: Iterable[Value] | None = None,
-        reads: Sequence[tuple[Value, int, int]] = (),
-    ) -> Ticket:
-        """Plan, compile, allocate, then submit what a recording holds.
+    def import_buffer(self, native: Any, shape: Shape, dtype: Any, offset: int) -> Value:
+        """Memory of the application's as a value: neither copied nor freed.
 
         Args:
-            outputs: the values to keep (default: every value that something refers to).
-            reads: values that come back, each with a byte range relative to the value.
+            native: a wgpu buffer, a CUDA array or pointer, a NumPy array; kept alive until the
+                last submission that reads it is done.
+            offset: bytes to the first element; rows follow one another without padding.
 
-        A failure before submission leaves the recording as it was.
+        Raises:
+            DeviceError: not memory of this device, or it cannot be bound and read.
+            ShapeError: it has fewer bytes than the shape needs.
         """
-        with self.lock:
-            self._check_lost()
-            taken = recording.take()
-            try:
-                work, finish = self._prepare(taken, outputs, reads)
-            except BaseException:
-                recording.restore(taken)
-                raise
-            ticket = self._submit(work, bool(taken.nodes or taken.uploads))
-            finish()
-            return ticket
-
-    def _submit(self, work: Submission, counted: bool) -> Ticket:
-        if counted:
-            count(submissions=1, launches=sum(1 for b in work.launches if b.groups > 0))
-        if work.reads:
-            count(downloads=1, download_bytes=sum(r.nbytes for r in work.reads))
-        try:
-            return self.backend.submit(work)
-        except CentellaError as error:
-            self._lost = str(error)
-            raise
-
-    def _prepare(
-        self,
-        taken: Recorded,
-        outputs: Iterable[Value] | None,
-        reads: Sequence[tuple[Value, int, int]],
-    ) -> tuple[Submission, Any]:
-        values = [[ref() for ref in node.values] for node in taken.nodes]
-        declared = None if outputs is None else {id(v) for v in outputs}
-        read_ids = {id(v) for v, _, _ in reads}
-        wanted = [
-            tuple(
-                v is not None
-                and (declared is None or id(v) in declared or id(v) in read_ids)
-                for v in row
+        strides = dense_strides(shape)
+        if offset < 0 or offset % dtype.itemsize:
+            raise ShapeError(
+                f"import_buffer: expected an offset that is a multiple of {dtype.itemsize} bytes, "
+                f"got {offset}"
             )
-            for row in values
-        ]
-        outside = _externals(taken)
-        made, pipelines = self._plan(taken, outside, wanted)
-        buffers, uploads = self._place_uploads(taken, outside)
-        slots = [*buffers, *(self.pool.allocate(n) for n in made.buffers)]
-        launches = [
-            _bound(step, pipeline, outside.offsets)
-            for step, pipeline in zip(made.steps, pipelines, strict=True)
-        ]
-        results = {place: slots[slot] for place, slot in made.results}
-        work = Submission(slots, uploads, launches)
-
-        def finish() -> None:
-            for upload, offset in outside.uploads:
-                upload.value.ready(buffers[outside.index[id(upload.value)]], offset)
-            for index, row in enumerate(values):
-                for position, value in enumerate(row):
-                    if value is None:
-                        continue
-                    if wanted[index][position]:
-                        value.ready(results[(index, position)])
-                        value.history.append("launch")
-                    else:
-                        value.state = DISCARDED
-                        value.recording = None
-
-        places = {id(v): (i, p) for i, row in enumerate(values) for p, v in enumerate(row) if v}
-        for value, start, nbytes in reads:
-            self._add_read(work, value, start, nbytes, made, places, outside)
-        return work, finish
-
-    def _add_read(
-        self, work: Submission, value: Value, start: int, nbytes: int, made: plan.Plan,
-        places: dict[int, plan.Place], outside: _Externals,
-    ) -> None:  # fmt: skip
-        base = value.offset * value.spec.dtype.itemsize
-        if id(value) in places:
-            slot = dict(made.results)[places[id(value)]]
-        elif id(value) in outside.index:
-            slot = outside.index[id(value)]
-            base = outside.offsets[slot] * value.spec.dtype.itemsize
-        else:
-            work.slots.append(value.require())
-            slot = len(work.slots) - 1
-        work.reads.append(Read(slot, base + start, nbytes))
-
-    def _plan(
-        self, taken: Recorded, outside: _Externals, wanted: list[tuple[bool, ...]]
-    ) -> tuple[plan.Plan, list[Any]]:
-        key = plan.key_of(taken.nodes, outside.index, wanted)
-        found = self._plans.get(key)
-        if found is None:
-            made = plan.build(taken.nodes, outside.index, wanted, self.caps)
-            found = (made, [self.pipeline(s.program) for s in made.steps])
-            self._plans[key] = found
-            count(plans=1)
-            if len(self._plans) > PLANS:
-                self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
-        self.last_plan = found[0]
-        return found
-
-    def pipeline(self, program: Any) -> Any:
-        """The compiled form of a program."""
-        if not isinstance(program, Program):
-            return program
-        return self.cache.get(
-            self._id, program.key, program.name, lambda: self.backend.compile(program)
-        ).native
-
-    def _place_uploads(
-        self, taken: Recorded, outside: _Externals
-    ) -> tuple[list[Buffer], list[tuple[int, int, Array]]]:
-        """Buffers of the outside values; the recording's uploads packed into one write."""
-        outside.offsets = [v.offset for v in outside.values]
-        if self.caps.target == "numpy":
-            return self._place_host_uploads(taken, outside)
-        where: dict[int, Buffer] = {}
-        writes: list[tuple[int, int, Array]] = []
-        for group in _arenas(taken.uploads):
-            total = sum(-(-u.data.nbytes // 256) * 256 for u in group)
-            arena = self.pool.allocate(total)
-            packed = np.zeros(total, np.uint8)
-            place = 0
-            for upload in group:
-                raw = upload.data
-                packed[place : place + raw.nbytes] = raw
-                index = outside.index[id(upload.value)]
-                outside.offsets[index] = place // upload.value.spec.dtype.itemsize
-                outside.uploads.append((upload, outside.offsets[index]))
-                where[index] = arena
-                place += -(-raw.nbytes // 256) * 256
-            writes.append((outside.index[id(group[0].value)], 0, packed))
-            count(uploads=1, upload_bytes=total)
-        buffers = [
-            where[i] if i in where else v.require() for i, v in enumerate(outside.values)
-        ]
-        return buffers, writes
-
-    def _place_host_uploads(
-        self, taken: Recorded, outside: _Externals
-    ) -> tuple[list[Buffer], list[tuple[int, int, Array]]]:
-        where: dict[int, Buffer] = {}
-        writes: list[tuple[int, int, Array]] = []
-        for upload in taken.uploads:
-            index = outside.index[id(upload.value)]
-            where[index] = Buffer(None, upload.data.nbytes, None)
-            writes.append((index, 0, upload.data.view(upload.value.spec.dtype.numpy)))
-            outside.uploads.append((upload, 0))
-        if taken.uploads:
-            count(uploads=1, upload_bytes=sum(u.data.nbytes for u in taken.uploads))
-        return [
-            where[i] if i in where else v.require() for i, v in enumerate(outside.values)
-        ], writes
-
-    def read(self, reads: Sequence[tuple[Value, int, int]]) -> Ticket:
-        """Read ready values back: (value, first byte, bytes) each, in one copy."""
         with self.lock:
             self._check_lost()
-            work = Submission([v.require() for v, _, _ in reads])
-            for slot, (value, start, nbytes) in enumerate(reads):
-                base = value.offset * value.spec.dtype.itemsize
-                work.reads.append(Read(slot, base + start, nbytes))
-            return self._submit(work, counted=False)
+            buffer = self.pool.adopt(native, native)
+        first = offset // dtype.itemsize
+        plain = Spec(shape, dtype, strides)
+        if offset + plain.nbytes > buffer.nbytes:
+            raise ShapeError(
+                f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
+                f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
+            )
+        aligned = rows_aligned(shape, strides, dtype.itemsize, first)
+        whole = offset + plain.storage_bytes <= buffer.nbytes
+        value = Value(Spec(shape, dtype, strides, aligned and whole), self, "import_buffer",
+                      site=call_site())  # fmt: skip
+        value.ready(buffer, first)
+        return value
 
     def batch(self) -> Any:
         """A CommandBatch on this device."""
@@ -389,89 +313,37 @@ class Device:
 
         return CommandBatch(self)
 
+    def flush_thread(self, scope: Ledger | None = None) -> None:
+        """Run what this thread recorded lazily, and what any thread did inside a ledger's scope."""
+        thread = threading.get_ident()
+        with self.lock:
+            for recording in list(self._implicit):
+                if not recording.empty and (
+                    recording.thread == thread or scope in recording.scopes
+                ):
+                    self.run(recording)
+
     def synchronize(self) -> None:
         """Run what this thread recorded lazily and wait until the device has done everything."""
         self.flush_thread()
-        count(syncs=1)
-        self.backend.submit(Submission([])).wait()
-
-    def close(self) -> None:
-        """Release the device; its tensors cannot be used any more."""
-        self._lost = "closed"
-        self.backend.close()
+        super().synchronize()
 
 
-class _Externals:
-    """Values that a recording reads but does not compute, each with a slot."""
-
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self.index: dict[int, int] = {}
-        self.offsets: list[int] = []
-        self.uploads: list[tuple[Upload, int]] = []
-
-    def add(self, value: Value) -> None:
-        if id(value) not in self.index:
-            self.index[id(value)] = len(self.values)
-            self.values.append(value)
+def _exact(value: Any) -> Any:
+    """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_exact(v) for v in value])
+    if kind is float and value == 0.0:
+        return kind, str(value)
+    return kind, value
 
 
-def _externals(taken: Recorded) -> _Externals:
-    found = _Externals()
-    for upload in taken.uploads:
-        found.add(upload.value)
-    for node in taken.nodes:
-        for operand in node.inputs:
-            if operand.value is not None:
-                found.add(operand.value)
-    return found
-
-
-def _arenas(uploads: Sequence[Upload]) -> list[list[Upload]]:
-    groups: list[list[Upload]] = []
-    room = 0
-    for upload in uploads:
-        nbytes = -(-upload.data.nbytes // 256) * 256
-        if not groups or nbytes > room:
-            groups.append([])
-            room = ARENA
-        groups[-1].append(upload)
-        room -= nbytes
-    return groups
-
-
-def _bound(step: plan.Step, pipeline: Any, offsets: list[int]) -> Bound:
-    if isinstance(step.program, Program):
-        words = list(step.words)
-        for position, slot in step.patches:
-            if slot < len(offsets):
-                words[position] += offsets[slot]
-        return Bound(
-            step.program, pipeline, step.slots, step.views, step.inputs, words, step.groups
-        )
-    views = list(step.views)
-    for position, slot in step.patches:
-        if slot < len(offsets) and offsets[slot]:
-            spec, offset = views[position]
-            views[position] = (spec, offset + offsets[slot])
-    return Bound(step.program, pipeline, step.slots, tuple(views), step.inputs, [], 1)
-
-
-def storage_of(data: Array, spec: Spec) -> Array:
-    """Host data as the bytes of a device layout: rows padded, a copy."""
-    item = spec.dtype.itemsize
-    if spec.size == 0:
-        return np.zeros(spec.storage_bytes, np.uint8)
-    elements = spec.storage_bytes // item
-    flat = np.zeros(elements, spec.dtype.numpy)
-    strides = tuple(s * item for s in spec.strides)
-    np.ndarray(spec.shape, spec.dtype.numpy, flat.data, 0, strides)[...] = data
-    return flat.view(np.uint8)
-
-
-_open: dict[str, Device] = {}
-_open_lock = threading.Lock()
+_opened: dict[str, Device] = {}
+_opened_lock = threading.Lock()
+_devices: WeakSet[Device] = WeakSet()
 _default: Device | None = None
+_forked: set[str] = set()
 
 
 def device(name: str | Device | None = None, *, native: Any = None, **options: Any) -> Device:
@@ -480,72 +352,104 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
     Args:
         name: "cpu", "simulator", "webgpu", "webgpu:<index or word>", "cuda", "cuda:<index>", or
             None: `CENTELLA_DEVICE`, else cuda, else a hardware WebGPU adapter, else the CPU.
-        native: a wgpu device (or CUDA device) that the application already has.
-        options: `pool="exact"` or "poison", `cache=PipelineCache()`, `minimum=True` (WebGPU's
-            guaranteed limits): these open a device of their own.
+        native: a wgpu device (or CUDA device) that the application already has; the same one
+            gives the same Device.
+        options: `pool="exact"` or "poison", `cache=PipelineCache()`, `memory_limit=` bytes,
+            `minimum=True` (WebGPU's guaranteed limits): these open a device of their own.
 
     Raises:
-        DeviceError: unknown name, no adapter, or a device that cannot be opened; says what is
-            missing.
+        DeviceError: unknown name or option, no adapter, or a device that cannot be opened; says
+            what is missing.
     """
     if isinstance(name, Device):
         return name
-    if native is not None:
-        return _create(name or "webgpu", native, options)
-    if name is None:
+    if name is None and native is None:
+        if options:
+            raise DeviceError(f"device: name the device that {', '.join(options)} is meant for")
         return default_device()
-    if not isinstance(name, str):
+    if not isinstance(name, str | None):
         raise DeviceError(f"device: expected a name or a Device, got {name!r}")
-    if options:
-        return _create(name, None, options)
-    with _open_lock:
-        found = _open.get(name)
-        if found is None or found._lost is not None:
-            found = _open[name] = _create(name, None, {})
+    with _opened_lock:
+        if native is not None:
+            name = name or "webgpu"
+            return _of_native(name, native, options) or _create(name, native, options)
+        assert name is not None
+        if options:
+            return _create(name, None, options)
+        found = _opened.get(name)
+        if found is None or found.lost:
+            found = _opened[name] = _create(name, None, {})
         return found
+
+
+def _of_native(name: str, native: Any, options: dict[str, Any]) -> Device | None:
+    if not options:
+        for made in devices():
+            if made.native is native and made.name.startswith(name):
+                return made
+    return None
 
 
 def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     kind, _, which = name.partition(":")
+    own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
     pool = options.pop("pool", os.environ.get("CENTELLA_POOL", "reuse"))
-    cache = options.pop("cache", None)
-    backend: Any
-    if kind == "cpu":
-        from centella.backends.cpu import CpuBackend
-
-        backend = CpuBackend()
-    elif kind == "simulator":
-        from centella.backends.simulator import SimulatorBackend
-
-        backend = SimulatorBackend(**options)
-    elif kind == "webgpu":
-        from centella.backends.webgpu import WebGpuBackend
-
-        backend = WebGpuBackend(which, native=native, **options)
-    elif kind == "cuda":
-        from centella.backends.cuda import CudaBackend
-
-        backend = CudaBackend(which, native=native, **options)
-    else:
+    if kind in _forked:
         raise DeviceError(
-            f"unknown device {name!r}; expected cpu, webgpu, webgpu:<index or word>, cuda, "
-            f"cuda:<index> or simulator"
+            f"{name}: the parent process had it open and GPU drivers do not survive a fork; start "
+            f"processes by multiprocessing.get_context('spawn')"
         )
-    made = Device(backend, pool=pool, cache=cache)
-    _devices.append(made)
+    try:
+        backend = _backend(kind, which, native, options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise DeviceError(f"{name}: unknown option among {', '.join(options)}") from error
+    made = Device(backend, pool=pool, **own)
+    _devices.add(made)
     return made
 
 
-_devices: list[Device] = []
+def _backend(kind: str, which: str, native: Any, options: dict[str, Any]) -> Any:
+    if kind == "webgpu":
+        from centella.backends.webgpu import WebGpuBackend
+
+        return WebGpuBackend(which, native=native, **options)
+    if kind == "cuda":
+        from centella.backends.cuda import CudaBackend
+
+        return CudaBackend(which, native=native, **options)
+    if kind == "cpu" and not which:
+        from centella.backends.cpu import CpuBackend
+
+        return CpuBackend(**options)
+    if kind == "simulator" and not which:
+        from centella.backends.simulator import SimulatorBackend
+
+        return SimulatorBackend(**options)
+    raise DeviceError(
+        f"unknown device {':'.join(filter(None, (kind, which)))!r}; expected cpu, webgpu, "
+        f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
+    )
 
 
-def _flush_all() -> None:
-    for made in list(_devices):
-        if made._lost is None:
-            made.flush_thread()
+def devices() -> list[Device]:
+    """The devices that are open."""
+    return [made for made in list(_devices) if not made.lost]
+
+
+def _flush_all(scope: Ledger | None) -> None:
+    for made in devices():
+        made.flush_thread(scope)
 
 
 on_flush(_flush_all)
+
+
+def current_device() -> Device:
+    """The device of the innermost open batch of this thread and task, else the default device."""
+    inside = innermost()
+    return default_device() if inside is None else inside.device
 
 
 def default_device() -> Device:
@@ -554,7 +458,7 @@ def default_device() -> Device:
     name = os.environ.get("CENTELLA_DEVICE")
     if name:
         return device(name)
-    if _default is None or _default._lost is not None:
+    if _default is None or _default.lost:
         _default, why = _choose()
         log.info("default device %s: %s", _default.name, why)
     return _default
@@ -574,3 +478,36 @@ def _choose() -> tuple[Device, str]:
     except (CentellaError, ImportError, OSError) as error:
         why = f"WebGPU: {error}"
     return device("cpu"), f"cuda: {cuda}; {why}"
+
+
+# -- fork: a GPU's driver does not survive it; the CPU backend looks after itself ------------------
+
+
+def _before_fork() -> None:
+    _opened_lock.acquire()
+    for made in devices():
+        made.lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    for made in devices():
+        made.lock.release()
+    _opened_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for made in devices():
+        made.lock.release()
+        kind = made.name.partition(":")[0]
+        if kind in ("webgpu", "cuda"):
+            _forked.add(kind)
+            made.lose("the process was forked")
+    _opened_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from centella.errors import DTypeError
+from centella.errors import DTypeError, ShapeError
 
 Array = NDArray[Any]
 
@@ -93,7 +93,7 @@ def dtype_of(spec: Any) -> DType:
     return found
 
 
-def from_numpy(dtype: np.dtype[Any]) -> DType:
+def from_numpy(dtype: np.dtype[Any], op: str = "asarray") -> DType:
     """The storage type of a host array's dtype; float64 and int64 are refused, never narrowed.
 
     Raises:
@@ -101,12 +101,62 @@ def from_numpy(dtype: np.dtype[Any]) -> DType:
     """
     found = _BY_NUMPY.get(dtype)
     if found is None:
-        hint = {"f": "float32", "i": "int32", "u": "uint32"}.get(dtype.kind, "float32")
+        hint = {"i": "int32", "u": "uint32"}.get(dtype.kind, "float32")
         raise DTypeError(
-            f"asarray: {dtype} has no storage type on a device; "
+            f"{op}: {dtype} has no storage type on a device; "
             f"pass dtype= (for example dtype={hint!r}) to convert"
         )
     return found
+
+
+def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
+    """Host data as an array of a storage type's bytes, and that type.
+
+    Args:
+        op: who asks, for error texts.
+        data: array, nested list or number; Python floats are f32 and integers i32.
+        dtype: the type to convert to, or None: the data's own.
+
+    Raises:
+        DTypeError: no such type, float64 or int64 data with none given, values that do not fit.
+        ShapeError: a nested list with rows of unequal length.
+    """
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise ShapeError(f"{op}: {error}") from error
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.name == "bfloat16":
+        array, own = array.view(np.uint16), bf16
+        if dtype is None or dtype_of(dtype) is bf16:
+            return array, bf16
+        array = widen(array, own)
+    if dtype is not None:
+        kind = dtype_of(dtype)
+    elif hasattr(data, "dtype"):
+        kind = from_numpy(array.dtype, op)
+    else:
+        kind = {"f": f32, "i": i32}.get(array.dtype.kind) or from_numpy(array.dtype, op)
+    return _converted(op, array, kind), kind
+
+
+def _converted(op: str, array: Array, kind: DType) -> Array:
+    """The bytes of `kind`: floats to integers truncate and saturate; integers must fit."""
+    if array.dtype.kind not in "fiub":
+        raise DTypeError(f"{op}: cannot store {array.dtype} as {kind.name}")
+    if array.dtype == kind.numpy:
+        return array
+    if kind.kind in ("int", "uint") and array.size and array.dtype.kind != "b":
+        info = np.iinfo(kind.numpy)
+        if array.dtype.kind == "f":
+            whole = np.nan_to_num(np.trunc(array.astype(np.float64)), nan=0.0)
+            return np.asarray(np.clip(whole, info.min, info.max)).astype(kind.numpy)
+        low, high = int(array.min()), int(array.max())
+        if low < info.min or high > info.max:
+            wrong = low if low < info.min else high
+            raise DTypeError(f"{op}: {wrong} does not fit {kind.name}")
+    return narrow(array, kind)
 
 
 def widen(array: Array, dtype: DType) -> Array:

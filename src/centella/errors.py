@@ -1,5 +1,7 @@
 """The exceptions of centella, all derived from `CentellaError`.
 
+A base class after the name is one of Python's own:
+
     CentellaError
     ├── ShapeError(ValueError)          operands whose shapes do not fit
     ├── DTypeError(TypeError)           a dtype an op does not take

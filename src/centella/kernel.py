@@ -13,36 +13,41 @@ On a GPU it is compiled; on the CPU the simulator computes it, unchecked. `simul
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from itertools import count as counter
 from typing import Any
 
 import numpy as np
 
+from centella.device import Device, device
 from centella.dtypes import DType, dtype_of
-from centella.errors import DTypeError, ShapeError, TraceError
+from centella.errors import DTypeError, LimitError, ShapeError, TraceError
 from centella.lang.face import REQUIRED, TensorParam
 from centella.lang.ir import KernelIR
 from centella.lang.simulate import simulate
 from centella.op import Lowered, Op
-from centella.program import Call, HostProgram, Kernel, Program, Ref, parameter_words, program_of
-from centella.recording import Value
+from centella.program import Call, HostProgram, Kernel, Ref, parameter_words, program_of, raw_word
 from centella.specs import Caps, Spec, dense_strides, make_spec
-from centella.tensor import Tensor
+from centella.submission import Array
+from centella.tensor import Tensor, apply_all, asarray
 
-Array = np.ndarray[Any, Any]
+SIMULATED = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storage_buffers=64)
+_names = counter(1)
 
 
 class UserKernel:
     """A kernel of the user's: call it to record a launch; print its `source`; `simulate` it."""
 
     def __init__(self, fn: Callable[..., Any], workgroup: int) -> None:
-        if workgroup < 1 or workgroup > 1024:
-            raise TraceError(f"workgroup: expected 1 to 1024 threads, got {workgroup}")
+        if workgroup not in range(1, 1025):
+            raise TraceError(f"workgroup: expected 1 to 1024 threads, got {workgroup!r}")
         self._kernel = Kernel(fn, workgroup=workgroup, trusted=False)
+        self._positions = list(inspect.signature(fn).parameters)
+        self._op = _op_of(self._kernel)
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
-        self._ops: dict[Any, Op] = {}
 
     def __repr__(self) -> str:
         return f"<centella.kernel {self.__name__} workgroup={self._kernel.workgroup}>"
@@ -65,53 +70,57 @@ class UserKernel:
 
         Raises:
             TraceError, ShapeError, DTypeError: where the arguments do not fit the declaration.
+            LimitError: the device has fewer threads, bindings or less shared memory.
         """
         tensors, scalars, constants = self._bind(args, named)
-        count = self._groups(threads, groups)
-        face = self._kernel.face
-        modes = [p.mode for _, p in face.tensors]
-        if "inout" in modes:
-            raise TraceError(
-                f"{self.__name__}: InOut arguments need a State; write to an Out argument instead"
-            )
-        ins = [t for t, m in zip(tensors, modes, strict=True) if m != "out"]
-        outs = [t for t, m in zip(tensors, modes, strict=True) if m == "out"]
+        wanted = self._groups(threads, groups)
         where = tensors[0].device
-        ins = [self._fit(t, p) for t, (_, p) in zip(
-            ins, [x for x in face.tensors if x[1].mode != "out"], strict=True)]  # fmt: skip
-        attrs = {
-            "outs": tuple((t.shape, t.dtype) for t in outs),
-            "scalars": tuple(scalars.items()),
-            "constants": tuple(constants.items()),
-            "groups": count,
+        params = [p for _, p in self._kernel.face.tensors]
+        self._check_program(where, tensors, constants)
+        ins = [
+            self._fit(t, p)
+            for t, p in zip(tensors, params, strict=True)
+            if p.mode != "out"
+        ]  # fmt: skip
+        outs = [(t, p) for t, p in zip(tensors, params, strict=True) if p.mode == "out"]
+        attrs: dict[str, Any] = {
+            "outs": tuple((_out_shape(t.shape, p.rank), t.dtype) for t, p in outs),
+            "scalars": scalars,
+            "constants": constants,
+            "groups": wanted,
         }
-        operands = [(t._value, t.spec, t._offset) for t in ins]
-        values = where.record(self._op(), operands, attrs) if operands else self._no_input(
-            where, attrs)  # fmt: skip
-        for handle, value in zip(outs, values, strict=True):
-            handle._value, handle._offset, handle.spec = value, 0, value.spec
-
-    def _no_input(self, where: Any, attrs: dict[str, Any]) -> tuple[Value, ...]:
-        return where.record(self._op(), [], attrs)  # type: ignore[no-any-return]
+        if ins:
+            made = apply_all(self._op, ins, attrs)
+        else:
+            values = where.record(self._op, [], attrs)
+            made = tuple(Tensor(v, v.spec) for v in values)
+        for (handle, _), result in zip(outs, made, strict=True):
+            shaped = result.reshape(handle.shape)
+            handle._value, handle._offset, handle.spec = shaped._value, shaped._offset, shaped.spec
 
     def _fit(self, tensor: Tensor, param: TensorParam) -> Tensor:
-        """The tensor with the rank the kernel declares; chunk loads need aligned rows."""
+        """The tensor with the rank the kernel declares; on a GPU, chunk loads need aligned rows."""
         if param.mode == "scalar":
-            return tensor
-        if param.rank == 2 and tensor.ndim != 2:
-            raise ShapeError(
-                f"{self.__name__}: expected a tensor of rank 2, got {list(tensor.shape)}"
-            )
+            return tensor if tensor.ndim == 1 else tensor.reshape(-1)
         if param.rank == 1 and tensor.ndim != 1:
             tensor = tensor.reshape(-1)
-        return tensor if tensor.spec.aligned or not tensor.spec.unit_rows else tensor.contiguous()
+        plain = tensor.device.caps.target == "numpy" or tensor.spec.aligned
+        return tensor if plain or not tensor.spec.unit_rows else tensor.copy()
+
+    def _check_program(
+        self, where: Device, tensors: list[Tensor], constants: tuple[tuple[str, Any], ...]
+    ) -> None:
+        """Trace and emit now, so that a mistake is raised at the launch's own line."""
+        caps = SIMULATED if where.caps.target == "numpy" else where.caps
+        dtypes = tuple(t.dtype for t in tensors)
+        self._kernel.program(caps, dtypes, (True,) * len(dtypes), constants, None, None)
 
     def _bind(
         self, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[list[Tensor], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[list[Tensor], tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
         face = self._kernel.face
         order = [n for n, _ in face.tensors] + [n for n, _ in face.scalars]
-        positions = [n for n in self._positional() if n in order]
+        positions = [n for n in self._positions if n in order]
         if len(args) > len(positions):
             raise TraceError(
                 f"{self.__name__}: expected at most {len(positions)} arguments, got {len(args)}"
@@ -128,38 +137,74 @@ class UserKernel:
                 f"{self.__name__}: missing {missing or 'nothing'}, unknown {extra or 'nothing'}, "
                 f"given twice {sorted(twice) or 'nothing'}"
             )
-        tensors = []
-        for name, param in face.tensors:
-            tensor = given[name]
-            if not isinstance(tensor, Tensor):
-                raise DTypeError(
-                    f"{self.__name__}: expected a Tensor for {name!r}, got {type(tensor).__name__}"
-                )
-            if param.dtype is not None and tensor.dtype is not param.dtype:
-                raise DTypeError(
-                    f"{self.__name__}: expected {param.dtype.name} for {name!r}, got "
-                    f"{tensor.dtype.name}"
-                )
-            tensors.append(tensor)
+        tensors = [self._tensor(name, given[name], param) for name, param in face.tensors]
         if not tensors:
             raise TraceError(f"{self.__name__}: a kernel needs a tensor argument")
-        return tensors, {n: given[n] for n, _ in face.scalars}, constants
+        handles = [
+            id(t) for t, (_, p) in zip(tensors, face.tensors, strict=True) if p.mode == "out"
+        ]
+        if len(set(handles)) < len(handles):
+            raise TraceError(f"{self.__name__}: one tensor is given for two Out arguments")
+        scalars = tuple((n, self._scalar(n, given[n], kind)) for n, kind in face.scalars)
+        for name, value in constants.items():
+            try:
+                hash(value)
+            except TypeError as error:
+                raise TraceError(
+                    f"{self.__name__}: constant {name!r} chooses the program and must be hashable, "
+                    f"got {value!r}"
+                ) from error
+        return tensors, scalars, tuple(constants.items())
 
-    def _positional(self) -> list[str]:
-        import inspect
+    def _tensor(self, name: str, tensor: Any, param: TensorParam) -> Tensor:
+        if param.mode == "inout":
+            raise TraceError(
+                f"{self.__name__}: InOut arguments need a State; write to an Out argument instead"
+            )
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(
+                f"{self.__name__}: expected a Tensor for {name!r}, got {type(tensor).__name__}"
+            )
+        if param.dtype is not None and tensor.dtype is not param.dtype:
+            raise DTypeError(
+                f"{self.__name__}: expected {param.dtype.name} for {name!r}, got "
+                f"{tensor.dtype.name}"
+            )
+        if param.rank == 2 and tensor.ndim != 2:
+            raise ShapeError(
+                f"{self.__name__}: expected rank 2 for {name!r}, got {list(tensor.shape)}"
+            )
+        if param.mode == "scalar" and tensor.size != 1:
+            raise ShapeError(
+                f"{self.__name__}: expected one element for {name!r}, got {list(tensor.shape)}"
+            )
+        return tensor
 
-        return list(inspect.signature(self.__wrapped__).parameters)
+    def _scalar(self, name: str, value: Any, kind: str) -> int | float:
+        """A launch parameter as a Python number, when it fits."""
+        if isinstance(value, Tensor):
+            raise DTypeError(
+                f"{self.__name__}: expected a number for {name!r}, got a Tensor; declare it "
+                f"Scalar[{kind}] to pass a value in device memory"
+            )
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain, (int, float) if kind == "f32" else int):
+            raise DTypeError(f"{self.__name__}: expected {kind} for {name!r}, got {value!r}")
+        try:
+            raw_word(plain, kind)
+        except (LimitError, OverflowError) as error:
+            raise DTypeError(f"{self.__name__}: {name!r}: {error}") from error
+        return plain
 
     def _groups(self, threads: int | None, groups: int | None) -> int:
-        if (threads is None) == (groups is None):
+        given = groups if threads is None else threads
+        if given is None or (threads is not None and groups is not None):
             raise TraceError(f"{self.__name__}: give threads= or groups=")
-        return groups if groups is not None else -(-(threads or 0) // self._kernel.workgroup)
-
-    def _op(self) -> Op:
-        if "op" not in self._ops:
-            name = f"kernel:{self.__name__}:{id(self):x}"
-            self._ops["op"] = _KernelOp(self, name).op
-        return self._ops["op"]
+        if type(given) is bool or not hasattr(given, "__index__") or given < 0:
+            raise TraceError(
+                f"{self.__name__}: expected a number of threads or groups, got {given!r}"
+            )
+        return int(given) if threads is None else -(-int(given) // self._kernel.workgroup)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -188,12 +233,15 @@ class UserKernel:
 
     def simulate(
         self, *args: Any, threads: int | None = None, groups: int | None = None, check: bool = True,
-        subgroup: int = 32, **named: Any,
+        order: str = "forward", subgroup: int = 32, **named: Any,
     ) -> dict[str, Array]:  # fmt: skip
         """Run in the simulator on NumPy arrays, with every check.
 
         Args:
             args, named: as in a launch, with arrays for tensors; outputs give shape and dtype.
+            check: False computes only.
+            order: in which order threads run: "forward", "reverse" or "shuffled".
+            subgroup: lanes of a subgroup.
 
         Returns:
             The outputs by name.
@@ -202,67 +250,54 @@ class UserKernel:
             SimulationError: out of bounds, race, read of unwritten memory, divergent barrier; an
                 output element that no thread wrote.
         """
-        from centella.device import device
-        from centella.tensor import asarray
-
-        where = device("simulator", checked=check)
-        wrap = {n for n, _ in self._kernel.face.tensors}
-        positions = self._positional()
-        wrapped = [
-            asarray(a, device=where) if positions[i] in wrap else a for i, a in enumerate(args)
-        ]
-        for name in wrap & set(named):
-            named[name] = asarray(named[name], device=where)
-        self(*wrapped, threads=threads, groups=groups, **named)
-        handles = {**dict(zip(positions, wrapped, strict=False)), **named}
-        return {
-            n: handles[n].numpy() for n, p in self._kernel.face.tensors if p.mode == "out"
-        }
+        where = device("simulator", checked=check, order=order, subgroup=subgroup)
+        tensors = dict(self._kernel.face.tensors)
+        given = {**dict(zip(self._positions, args, strict=False)), **named}
+        for name, param in tensors.items():
+            if name in given:
+                array = np.asarray(given[name])
+                if param.mode == "out" and param.dtype is not None:
+                    array = np.broadcast_to(np.zeros((), param.dtype.numpy), array.shape)
+                given[name] = asarray(array, param.dtype, where)
+        extra = args[len(self._positions) :]
+        self(*extra, threads=threads, groups=groups, **given)
+        return {n: given[n].numpy() for n, p in tensors.items() if p.mode == "out"}
 
 
-class _KernelOp:
-    """The op that a user's kernel is."""
+def _out_shape(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """A kernel writes rank 1 densely, whatever the shape; it is reshaped afterwards."""
+    if rank == 2 or len(shape) == 1:
+        return shape
+    size = 1
+    for extent in shape:
+        size *= extent
+    return (size,)
 
-    def __init__(self, user: UserKernel, name: str) -> None:
-        self.user = user
-        self.op = _UserOp(name, self.rule, self.reference, self.lower, doc=user.__doc__ or "")
-        object.__setattr__(self.op, "launch", self.host)
 
-    def rule(self, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(attrs["outs"])
+class _UserOp(Op):
+    """The op that a user's kernel is: its host program is the simulator.
 
-    def reference(self, *arrays: Any, **attrs: Any) -> Any:
-        raise NotImplementedError("a user's kernel has no NumPy formula")
+    The registry, which holds the library's own ops, does not know it; it lives as long as plans
+    or its kernel use it.
+    """
 
-    def lower(
-        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-    ) -> Lowered:
-        """One launch."""
-        face = self.user._kernel.face
-        refs: list[Ref] = []
-        place = {"in": 0, "out": len(inputs)}
-        for _, param in face.tensors:
-            kind = "out" if param.mode == "out" else "in"
-            index = place[kind]
-            place[kind] += 1
-            spec = (*inputs, *outputs)[index]
-            refs.append(Ref(index, _ranked(spec, param.rank)))
-        call = Call(
-            self.user._kernel, tuple(refs), attrs["scalars"], attrs["constants"], attrs["groups"]
-        )
-        return Lowered((call,))
+    __slots__ = ("kernel",)
+    kernel: Kernel
 
-    def host(
+    def __post_init__(self) -> None:
+        """Stay out of the registry."""
+
+    def host_program(
         self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
     ) -> HostProgram:
         """The launch in the simulator, unchecked, on word arrays laid out as on a GPU."""
         padded_in = tuple(make_spec(s.shape, s.dtype, 16) for s in inputs)
         padded_out = tuple(make_spec(s.shape, s.dtype, 16) for s in outputs)
-        caps = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storage_buffers=64)
-        call = self.lower(padded_in, padded_out, attrs, caps).calls[0]
+        call = self.lower(padded_in, padded_out, attrs, SIMULATED).calls[0]
         dtypes = tuple(r.spec.dtype for r in call.tensors)
-        program = call.kernel.program(caps, dtypes, (True,) * len(dtypes), call.constants, None,
-                                      None)  # fmt: skip
+        program = self.kernel.program(
+            SIMULATED, dtypes, (True,) * len(dtypes), call.constants, None, None
+        )
         words, _ = parameter_words(call, program.ir)
 
         def run(arrays: list[Array]) -> list[Array]:
@@ -270,27 +305,35 @@ class _KernelOp:
             buffers += [np.zeros(s.storage_bytes // 4, np.uint32) for s in padded_out]
             bound = [buffers[r.index] for r in call.tensors]
             simulate(program.ir, bound, np.array(words, np.uint32), call.groups, check=False)
-            return [_from_words(b, s) for b, s in zip(buffers[len(arrays) :], padded_out,
-                                                      strict=True)]  # fmt: skip
+            made = zip(buffers[len(arrays) :], padded_out, strict=True)
+            return [_from_words(b, s) for b, s in made]
 
-        return HostProgram(f"simulated:{self.op.name}", self.user.__name__, run)
-
-
-class _UserOp(Op):
-    """An op whose host program is the simulator."""
-
-    __slots__ = ("launch",)
-
-    def host_program(
-        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-    ) -> HostProgram:
-        return self.launch(inputs, outputs, attrs)  # type: ignore[no-any-return]
+        return HostProgram(f"simulated:{self.name}", self.kernel.name, run)
 
 
-def _ranked(spec: Spec, rank: int) -> Spec:
-    if rank == 2 or len(spec.shape) == 1:
-        return spec
-    return Spec((spec.size,), spec.dtype, (1,), spec.aligned)
+def _op_of(kernel: Kernel) -> Op:
+    def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(attrs["outs"])
+
+    def reference(*arrays: Any, **attrs: Any) -> Any:
+        raise NotImplementedError("a user's kernel has no NumPy formula")
+
+    def lower(
+        inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+    ) -> Lowered:
+        """One launch."""
+        refs: list[Ref] = []
+        place = {"in": 0, "out": len(inputs)}
+        for _, param in kernel.face.tensors:
+            kind = "out" if param.mode == "out" else "in"
+            refs.append(Ref(place[kind], (*inputs, *outputs)[place[kind]]))
+            place[kind] += 1
+        scalars, constants = attrs["scalars"], attrs["constants"]
+        return Lowered((Call(kernel, tuple(refs), scalars, constants, attrs["groups"]),))
+
+    made = _UserOp(f"kernel:{kernel.name}:{next(_names)}", rule, reference, lower)
+    object.__setattr__(made, "kernel", kernel)
+    return made
 
 
 def _words(array: Array, spec: Spec) -> Array:
@@ -320,4 +363,4 @@ def kernel(*, workgroup: int = 256) -> Callable[[Callable[..., Any]], UserKernel
     return declare
 
 
-__all__ = ["DType", "Program", "UserKernel", "kernel"]
+__all__ = ["DType", "UserKernel", "kernel"]

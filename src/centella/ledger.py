@@ -6,6 +6,7 @@ download one read-back, a submission one plan run. `totals()` are the counts of 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -155,7 +156,7 @@ def permit(what: str, *names: str) -> None:
     """
     for kind in _forbidden.get():
         if any(name in KINDS[kind] for name in names):
-            raise TransferForbidden(f"{what}: a {kind} inside ct.forbid({kind!r})")
+            raise TransferForbidden(f"{what}: {kind} inside ct.forbid({kind!r})")
 
 
 def count(**amounts: int) -> None:
@@ -188,7 +189,7 @@ def on_flush(callback: Callable[[Ledger | None], None]) -> None:
 def flush_implicit(scope: Ledger | None = None) -> None:
     """Submit the implicit recordings of this thread, and any that were made in `scope`."""
     for callback in _flush:
-        callback()  # type: ignore[call-arg]
+        callback(scope)
 
 
 @contextmanager
@@ -230,6 +231,10 @@ def forbid(*kinds: str) -> Iterator[None]:
         _forbidden.reset(token)
 
 
-def current_context() -> object:
-    """The context that a worker thread must run in."""
-    return copy_context()
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

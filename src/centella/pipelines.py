@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from centella.ledger import count
+from centella.ledger import count, permit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class PipelineCache:
 
     The key is the device and the program's content (target, text, constants), never an address.
     Threads that ask for one program at the same time wait for one compile.
+
+    Attributes:
+        hits: launches that found their program compiled; misses: programs compiled.
+        generation: how often it was cleared; plans that remember pipelines ask again after that.
     """
 
     def __init__(self) -> None:
@@ -32,40 +36,50 @@ class PipelineCache:
         self._entries: dict[tuple[int, str], Future[CachedPipeline]] = {}
         self.hits = 0
         self.misses = 0
+        self.generation = 0
 
     def get(self, device: int, key: str, name: str, compile_: Callable[[], Any]) -> CachedPipeline:
         """The pipeline of `key` on a device, compiled by `compile_` when it is new.
 
         Raises:
             CompileError: what the compile raised, in every thread that waited; nothing is kept.
+            TransferForbidden: it is new, inside `forbid("compile")`.
         """
         place = (device, key)
         with self._lock:
             found = self._entries.get(place)
             if found is None:
+                permit(f"kernel {name!r}", "compiles")
                 mine: Future[CachedPipeline] = Future()
                 self._entries[place] = mine
                 self.misses += 1
-            else:
-                self.hits += 1
         if found is not None:
-            count(cache_hits=1)
-            return found.result()
+            made = found.result()
+            self.hit(1)
+            return made
         try:
-            count(compiles=1)
             made = CachedPipeline(name, key, compile_())
         except BaseException as error:
             with self._lock:
-                del self._entries[place]
+                self._entries.pop(place, None)
             mine.set_exception(error)
             raise
+        finally:
+            count(compiles=1)
         mine.set_result(made)
         return made
+
+    def hit(self, launches: int) -> None:
+        """Count launches that found their program compiled."""
+        with self._lock:
+            self.hits += launches
+        count(cache_hits=launches)
 
     def names(self) -> list[str]:
         """Names of the kernels compiled, one for each program."""
         with self._lock:
-            return sorted(f.result().name for f in self._entries.values() if f.done())
+            done = [f for f in self._entries.values() if f.done() and f.exception() is None]
+        return sorted(f.result().name for f in done)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -74,6 +88,7 @@ class PipelineCache:
         """Forget every program; the next use compiles again."""
         with self._lock:
             self._entries = {k: f for k, f in self._entries.items() if not f.done()}
+            self.generation += 1
 
     def reset(self) -> None:
         """Set hits and misses to zero."""

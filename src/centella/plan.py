@@ -10,17 +10,18 @@ what was recorded, so a plan serves every recording of the same form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from centella.errors import CentellaError
 from centella.op import Op
 from centella.pool import size_class
-from centella.program import HostProgram, Program, parameter_words
-from centella.recording import Node
+from centella.program import Call, HostProgram, Program, parameter_words
+from centella.recording import Form, Node, Place, blame
 from centella.specs import Caps, Spec
 
-Place = tuple[int, int]
+Wanted = Sequence[tuple[bool, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,27 @@ class Source:
 class PlanNode:
     """A node without its values: what a plan is made of."""
 
-    op: Op
+    form: Form
     inputs: tuple[Source, ...]
-    attrs: tuple[tuple[str, Any], ...]
-    outputs: tuple[Spec, ...]
     wanted: tuple[bool, ...]
+
+    @property
+    def op(self) -> Op:
+        """The operation."""
+        return self.form.op
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch: slots of its operands, raw parameter words, where buffer offsets are added."""
+    """One launch.
+
+    Attributes:
+        slots, views: its operands' buffers, and how each is seen; the first `inputs` are read.
+        words: raw parameters, with the static part of every offset.
+        patches: (word, slot) where an external buffer's own offset is added when the plan runs;
+            for a HostProgram, (operand, slot).
+        node: index of the node that it belongs to.
+    """
 
     program: Program | HostProgram
     slots: tuple[int, ...]
@@ -64,15 +76,17 @@ class Plan:
 
     Attributes:
         externals: how many buffers come from outside; they are slots 0 .. externals - 1.
-        buffers: bytes of each further slot.
+        buffers: bytes of each further slot, and in `makers` the node that it was made for.
         results: (node, output) of each value that stays, and its slot.
         steps: launches in order.
         nodes: what was planned, for `explain`.
+        dropped: how many of them nobody reads.
     """
 
     externals: int
     buffers: tuple[int, ...]
-    results: tuple[tuple[Place, int], ...]
+    makers: tuple[int, ...]
+    results: Mapping[Place, int]
     steps: tuple[Step, ...]
     nodes: tuple[PlanNode, ...]
     dropped: int
@@ -80,57 +94,59 @@ class Plan:
     @property
     def temporary_bytes(self) -> int:
         """Bytes of buffers that do not outlive the plan."""
-        kept = {slot for _, slot in self.results}
+        kept = set(self.results.values())
         first = self.externals
         return sum(n for i, n in enumerate(self.buffers) if first + i not in kept)
 
     def explain(self) -> str:
-        """Nodes, launches, bytes: a table to read."""
+        """Nodes, copies, launches, bytes, peak memory: a table to read."""
+        copies = sum(self.nodes[s.node].form.op.name in ("copy", "reshape") for s in self.steps)
         lines = [
-            f"{len(self.nodes)} nodes ({self.dropped} dropped), {len(self.steps)} launches, "
-            f"{sum(self.buffers):,} bytes in {len(self.buffers)} buffers "
+            f"{len(self.nodes)} nodes ({self.dropped} dropped), {len(self.steps)} launches "
+            f"({copies} copies), peak {sum(self.buffers):,} bytes in {len(self.buffers)} buffers "
             f"({self.temporary_bytes:,} temporary)"
         ]
         for step in self.steps:
-            node = self.nodes[step.node]
-            shapes = " ".join(f"{list(s.spec.shape)}" for s in node.inputs)
-            outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in node.outputs)
+            form = self.nodes[step.node].form
+            shapes = " ".join(f"{list(s.shape)}" for s in form.inputs)
+            outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in form.outputs)
             name = step.program.name
-            lines.append(f"  {node.op.name:<14} {name:<24} {shapes} -> {outs}  groups {step.groups}")
+            lines.append(
+                f"  {form.op.name:<14} {name:<24} {shapes} -> {outs}  groups {step.groups}"
+            )
         return "\n".join(lines)
 
 
-def key_of(nodes: Sequence[Node], externals: dict[int, int], wanted: Sequence[tuple[bool, ...]]
-           ) -> tuple[Any, ...]:
-    """The structure of a recording: equal keys, equal plans."""
-    return tuple(
-        (
-            node.op.name,
-            node.attrs,
-            tuple(
-                (p.place, p.spec, p.offset)
-                if p.value is None
-                else (externals[id(p.value)], p.spec, p.offset)
-                for p in node.inputs
-            ),
-            kept,
-        )
-        for node, kept in zip(nodes, wanted, strict=True)
-    )
+EMPTY = Plan(0, (), (), {}, (), (), 0)
 
 
-def build(
-    nodes: Sequence[Node],
-    externals: dict[int, int],
-    wanted: Sequence[tuple[bool, ...]],
-    caps: Caps,
-) -> Plan:
+def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) -> tuple[Any, ...]:
+    """The structure of a recording: equal keys, equal plans.
+
+    Args:
+        externals: id of each outside value to its slot; how many there are is part of the key, as
+            it numbers the slots that follow.
+    """
+    key: list[Any] = [len(externals)]
+    for node, kept in zip(nodes, wanted, strict=True):
+        key.append(node.form)
+        for value, place, offset, _ in node.inputs:
+            key.append(place if value is None else externals[id(value)])
+            key.append(offset)
+        key.append(kept)
+    return tuple(key)
+
+
+def build(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps) -> Plan:
     """Plan recorded nodes.
 
     Args:
         nodes: in recorded order.
         externals: id of each outside value to its slot.
         wanted: for each node, which outputs must outlive the plan.
+
+    Raises:
+        CentellaError: from an op's choice of kernels; names the op and the line.
     """
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
@@ -139,34 +155,34 @@ def build(
     for index, node in enumerate(plain):
         if not alive[index]:
             continue
-        slots = [
-            s.index if s.node < 0 else placer.slot((s.node, s.index)) for s in node.inputs
-        ]
-        outs = [placer.allocate((index, i), spec) for i, spec in enumerate(node.outputs)]
-        attrs = dict(node.attrs)
-        if caps.target == "numpy":
-            steps.append(_host_step(index, node, slots, outs, attrs))
-        elif any(s.size for s in node.outputs):
-            steps += _device_steps(index, node, slots, outs, attrs, caps, placer)
+        slots = [s.index if s.node < 0 else placer.slots[s.node, s.index] for s in node.inputs]
+        outs = [placer.allocate((index, i), spec) for i, spec in enumerate(node.form.outputs)]
+        if any(spec.size for spec in node.form.outputs):
+            try:
+                steps += _steps(index, node, slots, outs, caps, placer)
+            except CentellaError as error:
+                blame(error, nodes[index])
+                raise
         placer.release_after(index)
     return Plan(
         len(externals),
         tuple(placer.sizes),
-        tuple(placer.results()),
+        tuple(placer.makers),
+        {p: s for p, s in placer.slots.items() if plain[p[0]].wanted[p[1]]},
         tuple(steps),
         tuple(plain),
         sum(not a for a in alive),
     )
 
 
-def _plain(node: Node, externals: dict[int, int], wanted: tuple[bool, ...]) -> PlanNode:
+def _plain(node: Node, externals: Mapping[int, int], wanted: tuple[bool, ...]) -> PlanNode:
     sources = tuple(
         Source(p.place[0], p.place[1], p.spec, p.offset)
         if p.value is None
         else Source(-1, externals[id(p.value)], p.spec, p.offset)
         for p in node.inputs
     )
-    return PlanNode(node.op, sources, node.attrs, node.outputs, wanted)
+    return PlanNode(node.form, sources, wanted)
 
 
 def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
@@ -184,38 +200,42 @@ class _Placer:
     """Gives each value a slot; a temporary's slot is free again after its last reader."""
 
     def __init__(self, nodes: Sequence[PlanNode], alive: list[bool], externals: int) -> None:
-        self._first = externals
+        self.first = externals
         self._nodes = nodes
-        self.sizes: list[int] = []
-        self._slots: dict[Place, int] = {}
         self._free: dict[int, list[int]] = {}
-        self._last: dict[Place, int] = {}
-        for index, node in enumerate(nodes):
-            if alive[index]:
-                for source in node.inputs:
-                    if source.node >= 0:
-                        self._last[(source.node, source.index)] = index
         self._ends: dict[int, list[Place]] = {}
-        for place, index in self._last.items():
+        self._read: set[Place] = set()
+        self._now = 0
+        self.sizes: list[int] = []
+        self.makers: list[int] = []
+        self.slots: dict[Place, int] = {}
+        last = {
+            (source.node, source.index): index
+            for index, node in enumerate(nodes)
+            if alive[index]
+            for source in node.inputs
+            if source.node >= 0
+        }
+        for place, index in last.items():
+            self._read.add(place)
             if not nodes[place[0]].wanted[place[1]]:
                 self._ends.setdefault(index, []).append(place)
 
-    def slot(self, place: Place) -> int:
-        return self._slots[place]
-
     def _new(self, nbytes: int) -> int:
         self.sizes.append(nbytes)
-        return self._first + len(self.sizes) - 1
+        self.makers.append(self._now)
+        return self.first + len(self.sizes) - 1
 
     def allocate(self, place: Place, spec: Spec) -> int:
+        self._now = place[0]
         nbytes = spec.storage_bytes
         if self._nodes[place[0]].wanted[place[1]]:
             slot = self._new(nbytes)
         else:
             slot = self.temporary(nbytes)
-            if place not in self._last:
+            if place not in self._read:
                 self._ends.setdefault(place[0], []).append(place)
-        self._slots[place] = slot
+        self.slots[place] = slot
         return slot
 
     def temporary(self, nbytes: int) -> int:
@@ -223,71 +243,52 @@ class _Placer:
         free = self._free.get(size_class(nbytes))
         if free:
             slot = free.pop()
-            self.sizes[slot - self._first] = max(self.sizes[slot - self._first], nbytes)
+            self.sizes[slot - self.first] = max(self.sizes[slot - self.first], nbytes)
             return slot
         return self._new(nbytes)
 
     def free(self, slot: int) -> None:
-        self._free.setdefault(size_class(self.sizes[slot - self._first]), []).append(slot)
+        self._free.setdefault(size_class(self.sizes[slot - self.first]), []).append(slot)
 
     def release_after(self, index: int) -> None:
         for place in self._ends.pop(index, ()):
-            self.free(self._slots[place])
-
-    def results(self) -> list[tuple[Place, int]]:
-        return [(p, s) for p, s in self._slots.items() if self._nodes[p[0]].wanted[p[1]]]
+            self.free(self.slots[place])
 
 
-def _host_step(
-    index: int, node: PlanNode, slots: list[int], outs: list[int], attrs: dict[str, Any]
-) -> Step:
-    specs = tuple(s.spec for s in node.inputs)
-    views = tuple((s.spec, s.offset) for s in node.inputs)
-    views += tuple((spec, 0) for spec in node.outputs)
-    program = node.op.host_program(specs, node.outputs, attrs)
-    patches = tuple((i, s) for i, s in enumerate(slots))
-    return Step(program, (*slots, *outs), views, len(slots), (), patches, 1, index)
-
-
-def _device_steps(
-    index: int,
-    node: PlanNode,
-    slots: list[int],
-    outs: list[int],
-    attrs: dict[str, Any],
-    caps: Caps,
-    placer: _Placer,
+def _steps(
+    index: int, node: PlanNode, slots: list[int], outs: list[int], caps: Caps, placer: _Placer
 ) -> list[Step]:
-    lowered = node.op.lower(tuple(s.spec for s in node.inputs), node.outputs, attrs, caps)
+    form, attrs = node.form, dict(node.form.attrs)
+    if caps.target == "numpy":
+        views = tuple((s.spec, s.offset) for s in node.inputs)
+        views += tuple((spec, 0) for spec in form.outputs)
+        program = form.op.host_program(form.inputs, form.outputs, attrs)
+        patches = tuple((i, s) for i, s in enumerate(slots) if s < placer.first)
+        return [Step(program, (*slots, *outs), views, len(slots), (), patches, 1, index)]
+    lowered = form.op.lower(form.inputs, form.outputs, attrs, caps)
     scratch = [placer.temporary(s.storage_bytes) for s in lowered.temporaries]
     where = [*slots, *outs, *scratch]
     offsets = [s.offset for s in node.inputs] + [0] * (len(outs) + len(scratch))
-    steps: list[Step] = []
-    for call in lowered.calls:
-        dtypes = tuple(r.spec.dtype for r in call.tensors)
-        unit = tuple(r.spec.unit_rows for r in call.tensors)
-        program = call.kernel.program(
-            caps, dtypes, unit, call.constants, call.workgroup, call.face
-        )
-        words, patched = parameter_words(call, program.ir)
-        for position, operand in patched:
-            words[position] += offsets[call.tensors[operand].index]
-        patches = tuple((position, where[call.tensors[o].index]) for position, o in patched)
-        steps.append(
-            Step(
-                program,
-                tuple(where[r.index] for r in call.tensors),
-                tuple((r.spec, r.offset) for r in call.tensors),
-                len(slots),
-                tuple(words),
-                patches,
-                call.groups,
-                index,
-            )
-        )
+    steps = [
+        _launch(index, call, where, offsets, len(slots), placer.first, caps)
+        for call in lowered.calls
+    ]
     for slot in scratch:
         placer.free(slot)
     return steps
 
 
-PlanBuilder = Callable[..., Plan]
+def _launch(
+    index: int, call: Call, where: list[int], offsets: list[int], inputs: int, externals: int,
+    caps: Caps,
+) -> Step:  # fmt: skip
+    dtypes = tuple(r.spec.dtype for r in call.tensors)
+    unit = tuple(r.spec.unit_rows for r in call.tensors)
+    program = call.kernel.program(caps, dtypes, unit, call.constants, call.workgroup, call.face)
+    words, patched = parameter_words(call, program.ir)
+    for position, operand in patched:
+        words[position] += offsets[call.tensors[operand].index]
+    slots = tuple(where[r.index] for r in call.tensors)
+    views = tuple((r.spec, r.offset + offsets[r.index]) for r in call.tensors)
+    patches = tuple((position, slots[o]) for position, o in patched if slots[o] < externals)
+    return Step(program, slots, views, inputs, tuple(words), patches, call.groups, index)

@@ -24,7 +24,11 @@ class Buffer:
     __slots__ = ("__weakref__", "native", "nbytes", "owner", "release")
 
     def __init__(
-        self, native: Any, nbytes: int, release: Callable[[Any, int], None] | None, owner: Any = None
+        self,
+        native: Any,
+        nbytes: int,
+        release: Callable[[Any, int], None] | None,
+        owner: Any = None,
     ) -> None:
         self.native = native
         self.nbytes = nbytes

@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from centella.ledger import count
-from centella.device import Device, device
+from centella import views
+from centella.device import Device, current_device, devices
 from centella.device import device as open_device
-from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, promote, widen
-from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
+from centella.dtypes import DType, dtype_of, f32, from_host_array, promote, widen
+from centella.errors import CentellaError, DeviceError, DTypeError, ShapeError
 from centella.op import Op, get
-from centella.recording import PENDING, Value
+from centella.pending import Pending
+from centella.recording import READY, Recording, Value
 from centella.specs import Shape, Spec, rows_aligned
-from centella.submission import Ticket
+from centella.submission import Array, Ticket
 
-Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 Scalar = int | float | bool
-
-
-class Pending(Generic[T]):
-    """A result under way: `result(timeout=None)`, `done()`, or `await` it."""
-
-    def __init__(self, tickets: Sequence[Ticket], finish: Callable[[], T]) -> None:
-        self._tickets = tuple(tickets)
-        self._finish = finish
-
-    def done(self) -> bool:
-        """True once the device has finished."""
-        return all(t.done() for t in self._tickets)
-
-    def result(self, timeout: float | None = None) -> T:
-        """Wait for the device and return the result.
-
-        Raises:
-            TimeoutError: after `timeout` seconds.
-        """
-        if not self.done():
-            count(syncs=1)
-        for ticket in self._tickets:
-            ticket.wait(timeout)
-        return self._finish()
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.to_thread(self.result).__await__()
+COMPACT = 64 << 10
 
 
 class Tensor:
@@ -56,16 +27,55 @@ class Tensor:
 
     Arithmetic records operations; they run together when a value is needed. `x += y` rebinds x.
     Make one with `ct.asarray`, `ct.empty`, or an operation.
+
+    Attributes:
+        spec: shape, dtype and strides.
     """
 
     __slots__ = ("__weakref__", "_offset", "_value", "spec")
-    __array_priority__ = 1000
-    __hash__ = object.__hash__
+    __array_ufunc__ = None  # `array + tensor` comes to our operator, which says what to do
 
     def __init__(self, value: Value, spec: Spec, offset: int = 0) -> None:
         self._value = value
         self._offset = offset
         self.spec = spec
+
+    @classmethod
+    def from_buffer(
+        cls, native: Any, shape: int | Sequence[int], dtype: Any, *, offset: int = 0,
+        device: str | Device | None = None,
+    ) -> Tensor:  # fmt: skip
+        """A tensor over memory that the application owns: neither copied nor freed.
+
+        The memory lives (`native` is referred to) until the last submission that reads it is done;
+        the application leaves it unchanged until then.
+
+        Args:
+            native: a wgpu buffer with usage STORAGE and COPY_SRC, a CUDA array or pointer, or for
+                the CPU a C-contiguous NumPy array.
+            shape: rows follow one another without padding.
+            offset: bytes to the first element.
+            device: default: the open device that it belongs to; the CPU for a NumPy array.
+
+        Raises:
+            DeviceError: it belongs to no open device, or cannot be bound and read.
+            ShapeError: it has fewer bytes than the shape needs.
+        """
+        kind = dtype_of(dtype)
+        extents = _extents("from_buffer", shape)
+        if device is not None:
+            where = [open_device(device)]
+        else:
+            where = [open_device("cpu")] if isinstance(native, np.ndarray) else devices()
+        failed: CentellaError = DeviceError("from_buffer: no device is open")
+        for one in where:
+            try:
+                value = one.import_buffer(native, extents, kind, offset)
+            except DeviceError as error:
+                failed = error
+            else:
+                return cls(value, value.spec)
+        raise failed
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -100,11 +110,24 @@ class Tensor:
         return self.spec.nbytes
 
     @property
+    def size_bytes(self) -> int:
+        """`nbytes`, as the floor systems spell it."""
+        return self.spec.nbytes
+
+    @property
+    def is_resident(self) -> bool:
+        """True once its data is in device memory, or submitted work will put it there."""
+        return self._value.state == READY
+
+    @property
     def native(self) -> tuple[Any, int]:
-        """The driver's buffer (or address) and the byte offset of the first element."""
-        self._materialise()
-        start = (self._value.offset + self._offset) * self.dtype.itemsize
-        return self._value.require().native, start
+        """The driver's buffer (or address) and the byte offset of the first element.
+
+        Memory stays valid while the tensor lives; it is not to be written. On the CPU it is a
+        read-only array, complete when this returns.
+        """
+        shown = self.device.native_of(self._value)
+        return shown, (self._value.offset + self._offset) * self.dtype.itemsize
 
     def __len__(self) -> int:
         if not self.shape:
@@ -112,31 +135,29 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        where = "pending" if self._value.state == PENDING else self._value.state
-        return f"<Tensor {list(self.shape)} {self.dtype.name} on {self.device.name}, {where}>"
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
+        state = self._value.state
+        return f"<Tensor {list(self.shape)} {self.dtype.name} on {self.device.name}, {state}>"
 
     # -- values -----------------------------------------------------------------------------------
-
-    def _materialise(self) -> None:
-        if self._value.state == PENDING:
-            recording = self._value.recording
-            assert recording is not None
-            if recording.explicit:
-                self._value.require()
-            self.device.flush(recording)
 
     def numpy(self) -> Array:
         """The data on the host: a copy that the caller owns (bf16 comes as float32)."""
         return fetch(self).result()[0]
+
+    def to_host(self) -> Array:
+        """`numpy`, as the floor systems spell it."""
+        return self.numpy()
+
+    def peek(self) -> Array:
+        """`numpy` for debugging: counted apart, permitted inside `ct.forbid("transfer")`."""
+        return _fetch((self,), peek=True).result()[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """What `np.asarray(tensor)` gives: a copy, counted like `numpy`."""
+        if copy is False:
+            raise ValueError("a tensor's data is on a device: NumPy gets a copy or nothing")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def tolist(self) -> Any:
         """The data as nested Python lists."""
@@ -146,19 +167,44 @@ class Tensor:
         """The only element as a Python number.
 
         Raises:
-            ShapeError: for more than one element.
+            ShapeError: for more than one element, or none.
         """
         if self.size != 1:
             raise ShapeError(f"item: expected one element, got shape {list(self.shape)}")
         return self.numpy().reshape(-1)[0].item()
 
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.shape:
+            raise TypeError("iteration over a tensor of rank 0")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError(
+            "== between tensors is not defined: compare x.numpy(), or the objects with `is`"
+        )
+
+    def __ne__(self, other: object) -> bool:
+        raise TypeError(
+            "!= between tensors is not defined: compare x.numpy(), or the objects with `is not`"
+        )
+
+    __hash__ = object.__hash__
+
     def to(self, where: str | Device) -> Tensor:
         """This tensor on another device: a counted copy through the host."""
-        target = device(where)
+        target = open_device(where)
         if target is self.device:
             return self
-        value = self.numpy()
-        return asarray(value, dtype=self.dtype, device=target)
+        return asarray(self.numpy(), dtype=self.dtype, device=target)
 
     def copy(self) -> Tensor:
         """A copy in memory of its own."""
@@ -166,8 +212,7 @@ class Tensor:
 
     def contiguous(self) -> Tensor:
         """This tensor in its device's own layout; itself where it already is."""
-        plain = self.device.spec(self.shape, self.dtype)
-        if self._offset == 0 and plain.strides == self.spec.strides and self.spec.aligned:
+        if self._offset == 0 and self.spec == self.device.spec(self.shape, self.dtype):
             return self
         return apply("copy", self)
 
@@ -180,10 +225,8 @@ class Tensor:
 
     def _view(self, shape: Shape, strides: Shape, offset: int) -> Tensor:
         start = self._value.offset + offset
-        spec = Spec(
-            shape, self.dtype, strides, rows_aligned(shape, strides, self.dtype.itemsize, start)
-        )
-        return Tensor(self._value, spec, offset)
+        aligned = rows_aligned(shape, strides, self.dtype.itemsize, start)
+        return Tensor(self._value, Spec(shape, self.dtype, strides, aligned), offset)
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """The same elements in another shape; one extent may be -1. A view where possible.
@@ -191,37 +234,29 @@ class Tensor:
         Raises:
             ShapeError: when the sizes differ.
         """
-        wanted = _shape_of(shape)
-        if -1 in wanted:
-            known = math.prod(n for n in wanted if n != -1)
-            if wanted.count(-1) > 1 or known == 0 or self.size % known:
-                raise ShapeError(f"reshape: {list(self.shape)} does not fit {list(wanted)}")
-            wanted = tuple(self.size // known if n == -1 else n for n in wanted)
-        if math.prod(wanted) != self.size:
-            raise ShapeError(
-                f"reshape: expected {self.size} elements, got shape {list(wanted)}"
-            )
+        wanted = views.extents("reshape", shape, self.size)
         if wanted == self.shape:
             return self
-        strides = _reshaped_strides(self.spec, wanted)
+        strides = views.reshaped(self.spec, wanted)
         if strides is not None:
             return self._view(wanted, strides, self._offset)
         return apply("reshape", self, shape=wanted)
 
-    def permute(self, *axes: int) -> Tensor:
-        """Dimensions in another order: a view."""
-        order = tuple(range(self.ndim))
-        wanted = tuple(order[a] for a in _shape_of(axes))
-        if sorted(wanted) != list(order):
-            raise ShapeError(f"permute: expected an order of {self.ndim} axes, got {list(axes)}")
+    def permute(self, *axes: int | Sequence[int]) -> Tensor:
+        """Dimensions in another order: a view.
+
+        Raises:
+            ShapeError: not each axis once.
+        """
+        order = views.order_of(axes, self.ndim)
         return self._view(
-            tuple(self.shape[a] for a in wanted),
-            tuple(self.spec.strides[a] for a in wanted),
+            tuple(self.shape[a] for a in order),
+            tuple(self.spec.strides[a] for a in order),
             self._offset,
         )
 
     @property
-    def T(self) -> Tensor:
+    def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
         """The last two dimensions swapped: a view."""
         if self.ndim < 2:
             return self
@@ -230,43 +265,9 @@ class Tensor:
         return self.permute(*order)
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Basic slicing (integers, slices with positive step, None, ...): a view."""
-        items = list(key) if isinstance(key, tuple) else [key]
-        if Ellipsis in items:
-            at = items.index(Ellipsis)
-            used = sum(1 for i in items if i is not None and i is not Ellipsis)
-            items[at : at + 1] = [slice(None)] * (self.ndim - used)
-        shape: list[int] = []
-        strides: list[int] = []
-        offset = self._offset
-        axis = 0
-        for item in items:
-            if item is None:
-                shape.append(1)
-                strides.append(0)
-                continue
-            if axis >= self.ndim:
-                raise IndexError(f"too many indices for shape {list(self.shape)}")
-            extent, stride = self.shape[axis], self.spec.strides[axis]
-            if isinstance(item, slice):
-                start, stop, step = item.indices(extent)
-                if step < 1:
-                    raise ShapeError(f"slice: expected a positive step, got {step}")
-                length = max(0, -(-(stop - start) // step))
-                shape.append(length)
-                strides.append(stride * step)
-                offset += start * stride if length else 0
-            elif isinstance(item, (int, np.integer)):
-                place = int(item) + (extent if item < 0 else 0)
-                if not 0 <= place < extent:
-                    raise IndexError(f"index {item} is out of range for extent {extent}")
-                offset += place * stride
-            else:
-                raise TypeError(f"expected integers and slices, got {item!r}")
-            axis += 1
-        shape += self.shape[axis:]
-        strides += self.spec.strides[axis:]
-        return self._view(tuple(shape), tuple(strides), offset)
+        """Basic indexing (integers, slices with positive step, None, ...): a view."""
+        shape, strides, offset = views.indexed(self.spec, key)
+        return self._view(shape, strides, self._offset + offset)
 
     # -- arithmetic -------------------------------------------------------------------------------
 
@@ -300,49 +301,44 @@ class Tensor:
     def __matmul__(self, other: Tensor) -> Tensor:
         return apply("matmul", self, other)
 
+    # -- DLPack: the CPU's memory, read-only ------------------------------------------------------
 
-def _shape_of(args: Sequence[Any]) -> Shape:
-    first = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    return tuple(int(n) for n in first)
+    def __dlpack_device__(self) -> tuple[int, int]:
+        if self.device.caps.target != "numpy":
+            raise BufferError(f"DLPack: {self.device.name} does not export memory; use .numpy()")
+        return 1, 0
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """The CPU's memory itself where the consumer can be told that it is read-only."""
+        self.__dlpack_device__()
+        if self.dtype.name == "bf16":
+            raise BufferError("DLPack: bf16 has no NumPy type; use .numpy()")
+        shared = not copy and max_version is not None and max_version >= (1, 0)
+        if not shared and copy is False:
+            raise BufferError("DLPack: values are immutable; ask for version 1.0 or a copy")
+        array = self._shared() if shared else self.numpy()
+        return array.__dlpack__(max_version=max_version, dl_device=dl_device)
+
+    def _shared(self) -> Array:
+        flat, start = self.native
+        if not self.size:
+            return np.empty(self.shape, self.dtype.numpy)
+        strides = tuple(s * self.dtype.itemsize for s in self.spec.strides)
+        array: Array = np.ndarray(self.shape, self.dtype.numpy, flat.data, start, strides)
+        return array
 
 
-def _reshaped_strides(spec: Spec, shape: Shape) -> Shape | None:
-    """Strides of a reshape without moving data, or None."""
-    if spec.size == 0:
-        return tuple(0 for _ in shape)
-    old = [(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
-    strides: list[int] = []
-    at = 0
-    pending = [n for n in shape]
-    i = 0
-    while i < len(pending):
-        if pending[i] == 1:
-            strides.append(0)
-            i += 1
-            continue
-        j, product = i, 1
-        group_old = 0
-        extent = 1
-        while extent != product or group_old == 0:
-            if product < extent or group_old == 0 and product == 1 and j == i:
-                product *= pending[j]
-                j += 1
-            if extent < product:
-                extent *= old[at + group_old][0]
-                group_old += 1
-        block = old[at : at + group_old]
-        for (_, s0), (n1, s1) in zip(block, block[1:], strict=False):
-            if s0 != n1 * s1:
-                return None
-        step = block[-1][1]
-        inner: list[int] = []
-        for n in reversed(pending[i:j]):
-            inner.append(step)
-            step *= n
-        strides += reversed(inner)
-        at += group_old
-        i = j
-    return tuple(strides)
+def _extents(op: str, shape: int | Sequence[int]) -> Shape:
+    found = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(not isinstance(n, (int, np.integer)) for n in found) or min(found, default=0) < 0:
+        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(found)}")
+    return tuple(int(n) for n in found)
+
+
+# -- recording ------------------------------------------------------------------------------------
 
 
 def apply(name: str, *tensors: Tensor, **attrs: Any) -> Tensor:
@@ -350,16 +346,26 @@ def apply(name: str, *tensors: Tensor, **attrs: Any) -> Tensor:
     return apply_all(get(name), tensors, attrs)[0]
 
 
-def apply_all(op: Op, tensors: Sequence[Tensor], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
+def apply_all(
+    op: Op, tensors: Sequence[Tensor], attrs: dict[str, Any], target: Recording | None = None
+) -> tuple[Tensor, ...]:
     """Record an op; a copy is recorded first for an operand whose layout it does not take."""
-    where = tensors[0].device
-    host = where.caps.target == "numpy"
-    fitting = [
-        t if host or op.takes(i, t.spec) or t.device is not where else t.contiguous()
-        for i, t in enumerate(tensors)
-    ]
-    values = where.record(op, [(t._value, t.spec, t._offset) for t in fitting], attrs)
-    return tuple(Tensor(v, v.spec) for v in values)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            _ = getattr(tensor, "spec", None)  # a Parameter without data says so itself
+            raise DTypeError(
+                f"{op.name}: expected a Tensor, got {type(tensor).__name__}; ct.asarray makes one"
+            )
+    where: Device = tensors[0]._value.device
+    form = where.form(op, tuple([t.spec for t in tensors]), attrs)
+    if form.copies:
+        tensors = [
+            t.copy() if i in form.copies and t._value.device is where else t
+            for i, t in enumerate(tensors)
+        ]
+        form = where.form(op, tuple([t.spec for t in tensors]), attrs)
+    made = where.add(form, [(t._value, t._offset) for t in tensors], target)
+    return tuple([Tensor(v, v.spec) for v in made])
 
 
 def binary(name: str, a: Any, b: Any) -> Tensor:
@@ -379,9 +385,14 @@ def _number(name: str, value: Any, dtype: DType) -> Scalar:
         value = value.item()
     if isinstance(value, (bool, int)) or (isinstance(value, float) and dtype.is_float):
         return value
+    if isinstance(value, np.ndarray):
+        raise DTypeError(f"{name}: expected a Tensor, got a NumPy array; ct.asarray makes one")
     raise DTypeError(
         f"{name}: expected a Tensor or a Python number that fits {dtype.name}, got {value!r}"
     )
+
+
+# -- from the host --------------------------------------------------------------------------------
 
 
 def asarray(data: Any, dtype: Any = None, device: str | Device | None = None) -> Tensor:
@@ -390,26 +401,18 @@ def asarray(data: Any, dtype: Any = None, device: str | Device | None = None) ->
     Args:
         data: NumPy array (any strides), nested list, number, or Tensor.
         dtype: storage dtype; needed where the data is float64 or int64 (Python lists become f32
-            or i32). For bf16, pass float data with `dtype="bf16"`.
-        device: where; default: the default device.
+            or i32). For bf16, pass float data (or its bits as uint16) with `dtype="bf16"`.
+        device: where; default: a Tensor's own, the innermost open batch's, else the default one.
 
     Raises:
-        DTypeError: for float64 or int64 arrays without `dtype=`.
+        DTypeError: float64 or int64 arrays without `dtype=`; integers that do not fit.
+        ShapeError: a nested list with rows of unequal length.
     """
-    target = open_device(device)
     if isinstance(data, Tensor):
-        moved = data.to(target) if data.device is not target else data
+        moved = data if device is None else data.to(device)
         return moved if dtype is None else moved.astype(dtype)
-    array = np.asarray(data)
-    if dtype is None:
-        if not isinstance(data, (np.ndarray, np.generic)):
-            kinds = {"f": np.float32, "i": np.int32}
-            array = array.astype(kinds.get(array.dtype.kind, array.dtype))
-        kind = from_numpy(array.dtype)
-    else:
-        kind = dtype_of(dtype)
-        same = kind.name == "bf16" and array.dtype == np.uint16
-        array = array if same else narrow(array, kind)
+    array, kind = from_host_array("asarray", data, dtype)
+    target = current_device() if device is None else open_device(device)
     spec = target.spec(array.shape, kind)
     return Tensor(target.upload(array, spec), spec)
 
@@ -419,12 +422,29 @@ def from_host(data: Any, dtype: Any = None, device: str | Device | None = None) 
     return asarray(data, dtype, device)
 
 
-def empty(shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
-          ) -> Tensor:
+def from_dlpack(data: Any) -> Tensor:
+    """A tensor over another library's array on the CPU, by DLPack: neither copied nor freed.
+
+    Raises:
+        DeviceError: the array is not on the CPU.
+        DTypeError: its dtype has no storage type here.
+    """
+    try:
+        array = np.from_dlpack(data)
+    except (BufferError, RuntimeError, AttributeError, TypeError) as error:
+        raise DeviceError(f"from_dlpack: expected an array on the CPU: {error}") from error
+    _, kind = from_host_array("from_dlpack", array[:0] if array.ndim else array, None)
+    return Tensor.from_buffer(np.ascontiguousarray(array), array.shape, kind, device="cpu")
+
+
+def empty(
+    shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
+) -> Tensor:
     """A tensor whose content is undefined: memory is reserved, nothing is copied."""
-    target = open_device(device)
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
-    spec = target.spec(extents, dtype_of(dtype))
+    kind = dtype_of(dtype)
+    extents = _extents("empty", shape)
+    target = current_device() if device is None else open_device(device)
+    spec = target.spec(extents, kind)
     return Tensor(target.reserve(spec), spec)
 
 
@@ -433,20 +453,75 @@ def full(
 ) -> Tensor:
     """A tensor with one value everywhere."""
     kind = dtype_of(dtype)
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
-    plain = narrow(np.full(extents, fill, np.float32 if kind.is_float else kind.numpy), kind)
-    return asarray(plain, dtype=kind, device=device)
+    one, _ = from_host_array("full", fill, kind)
+    return asarray(np.broadcast_to(one, _extents("full", shape)), dtype=kind, device=device)
 
 
-def zeros(shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
-          ) -> Tensor:
+def zeros(
+    shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
+) -> Tensor:
     """A tensor of zeros."""
     return full(shape, 0, dtype, device)
 
 
-def _byte_range(spec: Spec, offset: int) -> tuple[int, int]:
-    item = spec.dtype.itemsize
-    return offset * item, spec.span * item
+# -- to the host ----------------------------------------------------------------------------------
+
+
+def fetch(*tensors: Tensor) -> Pending[list[Array]]:
+    """Several results on the host, in one submission a device.
+
+    Returns:
+        A Pending of NumPy arrays, in order; `.result()` waits, or await it.
+
+    Raises:
+        ContractError: for a tensor of a batch that has not been executed.
+        TransferForbidden: inside `ct.forbid("transfer")`.
+    """
+    return _fetch(tensors, peek=False)
+
+
+def _fetch(tensors: Sequence[Tensor], *, peek: bool) -> Pending[list[Array]]:
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(f"fetch: expected a Tensor, got {type(tensor).__name__}")
+    compact = [_compact(t) for t in tensors]
+    where: dict[Device, list[int]] = {}
+    for index, tensor in enumerate(compact):
+        if tensor.size:
+            where.setdefault(tensor.device, []).append(index)
+        elif not tensor.is_resident:
+            tensor.device.materialise(tensor._value)
+    tickets: list[Ticket] = []
+    places: dict[int, tuple[Ticket, int]] = {}
+    for device, indices in where.items():
+        reads = [(compact[i]._value, *_byte_range(compact[i])) for i in indices]
+        tickets.append(device.read(reads, peek=peek))
+        places.update({i: (tickets[-1], n) for n, i in enumerate(indices)})
+
+    def finish() -> list[Array]:
+        out: list[Array] = []
+        for index, tensor in enumerate(compact):
+            ticket, position = places.get(index, (None, 0))
+            raw = np.empty(0, np.uint8) if ticket is None else ticket.data(position)
+            out.append(_decode(raw, tensor.spec))
+        return out
+
+    return Pending(tickets, finish)
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """A sparse view is copied together on the device before it is read."""
+    spec = tensor.spec
+    recording = tensor._value.recording
+    waits = recording is not None and recording.explicit
+    if waits or spec.span <= 2 * spec.size or spec.span * spec.dtype.itemsize <= COMPACT:
+        return tensor
+    return apply_all(get("copy"), (tensor,), {}, tensor.device.implicit())[0]
+
+
+def _byte_range(tensor: Tensor) -> tuple[int, int]:
+    item = tensor.dtype.itemsize
+    return tensor._offset * item, tensor.spec.span * item
 
 
 def _decode(raw: Array, spec: Spec) -> Array:
@@ -460,58 +535,7 @@ def _decode(raw: Array, spec: Spec) -> Array:
     return array if array.flags.c_contiguous else array.copy()
 
 
-def fetch(*tensors: Tensor) -> Pending[list[Array]]:
-    """Several results on the host, in one submission a device.
-
-    Returns:
-        A Pending of NumPy arrays, in order; `.result()` waits, or await it.
-
-    Raises:
-        ContractError: for a tensor of a batch that has not been executed.
-    """
-    compact = [
-        t.contiguous() if t.spec.span > 2 * max(t.size, 1) and not _in_batch(t) else t
-        for t in tensors
-    ]
-    places: list[tuple[int, int]] = [(-1, -1)] * len(tensors)
-    tickets: list[Ticket] = []
-    devices = dict.fromkeys(t.device for t in compact)
-    for where in devices:
-        mine = [(i, t) for i, t in enumerate(compact) if t.device is where and t.size]
-        reads = [(t._value, *_byte_range(t.spec, t._offset)) for _, t in mine]
-        recordings = dict.fromkeys(
-            t._value.recording for _, t in mine if t._value.state == PENDING
-        )
-        pending = [r for r in recordings if r is not None]
-        for _, t in mine:
-            if _in_batch(t):
-                t._value.require()
-        for other in pending[:-1]:
-            where.flush(other)
-        if not reads:
-            continue
-        for position, (index, _) in enumerate(mine):
-            places[index] = (len(tickets), position)
-        tickets.append(
-            where.run(pending[-1], reads=reads) if pending else where.read(reads)
-        )
-
-    def finish() -> list[Array]:
-        out: list[Array] = []
-        for (ticket, position), t in zip(places, compact, strict=True):
-            raw = np.empty(0, np.uint8) if ticket < 0 else tickets[ticket].data(position)
-            out.append(_decode(raw, t.spec))
-        return out
-
-    return Pending(tickets, finish)
-
-
-def _in_batch(t: Tensor) -> bool:
-    recording = t._value.recording
-    return t._value.state == PENDING and recording is not None and recording.explicit
-
-
 __all__ = [
-    "ContractError", "DeviceError", "Pending", "Tensor", "apply", "apply_all", "asarray", "binary",
-    "empty", "fetch", "from_host", "full", "zeros",
+    "Pending", "Tensor", "apply", "apply_all", "asarray", "binary", "empty", "fetch", "from_dlpack",
+    "from_host", "full", "zeros",
 ]  # fmt: skip

@@ -1,33 +1,68 @@
 """The CPU: NumPy formulas, run in order on one worker thread.
 
-A buffer is a flat host array of the value's storage type, dense; `native` is set when the program
-that writes it has run, which is why submissions of one device run in order.
+A buffer's `native` is a flat host array. It is set when the program that writes it has run, which
+is why submissions of one device run in order. A formula that fails leaves `Failed` there: whoever
+reads it raises, and everything else goes on.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
-from centella.dtypes import DType
-from centella.ledger import current_context
+from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
-from centella.submission import Array, Buffer, Submission
+from centella.submission import Array, Bound, Buffer, Submission
 
 
-def view(native: Array, spec: Spec, offset: int) -> Array:
+class Failed:
+    """Stands where a result would be: what its formula failed with."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self._name = name
+        self._error = error
+
+    def error(self) -> CentellaError:
+        """A new exception to raise: several threads may ask."""
+        error = self._error
+        text = f"{self._name} failed on the CPU: {str(error) or type(error).__name__}"
+        if isinstance(error, SimulationError):
+            return SimulationError(text)
+        made = OutOfMemoryError(text) if isinstance(error, MemoryError) else DeviceError(text)
+        made.__cause__ = error
+        return made
+
+
+def flat(buffer: Buffer) -> Array:
+    """The host array of a buffer.
+
+    Raises:
+        CentellaError: what the formula that should have made it failed with.
+    """
+    if isinstance(buffer.native, Failed):
+        raise buffer.native.error()
+    return buffer.native  # type: ignore[no-any-return]  # the backend puts nothing else there
+
+
+def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
     """The array that a Spec describes inside flat storage."""
     item = spec.dtype.itemsize
-    strides = tuple(s * item for s in spec.strides)
     if spec.size == 0:
         return np.empty(spec.shape, spec.dtype.numpy)
-    return np.ndarray(spec.shape, spec.dtype.numpy, native.data, offset * item, strides)
+    strides = tuple(s * item for s in spec.strides)
+    array: Array = np.ndarray(
+        spec.shape, spec.dtype.numpy, flat(buffer).data, offset * item, strides
+    )
+    array.flags.writeable = False
+    return array
 
 
 class CpuTicket:
@@ -37,15 +72,18 @@ class CpuTicket:
         self._future = future
 
     def done(self) -> bool:
+        """True once the device has finished it."""
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> None:
+        """Block until it has finished; raises what a formula failed with."""
         try:
             self._future.result(timeout)
         except FutureTimeout as error:
             raise TimeoutError(f"not done after {timeout} s") from error
 
     def data(self, index: int) -> Array:
+        """Bytes of one read-back; a copy that the caller owns."""
         return self._future.result()[index]
 
 
@@ -64,45 +102,91 @@ class CpuBackend:
             family="cpu",
         )
         self.native = None
+        self._gate = threading.Lock()
+        self._start()
+        _open.add(self)
+
+    def _start(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="centella-cpu")
 
     def allocate(self, nbytes: int) -> Any:
+        """Nothing: results are arrays of NumPy's."""
         return None
 
     def free(self, native: Any) -> None:
+        """Nothing to do."""
+        return None
+
+    def adopt(self, native: Any) -> tuple[Any, int]:
+        """An array of the application's, in place, and its bytes."""
+        if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
+            raise DeviceError("cpu: expected a C-contiguous NumPy array to import")
+        if native.dtype.hasobject:
+            raise DeviceError("cpu: an array of Python objects cannot be imported")
+        return native.reshape(-1).view(np.uint8), native.nbytes
+
+    def disown(self, native: Any) -> None:
+        """Nothing to do."""
         return None
 
     def write(self, native: Any, offset: int, data: Array) -> None:
+        """Never called: host buffers are set."""
         raise NotImplementedError("host buffers are set, not written")
 
+    def storage(self, buffer: Buffer) -> Array:
+        """The host array of a buffer that has been computed, read-only."""
+        shown = flat(buffer).view()
+        shown.flags.writeable = False
+        return shown
+
     def compile(self, program: Program | HostProgram) -> Any:
+        """The program itself."""
         return program
 
     def submit(self, work: Submission) -> CpuTicket:
-        context = current_context()
-        return CpuTicket(self._worker.submit(context.run, self._run, work))
+        """Hand a submission to the worker."""
+        with self._gate:
+            return CpuTicket(self._worker.submit(self._run, work))
 
     def _run(self, work: Submission) -> list[Array]:
-        for slot, _, data in work.uploads:
-            work.slots[slot].native = data
+        failed: CentellaError | None = None
         for bound in work.launches:
-            assert isinstance(bound.program, HostProgram)
-            arrays = [
-                view(work.slots[s].native, spec, offset)
-                for s, (spec, offset) in zip(
-                    bound.slots[: bound.inputs], bound.views[: bound.inputs], strict=True
-                )
-            ]
-            results = bound.program.call(arrays)
-            for slot, result in zip(bound.slots[bound.inputs :], results, strict=True):
-                work.slots[slot].native = result.reshape(-1)
+            if bound.groups > 0:
+                error = self._launch(work, bound)
+                failed = failed or error
         back: list[Array] = []
         for read in work.reads:
-            flat = work.slots[read.slot].native.view(np.uint8)
-            back.append(flat[read.start : read.start + read.nbytes].copy())
+            raw = flat(work.slots[read.slot]).view(np.uint8)
+            back.append(raw[read.start : read.start + read.nbytes].copy())
+        if failed is not None and not work.reads:
+            raise failed
         return back
 
+    def _launch(self, work: Submission, bound: Bound) -> CentellaError | None:
+        assert isinstance(bound.program, HostProgram)
+        ins, outs = bound.slots[: bound.inputs], bound.slots[bound.inputs :]
+        try:
+            arrays = [
+                view(work.slots[slot], spec, offset)
+                for slot, (spec, offset) in zip(ins, bound.views[: bound.inputs], strict=True)
+            ]
+            results = bound.program.call(arrays)
+            owners = [work.slots[slot].owner for slot in ins]
+            imported = [a for a, o in zip(arrays, owners, strict=True) if o is not None]
+            for slot, result in zip(outs, results, strict=True):
+                shared = any(np.may_share_memory(result, a) for a in imported)
+                work.slots[slot].native = (result.copy() if shared else result).reshape(-1)
+        except Exception as error:
+            inputs = (work.slots[slot].native for slot in ins)
+            cause = next((n for n in inputs if isinstance(n, Failed)), None)
+            failure = cause or Failed(bound.program.name, error)
+            for slot in outs:
+                work.slots[slot].native = failure
+            return failure.error()
+        return None
+
     def describe(self) -> dict[str, Any]:
+        """Name and properties."""
         return {
             "device": "cpu",
             "name": platform.processor() or platform.machine(),
@@ -111,10 +195,36 @@ class CpuBackend:
         }
 
     def close(self) -> None:
+        """Let the worker finish and end it."""
+        _open.discard(self)
         self._worker.shutdown(wait=True)
 
+    def before_fork(self) -> None:
+        """Let the worker finish, so that the child finds every result."""
+        self._gate.acquire()
+        self._worker.submit(int).result()
 
-def host_buffer(data: Array, dtype: DType) -> Buffer:
-    """A buffer around host storage."""
-    flat = data.reshape(-1)
-    return Buffer(flat, flat.nbytes, None)
+    def after_fork(self, *, child: bool) -> None:
+        """Go on; a child has no threads but its own and starts a new worker."""
+        if child:
+            self._start()
+        self._gate.release()
+
+
+_open: WeakSet[CpuBackend] = WeakSet()
+
+
+def _fork(step: str) -> None:
+    for backend in list(_open):
+        if step == "before":
+            backend.before_fork()
+        else:
+            backend.after_fork(child=step == "child")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _fork("before"),
+        after_in_parent=lambda: _fork("parent"),
+        after_in_child=lambda: _fork("child"),
+    )

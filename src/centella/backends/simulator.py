@@ -10,27 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from centella.errors import SimulationError
+from centella.errors import DeviceError, SimulationError
+from centella.lang.machine import Order
 from centella.lang.simulate import simulate
+from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
-from centella.submission import Array, Bound, Submission
-
-
-class DoneTicket:
-    """A submission that ran when it was made."""
-
-    def __init__(self, data: list[Array]) -> None:
-        self._data = data
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float | None = None) -> None:
-        return None
-
-    def data(self, index: int) -> Array:
-        return self._data[index]
+from centella.submission import Array, Bound, DoneTicket, Submission
 
 
 def logical_words(spec: Spec, offset: int) -> Array:
@@ -46,7 +32,7 @@ class SimulatorBackend:
 
     name = "simulator"
 
-    def __init__(self, checked: bool = True, order: str = "forward") -> None:
+    def __init__(self, checked: bool = True, order: Order = "forward", subgroup: int = 32) -> None:
         self.caps = Caps(
             target="ir", max_storage_buffers=8, max_shared=16 << 10, max_workgroup=256,
             max_binding=1 << 40, max_buffer=1 << 40, family="software",
@@ -54,35 +40,55 @@ class SimulatorBackend:
         self.native = None
         self.checked = checked
         self.order = order
+        self.subgroup = subgroup
 
     def allocate(self, nbytes: int) -> Array:
+        """Words that hold NaN."""
         return np.full(nbytes // 4, 0xFFFFFFFF, np.uint32)
 
     def free(self, native: Any) -> None:
+        """Nothing to do."""
+        return None
+
+    def adopt(self, native: Any) -> tuple[Any, int]:
+        """An array of the application's, in place, and its bytes."""
+        if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
+            raise DeviceError("simulator: expected a C-contiguous NumPy array to import")
+        if native.dtype.hasobject or native.nbytes % 4 or native.ctypes.data % 4:
+            raise DeviceError("simulator: expected an array of whole, aligned 32-bit words")
+        return native.reshape(-1).view(np.uint32), native.nbytes
+
+    def disown(self, native: Any) -> None:
+        """Nothing to do."""
         return None
 
     def write(self, native: Array, offset: int, data: Array) -> None:
+        """Copy host bytes into a buffer."""
         raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
         native.view(np.uint8)[offset : offset + raw.size] = raw
 
     def compile(self, program: Program | HostProgram) -> Any:
+        """The traced kernel."""
         assert isinstance(program, Program)
         return program.ir
 
     def submit(self, work: Submission) -> DoneTicket:
+        """Run a submission."""
         for slot, offset, data in work.uploads:
             self.write(work.slots[slot].native, offset, data)
         for bound in work.launches:
-            self._launch(work, bound)
+            if bound.groups > 0:
+                self._launch(work, bound)
         back: list[Array] = []
         for read in work.reads:
             raw = work.slots[read.slot].native.view(np.uint8)
             back.append(raw[read.start : read.start + read.nbytes].copy())
-        return DoneTicket(back)
+        return DoneTicket(tuple(back))
 
     def _launch(self, work: Submission, bound: Bound) -> None:
         ir = bound.pipeline
         natives = [work.slots[s].native for s in bound.slots]
+        count(parameter_bytes=4 * (1 + len(bound.words)))
         report = simulate(
             ir,
             natives,
@@ -90,6 +96,7 @@ class SimulatorBackend:
             bound.groups,
             check=self.checked,
             order=self.order,
+            subgroup=self.subgroup,
         )
         if not self.checked:
             return
@@ -105,7 +112,9 @@ class SimulatorBackend:
                 )
 
     def describe(self) -> dict[str, Any]:
+        """Name and properties."""
         return {"device": "simulator", "name": "kernel simulator (NumPy)", "checked": self.checked}
 
     def close(self) -> None:
+        """Nothing to do."""
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import OrderedDict
 from itertools import count as counter
@@ -32,6 +33,7 @@ from centella.submission import Array, Bound, Submission
 log = logging.getLogger("centella.webgpu")
 
 SLOT = 256
+_serials = counter(1)  # of buffers and pipelines: one wgpu device may have two backends
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 BIND_GROUPS = 8192
@@ -144,15 +146,22 @@ class WebGpuTicket:
 
     def _map(self) -> None:
         if self._promise is None:
-            with self._backend.lock:
-                self._promise = self._staging.map_async("READ_NOSYNC")
+            # A promise made under a running event loop would resolve itself there as well.
+            hooks = sys.get_asyncgen_hooks()
+            sys.set_asyncgen_hooks(None, None)
+            try:
+                with self._backend.lock:
+                    self._promise = self._staging.map_async("READ_NOSYNC")
+            finally:
+                sys.set_asyncgen_hooks(*hooks)
 
     def done(self) -> bool:
         """True once the device has finished it."""
         if self._results is not None:
             return True
-        with self._lock:
-            self._map()
+        if self._promise is None:
+            with self._lock:
+                self._map()
         return bool(self._promise._thread_event.is_set())
 
     def wait(self, timeout: float | None = None) -> None:
@@ -161,8 +170,12 @@ class WebGpuTicket:
             if self._results is not None:
                 return
             self._map()
-            if timeout is not None and not self._promise._thread_event.wait(timeout):
-                raise TimeoutError(f"not done after {timeout} s")
+        # Outside the lock: others may ask `done`, or wait less long.
+        if not self._promise._thread_event.wait(timeout):
+            raise TimeoutError(f"not done after {timeout} s")
+        with self._lock:
+            if self._results is not None:
+                return
             try:
                 self._promise.sync_wait()
                 mapped = self._staging.read_mapped(copy=False)
@@ -210,7 +223,6 @@ class WebGpuBackend:
             family=family_of(adapter),
         )
         self._queue = self.native.queue
-        self._serial = counter(1)
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
         self._groups: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._staging: dict[int, list[Any]] = {}
@@ -240,16 +252,38 @@ class WebGpuBackend:
             buffer = self.native.create_buffer(size=nbytes, usage=STORAGE)
         except Exception as error:
             raise OutOfMemoryError(f"{self.name}: no room for {nbytes:,} bytes: {error}") from error
-        buffer.centella_serial = next(self._serial)
+        buffer.centella_serial = next(_serials)
         return buffer
 
     def free(self, native: Any) -> None:
         """Give memory back to the driver."""
-        serial = native.centella_serial
+        self._forget(native.centella_serial)
+        native.destroy()
+
+    def adopt(self, native: Any) -> tuple[Any, int]:
+        """A buffer of the application's that launches may bind, and its bytes."""
+        if not isinstance(native, wgpu.GPUBuffer) or native._device is not self.native:
+            raise DeviceError(f"{self.name}: expected a buffer of this wgpu device, got {native!r}")
+        needed = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+        if native.usage & needed != needed:
+            raise DeviceError(f"{self.name}: an imported buffer needs usage STORAGE and COPY_SRC")
+        if native.size % 4 or not 0 < native.size <= self.caps.max_buffer:
+            raise DeviceError(
+                f"{self.name}: an imported buffer has a multiple of 4 bytes, at most "
+                f"{self.caps.max_buffer:,}; this one has {native.size:,}"
+            )
+        if not hasattr(native, "centella_serial"):
+            native.centella_serial = next(_serials)
+        return native, native.size
+
+    def disown(self, native: Any) -> None:
+        """Forget the bind groups of an imported buffer."""
+        self._forget(native.centella_serial)
+
+    def _forget(self, serial: int) -> None:
         with self.lock:
             for key in [k for k in self._groups if serial in k[1:]]:
                 del self._groups[key]
-        native.destroy()
 
     def write(self, native: Any, offset: int, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions."""
@@ -278,7 +312,7 @@ class WebGpuBackend:
             size=self._params_slots * SLOT,
             usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC,
         )
-        self._params_serial = next(self._serial)
+        self._params_serial = next(_serials)
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -326,7 +360,7 @@ class WebGpuBackend:
             )
         except Exception as error:
             raise CompileError(program.name, program.source, str(error)) from error
-        return next(self._serial), pipeline, layout[0]
+        return next(_serials), pipeline, layout[0]
 
     # -- submission -------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """The face of a kernel: what its parameters are, read from the function's annotations.
 
+The forms are:
+
     x: In[f32]        a tensor to read, rank 1       x: In[f32, 2]   rank 2, with strides
     y: Out[f32]       a tensor to write              z: InOut[f32]   a State to change in place
     x: In[storage]    any storage dtype: the argument's own
@@ -97,6 +99,11 @@ def face_of(fn: Callable[..., Any]) -> Face:
     constants: list[tuple[str, Any]] = []
     for name, parameter in signature.parameters.items():
         note = parameter.annotation
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            plain = str(parameter.replace(annotation=REQUIRED))
+            raise TraceError(
+                f"kernel {fn.__name__!r}: parameter {plain!r} has no name that a launch could use"
+            )
         if isinstance(note, TensorParam):
             tensors.append((name, note))
         elif isinstance(note, DType) and (note.itemsize == 4 or note is bool_):

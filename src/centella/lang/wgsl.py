@@ -29,7 +29,10 @@ CALL = {
 SUBGROUP_CALL = {
     "subgroup_add": "subgroupAdd", "subgroup_min": "subgroupMin", "subgroup_max": "subgroupMax",
 }  # fmt: skip
-WGSL_TYPE = {"f32x4": "vec4<f32>", "i32x4": "vec4<i32>", "u32x4": "vec4<u32>"}
+IDS = {
+    "thread": "thread", "group": "group", "groups": "params.v[0].x", "lane": "lane",
+    "subgroup_size": "lanes",
+}  # fmt: skip
 LANES = "xyzw"
 MAX_DEPTH = 12
 
@@ -188,7 +191,9 @@ class _Emitter:
         self.text[index] = f"v{index}"
         self.depth[index] = 0
 
-    def value(self, index: int, expression: str, args: tuple[int, ...], reads: frozenset[int]) -> None:
+    def value(
+        self, index: int, expression: str, args: tuple[int, ...], reads: frozenset[int]
+    ) -> None:
         """Write a pure value: inside its only use, or as a `let`."""
         depth = 1 + max((self.depth.get(a, 0) for a in args), default=0)
         if self.uses[index] == 1 and index not in self.foreign and depth < MAX_DEPTH:
@@ -232,6 +237,8 @@ class _Emitter:
                 self.text[index] = literal(attr, type_)
             elif op == "param":
                 self.text[index] = self.param(attr, type_)
+            elif op in IDS:
+                self.text[index] = IDS[op]
             elif op == "extract":
                 self.text[index] = f"{self.read(args[0])}.{LANES[attr]}"
             elif op == "get":
@@ -249,9 +256,6 @@ class _Emitter:
         return word if type_ == "u32" else f"bitcast<{type_}>({word})"
 
     def pure(self, op: str, type_: str, args: tuple[int, ...], attr: Any) -> str:
-        if op in ("thread", "group", "groups", "lane", "subgroup_size"):
-            return {"thread": "thread", "group": "group", "groups": "params.v[0].x",
-                    "lane": "lane", "subgroup_size": "lanes"}[op]  # fmt: skip
         texts = [self.read(a) for a in args]
         if op in ("shl", "shr") and self.most(args[1]) > 31:
             texts[1] = f"({texts[1]} & 31u)"

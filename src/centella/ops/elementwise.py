@@ -14,18 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from centella import lang
-from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
+from centella.dtypes import DType, bool_
 from centella.errors import DTypeError
-from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.layout import broadcast, broadcast_strides, flat, merge
+from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
+from centella.ops.layout import broadcast
 from centella.ops.operands import KERNEL, NUMPY
-from centella.program import Call, Kernel, Ref
+from centella.program import Kernel
 from centella.specs import Caps, Spec
-
-WORKGROUP = 256
-NUMBERS = (int, float)
 
 
 def gelu(o: Any, x: Any, kind: str = "none") -> Any:
@@ -178,159 +174,6 @@ def _reference(expression: Expression) -> Callable[..., Any]:
     return reference
 
 
-def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
-    """A kernel that gives each thread one chunk (or word) of the output.
-
-    `compute(values, scalars, attrs)` maps the operands' elements to one output element. Constants:
-    `rank` of the merged iteration space, `chunk` (16 bytes a thread, else a word), `modes` of the
-    operands ("chunk": 16-byte loads, "one": repeats along the row, "any": strided elements),
-    `scalars` and `attrs` of the expression.
-    """
-
-    def run(
-        *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Any, y: Any, **inputs: Any
-    ) -> None:
-        width = y.dtype.per_chunk if chunk else y.dtype.per_word
-        items = lang.parameter("items", u32)
-        with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
-            row, item = _split(items, rank)
-            column = item * width
-            places = [_places(rank, row, k) for k in range(len(modes) + 1)]
-            numbers = {n: _number(n, t) for n, t in scalars}
-            columns = [
-                _load(inputs[f"x{k}"], mode, places[k], column, width, k)
-                for k, mode in enumerate(modes)
-            ]
-            out = [compute([c[j] for c in columns], numbers, dict(attrs)) for j in range(width)]
-            y.store(places[-1] + column, out)
-
-    run.__name__ = name
-    return Kernel(run, workgroup=WORKGROUP, name=name, face=Face((), (), ()))
-
-
-def _number(name: str, type_: str) -> Any:
-    """A number that rides with the launch; bools ride as u32."""
-    if type_ == bool_.name:
-        return lang.parameter(name, u32) != 0
-    return lang.parameter(name, dtype_of(type_))
-
-
-def _split(items: Any, rank: int) -> tuple[Any, Any]:
-    thread = lang.global_id()
-    if rank == 1:
-        return lang.const(0, u32), thread
-    row = thread // items
-    return row, thread - row * items
-
-
-def _places(rank: int, row: Any, operand: int) -> Any:
-    """Element where an operand's row starts."""
-    start = lang.const(0, u32)
-    for axis in range(rank - 2, -1, -1):
-        if axis:
-            extent = lang.parameter(f"n{axis}", u32)
-            index, row = row % extent, row // extent
-        else:
-            index = row
-        start = start + index * lang.parameter(f"s{operand}.{axis}", u32)
-    return start
-
-
-def _load(x: Any, mode: str, start: Any, column: Any, width: int, operand: int) -> list[Any]:
-    if mode == "chunk":
-        return x.load(start + column)  # type: ignore[no-any-return]  # traced values
-    if mode == "one":
-        return [x[start]] * width
-    step = lang.parameter(f"step{operand}", u32)
-    last = lang.parameter("columns", u32) - 1
-    if width == 1:
-        return [x[start + column * step]]
-    lanes = [lang.minimum(column + j, last) for j in range(width)]
-    return [x[start + lane * step] for lane in lanes]
-
-
-def element_call(
-    kernel: Kernel,
-    inputs: tuple[Spec, ...],
-    out: Spec,
-    scalars: tuple[tuple[str, int | float], ...] = (),
-    attrs: tuple[tuple[str, Any], ...] = (),
-) -> Call:
-    """The launch of an element kernel: merged dimensions, widest access that fits."""
-    sizes, steps = _space(inputs, out)
-    modes = _modes(inputs, out, steps)
-    width = out.dtype.per_word if modes is None else out.dtype.per_chunk
-    items = -(-sizes[-1] // width)
-    threads = items * math.prod(sizes[:-1])
-    values: dict[str, int | float] = {"items": items, "threads": threads, "columns": sizes[-1]}
-    values.update(scalars)
-    for k, step in enumerate(steps):
-        values[f"step{k}"] = step[-1]
-        values.update({f"s{k}.{axis}": s for axis, s in enumerate(step[:-1])})
-    values.update({f"n{axis}": n for axis, n in enumerate(sizes)})
-    constants = (
-        ("attrs", attrs),
-        ("chunk", modes is not None),
-        ("modes", ("any",) * len(inputs) if modes is None else modes),
-        ("rank", len(sizes)),
-        ("scalars", tuple((n, _scalar_type(out.dtype)) for n, _ in scalars)),
-    )
-    face = Face(
-        (
-            *((f"x{k}", TensorParam("in", None, 1)) for k in range(len(inputs))),
-            ("y", TensorParam("out", None, 1)),
-        ),
-        (),
-        (),
-    )
-    refs = (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out))
-    groups = -(-threads // WORKGROUP)
-    return Call(kernel, refs, tuple(values.items()), constants, groups, face=face)
-
-
-Space = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
-
-
-def _space(inputs: tuple[Spec, ...], out: Spec) -> Space:
-    """Merged extents, and the steps of each operand (the output's last) along them.
-
-    Operands that lie alike are one row, pads and all. The output's step along the last extent is
-    1: where its rows have one element (and a pitch of more), that element is a row.
-    """
-    specs = (*inputs, out)
-    if all((s.shape, s.strides, s.aligned) == (out.shape, out.strides, True) for s in specs):
-        whole = out.storage_bytes // out.dtype.itemsize if len(out.shape) > 1 else out.size
-        return (whole,), ((1,),) * len(specs)
-    sizes, steps = merge(out.shape, tuple(broadcast_strides(s, out.shape) for s in specs))
-    if steps[-1][-1] > 1:
-        return (*sizes, 1), (*((*s, 0) for s in steps[:-1]), (*steps[-1], 1))
-    return sizes, steps
-
-
-def _modes(
-    inputs: tuple[Spec, ...], out: Spec, steps: tuple[tuple[int, ...], ...]
-) -> tuple[str, ...] | None:
-    """How each operand is read in 16-byte chunks of the output; None where a word is the most."""
-    item = out.dtype.itemsize
-    if not out.aligned or steps[-1][-1] > 1 or any(s * item % 16 for s in steps[-1][:-1]):
-        return None
-    modes: list[str] = []
-    for spec, step in zip(inputs, steps[:-1], strict=True):
-        if spec.dtype.itemsize != item:
-            return None
-        if step[-1] == 0:
-            modes.append("one")
-        elif step[-1] == 1 and spec.aligned and not any(s * item % 16 for s in step[:-1]):
-            modes.append("chunk")
-        else:
-            return None
-    return tuple(modes)
-
-
-def _scalar_type(dtype: DType) -> str:
-    return {"float": f32, "int": i32, "uint": u32, "bool": bool_}[dtype.kind].name
-
-
 def _lower(expression: Expression, kernel: Kernel) -> Callable[..., Lowered]:
     def lower(
         inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
@@ -339,17 +182,6 @@ def _lower(expression: Expression, kernel: Kernel) -> Callable[..., Lowered]:
         return Lowered((element_call(kernel, inputs, outputs[0], numbers, rest),))
 
     return lower
-
-
-def split_numbers(
-    attrs: dict[str, Any], dtype: DType
-) -> tuple[tuple[tuple[str, int | float], ...], tuple[tuple[str, Any], ...]]:
-    """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
-    numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
-    with np.errstate(over="ignore"):
-        typed = {n: float(np.float32(v)) if dtype.is_float else int(v) for n, v in numbers.items()}
-    rest = {n: v for n, v in attrs.items() if n not in numbers}
-    return tuple(sorted(typed.items())), tuple(sorted(rest.items()))
 
 
 def _declare(expression: Expression) -> Op:

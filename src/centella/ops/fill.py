@@ -9,7 +9,8 @@ import numpy as np
 from centella.dtypes import dtype_of
 from centella.errors import ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.elementwise import check_numbers, element_call, element_kernel, split_numbers
+from centella.ops.elements import element_call, element_kernel, split_numbers
+from centella.ops.elementwise import check_numbers
 from centella.specs import Caps, Spec
 
 

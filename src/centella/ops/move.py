@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import ALL, DType, dtype_of, u32
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.elementwise import element_call, element_kernel
+from centella.ops.elements import element_call, element_kernel
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec

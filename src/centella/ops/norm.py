@@ -61,10 +61,10 @@ def _normalise(*, kind: str, chunk: bool, x: Any, y: Any, **affine: Any) -> None
             (v - mean) * factor if kind == "layer" else v * factor
             for v in load(x, row, column, columns, width, chunk)
         ]
-        for name, combine in (("weight", lambda a, b: a * b), ("bias", lambda a, b: a + b)):
-            if name in affine:
-                vector = load_vector(affine[name], column, columns, width, chunk)
-                out = [combine(a, b) for a, b in zip(out, vector, strict=True)]
+        for name, vector in affine.items():
+            values = load_vector(vector, column, columns, width, chunk)
+            pairs = zip(out, values, strict=True)
+            out = [v * w if name == "weight" else v + w for v, w in pairs]
         store(y, row, column, out)
 
 

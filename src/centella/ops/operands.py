@@ -45,7 +45,8 @@ class _Float32Bits:
 
     @staticmethod
     def to_i32(x: Array) -> Array:
-        return np.clip(np.nan_to_num(x), -(2.0**31), 2.0**31 - 128).astype(np.int32)
+        whole: Array = np.clip(np.nan_to_num(x), -(2.0**31), 2.0**31 - 128).astype(np.int32)
+        return whole
 
     @staticmethod
     def to_f32(x: Array) -> Array:
@@ -83,7 +84,7 @@ class NumpyOperands:
         array = np.asarray(x)
         if array.dtype == np.float64:
             return np.asarray(_erf64(array), np.float64)
-        return formulas.erf(_Float32Bits(), array)  # type: ignore[arg-type]  # a NumPy set
+        return formulas.erf(_Float32Bits(), array)
 
     @staticmethod
     def sigmoid(x: Any) -> Any:

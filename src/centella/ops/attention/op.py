@@ -103,10 +103,8 @@ def lower(
     q, k, v, *more = inputs
     y = outputs[0]
     batch, lq, heads, dim = y.shape
-    lk = k.shape[2]
     part = min(-(-dim // 8) * 8, 64)
     queries = 2 if dim <= 32 and lq > THREADS else 1
-    keys = 16 if dim <= 128 else 8
     blocks = -(-lq // (THREADS * queries))
     names = attrs["masks"]
     face = Face(
@@ -117,34 +115,41 @@ def lower(
         (),
         (),
     )
-    scalars: dict[str, int | float] = {
-        "heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk, "blocks": blocks,
-        "scale": attrs["scale"],
-    }  # fmt: skip
-    for name, spec in (("q", q), ("k", k), ("v", v)):
-        scalars.update({f"{name}b": spec.strides[0], f"{name}h": spec.strides[1],
-                        f"{name}l": spec.strides[2]})  # fmt: skip
-    scalars.update({"yb": y.strides[0], "yl": y.strides[1], "yh": y.strides[2]})
-    for name, spec in zip(names, more, strict=True):
-        if name == "key_mask":
-            scalars["mb"] = spec.strides[0]
-        if name == "mask":
-            steps = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
-            scalars.update(zip(("ab", "ah", "al", "ak"), steps, strict=True))
     constants = (
         ("causal", attrs["causal"]),
         ("dim", dim),
-        ("keys", keys),
+        ("keys", 16 if dim <= 128 else 8),
         ("part", part),
         ("queries", queries),
         ("vector", all(s.aligned for s in (q, k, v))),
         ("vector_y", y.aligned),
     )
-    refs = tuple(Ref(i, flat(s)) for i, s in enumerate(inputs))
+    scalars = {"blocks": blocks, "scale": attrs["scale"], **_steps((q, k, v), y)}
+    for name, spec in zip(names, more, strict=True):
+        scalars.update(_mask_steps(name, spec))
+    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
     groups = batch * heads * blocks * -(-dim // part)
-    tensors = (*refs, Ref(len(inputs), y))
     call = Call(stream, tensors, tuple(scalars.items()), constants, groups, face=face)
     return Lowered((call,))
+
+
+def _steps(qkv: tuple[Spec, ...], y: Spec) -> dict[str, int]:
+    """Extents, and the strides of batch, head and position."""
+    q, k, _ = qkv
+    heads, lq, lk = q.shape[1], q.shape[2], k.shape[2]
+    steps = {"heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk}
+    for name, spec in zip("qkv", qkv, strict=True):
+        steps.update({f"{name}{axis}": s for axis, s in zip("bhl", spec.strides, strict=False)})
+    return {**steps, "yb": y.strides[0], "yl": y.strides[1], "yh": y.strides[2]}
+
+
+def _mask_steps(name: str, spec: Spec) -> dict[str, int]:
+    if name == "key_mask":
+        return {"mb": spec.strides[0]}
+    if name == "mask":
+        steps = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
+        return dict(zip(("ab", "ah", "al", "ak"), steps, strict=True))
+    return {}
 
 
 ATTENTION = Op("attention", rule, reference, lower, takes, doc="scaled dot-product attention")

@@ -7,6 +7,7 @@ output and all of the scores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from centella import lang
@@ -60,10 +61,7 @@ def _attention(
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
     shared_head = head // p["share"]
-    count = p["lk"]
-    if "lengths" in masks:
-        given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
-        count = lang.workgroup_uniform(lang.minimum(given, p["lk"]))
+    end, counts = _keys_that_count(masks, b, p["lk"])
     first = block * (THREADS * queries)
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     scale = lang.parameter("scale", f32)
@@ -73,18 +71,9 @@ def _attention(
     total = lang.vars(f32, queries, init=0.0)
     out = lang.vars(f32, queries, part, init=0.0)
     key_tile, value_tile = lang.shared(f32, keys * words), lang.shared(f32, keys * part)
-
-    def counts(key: Any) -> Any:
-        inside = key < count
-        if "key_mask" not in masks:
-            return inside
-        at = b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
-        return inside & lang.cast(masks["key_mask"][at], bool_)
-
-    end = count
     if causal:
         reach = first + THREADS * queries + p["lk"]
-        end = lang.minimum(count, lang.select(reach > p["lq"], reach - p["lq"], 0))
+        end = lang.minimum(end, lang.select(reach > p["lq"], reach - p["lq"], 0))
     for key0 in lang.range(lang.const(0, u32), end, keys):
         _rows(k, b * p["kb"] + shared_head * p["kh"], key0, p["kl"], counts, key_tile, keys,
               words, 0, dim, vector)  # fmt: skip
@@ -98,17 +87,39 @@ def _attention(
     for i, row in enumerate(mine):
         with lang.if_(row < p["lq"]):
             factor = lang.select(total[i] > 0.0, 1.0 / total[i], 0.0)
-            place = b * p["yb"] + head * p["yh"] + row * p["yl"] + piece * part
-            width = y.dtype.per_chunk if vector_y else y.dtype.per_word
-            for d in range(0, part, width):
-                values = [out[i][d + e] * factor if d + e < part else 0.0 for e in range(width)]
-                if parts == 1 and d >= dim:
-                    continue
-                if dim % part == 0 or parts == 1:
-                    y.store(place + d, values)
-                else:
-                    with lang.if_(piece * part + d < dim):
-                        y.store(place + d, values)
+            place = b * p["yb"] + head * p["yh"] + row * p["yl"]
+            _store(y, place, piece * part, [v * factor for v in out[i]], dim, vector_y)
+
+
+def _keys_that_count(masks: dict[str, Any], b: Any, lk: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """How many keys to visit, and whether one of them counts."""
+    count = lk
+    if "lengths" in masks:
+        given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
+        count = lang.workgroup_uniform(lang.minimum(given, lk))
+
+    def counts(key: Any) -> Any:
+        inside = key < count
+        if "key_mask" not in masks:
+            return inside
+        at = b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
+        return inside & lang.cast(masks["key_mask"][at], bool_)
+
+    return count, counts
+
+
+def _store(y: Any, place: Any, first: Any, values: list[Any], dim: int, vector: bool) -> None:
+    """A query's results from element `first` of the head; nothing past the head's last word."""
+    width, part = y.dtype.per_chunk if vector else y.dtype.per_word, len(values)
+    for d in range(0, part, width):
+        lanes = [values[d + e] if d + e < part else 0.0 for e in range(width)]
+        if dim <= part and d >= dim:
+            return
+        if dim % part == 0 or dim <= part:
+            y.store(place + first + d, lanes)
+        else:
+            with lang.if_(first + d < dim):
+                y.store(place + first + d, lanes)
 
 
 def _query(

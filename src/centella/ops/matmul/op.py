@@ -12,7 +12,8 @@ import numpy as np
 from centella.errors import DTypeError, LimitError, ShapeError
 from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.elementwise import ACTIVATIONS, element_call, element_kernel
+from centella.ops.elements import element_call, element_kernel
+from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import broadcast, broadcast_strides, flat, rows_of, takes_rows
 from centella.ops.matmul.tiled import Tile, gemm
 from centella.ops.operands import NUMPY

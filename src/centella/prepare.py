@@ -1,0 +1,247 @@
+"""From a recording and its plan to a Submission: buffers, one packed write, launches, read-backs.
+
+Everything here can fail (no memory, a forbidden transfer) and nothing here reaches the device's
+queue, so that a failure leaves the recording as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from centella.errors import CentellaError
+from centella.ledger import permit
+from centella.plan import Plan, Step
+from centella.pool import Pool
+from centella.program import Program
+from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
+from centella.specs import Spec
+from centella.submission import Array, Bound, Buffer, Read, Submission
+
+ARENA = 64 << 20
+UNIT = 256
+
+Span = tuple[Value, int, int]
+
+
+@dataclass(slots=True)
+class Outside:
+    """Values that a recording reads but does not compute, each with a slot.
+
+    Attributes:
+        index: id of each value to its slot.
+        offsets: elements from each one's buffer to its start, once it has a buffer.
+    """
+
+    values: list[Value] = field(default_factory=list)
+    index: dict[int, int] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, value: Value) -> None:
+        """Give a value its slot."""
+        if id(value) not in self.index:
+            self.index[id(value)] = len(self.values)
+            self.values.append(value)
+            self.offsets.append(value.offset)
+
+
+def outside_of(taken: Recorded) -> Outside:
+    """What a recording reads: its uploads, then other values in order of first use."""
+    found = Outside()
+    for upload in taken.uploads:
+        found.add(upload.value)
+    for node in taken.nodes:
+        for operand in node.inputs:
+            if operand.value is not None:
+                found.add(operand.value)
+    return found
+
+
+@dataclass(slots=True)
+class Results:
+    """The values that a recording makes and that something still refers to.
+
+    Attributes:
+        values: for each node, its values (None where nothing refers to one).
+        wanted: for each, whether it outlives the submission.
+    """
+
+    values: list[list[Value | None]]
+    wanted: list[tuple[bool, ...]]
+
+    def settle(self, buffers: dict[Place, Buffer]) -> None:
+        """What is kept is ready; the rest is discarded."""
+        for index, (row, kept) in enumerate(zip(self.values, self.wanted, strict=True)):
+            for position, value in enumerate(row):
+                if value is None:
+                    continue
+                if kept[position]:
+                    value.ready(buffers[index, position])
+                else:
+                    value.drop(DISCARDED)
+
+    def place_of(self, value: Value) -> Place | None:
+        """Where a value is made, if it is made here."""
+        node, position = value.place
+        if 0 <= node < len(self.values) and self.values[node][position] is value:
+            return value.place
+        return None
+
+
+def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence[Span]) -> Results:
+    """Which values a recording must leave behind: those declared, else all that are in use."""
+    values = [[ref() for ref in node.values] for node in taken.nodes]
+    if outputs is None:
+        return Results(values, [tuple([v is not None for v in row]) for row in values])
+    kept = {id(v) for v in outputs} | {id(v) for v, _, _ in reads}
+    wanted = [tuple([v is not None and id(v) in kept for v in row]) for row in values]
+    return Results(values, wanted)
+
+
+def bind(step: Step, pipeline: Any) -> Bound:
+    """A planned launch with its pipeline, for buffers that begin at their first element."""
+    return Bound(
+        step.program, pipeline, step.slots, step.views, step.inputs, list(step.words), step.groups
+    )
+
+
+def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
+    """A launch for external buffers of which some begin before their first element."""
+    moves = [(position, offsets[slot]) for position, slot in step.patches if offsets[slot]]
+    if not moves:
+        return bound
+    words, views = list(bound.words), list(bound.views)
+    for position, by in moves:
+        if isinstance(step.program, Program):
+            words[position] += by
+        else:
+            spec, offset = views[position]
+            views[position] = (spec, offset + by)
+    return Bound(
+        bound.program, bound.pipeline, bound.slots, tuple(views), bound.inputs, words, bound.groups
+    )
+
+
+def allocate(made: Plan, taken: Recorded, pool: Pool) -> list[Buffer]:
+    """The buffers of a plan.
+
+    Raises:
+        OutOfMemoryError, LimitError, TransferForbidden: names the op and line it was for.
+    """
+    buffers: list[Buffer] = []
+    for nbytes, maker in zip(made.buffers, made.makers, strict=True):
+        try:
+            buffers.append(pool.allocate(nbytes))
+        except CentellaError as error:
+            blame(error, taken.nodes[maker])
+            raise
+    return buffers
+
+
+@dataclass(slots=True)
+class Packed:
+    """A recording's uploads in the buffers that they share.
+
+    Attributes:
+        where: slot of each upload's value to its buffer.
+        places: each upload with its buffer and the element it begins at.
+        writes: (slot, byte offset, host bytes), as a Submission has them.
+    """
+
+    where: dict[int, Buffer] = field(default_factory=dict)
+    places: list[tuple[Upload, Buffer, int]] = field(default_factory=list)
+    writes: list[tuple[int, int, Array]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written, padding included."""
+        return sum(data.nbytes for _, _, data in self.writes)
+
+
+def pack(uploads: Sequence[Upload], outside: Outside, pool: Pool, most: int) -> Packed:
+    """Uploads packed into arenas of at most ARENA bytes: one write each, in most cases one.
+
+    Raises:
+        TransferForbidden: inside `forbid("transfer")`.
+        OutOfMemoryError: there is no room.
+    """
+    packed = Packed()
+    if uploads:
+        permit("upload", "uploads")
+    for group in _arenas(uploads, min(ARENA, most)):
+        total = sum(_rounded(u.data.nbytes) for u in group)
+        arena = pool.allocate(total)
+        whole = group[0].data if len(group) == 1 else np.zeros(total, np.uint8)
+        start = 0
+        for upload in group:
+            if whole is not upload.data:
+                whole[start : start + upload.data.nbytes] = upload.data
+            index = outside.index[id(upload.value)]
+            outside.offsets[index] = start // upload.value.spec.dtype.itemsize
+            packed.where[index] = arena
+            packed.places.append((upload, arena, outside.offsets[index]))
+            start += _rounded(upload.data.nbytes)
+        packed.writes.append((outside.index[id(group[0].value)], 0, whole))
+    return packed
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // UNIT) * UNIT
+
+
+def _arenas(uploads: Sequence[Upload], most: int) -> list[list[Upload]]:
+    groups: list[list[Upload]] = []
+    room = 0
+    for upload in uploads:
+        nbytes = _rounded(upload.data.nbytes)
+        if not groups or nbytes > room:
+            groups.append([])
+            room = most
+        groups[-1].append(upload)
+        room -= nbytes
+    return groups
+
+
+def add_reads(
+    work: Submission, reads: Sequence[Span], slots: dict[int, tuple[int, int]], unit: int
+) -> list[tuple[int, int]]:
+    """Add read-backs to a submission.
+
+    Args:
+        reads: (value, first byte, bytes), the byte counted from the value's own start.
+        slots: id of each value that the submission makes or uploads to its slot and the element
+            it begins at; other values are ready.
+        unit: bytes that a read-back starts and ends on a multiple of.
+
+    Returns:
+        For each, which of the bytes that come back are meant: first and number.
+    """
+    meant: list[tuple[int, int]] = []
+    for value, first, nbytes in reads:
+        slot, offset = slots.get(id(value), (len(work.slots), value.offset))
+        if slot == len(work.slots):
+            work.slots.append(value.require())
+        first += offset * value.spec.dtype.itemsize
+        start = first // unit * unit
+        end = -(-(first + nbytes) // unit) * unit
+        work.reads.append(Read(slot, start, end - start))
+        meant.append((first - start, nbytes))
+    return meant
+
+
+def storage_of(data: Array, spec: Spec, fill: int = 0) -> Array:
+    """Host data as the bytes of a device layout: a copy, pads filled with a byte.
+
+    Args:
+        data: of the spec's shape, in the dtype that holds its bytes on the host.
+    """
+    item = spec.dtype.itemsize
+    total = spec.storage_bytes
+    raw = np.full(total, fill, np.uint8) if total != spec.nbytes else np.empty(total, np.uint8)
+    if spec.size:
+        strides = tuple(s * item for s in spec.strides)
+        np.ndarray(spec.shape, spec.dtype.numpy, raw.data, 0, strides)[...] = data
+    return raw

@@ -1,0 +1,358 @@
+"""Running recordings on a backend: plan, compile, allocate, submit, count, read back.
+
+What can fail comes first and leaves the recording as it was; the submission itself comes last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count as counter
+from typing import Any
+
+from centella import plan, prepare
+from centella.errors import (
+    CentellaError,
+    DeviceLostError,
+    LimitError,
+    OutOfMemoryError,
+    SimulationError,
+)
+from centella.ledger import count, permit
+from centella.pipelines import PipelineCache
+from centella.pool import Pool
+from centella.prepare import Span
+from centella.program import Program
+from centella.recording import PENDING, Recorded, Recording, Value, blame
+from centella.specs import Caps
+from centella.submission import Array, Backend, Bound, Buffer, DoneTicket, Submission, Ticket
+
+log = logging.getLogger("centella.device")
+
+PLANS = 512
+
+
+@dataclass(slots=True)
+class Planned:
+    """A plan with its launches bound to the pipelines of one cache, as it was then."""
+
+    plan: plan.Plan
+    launches: list[Bound]
+    cache: PipelineCache | None = None
+    generation: int = 0
+
+
+class Watched:
+    """A ticket that trims read-backs, keeps imported memory alive and reports a lost device."""
+
+    def __init__(self, engine: Engine, ticket: Ticket, meant: Sequence[tuple[int, int]],
+                 held: tuple[Buffer, ...]) -> None:  # fmt: skip
+        self._engine = engine
+        self._ticket = ticket
+        self._meant = meant
+        self.held = held
+
+    def done(self) -> bool:
+        """True once the device has finished it."""
+        return self._ticket.done()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has finished; raises what it failed with, or TimeoutError."""
+        try:
+            self._ticket.wait(timeout)
+        except DeviceLostError as error:
+            self._engine.lose(str(error))
+            raise
+        self.held = ()
+        self._engine.let_go()
+
+    def data(self, index: int) -> Array:
+        """The bytes asked for as read-back `index`; a copy that the caller owns."""
+        first, nbytes = self._meant[index]
+        return self._ticket.data(index)[first : first + nbytes]
+
+
+class Engine:
+    """One backend with its memory, its plans and its compiled programs.
+
+    Attributes:
+        name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
+        caps: what it can do.
+        cache: its PipelineCache.
+        lock: held while anything is recorded or run on it; never while somebody waits for it.
+        last_plan: what ran last.
+    """
+
+    _ids = counter(1)
+
+    def __init__(
+        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
+        memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        self.backend = backend
+        self.name = backend.name
+        self.caps: Caps = backend.caps
+        self.cache = PipelineCache() if cache is None else cache
+        self.pool = Pool(backend, pool, memory_limit)
+        self.lock = threading.RLock()
+        self._id = next(Engine._ids)
+        self._host = self.caps.target == "numpy"
+        self._plans: OrderedDict[Any, Planned] = OrderedDict()
+        self._in_flight: deque[Watched] = deque()
+        self._lost: str | None = None
+        self.last_plan = plan.EMPTY
+
+    @property
+    def memory(self) -> dict[str, int | None]:
+        """Bytes `live` (in use), `held` (with what is kept for reuse) and the `limit`, if any."""
+        with self.lock:
+            return {"live": self.pool.live, "held": self.pool.held, "limit": self.pool.budget}
+
+    @property
+    def lost(self) -> bool:
+        """True when it was lost or closed."""
+        return self._lost is not None
+
+    def lose(self, reason: str) -> None:
+        """The device cannot be used any more."""
+        if self._lost is None:
+            self._lost = reason
+            log.info("%s was lost: %s", self.name, reason)
+
+    def _check_lost(self) -> None:
+        if self._lost is not None:
+            raise DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
+
+    def run(
+        self,
+        recording: Recording,
+        *,
+        outputs: Iterable[Value] | None = None,
+        reads: Sequence[Span] = (),
+        cache: PipelineCache | None = None,
+        peek: bool = False,
+    ) -> Ticket:
+        """Plan, compile, allocate, then submit what a recording holds.
+
+        Args:
+            outputs: the values to keep (default: every value that something refers to).
+            reads: values that come back, each with a byte range relative to the value.
+            cache: where to compile into, instead of the device's own.
+            peek: count the read-backs as peeks.
+
+        Raises:
+            CentellaError: before submission; the recording is as it was.
+            DeviceLostError: after it; the device cannot be used any more.
+        """
+        with self.lock:
+            self._check_lost()
+            if reads and not peek:
+                permit(f"read of {reads[0][0].what}", "downloads")
+            taken = recording.take()
+            try:
+                results = prepare.results_of(taken, outputs, reads)
+                outside = prepare.outside_of(taken)
+                planned = self._planned(taken, outside, results, cache)
+                packed = prepare.pack(taken.uploads, outside, self.pool, self.caps.max_buffer)
+                work, meant = self._work(taken, outside, results, planned, packed, reads)
+            except BaseException:
+                recording.restore(taken)
+                raise
+            ticket = self._submit(recording, taken, work, meant)
+            for upload, arena, offset in packed.places:
+                upload.value.ready(arena, offset)
+            made = planned.plan if planned else None
+            if made is not None:
+                results.settle({p: work.slots[s] for p, s in made.results.items()})
+                recording.last_plan = self.last_plan = made
+            recording.scopes.clear()
+        self._count(work, packed, peek)
+        return ticket
+
+    def _planned(
+        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
+        cache: PipelineCache | None,
+    ) -> Planned | None:  # fmt: skip
+        """The plan of a recording with its launches; None where nothing is to be launched."""
+        if not taken.nodes:
+            return None
+        cache = self.cache if cache is None else cache
+        planned = self._find_plan(taken, outside, results)
+        if planned.cache is cache and planned.generation == cache.generation:
+            if not self._host:
+                cache.hit(len(planned.launches))
+            return planned
+        generation = cache.generation
+        launches = []
+        for step in planned.plan.steps:
+            try:
+                launches.append(prepare.bind(step, self._pipeline(step.program, cache)))
+            except CentellaError as error:
+                blame(error, taken.nodes[step.node])
+                raise
+        planned.launches, planned.cache, planned.generation = launches, cache, generation
+        return planned
+
+    def _find_plan(
+        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results
+    ) -> Planned:
+        key = plan.key_of(taken.nodes, outside.index, results.wanted)
+        found = self._plans.get(key)
+        if found is not None:
+            self._plans.move_to_end(key)
+            return found
+        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps)
+        count(plans=1)
+        found = self._plans[key] = Planned(made, [])
+        if len(self._plans) > PLANS:
+            self._plans.popitem(last=False)
+        return found
+
+    def _pipeline(self, program: Any, cache: PipelineCache) -> Any:
+        if not isinstance(program, Program):
+            return program
+        return cache.get(
+            self._id, program.key, program.name, lambda: self.backend.compile(program)
+        ).native
+
+    def explain(self, recording: Recording, outputs: Iterable[Value] | None = None) -> str:
+        """The plan of what a recording holds, or of what it ran last."""
+        with self.lock:
+            if not recording.nodes:
+                last: plan.Plan = recording.last_plan or plan.EMPTY
+                return last.explain()
+            taken = Recorded(recording.nodes, recording.uploads)
+            results = prepare.results_of(taken, outputs, ())
+            return self._find_plan(taken, prepare.outside_of(taken), results).plan.explain()
+
+    def _work(
+        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
+        planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span],
+    ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
+        slots = [
+            packed.where[i] if i in packed.where else v.require()
+            for i, v in enumerate(outside.values)
+        ]
+        work = Submission(slots, packed.writes)
+        made: dict[int, tuple[int, int]] = {}
+        if planned is not None:
+            slots += prepare.allocate(planned.plan, taken, self.pool)
+            work.launches = planned.launches
+            if any(outside.offsets):
+                work.launches = [
+                    prepare.shifted(step, bound, outside.offsets)
+                    for step, bound in zip(planned.plan.steps, planned.launches, strict=True)
+                ]
+        for value, _, _ in reads:
+            place = results.place_of(value)
+            if place is not None and planned is not None:
+                made[id(value)] = (planned.plan.results[place], 0)
+            elif id(value) in outside.index:
+                slot = outside.index[id(value)]
+                made[id(value)] = (slot, outside.offsets[slot])
+        return work, prepare.add_reads(work, reads, made, 1 if self._host else 4)
+
+    def _submit(
+        self, recording: Recording, taken: Recorded, work: Submission,
+        meant: list[tuple[int, int]],
+    ) -> Ticket:  # fmt: skip
+        """Hand work to the backend; says what becomes of the recording when that fails."""
+        try:
+            idle = not work.reads and not any(b.groups > 0 for b in work.launches)
+            if idle or self._host:
+                for slot, offset, data in work.uploads:
+                    self._write_into(work.slots[slot], offset, data)
+                work.uploads = []
+            ticket: Ticket = DoneTicket() if idle else self.backend.submit(work)
+        except (OutOfMemoryError, LimitError):
+            recording.restore(taken)
+            raise
+        except SimulationError as error:
+            taken.fail(str(error))
+            raise
+        except Exception as error:
+            taken.fail("the device was lost")
+            self.lose(str(error))
+            raise DeviceLostError(f"{self.name} was lost: {error}; open it again") from error
+        except BaseException:
+            taken.fail("its submission was interrupted")
+            raise
+        imported = tuple(b for b in work.slots if b.owner is not None)
+        watched = Watched(self, ticket, meant, imported)
+        self._sweep()
+        if imported:
+            self._in_flight.append(watched)
+        return watched
+
+    def _count(self, work: Submission, packed: prepare.Packed, peek: bool) -> None:
+        amounts: dict[str, int] = {}
+        if packed.writes:
+            amounts.update(uploads=len(packed.writes), upload_bytes=packed.nbytes)
+        launches = sum([b.groups > 0 for b in work.launches])
+        if launches:
+            amounts.update(submissions=1, launches=launches)
+        if work.reads and peek:
+            amounts.update(peeks=len(work.reads))
+        elif work.reads:
+            amounts.update(downloads=1, download_bytes=sum(r.nbytes for r in work.reads))
+        if amounts:
+            count(**amounts)
+
+    def let_go(self) -> None:
+        """Let go of imported memory whose submissions are done, unless the device is busy."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._sweep()
+                self.pool.drain()
+            finally:
+                self.lock.release()
+
+    def _sweep(self) -> None:
+        flying = self._in_flight
+        while flying and (not flying[0].held or flying[0].done()):
+            flying.popleft().held = ()
+
+    def read(self, reads: Sequence[Span], *, peek: bool = False) -> Ticket:
+        """Read values back in one copy: (value, first byte, bytes) each; runs what they wait for.
+
+        Raises:
+            ContractError: one waits for a batch that has not been executed, or was not kept.
+            TransferForbidden: inside `forbid("transfer")`, before anything is run.
+        """
+        with self.lock:
+            self._check_lost()
+            for value, _, _ in reads:
+                if value.state != PENDING or value.recording is None or value.recording.explicit:
+                    value.require()
+            if not peek:
+                permit(f"read of {reads[0][0].what}", "downloads")
+            recordings = dict.fromkeys(v.recording for v, _, _ in reads if v.recording is not None)
+            *others, last = recordings or (Recording(self, explicit=False),)
+            for other in others:
+                self.run(other)
+            return self.run(last, reads=reads, peek=peek)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything that was submitted."""
+        with self.lock:
+            self._check_lost()
+            ticket = Watched(self, self.backend.submit(Submission([])), (), ())
+        count(syncs=1)
+        ticket.wait()
+
+    def close(self) -> None:
+        """Release the device; its tensors cannot be used any more."""
+        with self.lock:
+            if self._lost is None:
+                self._lost = "it was closed"
+                self.backend.close()
+            self._in_flight.clear()
+
+    def _write_into(self, buffer: Buffer, offset: int, raw: Array) -> None:
+        if self._host:
+            buffer.native = raw
+        else:
+            self.backend.write(buffer.native, offset, raw)

@@ -1,0 +1,133 @@
+"""Views: the Spec and offset of a reshape, a permutation or a slice, without moving data.
+
+Each function takes a Spec and gives another over the same memory; a reshape that would merge
+dimensions across padding has none and is a copy.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from centella.errors import ShapeError
+from centella.specs import Shape, Spec
+
+
+def extents(op: str, args: Any, size: int) -> Shape:
+    """The shape that `reshape` is asked for: extents or one sequence of them, one maybe -1.
+
+    Raises:
+        ShapeError: another number of elements than `size`.
+    """
+    first = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    wanted = tuple(int(n) for n in first)
+    known = 1
+    for n in wanted:
+        known *= n if n != -1 else 1
+    if wanted.count(-1) == 1 and known > 0 and size % known == 0:
+        return tuple(size // known if n == -1 else n for n in wanted)
+    if min(wanted, default=0) < 0 or known != size:
+        raise ShapeError(f"{op}: expected {size} elements, got shape {list(wanted)}")
+    return wanted
+
+
+def order_of(args: Any, rank: int) -> Shape:
+    """The axes that `permute` is asked for, counted from 0.
+
+    Raises:
+        ShapeError: not each axis once.
+    """
+    first = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    order = tuple(int(a) + rank if a < 0 else int(a) for a in first)
+    if sorted(order) != list(range(rank)):
+        raise ShapeError(f"permute: expected each of {rank} axes once, got {list(first)}")
+    return order
+
+
+def reshaped(spec: Spec, shape: Shape) -> Shape | None:
+    """Strides of a reshape that moves nothing, or None where there are none.
+
+    Dimensions are matched in groups of equal size; the old ones of a group must follow one
+    another in memory.
+    """
+    if spec.size == 0:
+        return (0,) * len(shape)
+    old = [(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
+    new = [n for n in shape if n != 1]
+    found: list[int] = []
+    i = j = 0
+    while j < len(new):
+        group, made = [old[i]], [new[j]]
+        i, j = i + 1, j + 1
+        have, want = group[0][0], made[0]
+        while have != want:
+            if have < want:
+                group.append(old[i])
+                have, i = have * old[i][0], i + 1
+            else:
+                made.append(new[j])
+                want, j = want * new[j], j + 1
+        if any(s0 != n1 * s1 for (_, s0), (n1, s1) in pairwise(group)):
+            return None
+        step, steps = group[-1][1], []
+        for n in reversed(made):
+            steps.append(step)
+            step *= n
+        found += reversed(steps)
+    strides = iter(found)
+    return tuple(0 if n == 1 else next(strides) for n in shape)
+
+
+def indexed(spec: Spec, key: Any) -> tuple[Shape, Shape, int]:
+    """Shape, strides and offset of basic indexing.
+
+    Raises:
+        IndexError: out of range, or more indices than dimensions.
+        ShapeError: a slice with a step below 1.
+        TypeError: an index that is no integer, slice, None or Ellipsis.
+    """
+    items = list(key) if isinstance(key, tuple) else [key]
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index has one Ellipsis at most")
+    if dots:
+        used = sum(item is not None for item in items) - 1
+        items[dots[0] : dots[0] + 1] = [slice(None)] * (len(spec.shape) - used)
+    shape: list[int] = []
+    strides: list[int] = []
+    offset = axis = 0
+    for item in items:
+        if item is None:
+            shape.append(1)
+            strides.append(0)
+            continue
+        if axis >= len(spec.shape):
+            raise IndexError(f"too many indices for shape {list(spec.shape)}")
+        extent, stride = spec.shape[axis], spec.strides[axis]
+        axis += 1
+        if isinstance(item, slice):
+            start, length, step = _slice(item, extent)
+            shape.append(length)
+            strides.append(stride * step)
+            offset += start * stride if length else 0
+        else:
+            offset += _place(item, extent) * stride
+    return (*shape, *spec.shape[axis:]), (*strides, *spec.strides[axis:]), offset
+
+
+def _slice(item: slice, extent: int) -> tuple[int, int, int]:
+    start, stop, step = item.indices(extent)
+    if step < 1:
+        raise ShapeError(f"slice: expected a step of 1 or more, got {step}")
+    return start, max(0, -(-(stop - start) // step)), step
+
+
+def _place(item: Any, extent: int) -> int:
+    if isinstance(item, (bool, np.bool_)) or not isinstance(item, (int, np.integer)):
+        raise TypeError(f"a tensor is indexed by integers, slices, None and Ellipsis; got {item!r}")
+    place = int(item) + (extent if item < 0 else 0)
+    if not 0 <= place < extent:
+        raise IndexError(f"index {item} is out of range for extent {extent}")
+    return place

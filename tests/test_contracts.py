@@ -1,0 +1,345 @@
+"""The contracts of docs/architecture.md that hold on every backend, each as a test.
+
+Contract 5 is tested with replay, contract 6 with the products.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.pipelines import PipelineCache
+
+Array = np.ndarray[Any, Any]
+THREADS = 8
+X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
+
+
+def own(device: ct.Device, **options: Any) -> ct.Device:
+    """A device of the same kind with nothing compiled."""
+    if device.caps.max_buffer == 128 << 20:
+        options["minimum"] = True
+    return ct.device(device.name.partition(":")[0], **{"pool": "reuse", **options})
+
+
+def network(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+    return ct.softmax(ct.gelu(x @ w, "tanh") + x)
+
+
+def together(work: Callable[[int], Any]) -> list[Any]:
+    """Run `work(0) ... work(7)` on eight threads that start at once."""
+    barrier = threading.Barrier(THREADS)
+
+    def run(index: int) -> Any:
+        barrier.wait(20)
+        return work(index)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(run, range(THREADS)))
+
+
+# -- 1: a distinct kernel compiles once -----------------------------------------------------------
+
+
+@pytest.mark.devices("simulator", "webgpu")
+def test_each_program_is_compiled_once_whatever_the_threads(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = own(device)
+    compiled: Counter[str] = Counter()
+    raw = where.backend.compile
+
+    def counted(program: Any) -> Any:
+        compiled[program.key] += 1
+        return raw(program)
+
+    monkeypatch.setattr(where.backend, "compile", counted)
+    pipelines = Counter[str]()
+    if device.name.startswith("webgpu"):
+        make = where.native.create_compute_pipeline
+
+        def driver(**named: Any) -> Any:
+            pipelines["made"] += 1
+            return make(**named)
+
+        monkeypatch.setattr(where.native, "create_compute_pipeline", driver)
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((16, 16), np.float32)
+
+    def work(index: int) -> Array:
+        rows = data[: 4 + index]
+        for _ in range(3):
+            x, w = ct.asarray(rows, device=where), ct.asarray(data, device=where)
+            result = network(x, w).numpy()
+            with where.batch() as batch:
+                network(batch.upload(rows), batch.upload(data))
+        return result
+
+    results = together(work)
+    assert compiled
+    assert set(compiled.values()) == {1}
+    assert len(compiled) == len(where.cache) == where.cache.misses
+    if pipelines:
+        assert pipelines["made"] == len(compiled)
+    for index, result in enumerate(results):
+        np.testing.assert_array_equal(result, results[-1][: 4 + index])
+
+
+def test_a_cache_compiles_once_for_threads_that_ask_together() -> None:
+    cache = PipelineCache()
+    started = threading.Event()
+    calls: list[str] = []
+
+    def compile_(key: str) -> Callable[[], str]:
+        def run() -> str:
+            calls.append(key)
+            started.wait(0.05)
+            return f"native {key}"
+
+        return run
+
+    def work(index: int) -> list[str]:
+        keys = [str((index + i) % 5) for i in range(5)]
+        return sorted(cache.get(1, k, f"name {k}", compile_(k)).native for k in keys)
+
+    results = together(work)
+    assert sorted(calls) == ["0", "1", "2", "3", "4"]
+    assert all(r == [f"native {k}" for k in range(5)] for r in results)
+    assert (cache.misses, cache.hits, len(cache)) == (5, 35, 5)
+    assert cache.names() == [f"name {k}" for k in range(5)]
+    cache.get(2, "0", "name 0", compile_("0"))  # another device
+    assert len(calls) == 6
+
+
+def test_a_failed_compile_fails_for_all_who_wait_and_is_not_kept() -> None:
+    cache = PipelineCache()
+    gate = threading.Event()
+    attempts: list[int] = []
+
+    def bad() -> Any:
+        attempts.append(1)
+        gate.wait(0.05)
+        raise ct.CompileError("k", "source", "log")
+
+    def work(index: int) -> str:
+        try:
+            cache.get(1, "key", "k", bad)
+        except ct.CompileError as error:
+            return error.log
+        return ""
+
+    assert set(together(work)) == {"log"}
+    assert len(cache) == 0
+    assert cache.names() == []
+    assert cache.get(1, "key", "k", lambda: "good").native == "good"
+
+
+@pytest.mark.devices("simulator", "webgpu")
+def test_keys_are_content(device: ct.Device) -> None:
+    """Two kernels of one text are one program; another constant is another."""
+
+    def make(factor: float) -> ct.UserKernel:
+        @ct.kernel(workgroup=64)
+        def twin(x: ct.In[ct.f32], y: ct.Out[ct.f32], n: ct.u32) -> None:
+            i = ct.lang.global_id()
+            with ct.lang.if_(i < n):
+                y[i] = x[i] * factor
+
+        return twin
+
+    where = own(device)
+    x = ct.asarray(X.reshape(-1), device=where)
+    with ct.ledger() as led:
+        for factor, compiles in ((2.0, 1), (2.0, 1), (3.0, 2)):
+            y = ct.empty(12, device=where)
+            make(factor)(x, y, n=12, threads=12)
+            np.testing.assert_array_equal(y.numpy(), X.reshape(-1) * np.float32(factor))
+            led.expect(compiles=compiles)
+
+
+# -- 2: one batch, one submission -----------------------------------------------------------------
+
+
+def test_one_batch_is_one_submission(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = own(device)
+    submits: list[Any] = []
+    raw = where.backend.submit
+
+    def counted(work: Any) -> Any:
+        submits.append(work)
+        return raw(work)
+
+    monkeypatch.setattr(where.backend, "submit", counted)
+    calls = Counter[str]()
+    if device.name.startswith("webgpu"):
+        queue, submit = where.native.queue, where.native.queue.submit
+
+        def driver(buffers: Any) -> Any:
+            calls["submit"] += 1
+            return submit(buffers)
+
+        monkeypatch.setattr(queue, "submit", driver)
+    with ct.ledger() as led:
+        batch = where.batch()
+        x = batch.upload(X)
+        for _ in range(40):
+            x = batch.add(batch.relu(x), 1.0)
+        batch.execute().result()
+    led.expect(submissions=1, launches=80, uploads=1, downloads=0)
+    assert len(submits) == 1
+    assert calls["submit"] == (1 if device.name.startswith("webgpu") else 0)
+
+
+# -- 3: imported memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_imported_memory_is_shared_by_batches_and_threads(device: ct.Device) -> None:
+    where = own(device)
+    data = np.arange(1 << 12, dtype=np.float32)
+    native: Any = data.copy()
+    if device.name.startswith("webgpu"):
+        import wgpu
+
+        native = where.native.create_buffer_with_data(
+            data=data, usage=wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+        )
+    watch = weakref.ref(native)
+
+    def work(index: int) -> Array:
+        for _ in range(5):
+            batch = where.batch()
+            x = batch.import_buffer(native, (64, 64), "f32")
+            y = batch.add(x, float(index))
+            batch.execute(outputs=[y])
+        return batch.read(y)
+
+    with ct.ledger() as led:
+        led.bind(together)(work)
+        results = together(work)
+    led.expect(uploads=0)
+    for index, result in enumerate(results):
+        np.testing.assert_array_equal(result.reshape(-1), data + np.float32(index))
+    again = ct.Tensor.from_buffer(native, data.shape, "f32", device=where)
+    np.testing.assert_array_equal(again.numpy(), data)
+    del again, native, results
+    where.synchronize()
+    gc.collect()
+    where.synchronize()
+    gc.collect()
+    if device.name.startswith("webgpu"):
+        assert watch() is None
+
+
+# -- 4: a resident chain --------------------------------------------------------------------------
+
+
+def test_a_resident_chain_moves_its_inputs_and_its_result(device: ct.Device) -> None:
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((8, 16), np.float32), rng.standard_normal((16, 16), np.float32)
+    with ct.ledger() as led:
+        state, weight = ct.asarray(x, device=device), ct.asarray(w, device=device)
+        for _ in range(4):
+            state = network(state, weight)
+        result = state.numpy()
+    led.expect(uploads=1, downloads=1, submissions=1)
+    assert result.shape == (8, 16)
+    np.testing.assert_allclose(result.sum(-1), 1, rtol=1e-5)
+
+
+# -- 7: equal inputs, equal bits ------------------------------------------------------------------
+
+
+def test_equal_inputs_give_equal_bits(device: ct.Device) -> None:
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((33, 65), np.float32), rng.standard_normal((65, 65), np.float32)
+
+    def run(where: ct.Device) -> bytes:
+        a, b = ct.asarray(x, device=where), ct.asarray(w, device=where)
+        y = network(a, b)
+        return ct.sum(y * y, axis=0).numpy().tobytes() + y.numpy().tobytes()
+
+    first = run(device)
+    assert run(device) == first
+    where = own(device)
+    assert {run(where) for _ in range(3)} == {first}
+    if device.name != "simulator":
+        assert set(together(lambda _: run(where))) == {first}
+
+
+# -- 8: every intermediate ------------------------------------------------------------------------
+
+
+def test_every_intermediate_reads_right(device: ct.Device) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((5, 7), np.float32)
+    batch = device.batch()
+    made: list[tuple[ct.Tensor, Array]] = [(batch.upload(x), x)]
+    for step in range(6):
+        tensor, want = made[-1]
+        if step % 3 == 0:
+            made.append((batch.scale(tensor, 1.5), want * np.float32(1.5)))
+        elif step % 3 == 1:
+            made.append((batch.relu(tensor), np.maximum(want, 0)))
+        else:
+            made.append((batch.sub(tensor, made[0][0]), want - x))
+    batch.execute()
+    for tensor, want in reversed(made):
+        np.testing.assert_allclose(batch.read(tensor), want, rtol=1e-6, atol=1e-6)
+
+
+def test_discarded_intermediates_raise_and_kept_ones_are_right(device: ct.Device) -> None:
+    batch = device.batch()
+    chain = [batch.upload(X)]
+    for _ in range(8):
+        chain.append(batch.add(chain[-1], 1.0))
+    batch.keep(chain[3])
+    batch.execute(outputs=[chain[8]])
+    for step, tensor in enumerate(chain):
+        if step in (0, 3, 8):
+            np.testing.assert_array_equal(tensor.numpy(), X + np.float32(step))
+        else:
+            with pytest.raises(ct.DiscardedError, match=r"add \(recorded at .*test_contracts.py"):
+                tensor.numpy()
+
+
+# -- hammering ------------------------------------------------------------------------------------
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_eight_threads_on_one_device(device: ct.Device) -> None:
+    """Lazy chains, batches, shared tensors, failures and read-backs at the same time."""
+    where = own(device, pool="poison" if device.name != "cpu" else "reuse")
+    shared = ct.asarray(X, device=where) + 1.0
+
+    def work(seed: int) -> int:
+        rng = np.random.default_rng(seed)
+        done = 0
+        for turn in range(25):
+            data = rng.standard_normal((int(rng.integers(1, 9)), 4)).astype(np.float32)
+            lazy = ct.asarray(data, device=where) * 2.0
+            with where.batch() as batch:
+                kept = ct.relu(batch.upload(data)) + lazy
+            got = ct.fetch(kept, lazy, shared).result()
+            np.testing.assert_array_equal(got[0], np.maximum(data, 0) + 2 * data)
+            np.testing.assert_array_equal(got[1], 2 * data)
+            np.testing.assert_array_equal(got[2], X + 1)
+            if turn % 5 == 0:
+                with pytest.raises(KeyError), where.batch() as batch:
+                    lost = batch.relu(batch.upload(data))
+                    raise KeyError
+                with pytest.raises(ct.ContractError):
+                    lost.numpy()
+            done += 1
+        return done
+
+    assert together(work) == [25] * THREADS

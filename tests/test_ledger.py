@@ -1,0 +1,485 @@
+"""The ledger: what is counted, what is forbidden, how scopes follow the work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.ledger import count
+
+Array = np.ndarray[Any, Any]
+X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
+LARGE = np.arange(1 << 15, dtype=np.float32)
+
+
+def own(device: ct.Device) -> ct.Device:
+    """A device of the same kind with nothing compiled, planned or allocated."""
+    options = {"minimum": True} if device.caps.max_buffer == 128 << 20 else {}
+    return ct.device(device.name.partition(":")[0], pool="reuse", **options)
+
+
+def chain(device: ct.Device, data: Array = X) -> ct.Tensor:
+    with device.batch() as batch:
+        return ct.relu(batch.upload(data) + 1.0) * 2.0
+
+
+# -- counts ---------------------------------------------------------------------------------------
+
+
+def test_a_resident_chain_uploads_once_and_downloads_once(device: ct.Device) -> None:
+    with ct.ledger() as led:
+        x, w = ct.asarray(X, device=device), ct.asarray(X.T, device=device)
+        y = ct.softmax(ct.relu(x @ w) + 1.0)
+        result = y.numpy()
+    led.expect(uploads=1, downloads=1, submissions=1, launches=4)
+    assert result.shape == (3, 3)
+    with ct.ledger() as led:
+        for _ in range(3):
+            y = ct.relu(y + 1.0)
+        y.numpy()
+    led.expect(uploads=0, downloads=1, submissions=1)
+
+
+def test_counts_are_the_same_on_every_backend(device: ct.Device) -> None:
+    """One sequence, one set of counts; only what has no counterpart on the CPU is left out."""
+    where = own(device)
+    with ct.ledger() as led:
+        small = ct.asarray(X, device=where)
+        large = ct.asarray(LARGE, device=where)  # above 64 KB: written at once
+        assert led.counts.uploads == 1
+        a = small + 1.0
+        b = large * 2.0
+        ct.fetch(a, b).result()
+        a.numpy()
+        with where.batch() as batch:
+            c = ct.relu(ct.relu(batch.upload(X)) + batch.upload(X))
+        c.peek()
+        batch.execute()
+    led.expect(
+        uploads=3,
+        downloads=2,
+        peeks=1,
+        submissions=2,
+        launches=5,
+        plans=2,
+        copies=0,
+        cache_hits=0 if where.name == "cpu" else 1,
+        compiles=0 if where.name == "cpu" else 4,
+        allocations=8,
+    )
+    assert led.counts.upload_bytes >= LARGE.nbytes + 3 * X.nbytes
+    assert led.counts.download_bytes >= LARGE.nbytes + 2 * X.nbytes
+    assert led.counts.peak_bytes >= 2 * LARGE.nbytes
+    assert (led.counts.parameter_bytes > 0) is (where.name != "cpu")
+
+
+def test_an_upload_alone_is_no_submission(device: ct.Device) -> None:
+    with ct.ledger() as led:
+        x = ct.asarray(X, device=device)
+    led.expect(uploads=1, submissions=0, plans=0, downloads=0)
+    with ct.ledger() as led:
+        x.numpy()
+        ct.asarray(X, device=device).numpy()
+    led.expect(uploads=1, submissions=0, downloads=2)
+
+
+def test_what_needs_no_work_counts_nothing(device: ct.Device) -> None:
+    with ct.ledger() as led:
+        empty = ct.asarray(np.zeros((0, 4), np.float32), device=device)
+        assert (ct.relu(empty) + 1.0).numpy().shape == (0, 4)
+        assert repr(empty)
+        _ = (empty.shape, empty.T, empty[:0], empty.reshape(4, 0))
+    led.expect(uploads=0, submissions=0, launches=0, downloads=0)
+
+
+def test_the_second_run_compiles_plans_and_allocates_nothing(device: ct.Device) -> None:
+    where = own(device)
+    first = chain(where).numpy()
+    with ct.ledger() as led, ct.forbid("compile", "allocation"):
+        second = chain(where).numpy()
+    led.expect(uploads=1, downloads=1, submissions=1, launches=3, plans=0, compiles=0,
+               allocations=0)  # fmt: skip
+    np.testing.assert_array_equal(first, second)
+
+
+def test_bytes_are_physical(device: ct.Device) -> None:
+    odd = np.ones((3, 5), np.float16)
+    with ct.ledger() as led:
+        x = ct.asarray(odd, device=device)
+        x.numpy()
+    dense = device.name == "cpu"
+    assert x.nbytes == x.size_bytes == 30
+    assert led.counts.upload_bytes == (32 if dense else 36 + 12)
+    assert led.counts.download_bytes == (30 if dense else 36)
+
+
+def test_a_read_back_of_several_is_one_download(device: ct.Device) -> None:
+    x = ct.asarray(X, device=device)
+    with ct.ledger() as led:
+        results = ct.fetch(x, x + 1.0, x[1:].T, ct.relu(x)).result()
+    led.expect(downloads=1, submissions=1, launches=2)
+    for got, want in zip(results, (X, X + 1, X[1:].T, np.maximum(X, 0)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_peek_is_counted_apart(device: ct.Device) -> None:
+    y = ct.asarray(X, device=device) + 1.0
+    with ct.ledger() as led:
+        np.testing.assert_array_equal(y.peek(), X + 1)
+    led.expect(peeks=1, downloads=0, download_bytes=0)
+    with ct.forbid("transfer"):
+        np.testing.assert_array_equal(y.peek(), X + 1)
+
+
+def test_totals_are_of_the_process(device: ct.Device) -> None:
+    before = ct.totals()
+    chain(device).numpy()
+    delta = ct.totals() - before
+    assert (delta.uploads, delta.downloads, delta.submissions, delta.launches) == (1, 1, 1, 3)
+    assert "uploads 1" in str(delta)
+    assert str(ct.Counts()) == "nothing"
+
+
+# -- scopes ---------------------------------------------------------------------------------------
+
+
+def test_entering_and_leaving_flush_what_is_recorded(device: ct.Device) -> None:
+    a = ct.asarray(X, device=device) + 1.0
+    with ct.ledger() as led:
+        led.expect(submissions=0)
+        assert a.is_resident
+        b = a * 2.0
+        assert led.submissions == 1
+        c = b * 2.0
+        assert led.as_dict()["submissions"] == 2
+        d = c * 2.0
+        assert "submissions 3" in str(led)
+        _ = d * 3.0
+        e = d * 2.0
+    assert led.submissions == 4
+    assert e.is_resident
+    f = e + 1.0
+    led.expect(submissions=4)  # a closed scope flushes nothing
+    assert not f.is_resident
+
+
+def test_scopes_nest(device: ct.Device) -> None:
+    with ct.ledger() as outer:
+        a = ct.asarray(X, device=device) + 1.0
+        with ct.ledger() as inner:
+            inner.expect(submissions=0, uploads=0)
+            (a + 1.0).numpy()
+        inner.expect(submissions=1, downloads=1)
+        (a + 2.0).numpy()
+    outer.expect(submissions=3, downloads=2, uploads=1)
+    inner.expect(submissions=1)
+
+
+def test_expect_says_the_difference(device: ct.Device) -> None:
+    with ct.ledger() as led:
+        chain(device)
+        with pytest.raises(ct.ContractError) as raised:
+            led.expect(uploads=1, submissions=2, downloads=1)
+    text = str(raised.value)
+    assert text.startswith("ledger: submissions: expected 2, got 1; downloads: expected 1, got 0")
+    assert "launches 3" in text
+    with pytest.raises(ct.ContractError, match="no such count: typos"):
+        led.expect(typos=1)
+    with pytest.raises(AttributeError, match="a ledger has no count 'typos'"):
+        _ = led.typos
+    chain(device)
+
+
+def test_the_scope_ends_with_an_exception(device: ct.Device) -> None:
+    with pytest.raises(KeyError), ct.ledger() as led:
+        raise KeyError
+    chain(device)
+    led.expect(submissions=0)
+
+
+def test_scopes_follow_tasks_and_to_thread(device: ct.Device) -> None:
+    async def work(value: float) -> None:
+        with device.batch() as batch:
+            y = batch.upload(X) + value
+        await asyncio.sleep(0)
+        np.testing.assert_array_equal((await ct.fetch(y))[0], X + np.float32(value))
+
+    async def main() -> None:
+        with ct.ledger() as outer:
+            await asyncio.gather(*(work(float(i)) for i in range(4)))
+            with ct.ledger() as led:
+                await asyncio.to_thread(lambda: chain(device).numpy())
+            led.expect(submissions=1, downloads=1, uploads=1)
+            with ct.ledger() as led:
+                lazy = await asyncio.to_thread(lambda: ct.asarray(X, device=device) + 9.0)
+                led.expect(submissions=1, uploads=1)  # recorded in this scope, by another thread
+                assert lazy.is_resident
+        outer.expect(submissions=6, downloads=5, uploads=6)
+
+    async def two_scopes() -> None:
+        async def one(times: int) -> None:
+            with ct.ledger() as led:
+                for _ in range(times):
+                    chain(device)
+                    await asyncio.sleep(0)
+            led.expect(submissions=times)
+
+        await asyncio.gather(one(1), one(2), one(3))
+
+    asyncio.run(main())
+    asyncio.run(two_scopes())
+
+
+def test_batches_of_tasks_do_not_mix(device: ct.Device) -> None:
+    async def work(value: float) -> tuple[int, Array]:
+        with device.batch() as batch:
+            y = batch.upload(X)
+            for _ in range(3):
+                await asyncio.sleep(0)
+                y = y + value
+            recorded = batch.num_operations
+        return recorded, (await ct.fetch(y))[0]
+
+    async def main() -> list[tuple[int, Array]]:
+        return await asyncio.gather(*(work(float(i)) for i in range(4)))
+
+    for number, (recorded, result) in enumerate(asyncio.run(main())):
+        assert recorded == 3
+        np.testing.assert_array_equal(result, X + np.float32(3 * number))
+
+
+def test_a_task_outlives_the_batch_it_was_started_in(device: ct.Device) -> None:
+    async def late(gate: asyncio.Event) -> Array:
+        await gate.wait()
+        return (ct.asarray(X, device=device) + 1.0).numpy()
+
+    async def main() -> Array:
+        gate = asyncio.Event()
+        with device.batch():
+            task = asyncio.create_task(late(gate))
+            await asyncio.sleep(0)
+        gate.set()
+        return await task
+
+    np.testing.assert_array_equal(asyncio.run(main()), X + 1)
+
+
+def test_bind_counts_what_another_thread_does(device: ct.Device) -> None:
+    def lazy() -> ct.Tensor:
+        return ct.asarray(X, device=device) + 1.0
+
+    with ThreadPoolExecutor(1) as pool, ct.ledger() as led:
+        pool.submit(lambda: chain(device).numpy()).result()
+        led.expect(submissions=0)
+        before = pool.submit(lazy).result()  # recorded by that thread, outside of the scope
+        y = pool.submit(led.bind(lazy)).result()
+        led.expect(submissions=1, uploads=1)
+        assert before.is_resident
+        assert y.is_resident
+        with pytest.raises(ct.TransferForbidden), ct.forbid("transfer"):
+            bound = led.bind(lazy)
+            pool.submit(bound).result()
+        named = led.bind(lazy)
+    assert getattr(named, "__name__", "") == "lazy"
+
+
+def test_bind_of_a_scope_that_the_caller_is_not_in(device: ct.Device) -> None:
+    with ct.ledger() as led:
+        pass
+    led.bind(lambda: chain(device))()
+    assert led.counts.submissions == 1
+
+
+def test_counts_from_many_threads() -> None:
+    before = ct.totals()
+    threads = [
+        threading.Thread(target=lambda: [count(copies=1) for _ in range(1000)]) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (ct.totals() - before).copies == 8000
+
+
+# -- forbid ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [X, LARGE], ids=["small", "large"])
+def test_forbid_transfer_raises_at_the_line(device: ct.Device, data: Array) -> None:
+    x = ct.asarray(data, device=device)
+    with ct.ledger() as led, ct.forbid("transfer"):
+        y = x + 1.0
+        with pytest.raises(ct.TransferForbidden, match=r"upload of .* bytes: transfer inside"):
+            ct.asarray(data, device=device)
+        with pytest.raises(ct.TransferForbidden, match=r"read of add: transfer inside ct.forbid"):
+            y.numpy()
+        for use in (lambda: bool(y[0] if y.ndim == 1 else y[0, 0]), lambda: np.asarray(y)):
+            with pytest.raises(ct.TransferForbidden):
+                use()
+        assert not y.is_resident  # nothing was done
+        with pytest.raises(ct.TransferForbidden):
+            device.batch().upload(data)
+        _ = repr(y)
+    led.expect(uploads=0, downloads=0, submissions=1)
+    np.testing.assert_array_equal(y.numpy(), data + 1)
+
+
+def test_forbid_transfer_at_execute(device: ct.Device) -> None:
+    batch = device.batch()
+    y = batch.relu(batch.upload(X))
+    with ct.ledger() as led, ct.forbid("transfer"), pytest.raises(ct.TransferForbidden):
+        batch.execute()
+    led.expect(uploads=0, submissions=0)
+    batch.execute()
+    np.testing.assert_array_equal(y.numpy(), np.maximum(X, 0))
+
+
+@pytest.mark.devices("simulator", "webgpu")
+def test_forbid_compile(device: ct.Device) -> None:
+    where = own(device)
+    x = ct.asarray(X, device=where)
+    y = ct.relu(x)
+    y.numpy()
+    batch = where.batch()
+    z = batch.tanh(batch.relu(x))
+    with ct.ledger() as led, ct.forbid("compile"):
+        ct.relu(x).numpy()
+        with pytest.raises(ct.TransferForbidden) as raised:
+            batch.execute()
+        assert "tanh (recorded at" in str(raised.value)
+        assert "kernel 'tanh': compile inside ct.forbid('compile')" in str(raised.value)
+    led.expect(compiles=0, submissions=1)
+    batch.execute()
+    np.testing.assert_allclose(z.numpy(), np.tanh(np.maximum(X, 0)), rtol=1e-5)
+
+
+def test_forbid_allocation(device: ct.Device) -> None:
+    where = own(device)
+    x = ct.asarray(X, device=where)
+    x.numpy()
+    batch = where.batch()
+    y = batch.relu(x)
+    with ct.ledger() as led, ct.forbid("allocation"):
+        with pytest.raises(ct.TransferForbidden, match=r"relu \(recorded.*bytes of device memory"):
+            batch.execute()
+        with pytest.raises(ct.TransferForbidden, match="bytes of device memory: allocation inside"):
+            ct.empty((100, 100), device=where)
+    led.expect(allocations=0, submissions=0)
+    batch.execute()
+    np.testing.assert_array_equal(y.numpy(), np.maximum(X, 0))
+
+
+def test_forbid_flushes_what_was_recorded_before_it(device: ct.Device) -> None:
+    x = ct.asarray(X, device=device)
+    with ct.forbid("transfer"):
+        y = x + 1.0
+    np.testing.assert_array_equal(y.numpy(), X + 1)
+
+
+def test_forbid_nests_and_ends() -> None:
+    device = ct.device("cpu")
+    with ct.forbid("compile"):
+        with ct.forbid("transfer"), pytest.raises(ct.TransferForbidden):
+            ct.asarray(X, device=device)
+        ct.asarray(X, device=device)
+    with pytest.raises(ct.ContractError, match="forbid: expected some of transfer.*, got copies"):
+        with ct.forbid("copies"):
+            pass
+    with pytest.raises(ct.ContractError, match="got nothing"), ct.forbid():
+        pass
+
+
+# -- the audit ------------------------------------------------------------------------------------
+
+
+class Shim:
+    """Counts the raw calls of a wgpu device and its queue."""
+
+    def __init__(self, device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts = dict.fromkeys(
+            ("submits", "writes", "write_bytes", "pipelines", "buffers", "read_bytes"), 0
+        )
+        native, queue = device.native, device.native.queue
+        self._wrap(monkeypatch, queue, "submit", lambda *_: {"submits": 1})
+        self._wrap(monkeypatch, queue, "write_buffer", self._write)
+        self._wrap(monkeypatch, native, "create_compute_pipeline", lambda *_: {"pipelines": 1})
+
+    def _wrap(
+        self, patch: pytest.MonkeyPatch, owner: Any, name: str, amounts: Callable[..., Any]
+    ) -> None:
+        raw = getattr(owner, name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            for what, amount in amounts(*args).items():
+                self.counts[what] += amount
+            return raw(*args, **named)
+
+        patch.setattr(owner, name, counted)
+
+    def _write(self, buffer: Any, offset: int, data: Any, *_: Any) -> dict[str, int]:
+        return {"writes": 1, "write_bytes": memoryview(data).nbytes}
+
+
+@pytest.mark.devices("webgpu")
+def test_the_ledger_agrees_with_the_raw_calls(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = own(device)
+    shim = Shim(where, monkeypatch)
+    rng = np.random.default_rng(3)
+    alone = 0  # read-backs that ride in no submission
+    with ct.ledger() as led:
+        for n in (1, 7, 300):
+            odd = rng.standard_normal((n, 3)).astype(np.float16)
+            with where.batch() as batch:
+                y = ct.relu(batch.upload(odd)) + batch.upload(odd)
+                z = y * 2.0
+            ct.fetch(y, z).result()
+            alone += 1
+            (ct.asarray(LARGE, device=where) + float(n)).numpy()
+            ct.asarray(odd, device=where)
+            (ct.asarray(odd, device=where)[:, 1:] * 3.0).numpy()
+            z.peek()
+            alone += 1
+        chain(where)
+        chain(where)
+    c = led.counts
+    assert shim.counts["submits"] == c.submissions + alone
+    assert shim.counts["pipelines"] == c.compiles
+    assert shim.counts["writes"] == c.uploads + c.submissions  # one of parameters each
+    assert shim.counts["write_bytes"] == c.upload_bytes + c.parameter_bytes
+
+
+@pytest.mark.devices("webgpu")
+def test_read_backs_agree_to_the_byte(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = own(device)
+    copied = 0
+    encoder = type(where.native.create_command_encoder())
+    raw = encoder.copy_buffer_to_buffer
+    tensors = [
+        ct.asarray(np.ones(shape, kind), device=where)
+        for shape, kind in (((3, 5), np.float16), ((7,), np.uint8), ((2, 3, 4), np.float32))
+    ]
+    views = [tensors[0][1:, 1:3], tensors[1][1:4], tensors[2].T[0]]
+    ct.fetch(*tensors).result()
+
+    def counted(self: Any, source: Any, at: int, target: Any, to: int, nbytes: int) -> Any:
+        nonlocal copied
+        copied += nbytes
+        return raw(self, source, at, target, to, nbytes)
+
+    monkeypatch.setattr(encoder, "copy_buffer_to_buffer", counted)
+    with ct.ledger() as led:
+        results = ct.fetch(*tensors, *views).result()
+    assert copied == led.counts.download_bytes
+    assert all((r == 1).all() for r in results)
