@@ -65,6 +65,7 @@ LATE: dict[tuple[str, str], str] = {
     ("device", "backends"): "a backend loads its driver, so only when a device of it is opened",
     ("device", "batch"): "device.batch() returns the explicit face, which is built on devices",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
+    (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
     ("cli", ANY): "--help answers at once; a subcommand loads what it calls",
     ("__main__", ANY): "python -m centella is the command line",

@@ -22,12 +22,21 @@ import numpy as np
 
 from centella.device import Device, device
 from centella.dtypes import DType, dtype_of
-from centella.errors import DTypeError, LimitError, ShapeError, TraceError
+from centella.errors import DeviceError, DTypeError, LimitError, ShapeError, TraceError
 from centella.lang.face import REQUIRED, TensorParam
 from centella.lang.ir import KernelIR
 from centella.lang.simulate import simulate
 from centella.op import Lowered, Op
-from centella.program import Call, HostProgram, Kernel, Ref, parameter_words, program_of, raw_word
+from centella.program import (
+    Call,
+    Constants,
+    HostProgram,
+    Kernel,
+    Ref,
+    parameter_words,
+    program_of,
+    raw_word,
+)
 from centella.specs import Caps, Spec, dense_strides, make_spec
 from centella.submission import Array
 from centella.tensor import Tensor, apply_all, asarray
@@ -75,14 +84,13 @@ class UserKernel:
         tensors, scalars, constants = self._bind(args, named)
         wanted = self._groups(threads, groups)
         where = tensors[0].device
-        params = [p for _, p in self._kernel.face.tensors]
-        self._check_program(where, tensors, constants)
-        ins = [
-            self._fit(t, p)
-            for t, p in zip(tensors, params, strict=True)
-            if p.mode != "out"
-        ]  # fmt: skip
-        outs = [(t, p) for t, p in zip(tensors, params, strict=True) if p.mode == "out"]
+        pairs = [
+            (t if p.mode == "out" else self._fit(t, p), p)
+            for t, (_, p) in zip(tensors, self._kernel.face.tensors, strict=True)
+        ]
+        self._check_program(where, pairs, constants)
+        ins = [t for t, p in pairs if p.mode != "out"]
+        outs = [(t, p) for t, p in pairs if p.mode == "out"]
         attrs: dict[str, Any] = {
             "outs": tuple((_out_shape(t.shape, p.rank), t.dtype) for t, p in outs),
             "scalars": scalars,
@@ -108,16 +116,22 @@ class UserKernel:
         return tensor if plain or not tensor.spec.unit_rows else tensor.copy()
 
     def _check_program(
-        self, where: Device, tensors: list[Tensor], constants: tuple[tuple[str, Any], ...]
+        self, where: Device, pairs: list[tuple[Tensor, TensorParam]], constants: Constants
     ) -> None:
         """Trace and emit now, so that a mistake is raised at the launch's own line."""
-        caps = SIMULATED if where.caps.target == "numpy" else where.caps
-        dtypes = tuple(t.dtype for t in tensors)
-        self._kernel.program(caps, dtypes, (True,) * len(dtypes), constants, None, None)
+        host = where.caps.target == "numpy"
+        self._kernel.program(
+            SIMULATED if host else where.caps,
+            tuple(t.dtype for t, _ in pairs),
+            tuple(host or p.mode == "out" or t.spec.unit_rows for t, p in pairs),
+            constants,
+            None,
+            None,
+        )
 
     def _bind(
         self, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[list[Tensor], tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
+    ) -> tuple[list[Tensor], tuple[tuple[str, int | float], ...], Constants]:
         face = self._kernel.face
         order = [n for n, _ in face.tensors] + [n for n, _ in face.scalars]
         positions = [n for n in self._positions if n in order]
@@ -140,6 +154,10 @@ class UserKernel:
         tensors = [self._tensor(name, given[name], param) for name, param in face.tensors]
         if not tensors:
             raise TraceError(f"{self.__name__}: a kernel needs a tensor argument")
+        where = dict.fromkeys(t.device for t in tensors)
+        if len(where) > 1:
+            names = " and ".join(d.name for d in where)
+            raise DeviceError(f"{self.__name__}: operands on {names}; move one with .to(device)")
         handles = [
             id(t) for t, (_, p) in zip(tensors, face.tensors, strict=True) if p.mode == "out"
         ]

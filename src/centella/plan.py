@@ -55,8 +55,7 @@ class Step:
     Attributes:
         slots, views: its operands' buffers, and how each is seen; the first `inputs` are read.
         words: raw parameters, with the static part of every offset.
-        patches: (word, slot) where an external buffer's own offset is added when the plan runs;
-            for a HostProgram, (operand, slot).
+        patches: (word, slot) where an external buffer's own offset is added when the plan runs.
         node: index of the node that it belongs to.
     """
 
@@ -263,8 +262,7 @@ def _steps(
         views = tuple((s.spec, s.offset) for s in node.inputs)
         views += tuple((spec, 0) for spec in form.outputs)
         program = form.op.host_program(form.inputs, form.outputs, attrs)
-        patches = tuple((i, s) for i, s in enumerate(slots) if s < placer.first)
-        return [Step(program, (*slots, *outs), views, len(slots), (), patches, 1, index)]
+        return [Step(program, (*slots, *outs), views, len(slots), (), (), 1, index)]
     lowered = form.op.lower(form.inputs, form.outputs, attrs, caps)
     scratch = [placer.temporary(s.storage_bytes) for s in lowered.temporaries]
     where = [*slots, *outs, *scratch]

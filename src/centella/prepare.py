@@ -16,7 +16,6 @@ from centella.errors import CentellaError
 from centella.ledger import permit
 from centella.plan import Plan, Step
 from centella.pool import Pool
-from centella.program import Program
 from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
 from centella.specs import Spec
 from centella.submission import Array, Bound, Buffer, Read, Submission
@@ -110,16 +109,15 @@ def bind(step: Step, pipeline: Any) -> Bound:
 
 def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
     """A launch for external buffers of which some begin before their first element."""
-    moves = [(position, offsets[slot]) for position, slot in step.patches if offsets[slot]]
-    if not moves:
+    moved = [i for i, s in enumerate(step.slots) if s < len(offsets) and offsets[s]]
+    if not moved:
         return bound
-    words, views = list(bound.words), list(bound.views)
-    for position, by in moves:
-        if isinstance(step.program, Program):
-            words[position] += by
-        else:
-            spec, offset = views[position]
-            views[position] = (spec, offset + by)
+    views, words = list(bound.views), list(bound.words)
+    for index in moved:
+        spec, offset = views[index]
+        views[index] = (spec, offset + offsets[step.slots[index]])
+    for position, slot in step.patches:
+        words[position] += offsets[slot]
     return Bound(
         bound.program, bound.pipeline, bound.slots, tuple(views), bound.inputs, words, bound.groups
     )

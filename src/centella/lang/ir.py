@@ -28,7 +28,6 @@ Operations, by family (args -> result):
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -135,6 +134,8 @@ class KernelIR:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical text."""
+        import hashlib
+
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def line_of(self, index: int) -> str:
