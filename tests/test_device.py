@@ -332,7 +332,7 @@ def test_execute_does_not_block_on_the_cpu() -> None:
     pending = batch.execute()
     assert not pending.done()
     gate.open()
-    assert pending.result(20) is None  # type: ignore[func-returns-value]  # nothing to return
+    assert pending.result(20) is None
     np.testing.assert_array_equal(y.numpy(), np.maximum(X, 0))
 
 

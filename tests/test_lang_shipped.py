@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 import centella as ct
 from centella import functional as F  # noqa: N812  # as users of PyTorch spell it
-from centella.backends.simulator import logical_words
-from centella.dtypes import DType, widen
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
@@ -33,7 +31,7 @@ from centella.lang.wgsl import count_statements, emit_wgsl
 from centella.op import registry
 from centella.specs import Caps, Spec
 from centella.submission import Submission
-from tests.lang_common import ORDERS, tint, webgpu
+from tests.lang_common import ORDERS, Tensor, tint, webgpu
 
 MOST_STATEMENTS = 6_000
 MINIMUM = Caps(target="ir")  # WebGPU's guaranteed limits
@@ -67,7 +65,7 @@ class Inputs:
         """Rows whose largest element is far above the rest, and stands elsewhere in each."""
         self.seed += 1
         values = np.random.default_rng(self.seed).uniform(-2, 2, (rows, columns))
-        values[np.arange(rows), np.arange(rows) * apart % columns] += 90
+        values[np.arange(rows), np.arange(rows) * apart % columns] += 300
         return self.of(values.astype("i4" if self.dtype == "i32" else "f4"), self.dtype)
 
     def ints(self, *shape: int, low: int = -50, high: int = 50) -> ct.Tensor:
@@ -115,15 +113,14 @@ class Launch:
         found = []
         for arg, (spec, offset), raw in zip(self.ir.args, self.views, words, strict=True):
             if arg.writable and spec.size:
-                at = logical_words(spec, offset)
-                found.append(widen(raw[at].view(spec.dtype.numpy), spec.dtype))
+                found.append(Tensor(raw, spec.dtype, spec.shape, spec.strides, offset).numpy())
         return found
 
-    def agrees(self, words: list[Words]) -> bool:
-        """True where every word of the outputs is right, or near it."""
+    def agrees(self, words: list[Words], near: float = 0.0) -> bool:
+        """True where every element of the outputs is what it was."""
         pairs = zip(self.outputs(words), self.outputs(self.after), strict=True)
         with np.errstate(all="ignore"):
-            return all(np.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b in pairs)
+            return all(np.allclose(a, b, near, near, equal_nan=True) for a, b in pairs)
 
 
 def elementwise() -> list[Case]:
@@ -172,7 +169,7 @@ def moving() -> list[Case]:
              ("i32", "u32")]  # fmt: skip
     for source, target in pairs:
         def build(i: Inputs, target: str = target) -> ct.Tensor:
-            return F.cast(i.ints(3, 21, low=0), target)
+            return F.cast(i.ints(3, 21, low=0, high=2 if target == "bool" else 50), target)
 
         cases.append(Case("cast", f"to {target}", build, source))
     for dtype in ("f32", "f16", "i8"):
@@ -274,10 +271,10 @@ def attentions() -> list[Case]:
         *case("mask", 2, 2, 5, 21, 16, mask=lambda i: i(2, 1, 5, 21)),
         *case("all", 2, 1, 7, 21, 8, causal=True, lengths=lambda i: i.of([13, 21]),
               key_mask=lambda i: i.of(keys, "bool"), mask=lambda i: i(1, 2, 1, 21)),
-        *case("grouped", 4, 2, 3, 9, 12),
-        *case("odd head", 1, 1, 3, 9, 13),
+        *case("grouped", 4, 2, 3, 18, 16),
+        *case("odd head", 1, 1, 3, 18, 13),
         *case("head 64", 1, 1, 3, 18, 64, ("f32",)),
-        *case("head 80", 1, 1, 3, 9, 80, ("f16",)),
+        *case("head 80", 1, 1, 3, 18, 80, ("f16",)),
         *case("head 160", 1, 1, 3, 9, 160, ("f32",)),
         *case("two queries a thread", 1, 1, 70, 17, 8, ("f32",)),
     ]  # fmt: skip
@@ -389,5 +386,5 @@ def test_every_order_and_subgroup_gives_the_same(case: Case) -> None:
                 np.testing.assert_array_equal(words, right)
         if launch.ir.uses_subgroups:
             for subgroup in (1, 8, 64):
-                assert launch.agrees(launch.run(subgroup=subgroup))
-        assert launch.agrees(launch.run(fused=False))
+                assert launch.agrees(launch.run(subgroup=subgroup), 1e-3)
+        assert launch.agrees(launch.run(fused=False), 5e-3)

@@ -449,7 +449,7 @@ def test_a_fault_on_the_cpu_surfaces_in_the_result() -> None:
     y = ct.empty(32, device=device)
     with batch:
         out_of_bounds(batch.upload(np.zeros(32, np.float32)), y, threads=32)
-    with pytest.raises(ct.SimulationError, match="out_of_bounds failed on the CPU: .* bounds"):
+    with pytest.raises(ct.SimulationError, match=r"out_of_bounds failed on the CPU: .* bounds"):
         y.numpy()
     assert not device.lost
 
@@ -519,11 +519,15 @@ def test_more_arguments_that_do_not_fit() -> None:
         both(pair, pair, threads=8)
     with pytest.raises(ct.TraceError, match=r"two: missing \['shift'\]"):
         two(x, y, ct.empty(8, "i32", "cpu"), 8, threads=8)
-    with pytest.raises(ct.TraceError, match="constant 'shift' chooses the program and must be hash"):
+    with pytest.raises(
+        ct.TraceError, match="constant 'shift' chooses the program and must be hash"
+    ):
         two(x, y, ct.empty(8, "i32", "cpu"), 8, threads=8, shift=[1])
     with pytest.raises(ct.ShapeError, match=r"transpose: expected rank 2 for 'x', got \[8\]"):
         transpose(x, y, threads=8)
-    with pytest.raises(ct.ShapeError, match=r"add_scalar: expected one element for 'by', got \[8\]"):
+    with pytest.raises(
+        ct.ShapeError, match=r"add_scalar: expected one element for 'by', got \[8\]"
+    ):
         add_scalar(x, x, y, 8, threads=8)
 
 
@@ -572,7 +576,9 @@ def test_limits_are_raised_at_the_launch(device: ct.Device) -> None:
         y[lang.global_id()] = tile[lang.local_id()]
 
     y = ct.empty(1024, device=device)
-    with pytest.raises(ct.LimitError, match="kernel 'wide': 1024 threads a workgroup; this .* 256"):
+    with pytest.raises(ct.LimitError, match=r"'wide': 1024 threads a workgroup; this .* 256"):
         wide(y, threads=1024)
-    with pytest.raises(ct.LimitError, match="'hungry': 32768 bytes of workgroup memory; this .* 16"):
+    with pytest.raises(
+        ct.LimitError, match=r"'hungry': 32768 bytes of workgroup memory; this .* 16"
+    ):
         hungry(y, threads=1024)

@@ -23,6 +23,8 @@ A base class after the name is one of Python's own:
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CentellaError(Exception):
     """Base of every error that centella raises."""
@@ -59,6 +61,9 @@ class CompileError(CentellaError):
         width = len(str(len(lines)))
         numbered = "\n".join(f"{i:>{width}} | {line}" for i, line in enumerate(lines, 1))
         super().__init__(f"kernel {name!r} did not compile:\n{log.strip()}\n\n{numbered}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompileError, (self.name, self.source, self.log), {"args": self.args}
 
 
 class LimitError(CentellaError):
@@ -106,3 +111,6 @@ class MissingExtraError(CentellaError, ImportError):
         super().__init__(
             f"{package!r} is not installed; install it with: pip install 'centella[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MissingExtraError, (self.package, self.extra)

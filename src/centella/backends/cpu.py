@@ -65,6 +65,11 @@ def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
     return array
 
 
+def _must_part(buffer: Buffer, result: Array) -> bool:
+    """Whether a result may not stay part of an input: imported memory, or a larger array."""
+    return buffer.owner is not None or result.nbytes < flat(buffer).nbytes
+
+
 class CpuTicket:
     """A submission on the worker thread."""
 
@@ -171,11 +176,12 @@ class CpuBackend:
                 for slot, (spec, offset) in zip(ins, bound.views[: bound.inputs], strict=True)
             ]
             results = bound.program.call(arrays)
-            owners = [work.slots[slot].owner for slot in ins]
-            imported = [a for a, o in zip(arrays, owners, strict=True) if o is not None]
             for slot, result in zip(outs, results, strict=True):
-                shared = any(np.may_share_memory(result, a) for a in imported)
-                work.slots[slot].native = (result.copy() if shared else result).reshape(-1)
+                alone = not any(
+                    np.may_share_memory(result, a) and _must_part(work.slots[s], result)
+                    for a, s in zip(arrays, ins, strict=True)
+                )
+                work.slots[slot].native = (result if alone else result.copy()).reshape(-1)
         except Exception as error:
             inputs = (work.slots[slot].native for slot in ins)
             cause = next((n for n in inputs if isinstance(n, Failed)), None)

@@ -20,8 +20,14 @@ from centella.specs import Caps, Spec
 from centella.submission import Array, Bound, DoneTicket, Submission
 
 
-def last_word(spec: Spec, offset: int) -> int:
-    """One past the last word that a launch may touch: whole 16-byte chunks of the tensor's rows."""
+def last_word(spec: Spec, offset: int) -> int | None:
+    """One past the last word that a launch may touch: whole 16-byte chunks of the tensor's rows.
+
+    None: the whole buffer. One chunk may stand for a tensor without elements, which kernels read
+    and mask.
+    """
+    if spec.storage_bytes <= 16:
+        return None
     end = offset * spec.dtype.itemsize + spec.storage_bytes
     return -(-end // 16) * 4
 

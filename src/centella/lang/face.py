@@ -40,6 +40,8 @@ class TensorParam:
 
 
 class _Mode:
+    """How a kernel uses a tensor: `In[f32]`, `Out[f32, 2]`, `InOut[storage]`, `Scalar[u32]`."""
+
     def __init__(self, mode: str) -> None:
         self.mode = mode
 

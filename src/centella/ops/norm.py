@@ -4,7 +4,9 @@ layer_norm    y = (x - mean) / sqrt(var + eps) * weight + bias     (Ba et al. 20
 rms_norm      y = x / sqrt(mean(x^2) + eps) * weight               (Zhang and Sennrich 2019)
 l2_normalize  y = x / max(sqrt(sum(x^2)), eps)
 
-The variance is that of the deviations from the mean, in a pass of its own; statistics are f32.
+layer_norm works on x minus the row's first element, so that rows far from zero lose nothing: a
+constant row is exactly 0. The variance is that of the deviations from the mean, in a pass of its
+own; statistics are f32.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 
+def _squared(v: Any) -> Any:
+    return v * v
+
+
 def _normalise(*, kind: str, chunk: bool, x: Any, y: Any, **affine: Any) -> None:
     """A group a row: statistics in one or two passes, then the result."""
     columns, eps = lang.parameter("columns", u32), lang.parameter("eps", f32)
@@ -49,16 +55,18 @@ def _normalise(*, kind: str, chunk: bool, x: Any, y: Any, **affine: Any) -> None
 
     count = lang.cast(columns, f32)
     mean: Any = 0.0
+    first: Any = 0.0
     if kind == "layer":
-        mean = statistic(lambda v: v) / count
-        factor = 1.0 / lang.sqrt(statistic(lambda v: (v - mean) * (v - mean)) / count + eps)
+        first = x[row, 0]
+        mean = statistic(lambda v: v - first) / count
+        factor = 1.0 / lang.sqrt(statistic(lambda v: _squared((v - first) - mean)) / count + eps)
     elif kind == "rms":
         factor = 1.0 / lang.sqrt(statistic(lambda v: v * v) / count + eps)
     else:
         factor = 1.0 / lang.maximum(lang.sqrt(statistic(lambda v: v * v)), eps)
     for column in walk(columns, width):
         out = [
-            (v - mean) * factor if kind == "layer" else v * factor
+            ((v - first) - mean) * factor if kind == "layer" else v * factor
             for v in load(x, row, column, columns, width, chunk)
         ]
         for name, vector in affine.items():
@@ -91,7 +99,8 @@ def reference(x: Any, *affine: Any, kind: str, eps: float, vectors: tuple[str, .
     """The NumPy formula."""
     n = max(x.shape[-1], 1)
     if kind == "layer":
-        centred = x - x.sum(-1, keepdims=True) / n
+        shifted = x - x[..., :1]
+        centred = shifted - shifted.sum(-1, keepdims=True) / n
         y = centred / np.sqrt((centred * centred).sum(-1, keepdims=True) / n + eps)
     elif kind == "rms":
         y = x / np.sqrt((x * x).sum(-1, keepdims=True) / n + eps)

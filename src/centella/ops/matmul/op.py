@@ -178,6 +178,8 @@ def _call(
 ) -> Call:  # fmt: skip
     """The launch of the tiled kernel; `specs` are a, b, extras, y."""
     a, b, y = specs[0], specs[1], specs[-1]
+    if problem.k == 0:  # nothing is summed; every read is of the first element
+        problem = replace(problem, lda=0, ldb=0, sa=0, sb=0)
     item = min(a.dtype.itemsize, b.dtype.itemsize)
     variant = attrs.get("variant") or choose(problem, item, caps)
     tile = tile_of(variant, item, caps)

@@ -79,14 +79,15 @@ class _Operand:
     def fetch(self, k0: Any) -> list[Any]:
         """This thread's pieces of the tile that starts at k0; zeros past the depth."""
         fetched: list[Any] = []
+        end = lang.maximum(self.depth, 1) - 1  # of an empty product, the first element is read
         for _, k, place in self.pieces:
             at = k0 + k
             if self.along_k:
-                last = (self.depth - 1) // self.width * self.width
+                last = end // self.width * self.width
                 where = place + (at if self.exact_k else lang.minimum(at, last))
             else:
                 base, pitch = place
-                where = base + (at if self.exact_k else lang.minimum(at, self.depth - 1)) * pitch
+                where = base + (at if self.exact_k else lang.minimum(at, end)) * pitch
             values = self.source.load(where) if self.width > 1 else [self.source[where]]
             if not self.exact_k:
                 step = 1 if self.along_k else 0
