@@ -246,9 +246,7 @@ def compute(fn: Callable[..., Any], *operands: Any, out: DType = f32, **options:
     return tensors["y"].numpy()
 
 
-def compute_twice(
-    fn: Callable[..., Any], *operands: Any, out: DType = f32
-) -> tuple[Array, Array]:
+def compute_twice(fn: Callable[..., Any], *operands: Any, out: DType = f32) -> tuple[Array, Array]:
     """`fn` of all elements: the simulator's result and WebGPU's. Tint accepts the module."""
     ir, tensors, groups = element_kernel(fn, *operands, out=out)
     second = copies(tensors)

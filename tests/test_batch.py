@@ -326,6 +326,23 @@ def test_upload_refuses(device: ct.Device) -> None:
     assert batch.num_buffers == 1
 
 
+@pytest.mark.devices("cpu", "webgpu-minimum")
+def test_uploads_above_an_arena_are_several_writes(device: ct.Device) -> None:
+    sizes = (100, 40 << 18, 100, 40 << 18, 80 << 18)  # 40, 40 and 80 MB among small ones
+    with ct.ledger() as led:
+        batch = device.batch()
+        sent = [batch.upload(np.full(n, i, np.float32)) for i, n in enumerate(sizes)]
+        ends = [batch.add(t[-3:], 1.0) for t in sent]
+        led.expect(uploads=0)  # an exception now would send nothing
+        batch.execute(outputs=ends)
+    led.expect(uploads=3, submissions=1)
+    for index, end in enumerate(ends):
+        np.testing.assert_array_equal(end.numpy(), [index + 1] * 3)
+    del sent, ends
+    gc.collect()
+    device.pool.trim()
+
+
 def test_a_batch_of_several_uploads_is_one_upload(device: ct.Device) -> None:
     rng = np.random.default_rng(0)
     sizes = (3, 1000, 70_000, 1)
@@ -384,6 +401,12 @@ def test_no_room(device: ct.Device) -> None:
         y.numpy()
     del big[1:]
     gc.collect()
+    full = small.batch()
+    full.upload(np.ones(1 << 20, np.float32))
+    with pytest.raises(
+        ct.OutOfMemoryError, match=rf"upload \(recorded at .*{HERE}:\d+\): 4,194,304"
+    ):
+        full.execute()
     batch.execute()
     np.testing.assert_array_equal(y.numpy(), np.ones(1 << 16, np.float32))
     assert small.memory["limit"] == 1 << 20
@@ -442,6 +465,36 @@ def test_a_failed_submission_loses_the_device(name: str, monkeypatch: pytest.Mon
         ct.asarray(X, device=device)
 
 
+class LostTicket:
+    """A submission that the device did not survive."""
+
+    def done(self) -> bool:
+        raise ct.DeviceLostError("reset while running")
+
+    def wait(self, timeout: float | None = None) -> None:
+        raise ct.DeviceLostError("reset while running")
+
+    def data(self, index: int) -> Array:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("ask", ["result", "done"])
+def test_a_device_lost_while_running(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ct.device("simulator", pool="reuse")
+    y = ct.asarray(X, device=device) + 1.0
+    with monkeypatch.context() as patch:
+        patch.setattr(device.backend, "submit", lambda work: LostTicket())
+        pending = ct.fetch(y)
+    if ask == "done":
+        assert pending.done()
+        assert device.lost
+    with pytest.raises(ct.DeviceLostError, match="reset while running"):
+        pending.result()
+    assert device.lost
+    with pytest.raises(ct.DeviceLostError, match="simulator was lost: reset while running; open"):
+        y.numpy()
+
+
 def test_a_lost_device_is_opened_anew() -> None:
     first = ct.device("simulator")
     assert ct.device("simulator") is first
@@ -479,7 +532,7 @@ def test_a_formula_that_raises_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
         _ = bad.native
     assert not device.lost
     np.testing.assert_array_equal(fine.numpy(), RELU)
-    np.testing.assert_allclose(ct.tanh(x + 0.0).T.numpy(), np.tanh(X).T, rtol=1e-6)
+    np.testing.assert_allclose(ct.tanh(x.T).numpy(), np.tanh(X.T), rtol=1e-6)
 
 
 def test_no_room_on_the_cpu() -> None:
@@ -786,13 +839,18 @@ def test_execute_with_cache(device: ct.Device) -> None:
     assert mine.misses == 2
 
 
+def test_a_cache_that_is_none(device: ct.Device) -> None:
+    with pytest.raises(ct.ContractError, match="expected a PipelineCache, got dict"):
+        device.batch().execute_with_cache({})
+
+
 @pytest.mark.devices("simulator", "webgpu")
 def test_a_device_takes_a_cache(device: ct.Device) -> None:
     cache = ct.PipelineCache()
     own = ct.device(device.name.partition(":")[0], cache=cache)
     assert own.cache is cache
     (ct.zeros(4, device=own) + 1.0).numpy()
-    assert cache.names() == ["add"]
+    assert cache.names() == ["add", "fill"]
 
 
 def test_the_recording_says_where(device: ct.Device) -> None:

@@ -1,12 +1,13 @@
-"""Every kernel that the library ships: simulated in all orders, broken on purpose, parsed, assembled.
+"""Every kernel that the library ships: simulated in all orders, broken, parsed and assembled.
 
-Ops run at small shapes on a simulator device, as users call them; what it launches is kept, with the
-words before and after. Memory is poisoned, pads too. An op without a case fails the first test.
+Ops run at small shapes on a simulator device, as users call them; what it launches is kept, with
+the words before and after. Memory is poisoned, pads too. An op without a case fails the first test.
 """
 
 from __future__ import annotations
 
-import math
+import linecache
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -61,12 +62,23 @@ class Inputs:
         """These values."""
         return ct.asarray(np.asarray(values), dtype=dtype, device=self.device)
 
-    def peaks(self, rows: int, columns: int, apart: int = 1) -> ct.Tensor:
-        """Rows whose largest element is far above the rest, and stands elsewhere in each."""
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes."""
+        return ct.dtypes.ALL[self.dtype].per_chunk
+
+    def peaks(self, columns: int, width: int, more: int = 0) -> ct.Tensor:
+        """Rows with one element far above the rest: that of each thread which a tree reads last.
+
+        Args:
+            width: elements a thread has; more: columns to cut off on the left.
+        """
         self.seed += 1
-        values = np.random.default_rng(self.seed).uniform(-2, 2, (rows, columns))
-        values[np.arange(rows), np.arange(rows) * apart % columns] += 300
-        return self.of(values.astype("i4" if self.dtype == "i32" else "f4"), self.dtype)
+        threads = [t for t in (0, 1, 2, 4, 8, 16, 32, 64, 128, 255) if t * width < columns]
+        at = np.repeat(threads, 2) * width + more
+        values = np.random.default_rng(self.seed).uniform(-2, 2, (at.size, columns + more))
+        values[np.arange(at.size), at] += 300
+        return self.of(values.astype("i4" if self.dtype == "i32" else "f4"), self.dtype)[:, more:]
 
     def ints(self, *shape: int, low: int = -50, high: int = 50) -> ct.Tensor:
         """Random integers of the case's dtype."""
@@ -161,6 +173,16 @@ def elementwise() -> list[Case]:
     return cases
 
 
+def three_columns(i: Inputs) -> ct.Tensor:
+    """Three operands beside one another, none of whole words."""
+    return F.concat([i.ints(3, 5), i.ints(3, 6), i.ints(3, 7)], 1)
+
+
+def added(i: Inputs) -> ct.Tensor:
+    """A product with a residual and nothing else."""
+    return F.linear(i(33, 35), i(36, 35), residual=i(33, 36))
+
+
 def moving() -> list[Case]:
     """Casts between sizes and kinds, reshapes that move, copies."""
     cases = []
@@ -168,6 +190,7 @@ def moving() -> list[Case]:
              ("f32", "i8"), ("i8", "f16"), ("u8", "f32"), ("f16", "u8"), ("f32", "bool"),
              ("i32", "u32")]  # fmt: skip
     for source, target in pairs:
+
         def build(i: Inputs, target: str = target) -> ct.Tensor:
             return F.cast(i.ints(3, 21, low=0, high=2 if target == "bool" else 50), target)
 
@@ -175,9 +198,10 @@ def moving() -> list[Case]:
     for dtype in ("f32", "f16", "i8"):
         cases.append(Case("reshape", "rows", lambda i: i.ints(6, 5).reshape(5, 6), dtype))
         cases.append(Case("reshape", "vector", lambda i: i.ints(3, 2, 7).reshape(-1), dtype))
-        cases.append(Case("concat", "rows", lambda i: F.concat([i.ints(2, 5), i.ints(3, 5)]), dtype))
-        cases.append(Case("concat", "columns",
-                          lambda i: F.concat([i.ints(3, 5), i.ints(3, 4), i.ints(3, 1)], 1), dtype))  # fmt: skip
+        cases.append(
+            Case("concat", "rows", lambda i: F.concat([i.ints(2, 5), i.ints(3, 5)]), dtype)
+        )
+        cases.append(Case("concat", "columns", three_columns, dtype))
         cases.append(Case("fill", "rows", lambda i: F.full((3, 5), 2, i.dtype, i.device), dtype))
     return cases
 
@@ -185,34 +209,37 @@ def moving() -> list[Case]:
 def rows() -> list[Case]:
     """Reductions, softmax, normalisation, pooling, embedding: what walks rows."""
     build: dict[tuple[str, str], Build] = {
-        ("reduce", "sum"): lambda i: F.sum(i(3, 300), -1),
-        ("reduce", "sum all"): lambda i: F.sum(i(5, 7)),
-        ("reduce", "sum first"): lambda i: F.sum(i(5, 7), 0),
+        ("reduce", "sum"): lambda i: F.sum(i(6, 257 * i.chunk), -1),
+        ("reduce", "sum sliced"): lambda i: F.sum(i(6, 300)[:, 1:], -1),
+        ("reduce", "sum all"): lambda i: F.sum(i(50, 77)),
+        ("reduce", "sum first"): lambda i: F.sum(i(530, 3), 0),
         ("reduce", "mean"): lambda i: F.mean(i(5, 77), -1),
-        ("reduce", "max"): lambda i: F.max(i.peaks(260, 262), -1),
-        ("reduce", "min"): lambda i: F.min(F.neg(i.peaks(260, 262)), -1),
+        ("reduce", "max"): lambda i: F.max(i.peaks(257 * i.chunk, i.chunk), -1),
+        ("reduce", "min"): lambda i: F.min(F.neg(i.peaks(257 * i.chunk, i.chunk)), -1),
         ("reduce", "long"): lambda i: F.sum(i(2, 16500), -1),
-        ("argmax", "rows"): lambda i: F.argmax(i.peaks(260, 262), -1),
-        ("dot", "vectors"): lambda i: F.dot(i(600), i(600)),
-        ("softmax", "rows"): lambda i: F.softmax(i.peaks(130, 522, 4)),
-        ("softmax", "odd"): lambda i: F.softmax(i.peaks(70, 71)),
-        ("softmax", "log"): lambda i: F.log_softmax(i.peaks(70, 71)),
-        ("softmax", "first"): lambda i: F.softmax(i.peaks(70, 71), 0),
+        ("argmax", "rows"): lambda i: F.argmax(i.peaks(257 * i.chunk, i.chunk), -1),
+        ("argmax", "sliced"): lambda i: F.argmax(i.peaks(260, 1, 1), -1),
+        ("dot", "vectors"): lambda i: F.dot(i(260 * i.chunk), i(260 * i.chunk)),
+        ("softmax", "rows"): lambda i: F.softmax(i.peaks(257 * i.chunk, i.chunk)),
+        ("softmax", "short"): lambda i: F.softmax(i.peaks(64 * i.chunk - 3, i.chunk)),
+        ("softmax", "log"): lambda i: F.log_softmax(i.peaks(64 * i.chunk - 3, i.chunk)),
+        ("softmax", "sliced"): lambda i: F.softmax(i.peaks(127, 4 // i.chunk or 2, 1)),
+        ("softmax", "first"): lambda i: F.softmax(i(5, 6), 0),
         ("norm", "layer"): lambda i: F.layer_norm(i(3, 300), i(300), i(300)),
-        ("norm", "layer odd"): lambda i: F.layer_norm(i(3, 77), i(77), i(77)),
-        ("norm", "layer bare"): lambda i: F.layer_norm(i(3, 77)),
-        ("norm", "rms"): lambda i: F.rms_norm(i(3, 77), i(77)),
-        ("norm", "l2"): lambda i: F.l2_normalize(i(3, 77)),
+        ("norm", "layer odd"): lambda i: F.layer_norm(i(3, 511), i(511), i(511)),
+        ("norm", "layer bare"): lambda i: F.layer_norm(i(3, 511)),
+        ("norm", "rms"): lambda i: F.rms_norm(i(3, 511), i(511)),
+        ("norm", "l2"): lambda i: F.l2_normalize(i(3, 511)),
+        ("norm", "sliced"): lambda i: F.layer_norm(i(3, 131)[:, 1:], i(130), i(130)),
         ("mean_pool", "rows"): lambda i: F.mean_pool(i(3, 6, 40), i.of([4, 6, 0])),
         ("mean_pool", "odd"): lambda i: F.mean_pool(i(3, 5, 7), i.of([4, 5, 2])),
         ("embedding", "rows"): lambda i: F.embedding(i.of([[3, 0, 5], [9, 2, -1]]), i(9, 40)),
         ("embedding", "odd"): lambda i: F.embedding(i.of([3, 0, 5, 8]), i(9, 7)),
     }  # fmt: skip  # a table
     cases = [Case(op, n, b, d) for (op, n), b in build.items() for d in ("f32", "f16")]
-    cases += [Case("softmax", "rows", lambda i: F.softmax(i.peaks(70, 71)), "bf16")]
-    for op, fn in (("reduce", F.sum), ("reduce", F.max), ("argmax", F.argmax)):
-        cases.append(Case(op, f"{fn.__name__} integers",
-                          lambda i, f=fn: f(i.peaks(260, 262), -1), "i32"))  # fmt: skip
+    cases.append(Case("softmax", "short", build["softmax", "short"], "bf16"))
+    cases += [Case(op, n, build[op, n], "i32") for op, n in (("reduce", "max"), ("argmax", "rows"))]
+    cases.append(Case("reduce", "sum integers", lambda i: F.sum(i.ints(6, 1030), -1), "i32"))
     return cases
 
 
@@ -244,15 +271,19 @@ def products() -> list[Case]:
         cases.append(Case("linear", name, lambda i, a=name: F.linear(i(37, 35), i(41, 35), i(41),
                                                                       activation=a)))  # fmt: skip
     for dtype in ("f32", "f16", "bf16"):
-        cases.append(Case("matmul", "batched", lambda i: F.matmul(i(2, 33, 35), i(2, 35, 36)), dtype))
-        cases.append(Case("matmul", "sliced", lambda i: F.matmul(i(33, 40)[:, 1:36], i(35, 41)), dtype))
-        cases.append(Case("linear", "residual", lambda i: F.linear(i(33, 35), i(36, 35),
-                                                                    residual=i(33, 36)), dtype))  # fmt: skip
+        cases.append(
+            Case("matmul", "batched", lambda i: F.matmul(i(2, 33, 35), i(2, 35, 36)), dtype)
+        )
+        cases.append(
+            Case("matmul", "sliced", lambda i: F.matmul(i(33, 40)[:, 1:36], i(35, 41)), dtype)
+        )
+        cases.append(Case("linear", "residual", added, dtype))
     return cases
 
 
 def attentions() -> list[Case]:
     """Each mask, head sizes on both sides of a tile, grouped queries."""
+
     def case(name: str, h: int, kv: int, lq: int, lk: int, d: int, dtypes: Any = ("f32", "f16"),
              **more: Any) -> list[Case]:  # fmt: skip
         def build(i: Inputs) -> ct.Tensor:
@@ -305,11 +336,11 @@ def run(case: Case) -> Seen:
         device.caps = device.backend.caps = replace(device.caps, max_shared=ROOMY)
     ops: set[str] = set()
     launches: list[Launch] = []
-    add, submit = device.add, device.backend.submit
+    form, submit = device.form, device.backend.submit
 
-    def adding(form: Any, *rest: Any) -> Any:
-        ops.add(form.op.name)
-        return add(form, *rest)
+    def forming(op: Any, *rest: Any) -> Any:
+        ops.add(op.name)
+        return form(op, *rest)
 
     def submitting(work: Submission) -> Any:
         for slot, offset, data in work.uploads:
@@ -318,13 +349,14 @@ def run(case: Case) -> Seen:
             natives = [work.slots[s].native for s in bound.slots]
             words = [n.copy() for n in natives]
             params = np.array(bound.words, np.uint32)
-            launch = Launch(bound.program.ir, words, params, bound.groups, bound.views)
+            launch = Launch(bound.pipeline, words, params, bound.groups, bound.views)
             submit(Submission(work.slots, [], [bound]))
             launch.after = [n.copy() for n in natives]
             launches.append(launch)
         return submit(Submission(work.slots, reads=work.reads))
 
-    device.add, device.backend.submit = adding, submitting
+    spied: Any = device
+    spied.form, spied.backend.submit = forming, submitting
     try:
         result = case.build(Inputs(device, case.dtype)).numpy()
     except LimitError as error:
@@ -388,3 +420,160 @@ def test_every_order_and_subgroup_gives_the_same(case: Case) -> None:
             for subgroup in (1, 8, 64):
                 assert launch.agrees(launch.run(subgroup=subgroup), 1e-3)
         assert launch.agrees(launch.run(fused=False), 5e-3)
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+SHIFTS = int(os.environ.get("CENTELLA_SHIFTS", "12"))  # of each kernel; 10 000 tries every access
+
+# Accesses that no result can depend on, and why.
+IDLE_CASES = {
+    "reduce-long-f16": "two partial results for 256 threads: most of the tree adds zeros",
+    "dot-vectors-f16": "one result fills half a word: the other half is computed and is pad",
+}
+IDLE_LINES = {
+    "first = x[row, 0]": "a shift of the whole row: any element of it serves",
+}
+
+
+def by_kernel() -> dict[str, list[tuple[Case, Launch]]]:
+    """The launches of each distinct kernel."""
+    found: dict[str, list[tuple[Case, Launch]]] = {}
+    for case in CASES:
+        try:
+            for launch in run(case).launches:
+                found.setdefault(launch.ir.digest, []).append((case, launch))
+        except Unfit:
+            continue
+    return found
+
+
+def caught(launches: list[tuple[Case, Launch]], mutant: KernelIR, faults_only: bool) -> bool:
+    """True when a launch of the mutant faults, or (unless only faults count) gives wrong words."""
+    for _, launch in launches:
+        try:
+            words = launch.run(mutant)
+        except SimulationError:
+            return True
+        if not faults_only and not launch.agrees(words):
+            return True
+    return False
+
+
+def is_idle(launches: list[tuple[Case, Launch]], label: str) -> bool:
+    """True for an access that no result depends on."""
+    file, _, line = label.rpartition(" at ")[2].rpartition(":")
+    text = linecache.getline(file, int(line)) if line.isdigit() else ""
+    return any(t in text for t in IDLE_LINES) or all(str(c) in IDLE_CASES for c, _ in launches)
+
+
+@pytest.mark.slow
+def test_removed_barriers_and_shifted_indices_are_caught() -> None:
+    barriers = shifts = 0
+    for launches in by_kernel().values():
+        ir = launches[0][1].ir
+        mutants = list(mutations(ir))
+        gone = [m for m in mutants if m[0].startswith("no barrier")]
+        moved = [m for m in mutants if not m[0].startswith("no barrier")]
+        step = max(1, len(moved) // SHIFTS)
+        for label, mutant in gone:
+            assert caught(launches, mutant, True), f"{launches[0][0]}: {label}"
+        for label, mutant in moved[barriers % step :: step]:
+            if not caught(launches, mutant, False):
+                assert is_idle(launches, label), f"{launches[0][0]}: {label}"
+        barriers += len(gone)
+        shifts += len(moved[::step])
+    assert barriers > 300 and shifts > 1000
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def test_statements_are_few() -> None:
+    """naga's time grows with the square of their number."""
+    counts = {name: count_statements(ir) for name, ir in kernels().items()}
+    assert max(counts.values()) <= MOST_STATEMENTS, max(counts, key=lambda n: counts[n])
+
+
+def test_every_op_keeps_to_the_minimum() -> None:
+    """With WebGPU's guaranteed limits each op has a kernel."""
+    fitting = set[str]()
+    for case in CASES:
+        if case.roomy:
+            continue
+        try:
+            done = run(case)
+        except Unfit:
+            continue
+        fitting |= done.ops
+        for launch in done.launches:
+            ir = launch.ir
+            assert ir.shared_bytes <= MINIMUM.max_shared, case
+            assert len(ir.args) <= MINIMUM.max_storage_buffers, case
+            assert ir.workgroup <= MINIMUM.max_workgroup, case
+            assert not ir.uses_subgroups, case
+    assert {n for n in registry() if not n.startswith("kernel:")} <= fitting
+
+
+def test_naga_accepts_every_kernel() -> None:
+    device = webgpu()
+    for ir in kernels().values():
+        device.create_shader_module(code=emit_wgsl(ir))
+
+
+def test_tint_accepts_every_kernel() -> None:
+    found = kernels()
+    faults = tint([emit_wgsl(ir) for ir in found.values()])
+    assert {n: f for n, f in zip(found, faults, strict=True) if f} == {}
+
+
+def assembler() -> str:
+    """NVIDIA's ptxas: on the PATH, or in the wheel `nvidia-cuda-nvcc`."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia"
+    found = shutil.which("ptxas") or next(map(str, sorted(wheel.glob("*/bin/ptxas"))), None)
+    if found is None:
+        pytest.skip("no ptxas here (pip install nvidia-cuda-nvcc)")
+    return found
+
+
+def test_ptxas_accepts_every_kernel(tmp_path: Path) -> None:
+    tool = assembler()
+
+    def assemble(item: tuple[str, KernelIR]) -> tuple[str, str]:
+        source = tmp_path / f"{item[1].digest}.ptx"
+        source.write_text(emit_ptx(item[1], "sm_80"))
+        command = [tool, "-arch=sm_80", "-O1", str(source), "-o", os.devnull]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        return item[0], "" if done.returncode == 0 else done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        faults = dict(pool.map(assemble, kernels().items()))
+    assert {n: f for n, f in faults.items() if f} == {}
+
+
+# -- accumulation and masks ------------------------------------------------------------------------
+
+
+def test_statistics_are_f32_whatever_the_storage() -> None:
+    """2 049 ones have no sum in f16; 257 none in bf16."""
+    for dtype, n, exact in (("f16", 4000, 4000), ("bf16", 512, 512)):
+        i = Inputs(ct.device("simulator"), dtype)
+        ones = i.of(np.ones((2, n), np.float32), dtype)
+        assert F.sum(ones, -1).astype("f32").numpy().tolist() == [exact] * 2
+        assert F.mean(ones, -1).astype("f32").numpy().tolist() == [1.0] * 2
+        assert F.matmul(ones, ones.T).astype("f32").numpy().tolist() == [[exact] * 2] * 2
+        softened = F.softmax(ones).astype("f32").numpy()
+        np.testing.assert_allclose(softened, 1 / n, rtol=2e-2)
+        same = F.rms_norm(ones).astype("f32").numpy()
+        np.testing.assert_allclose(same, 1, rtol=2e-2)
+
+
+def test_masks_are_finite() -> None:
+    """Infinities appear where a NaN may be right (the maximum of a row), never as a mask."""
+    names = set()
+    for ir in kernels().values():
+        if ir.name in ("attention", "softmax_rows"):
+            numbers = np.array([s[3] for s in ir.body if s[:2] == ("const", "f32")], np.float32)
+            assert np.isfinite(numbers).all() and numbers.min() <= -3.0e38
+            names.add(ir.name)
+    assert len(names) == 2

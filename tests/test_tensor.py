@@ -540,6 +540,11 @@ class TestWgpuBuffers:
         ):
             with pytest.raises(ct.DeviceError, match=text):
                 ct.Tensor.from_buffer(native, 4, "f32", device=device)
+        mapped = self.buffer(device, X)
+        mapped = device.native.create_buffer(size=16, usage=mapped.usage, mapped_at_creation=True)
+        with pytest.raises(ct.DeviceError, match="must not be mapped"):
+            ct.Tensor.from_buffer(mapped, 4, "f32", device=device)
+        mapped.unmap()
         with pytest.raises(ct.ShapeError, match="the buffer has 48"):
             ct.Tensor.from_buffer(self.buffer(device, X), 13, "f32", device=device)
 

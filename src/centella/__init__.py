@@ -31,13 +31,17 @@ from centella.errors import (
 from centella.functional import (
     abs,
     add,
+    argmax,
     attention,
     cast,
     clip,
+    concat,
     div,
     dot,
+    elu,
     embedding,
     exp,
+    full,
     gelu,
     l2_normalize,
     layer_norm,
@@ -64,6 +68,8 @@ from centella.functional import (
     sum,
     swish,
     tanh,
+    where,
+    zeros,
 )
 from centella.kernel import UserKernel, kernel
 from centella.lang import In, InOut, Out, Scalar
@@ -71,7 +77,7 @@ from centella.ledger import Counts, Ledger, forbid, ledger, totals
 from centella.load import load
 from centella.pending import Pending
 from centella.pipelines import CachedPipeline, PipelineCache
-from centella.tensor import Tensor, asarray, empty, fetch, from_dlpack, from_host, full, zeros
+from centella.tensor import Tensor, asarray, empty, fetch, from_dlpack, from_host
 
 __version__ = "0.1.0"
 
@@ -111,15 +117,18 @@ __all__ = [
     "__version__",
     "abs",
     "add",
+    "argmax",
     "asarray",
     "attention",
     "bf16",
     "bool_",
     "cast",
     "clip",
+    "concat",
     "device",
     "div",
     "dot",
+    "elu",
     "embedding",
     "empty",
     "exp",
@@ -165,5 +174,6 @@ __all__ = [
     "totals",
     "u8",
     "u32",
+    "where",
     "zeros",
 ]

@@ -188,6 +188,10 @@ class CommandBatch:
         self, cache: PipelineCache, outputs: Iterable[Tensor] | None = None
     ) -> Pending[None]:
         """`execute`, compiling into (and from) a given PipelineCache."""
+        if not isinstance(cache, PipelineCache):
+            raise ContractError(
+                f"execute_with_cache: expected a PipelineCache, got {type(cache).__name__}"
+            )
         return self._run(cache, outputs)
 
     def _run(self, cache: PipelineCache, outputs: Iterable[Tensor] | None) -> Pending[None]:

@@ -16,6 +16,7 @@ from centella.errors import CentellaError, ContractError, DeviceError, LimitErro
 from centella.ledger import Ledger, count, on_flush, open_scopes, permit
 from centella.op import Op
 from centella.pipelines import PipelineCache
+from centella.program import exact
 from centella.recording import (
     PENDING,
     Form,
@@ -29,6 +30,7 @@ from centella.running import Engine
 from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
 from centella.submission import Array, Backend, Buffer
 
+INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 log = logging.getLogger("centella.device")
 
 IMPLICIT_NODES = 256
@@ -95,7 +97,7 @@ class Device(Engine):
             ShapeError, DTypeError: from the op's rule.
             LimitError: a result would be larger than the device allows.
         """
-        key = (op, specs, *[(name, _exact(value)) for name, value in attrs.items()])
+        key = (op, specs, *[(name, exact(value)) for name, value in attrs.items()])
         found = self._forms.get(key)
         if found is None:
             if len(self._forms) >= FORMS:
@@ -110,6 +112,12 @@ class Device(Engine):
                 raise LimitError(
                     f"{op.name}: a result of {spec.storage_bytes:,} bytes; {self.name} allows "
                     f"{self.caps.max_buffer:,}"
+                )
+        for spec in (*specs, *outputs):
+            if spec.span >= INDEX_LIMIT:
+                raise LimitError(
+                    f"{op.name}: expected tensors of fewer than {INDEX_LIMIT:,} elements, got "
+                    f"{list(spec.shape)}"
                 )
         copies = tuple(i for i, s in enumerate(specs) if not self._host and not op.takes(i, s))
         nbytes = sum(spec.storage_bytes for spec in outputs)
@@ -327,16 +335,6 @@ class Device(Engine):
         """Run what this thread recorded lazily and wait until the device has done everything."""
         self.flush_thread()
         super().synchronize()
-
-
-def _exact(value: Any) -> Any:
-    """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
-    kind = type(value)
-    if kind is tuple:
-        return tuple([_exact(v) for v in value])
-    if kind is float and value == 0.0:
-        return kind, str(value)
-    return kind, value
 
 
 _opened: dict[str, Device] = {}

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from centella import ops
-from centella.device import Device
+from centella.device import Device, current_device
 from centella.device import device as open_device
 from centella.dtypes import dtype_of, f32, promote
 from centella.errors import DTypeError, ShapeError
 from centella.op import get
 from centella.ops.concat import MOST
-from centella.tensor import Tensor, apply, apply_all, binary
+from centella.tensor import Tensor, apply, apply_all, binary, extents_of
 
 Number = int | float
 assert ops.__all__  # importing the package registers every op
@@ -161,8 +161,8 @@ def full(
     shape: int | Sequence[int], fill: Number, dtype: Any = f32, device: str | Device | None = None
 ) -> Tensor:
     """A tensor with one value everywhere, made on the device: nothing is uploaded."""
-    target = open_device(device)
-    extents = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    target = current_device() if device is None else open_device(device)
+    extents = extents_of("full", shape)
     attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": fill}
     (value,) = target.record(get("fill"), [], attrs)
     return Tensor(value, value.spec)

@@ -45,6 +45,9 @@ SIMULATED = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storag
 _names = counter(1)
 
 
+MAX_GROUPS = 1 << 31  # what every backend can launch
+
+
 class UserKernel:
     """A kernel of the user's: call it to record a launch; print its `source`; `simulate` it."""
 
@@ -222,7 +225,12 @@ class UserKernel:
             raise TraceError(
                 f"{self.__name__}: expected a number of threads or groups, got {given!r}"
             )
-        return int(given) if threads is None else -(-int(given) // self._kernel.workgroup)
+        count = int(given) if threads is None else -(-int(given) // self._kernel.workgroup)
+        if count >= MAX_GROUPS:
+            raise LimitError(
+                f"{self.__name__}: expected fewer than {MAX_GROUPS:,} groups, got {count:,}"
+            )
+        return count
 
     # -- looking ----------------------------------------------------------------------------------
 

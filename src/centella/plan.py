@@ -160,7 +160,7 @@ def build(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, c
             try:
                 steps += _steps(index, node, slots, outs, caps, placer)
             except CentellaError as error:
-                blame(error, nodes[index])
+                blame(error, node.op.name, nodes[index].site)
                 raise
         placer.release_after(index)
     return Plan(
@@ -257,36 +257,88 @@ class _Placer:
 def _steps(
     index: int, node: PlanNode, slots: list[int], outs: list[int], caps: Caps, placer: _Placer
 ) -> list[Step]:
-    form, attrs = node.form, dict(node.form.attrs)
-    if caps.target == "numpy":
-        views = tuple((s.spec, s.offset) for s in node.inputs)
-        views += tuple((spec, 0) for spec in form.outputs)
-        program = form.op.host_program(form.inputs, form.outputs, attrs)
-        return [Step(program, (*slots, *outs), views, len(slots), (), (), 1, index)]
-    lowered = form.op.lower(form.inputs, form.outputs, attrs, caps)
-    scratch = [placer.temporary(s.storage_bytes) for s in lowered.temporaries]
-    where = [*slots, *outs, *scratch]
-    offsets = [s.offset for s in node.inputs] + [0] * (len(outs) + len(scratch))
+    form = node.form
+    if form.lowered is None:
+        form.lowered = _lower(form, caps)
+    lowered: _Lowering = form.lowered
+    scratch = [placer.temporary(nbytes) for nbytes in lowered.scratch]
+    where = (*slots, *outs, *scratch)
+    offsets = [s.offset for s in node.inputs]
+    shift = {i: offset for i, offset in enumerate(offsets) if offset}
     steps = [
-        _launch(index, call, where, offsets, len(slots), placer.first, caps)
-        for call in lowered.calls
+        _step(index, each, where, shift, len(slots), placer.first) for each in lowered.launches
     ]
     for slot in scratch:
         placer.free(slot)
     return steps
 
 
-def _launch(
-    index: int, call: Call, where: list[int], offsets: list[int], inputs: int, externals: int,
-    caps: Caps,
-) -> Step:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launch before its buffers are known; `operands` count inputs, outputs, temporaries."""
+
+    program: Program | HostProgram
+    operands: tuple[int, ...]
+    views: tuple[tuple[Spec, int], ...]
+    words: tuple[int, ...]
+    patched: tuple[tuple[int, int], ...]
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """What a Form becomes: launches, and bytes of the temporaries they share."""
+
+    launches: tuple[_Launch, ...]
+    scratch: tuple[int, ...]
+
+
+def _lower(form: Form, caps: Caps) -> _Lowering:
+    attrs = dict(form.attrs)
+    if caps.target == "numpy":
+        program = form.op.host_program(form.inputs, form.outputs, attrs)
+        views = tuple((spec, 0) for spec in (*form.inputs, *form.outputs))
+        return _Lowering((_Launch(program, tuple(range(len(views))), views, (), (), 1),), ())
+    lowered = form.op.lower(form.inputs, form.outputs, attrs, caps)
+    return _Lowering(
+        tuple(_launch(call, caps) for call in lowered.calls),
+        tuple(spec.storage_bytes for spec in lowered.temporaries),
+    )
+
+
+def _launch(call: Call, caps: Caps) -> _Launch:
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     unit = tuple(r.spec.unit_rows for r in call.tensors)
     program = call.kernel.program(caps, dtypes, unit, call.constants, call.workgroup, call.face)
     words, patched = parameter_words(call, program.ir)
-    for position, operand in patched:
-        words[position] += offsets[call.tensors[operand].index]
-    slots = tuple(where[r.index] for r in call.tensors)
-    views = tuple((r.spec, r.offset + offsets[r.index]) for r in call.tensors)
-    patches = tuple((position, slots[o]) for position, o in patched if slots[o] < externals)
-    return Step(program, slots, views, inputs, tuple(words), patches, call.groups, index)
+    return _Launch(
+        program,
+        tuple(r.index for r in call.tensors),
+        tuple((r.spec, r.offset) for r in call.tensors),
+        tuple(words),
+        tuple(patched),
+        call.groups,
+    )
+
+
+def _step(
+    index: int,
+    launch: _Launch,
+    where: tuple[int, ...],
+    shift: Mapping[int, int],
+    inputs: int,
+    externals: int,
+) -> Step:
+    """A launch on its slots; `shift` has the elements that an input begins later by."""
+    operands = launch.operands
+    slots = tuple([where[i] for i in operands])
+    words, views = launch.words, launch.views
+    if shift:
+        moved = list(words)
+        for position, operand in launch.patched:
+            moved[position] += shift.get(operands[operand], 0)
+        words = tuple(moved)
+        pairs = zip(views, operands, strict=True)
+        views = tuple([(spec, offset + shift.get(i, 0)) for (spec, offset), i in pairs])
+    patches = tuple([(p, slots[o]) for p, o in launch.patched if slots[o] < externals])
+    return Step(launch.program, slots, views, inputs, words, patches, launch.groups, index)

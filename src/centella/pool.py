@@ -135,6 +135,8 @@ class Pool:
 
     def adopt(self, native: Any, owner: Any) -> Buffer:
         """Memory of the application's: neither copied nor freed, `owner` kept while it is used."""
+        if not hasattr(self._backend, "adopt"):
+            raise DeviceError(f"{self._backend.name}: memory cannot be imported on this backend")
         with self._lock:
             self._drain()
             taken, nbytes = self._backend.adopt(native)

@@ -134,7 +134,7 @@ def allocate(made: Plan, taken: Recorded, pool: Pool) -> list[Buffer]:
         try:
             buffers.append(pool.allocate(nbytes))
         except CentellaError as error:
-            blame(error, taken.nodes[maker])
+            blame(error, taken.nodes[maker].op.name, taken.nodes[maker].site)
             raise
     return buffers
 
@@ -171,7 +171,11 @@ def pack(uploads: Sequence[Upload], outside: Outside, pool: Pool, most: int) -> 
         permit("upload", "uploads")
     for group in _arenas(uploads, min(ARENA, most)):
         total = sum(_rounded(u.data.nbytes) for u in group)
-        arena = pool.allocate(total)
+        try:
+            arena = pool.allocate(total)
+        except CentellaError as error:
+            blame(error, "upload", group[0].value.site)
+            raise
         whole = group[0].data if len(group) == 1 else np.zeros(total, np.uint8)
         start = 0
         for upload in group:

@@ -26,6 +26,16 @@ from centella.specs import Caps, Spec
 Constants = tuple[tuple[str, Any], ...]
 
 
+def exact(value: Any) -> Any:
+    """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([exact(v) for v in value])
+    if kind is float and value == 0.0:
+        return kind, str(value)
+    return kind, value
+
+
 class Kernel:
     """A kernel function with its face; the specialisations traced so far."""
 
@@ -61,7 +71,7 @@ class Kernel:
         """The traced kernel for these storage dtypes, innermost strides and constants."""
         size = workgroup or self.workgroup
         used = face or self.face
-        key = (dtypes, unit, constants, size, used)
+        key = (dtypes, unit, exact(constants), size, used)
         with self._lock:
             found = self._traced.get(key)
             if found is None:
@@ -93,7 +103,7 @@ class Kernel:
         face: Face | None,
     ) -> Program:
         """The program of one specialisation on one kind of device, remembered."""
-        key = (caps, dtypes, unit, constants, workgroup, face)
+        key = (caps, dtypes, unit, exact(constants), workgroup, face)
         found = self._programs.get(key)
         if found is None:
             ir = self.specialise(dtypes, unit, constants, workgroup, face)

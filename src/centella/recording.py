@@ -92,7 +92,7 @@ class Value:
         raise ContractError(f"{label} is not computed yet: call execute() on its batch first")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Form:
     """What an op is asked to do, apart from the data: equal requests share one Form.
 
@@ -100,6 +100,7 @@ class Form:
         inputs: how each operand is seen.
         outputs: how each result will lie in memory; `nbytes` of them all.
         copies: operands whose layout the op does not take.
+        lowered: the launches that it becomes, once planned.
     """
 
     op: Op
@@ -108,6 +109,7 @@ class Form:
     outputs: tuple[Spec, ...]
     nbytes: int
     copies: tuple[int, ...]
+    lowered: Any = None
 
 
 class Operand(NamedTuple):
@@ -308,8 +310,8 @@ def line_of(site: Site) -> str:
     return f"{site[0]}:{site[1]}"
 
 
-def blame(error: CentellaError, node: Node) -> None:
+def blame(error: CentellaError, what: str, site: Site) -> None:
     """Put the op and the line that recorded it before an error's text."""
-    label = f"{node.op.name} (recorded at {line_of(node.site)}): "
+    label = f"{what} (recorded at {line_of(site)}): "
     if error.args and not str(error.args[0]).startswith(label):
         error.args = (label + str(error.args[0]), *error.args[1:])

@@ -56,8 +56,12 @@ class Watched:
         self.held = held
 
     def done(self) -> bool:
-        """True once the device has finished it."""
-        return self._ticket.done()
+        """True once the device has finished it, or was lost: `wait` says which."""
+        try:
+            return self._ticket.done()
+        except DeviceLostError as error:
+            self._engine.lose(str(error))
+            return True
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished; raises what it failed with, or TimeoutError."""
@@ -191,7 +195,8 @@ class Engine:
             try:
                 launches.append(prepare.bind(step, self._pipeline(step.program, cache)))
             except CentellaError as error:
-                blame(error, taken.nodes[step.node])
+                node = taken.nodes[step.node]
+                blame(error, node.op.name, node.site)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
         return planned

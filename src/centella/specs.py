@@ -106,9 +106,16 @@ def make_spec(shape: Shape, dtype: DType, row_alignment: int) -> Spec:
 
 
 def rows_aligned(shape: Shape, strides: Shape, itemsize: int, offset: int = 0) -> bool:
-    """True when every row starts on a 16-byte boundary, counted from the buffer's start."""
+    """True when every row starts on a 16-byte boundary, counted from the buffer's start.
+
+    Rows are runs of neighbouring elements, along whichever dimension has stride 1.
+    """
     if offset * itemsize % 16:
         return False
+    if strides and strides[-1] != 1 and shape[-1] > 1 and 1 in strides:
+        along = strides.index(1)
+        shape = (*shape[:along], *shape[along + 1 :], 1)
+        strides = (*strides[:along], *strides[along + 1 :], 1)
     pairs = zip(shape[:-1], strides[:-1], strict=True)
     return all(n <= 1 or s * itemsize % 16 == 0 for n, s in pairs)
 

@@ -62,7 +62,7 @@ class Tensor:
             ShapeError: it has fewer bytes than the shape needs.
         """
         kind = dtype_of(dtype)
-        extents = _extents("from_buffer", shape)
+        extents = extents_of("from_buffer", shape)
         if device is not None:
             where = [open_device(device)]
         else:
@@ -226,6 +226,9 @@ class Tensor:
     def _view(self, shape: Shape, strides: Shape, offset: int) -> Tensor:
         start = self._value.offset + offset
         aligned = rows_aligned(shape, strides, self.dtype.itemsize, start)
+        buffer = self._value.buffer
+        if buffer is not None and buffer.nbytes % 16:  # imported: its last chunk is not whole
+            aligned = False
         return Tensor(self._value, Spec(shape, self.dtype, strides, aligned), offset)
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
@@ -331,7 +334,12 @@ class Tensor:
         return array
 
 
-def _extents(op: str, shape: int | Sequence[int]) -> Shape:
+def extents_of(op: str, shape: int | Sequence[int]) -> Shape:
+    """The extents that a caller gives: one number, or several.
+
+    Raises:
+        ShapeError: for what is no extent.
+    """
     found = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(not isinstance(n, (int, np.integer)) for n in found) or min(found, default=0) < 0:
         raise ShapeError(f"{op}: expected extents of 0 or more, got {list(found)}")
@@ -442,29 +450,10 @@ def empty(
 ) -> Tensor:
     """A tensor whose content is undefined: memory is reserved, nothing is copied."""
     kind = dtype_of(dtype)
-    extents = _extents("empty", shape)
+    extents = extents_of("empty", shape)
     target = current_device() if device is None else open_device(device)
     spec = target.spec(extents, kind)
     return Tensor(target.reserve(spec), spec)
-
-
-def full(
-    shape: int | Sequence[int], fill: Scalar, dtype: Any = f32, device: str | Device | None = None
-) -> Tensor:
-    """A tensor with one value everywhere."""
-    kind = dtype_of(dtype)
-    one, _ = from_host_array("full", fill, kind)
-    return asarray(np.broadcast_to(one, _extents("full", shape)), dtype=kind, device=device)
-
-
-def zeros(
-    shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
-) -> Tensor:
-    """A tensor of zeros."""
-    return full(shape, 0, dtype, device)
-
-
-# -- to the host ----------------------------------------------------------------------------------
 
 
 def fetch(*tensors: Tensor) -> Pending[list[Array]]:
@@ -537,5 +526,5 @@ def _decode(raw: Array, spec: Spec) -> Array:
 
 __all__ = [
     "Pending", "Tensor", "apply", "apply_all", "asarray", "binary", "empty", "fetch", "from_dlpack",
-    "from_host", "full", "zeros",
+    "from_host",
 ]  # fmt: skip

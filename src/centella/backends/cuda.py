@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,12 @@ class CudaTicket:
                 self._pinned = None
             self._backend.return_event(self._event)
 
+    def __del__(self) -> None:
+        if self._results is None:  # nobody waited: what it held is used in stream order
+            self._backend.return_event(self._event)
+            if self._pinned is not None:
+                self._backend.return_pinned(self._pinned)
+
     def _poll(self, timeout: float) -> None:
         pause = threading.Event()
         waited = 0.0
@@ -158,7 +165,9 @@ class CudaBackend:
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         ordinal = int(which) if which.isdigit() else 0
         if native is not None:
-            ordinal = int(getattr(native, "device_id", native))
+            ordinal = native if isinstance(native, int) else getattr(native, "device_id", -1)
+            if not 0 <= ordinal < 64:
+                raise DeviceError(f"cuda: expected a device ordinal or object, got {native!r}")
         elif which and not which.isdigit():
             raise DeviceError(f"cuda: expected cuda or cuda:<index>, got cuda:{which}")
         available = device_count()
@@ -175,6 +184,7 @@ class CudaBackend:
         self._stream_handle = int(self._stream)
         self._lock = threading.Lock()
         self._pinned: dict[int, list[Array]] = {}
+        self._idle_pinned: deque[Array] = deque()
         self._events: list[Any] = []
         self.caps = self._capabilities()
 
@@ -231,9 +241,43 @@ class CudaBackend:
             if raw.size > 65536:
                 check(driver.cuStreamSynchronize(self._stream))
 
+    def adopt(self, native: Any) -> tuple[int, int]:
+        """Memory of a CuPy array, a torch tensor or the like, and its bytes.
+
+        What its library has still to do to it is waited for. Source: the CUDA array interface.
+        """
+        face = getattr(native, "__cuda_array_interface__", None)
+        if face is None:
+            raise DeviceError(
+                f"{self.name}: expected an object with __cuda_array_interface__, got {native!r}"
+            )
+        if face.get("strides") is not None:
+            raise DeviceError(f"{self.name}: an imported array must be C-contiguous")
+        address = int(face["data"][0])
+        nbytes = int(np.prod(face["shape"], dtype=np.int64)) * np.dtype(face["typestr"]).itemsize
+        if not address or address % 16 or not 0 < nbytes <= self.caps.max_buffer:
+            raise DeviceError(
+                f"{self.name}: an imported array starts on a 16-byte boundary and has 1 to "
+                f"{self.caps.max_buffer:,} bytes; this one has {nbytes:,} at {address:#x}"
+            )
+        self.enter()
+        attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        if int(check(driver.cuPointerGetAttribute(attribute, address))) != self.native:
+            raise DeviceError(f"{self.name}: the array lives on another device")
+        check(driver.cuCtxSynchronize())
+        return address, nbytes
+
+    def disown(self, native: Any) -> None:
+        """Wait until nothing here reads an imported array any more."""
+        self.enter()
+        check(driver.cuStreamSynchronize(self._stream))
+
     def _take_pinned(self, nbytes: int) -> Array:
         size = 1 << max(12, (nbytes - 1).bit_length())
         with self._lock:
+            while self._idle_pinned:
+                idle = self._idle_pinned.popleft()
+                self._pinned.setdefault(idle.size, []).append(idle)
             free = self._pinned.get(size)
             if free:
                 return free.pop()
@@ -241,20 +285,19 @@ class CudaBackend:
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def return_pinned(self, pinned: Array) -> None:
-        """Take pinned memory for the next read-back of its size."""
-        with self._lock:
-            self._pinned.setdefault(pinned.size, []).append(pinned)
+        """Take pinned memory for the next read-back of its size; safe in a finalizer."""
+        self._idle_pinned.append(pinned)
 
     def _take_event(self) -> Any:
-        with self._lock:
-            if self._events:
-                return self._events.pop()
+        try:
+            return self._events.pop()
+        except IndexError:
+            pass
         return check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
 
     def return_event(self, event: Any) -> None:
-        """Take an event for the next submission."""
-        with self._lock:
-            self._events.append(event)
+        """Take an event for the next submission; safe in a finalizer."""
+        self._events.append(event)
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -304,6 +347,9 @@ class CudaBackend:
         for slot, offset, data in work.uploads:
             self.write(work.slots[slot].native, offset, data)
         launches = [b for b in work.launches if b.groups > 0]
+        for bound in launches:
+            if bound.groups > self.caps.max_groups:
+                raise LimitError(f"{bound.program.name}: {bound.groups:,} groups")
         keep = self._launch(work, launches) if launches else None
         places: list[tuple[int, int]] = []
         pinned: Array | None = None
@@ -343,8 +389,6 @@ class CudaBackend:
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(launches):
             function, threads, dynamic, _, _ = bound.pipeline
-            if bound.groups > self.caps.max_groups:
-                raise LimitError(f"{bound.program.name}: {bound.groups:,} groups")
             status = launch(
                 function, bound.groups, 1, 1, threads, 1, 1, dynamic, self._stream,
                 first + 8 * position, 0,
@@ -371,7 +415,14 @@ class CudaBackend:
         }
 
     def close(self) -> None:
-        """Release the device."""
+        """Release what this backend made; the primary context may live on in other libraries."""
         self.enter()
         check(driver.cuStreamSynchronize(self._stream))
+        for event in self._events:
+            driver.cuEventDestroy(event)
+        for pinned in (*self._idle_pinned, *(p for free in self._pinned.values() for p in free)):
+            driver.cuMemFreeHost(pinned.ctypes.data)
+        self._events, self._pinned = [], {}
+        self._idle_pinned.clear()
+        driver.cuStreamDestroy(self._stream)
         driver.cuDevicePrimaryCtxRelease(self._device)

@@ -203,6 +203,7 @@ class WebGpuBackend:
         self.name = f"webgpu:{adapter.info['device']}"
         self.software = is_software(adapter)
         self.lock = threading.RLock()
+        self._owned = native is None
         self.native = native if native is not None else self._open(adapter, minimum)
         limits = self.native.limits
         self.caps = Caps(
@@ -223,7 +224,7 @@ class WebGpuBackend:
             family=family_of(adapter),
         )
         self._queue = self.native.queue
-        self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
+        self._layouts: dict[tuple[bool, ...], tuple[Any, Any, int]] = {}
         self._groups: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
@@ -267,6 +268,8 @@ class WebGpuBackend:
         needed = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
         if native.usage & needed != needed:
             raise DeviceError(f"{self.name}: an imported buffer needs usage STORAGE and COPY_SRC")
+        if native.map_state != "unmapped":
+            raise DeviceError(f"{self.name}: an imported buffer must not be mapped")
         if native.size % 4 or not 0 < native.size <= self.caps.max_buffer:
             raise DeviceError(
                 f"{self.name}: an imported buffer has a multiple of 4 bytes, at most "
@@ -313,10 +316,11 @@ class WebGpuBackend:
             usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC,
         )
         self._params_serial = next(_serials)
+        self._groups.clear()
 
     # -- programs ---------------------------------------------------------------------------------
 
-    def _layout(self, writable: tuple[bool, ...]) -> tuple[Any, Any]:
+    def _layout(self, writable: tuple[bool, ...]) -> tuple[Any, Any, int]:
         found = self._layouts.get(writable)
         if found is None:
             entries: list[dict[str, Any]] = [
@@ -339,7 +343,8 @@ class WebGpuBackend:
                 }
             )
             group = self.native.create_bind_group_layout(entries=entries)
-            found = (group, self.native.create_pipeline_layout(bind_group_layouts=[group]))
+            whole = self.native.create_pipeline_layout(bind_group_layouts=[group])
+            found = (group, whole, next(_serials))
             self._layouts[writable] = found
         return found
 
@@ -360,7 +365,7 @@ class WebGpuBackend:
             )
         except Exception as error:
             raise CompileError(program.name, program.source, str(error)) from error
-        return next(_serials), pipeline, layout[0]
+        return layout[2], pipeline, layout[0]
 
     # -- submission -------------------------------------------------------------------------------
 
@@ -403,7 +408,8 @@ class WebGpuBackend:
             if bound.groups <= most:
                 run.dispatch_workgroups(bound.groups, 1, 1)
             else:
-                run.dispatch_workgroups(most, -(-bound.groups // most), 1)
+                rows = -(-bound.groups // most)
+                run.dispatch_workgroups(-(-bound.groups // rows), rows, 1)
         run.end()
 
     def _bind_group(self, key: int, layout: Any, natives: list[Any]) -> Any:
@@ -461,5 +467,6 @@ class WebGpuBackend:
         }
 
     def close(self) -> None:
-        """Release the device."""
-        self.native.destroy()
+        """Release the device; one that the application brought stays open."""
+        if self._owned:
+            self.native.destroy()

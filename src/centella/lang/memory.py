@@ -67,7 +67,7 @@ class Argument(_Array):
 
     def shape(self, axis: int) -> Expr:
         """Extent of one axis, a uniform u32."""
-        if not isinstance(axis, int) or not -self.rank <= axis < self.rank:
+        if axis not in range(-self.rank, self.rank):
             raise TraceError(f"{self.name!r} has rank {self.rank}, got axis {axis!r}")
         return self._tracer.param((self.name, "shape", axis % self.rank), "u32")
 

@@ -34,6 +34,7 @@ IDS = {
     "subgroup_size": "lanes",
 }  # fmt: skip
 LANES = "xyzw"
+LARGEST = float(np.finfo(np.float32).max)
 MAX_DEPTH = 12
 
 FUNCTIONS = {
@@ -109,6 +110,8 @@ def literal(value: Any, type_: str) -> str:
     if not math.isfinite(value):
         return bits_literal(value)
     text = str(np.float32(value))
+    if abs(float(text)) > LARGEST:  # the short form of the largest f32 is above it
+        text = repr(math.copysign(LARGEST, value))
     return f"({text}f)" if text.startswith("-") else f"{text}f"
 
 

@@ -144,7 +144,8 @@ def _space(inputs: tuple[Spec, ...], out: Spec) -> Space:
     """
     specs = (*inputs, out)
     if all((s.shape, s.strides, s.aligned) == (out.shape, out.strides, True) for s in specs):
-        whole = out.storage_bytes // out.dtype.itemsize if len(out.shape) > 1 else out.size
+        alike = all(s.dtype.itemsize == out.dtype.itemsize for s in inputs)
+        whole = out.storage_bytes // out.dtype.itemsize if alike else out.span
         return (whole,), ((1,),) * len(specs)
     sizes, steps = merge(out.shape, tuple(broadcast_strides(s, out.shape) for s in specs))
     if steps[-1][-1] > 1:

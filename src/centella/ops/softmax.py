@@ -23,7 +23,7 @@ from centella.ops.rows import chunked, fold, load, masked, store, walk, width_of
 from centella.program import Call, Ref, kernel
 from centella.specs import Caps, Spec
 
-LOWEST = -3.0e38
+LOWEST = -3.4028234e38  # of f32: a row of nothing but this is a row of equals
 
 
 @kernel(workgroup=256)
