@@ -22,12 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import centella as ct
 from centella import lang
 from centella.dtypes import DType, bool_, f16, f32, i8, i32, u32
 from centella.errors import SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, face_of, storage
 from centella.lang.face import TensorParam
+from centella.lang.ir import EFFECTS, PURE
 from centella.lang.wgsl import emit_wgsl
+from centella.specs import dense_strides
 from tests.lang_common import compute, empty, on_simulator, tensor
 
 LIBRARY = str(Path(lang.__file__).parent)
@@ -860,6 +863,79 @@ def test_counters_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
         compute(fn, end - 1, out=u32)  # the counter passes the end: 2^32 - 2, 1, 4 ...
 
 
+def test_chunks_counted_from_the_start() -> None:
+    """A chunk may start anywhere in a row, if it is a chunk of the buffer."""
+
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        y.store(0, x.load(1))
+
+    x, y = tensor(np.arange(8), offset=3), empty((4,), f32)
+    on_simulator(trace(kernel, workgroup=1), {"x": x, "y": y}, 1)
+    np.testing.assert_array_equal(y.numpy(), np.arange(1, 5))
+
+
+def test_chunks_of_shared_memory_by_their_number() -> None:
+    """`load_chunk` takes any number; only the index of a word must be a multiple of 4."""
+
+    def kernel(y: Out[f32]) -> None:
+        tile, me = lang.shared(f32, 16), lang.local_id()
+        with lang.if_(me < 4):
+            tile.store_chunk(me, [lang.cast(me, f32)] * 4)
+        lang.barrier()
+        y[me] = tile.load_chunk(me >> 2)[0]
+
+    y = empty((16,), f32)
+    on_simulator(trace(kernel, workgroup=16), {"y": y}, 1)
+    np.testing.assert_array_equal(y.numpy(), np.arange(16) // 4)
+
+
+def test_layouts_of_devices() -> None:
+    """Rows of 16 bytes or more start on 16 bytes, shorter ones on 4; the CPU stores densely."""
+    for name in ("cpu", "simulator"):
+        where = ct.device(name)
+        for dtype, shape, padded in (
+            (f32, (3, 5), (8, 1)), (f32, (3, 4), (4, 1)), (f32, (3, 3), (3, 1)),
+            (f16, (2, 3, 9), (48, 16, 1)), (f16, (3, 5), (6, 1)), (i8, (3, 17), (32, 1)),
+            (i8, (3, 5), (8, 1)), (f16, (7,), (1,)), (f32, (5,), (1,)),
+        ):  # fmt: skip  # a table
+            wanted = dense_strides(shape) if name == "cpu" else padded
+            assert where.spec(shape, dtype).strides == wanted, (name, shape)
+
+
+def test_outputs_are_fresh_values() -> None:
+    """A launch whose output handle is its input reads the old value and makes a new one."""
+
+    @ct.kernel(workgroup=8)
+    def turned(x: In[f32], y: Out[f32]) -> None:
+        i = lang.global_id()
+        with lang.if_(i < x.shape(0)):
+            y[i] = x[x.shape(0) - 1 - i]
+
+    @ct.kernel(workgroup=8)
+    def doubled(z: InOut[f32]) -> None:
+        z[lang.global_id()] *= 2.0
+
+    for name in ("cpu", "simulator"):
+        x = ct.asarray(np.arange(20, dtype=np.float32), device=name)
+        before = x.reshape(4, 5)
+        turned(x, x, threads=20)
+        np.testing.assert_array_equal(x.numpy(), np.arange(20)[::-1])
+        np.testing.assert_array_equal(before.numpy(), np.arange(20).reshape(4, 5))
+        with pytest.raises(ct.CentellaError, match="State"):
+            doubled(x, threads=20)
+
+
+def test_there_are_no_atomics() -> None:
+    assert not [n for n in (*dir(lang), *PURE, *EFFECTS) if "atomic" in n.lower()]
+
+
+def test_select_computes_both() -> None:
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        y[0] = lang.select(x[0] > 0.0, x[1] * 2.0, x[2] * 3.0)
+
+    assert ops(trace(kernel)).count("mul") == 2 and ops(trace(kernel)).count("load") == 3
+
+
 # -- value numbering and folding -------------------------------------------------------------------
 
 
@@ -1104,3 +1180,132 @@ def test_tracing_and_emission_are_quick() -> None:
 
 
 # -- the page --------------------------------------------------------------------------------------
+
+PAGE = Path(HERE).parents[1] / "docs" / "kernel-language.md"
+
+# The start of each sentence or table row, and tests that show it: tests/test_lang_(file).(test).
+SHOWN = {
+    "A kernel is a Python function that is run once": "trace.kernels_without_source",
+    "The recording is emitted as WGSL": "wgsl.random_programs ptx.ptx_equals_the_simulator",
+    "Each sentence on this page": "trace.every_sentence_has_a_test",
+    # values
+    "Inside a kernel a value is": "trace.python_numbers_adapt",
+    "Python numbers adapt": "trace.python_numbers_adapt",
+    "Any other mix of types": "trace.errors_stand_at_the_line",
+    "Python `for`, `if` and numbers act": "trace.loops_unroll_while_tracing",
+    "`lang.range`, `lang.loop`, `lang.if_` act": "wgsl.control_flow wgsl.random_programs",
+    "A traced value in a Python `if`": "trace.errors_stand_at_the_line",
+    "A loop is left by `lang.break_if`": "wgsl.control_flow trace.errors_stand_at_the_line",
+    "A `lang.loop` without one": "trace.errors_stand_at_the_line trace.python_break_out_of_a_loop",
+    "A value can be used only while": "trace.errors_stand_at_the_line",
+    "`lang.var` carries values": "trace.variables_carry_values_across_blocks",
+    "`lang.vars(f32, 8, 8)`": "trace.variables_and_lists_of_them trace.errors_stand_at_the_line",
+    "Constants (keyword-only parameters)": "trace.loops_unroll_while_tracing",
+    "Scalars annotated": "trace.scalars_ride_with_the_launch",
+    "`lang.range(start, stop, step)` reads": "wgsl.bounds_are_read_once_means_once",
+    "Like `i += step` anywhere": "trace.counters_wrap",
+    "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
+    # storage and layout
+    "Storage is addressed in 32-bit words": "wgsl.words_and_chunks",
+    "Storage types are": "wgsl.any_element_loads_by_itself wgsl.packed_four_bit_values",
+    "Any element of any type": "wgsl.any_element_loads_by_itself wgsl.words_and_chunks",
+    "Stores are whole words": "wgsl.words_and_chunks trace.errors_stand_at_the_line",
+    "`y[i] = v` is for 4-byte dtypes": "trace.errors_stand_at_the_line",
+    "`y.store(i, values)` writes": "wgsl.words_and_chunks simulate.global_races",
+    "The index of a chunk": "simulate.off_boundary trace.chunks_counted_from_the_start",
+    "The simulator reports any other": "simulate.off_boundary trace.errors_stand_at_the_line",
+    "A tensor that a GPU allocates": "trace.layouts_of_devices",
+    "Pad bytes may hold anything": "shipped.results_are_right",
+    "The CPU stores densely": "trace.layouts_of_devices",
+    "Every tensor argument brings": "trace.only_used_offsets_and_strides_are_passed",
+    "Whether the innermost stride is 1": "trace.only_used_offsets_and_strides_are_passed",
+    "A buffer is accessed by words": "wgsl.words_and_chunks wgsl.lanes_of_chunks",
+    "The width is one for a buffer": "wgsl.words_and_chunks wgsl.lanes_of_chunks",
+    "A launch runs `ceil(threads": "wgsl.a_launch_runs_whole_groups",
+    "Grids are folded": "wgsl.grids_are_folded wgsl.a_launch_runs_whole_groups",
+    # uniformity
+    "A value is uniform when": "trace.uniform_values wgsl.scalars_in_device_memory",
+    "A variable is uniform only": "trace.uniform_values",
+    "A barrier, `workgroup_uniform`": "trace.errors_stand_at_the_line simulate.divergent_meetings",
+    "Early exit is a predicate": "trace.early_exit_is_a_predicate",
+    "A loop that holds a barrier": "trace.errors_stand_at_the_line trace.messages_name_the_line_of_the_cause",
+    # arithmetic
+    "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator simulate.float_arithmetic",
+    "Emitters add what a target lacks": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
+    "| operation |": "trace.every_sentence_has_a_test",
+    "| `+ - *` f32": "wgsl.arithmetic simulate.float_arithmetic",
+    "| `fma(a, b, c)`": "wgsl.fma_rounds_once_or_twice simulate.fma_rounds_once_or_twice",
+    "| `/` f32": "wgsl.arithmetic simulate.float_division_by_zero",
+    "| `sqrt`": "wgsl.arithmetic simulate.float_functions",
+    "| `+ - *` i32": "wgsl.arithmetic simulate.integer_arithmetic",
+    "| `& \\| ^ ~`": "wgsl.arithmetic simulate.integer_arithmetic simulate.comparisons_and_select",
+    "| `//`, `%`": "wgsl.arithmetic simulate.integer_edges",
+    "| `<< >>`": "wgsl.arithmetic simulate.integer_edges",
+    "| `< <=": "wgsl.arithmetic simulate.comparisons_and_select",
+    "| `isnan`": "wgsl.arithmetic simulate.isnan_tests_bits",
+    "| `maximum`": "wgsl.arithmetic simulate.maximum_and_minimum",
+    "| `fmax`": "wgsl.arithmetic simulate.maximum_and_minimum",
+    "| `floor ceil": "wgsl.arithmetic simulate.float_functions",
+    "| `abs` i32": "wgsl.arithmetic simulate.integer_arithmetic",
+    "| `select(c, a, b)`": "wgsl.arithmetic trace.select_computes_both",
+    "| `cast` f32 to": "wgsl.arithmetic simulate.casts_from_float",
+    "| `cast` i32, u32 to": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
+    "| `cast` to bool": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
+    "| store f16, bf16": "wgsl.stores_round_to_nearest_even wgsl.native_half_stores_are_the_same_for_exact_values",
+    "| load f16, bf16": "wgsl.loads_widen_every_half simulate.narrow_floats",
+    "| `bitcast`": "wgsl.arithmetic simulate.bitcast_keeps_every_bit",
+    "| store i8, u8": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
+    "| store bool": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
+    "| `exp exp2": "wgsl.formulas_keep_their_bounds math.error_is_within_the_stated_bound",
+    "| `workgroup_reduce`": "wgsl.reduction_is_bitwise_repeatable simulate.workgroup_reduce",
+    "Masks are finite": "shipped.masks_are_finite",
+    "There are no float atomics": "trace.there_are_no_atomics",
+    "Softmax, statistics": "shipped.statistics_are_f32_whatever_the_storage",
+    # effects
+    "Statements run in program order": "trace.effects_keep_their_order wgsl.random_programs",
+    "Stores, variable assignments": "trace.effects_keep_their_order wgsl.random_programs",
+    "After `barrier()` a thread sees": "wgsl.groups_meet wgsl.storage_barriers_where_they_are_needed",
+    "Threads of two groups never": "simulate.global_races",
+    "Shared memory starts undefined": "simulate.read_of_unwritten_memory",
+    "No launch gets `In` and `Out`": "trace.outputs_are_fresh_values",
+    "An `Out` argument is a fresh value": "trace.outputs_are_fresh_values",
+    # simulator
+    "`trace(...)` gives a `KernelIR`": "trace.scalars_ride_with_the_launch",
+    "It reports, with the source line": "simulate.out_of_bounds simulate.shared_races "
+    "simulate.unwritten_output simulate.read_of_unwritten_memory simulate.divergent_meetings "
+    "simulate.off_boundary simulate.global_races",
+    "Conflicting stores are applied": "simulate.order_of_conflicting_stores "
+    "simulate.subgroup_operations",
+    # identity
+    "The IR is a flat list": "trace.the_ir_is_flat",
+    "The SHA-256 of its canonical text": "trace.identity_is_equal_in_every_process",
+    "A portable kernel emits at most": "shipped.statements_are_few wgsl.statements_are_counted",
+}
+
+
+def sentences() -> list[str]:
+    """The sentences and table rows of the page."""
+    found: list[str] = []
+    paragraph = ""
+    for line in [*PAGE.read_text().splitlines(), ""]:
+        if line.startswith("|"):
+            found += [line] * bool(set(line) - set("|-"))
+        elif not line or line.startswith(("#", "- ")):
+            found += re.split(r"(?<=\.) (?=[A-Z`])", paragraph) if paragraph else []
+            paragraph = ""
+        if line and line[0] not in "#|":
+            paragraph = f"{paragraph} {line.removeprefix('- ').strip()}".strip()
+    return found
+
+
+def test_every_sentence_has_a_test() -> None:
+    said = sentences()
+    assert len(said) > 70
+    for sentence in said:
+        assert sum(sentence.startswith(start) for start in SHOWN) == 1, sentence
+    for start, tests in SHOWN.items():
+        assert sum(s.startswith(start) for s in said) == 1, start
+        for name in tests.split():
+            file, test = name.split(".")
+            source = Path(HERE).with_name(f"test_lang_{file}.py").read_text()
+            assert f"def test_{test}(" in source, name

@@ -849,6 +849,9 @@ def modules() -> dict[str, str]:
     for dtype in ALL.values():
         cast = lambda a, d=dtype: lang.cast(a, d)  # noqa: E731
         found[f"store {dtype.name}"] = emit_wgsl(element_kernel(cast, x, out=dtype)[0])
+    for value, dtype in CONSTANTS:
+        same = lambda a, n=(value, dtype): lang.select(a > 0.0, lang.const(*n), lang.const(*n))  # noqa: E731
+        found[f"{value} {dtype}"] = emit_wgsl(element_kernel(same, x, out=dtype)[0])
     found["constants"] = emit_wgsl(element_kernel(constant_formulas, x)[0])
     u = np.zeros(4, np.uint32)
     for fn in (collatz, bounds_are_read_once, constants_of_inner_blocks, nested_breaks):

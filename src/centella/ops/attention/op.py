@@ -81,14 +81,15 @@ def reference(
     if "mask" in named:
         counts = counts & ~(named["mask"] <= LOWEST)
         scores = scores + named["mask"]
-    scores = np.where(counts, scores, -np.inf)
-    top = scores.max(-1, keepdims=True, initial=LOWEST)
-    e = np.exp(scores - top)
+    if not counts.all():
+        np.copyto(scores, -np.inf, where=~counts)
+        dead = ~counts.any(axis=2, keepdims=True).swapaxes(-1, -2)
+        v = np.where(dead, v.dtype.type(0), v) if dead.any() else v
+    scores -= scores.max(-1, keepdims=True, initial=LOWEST)
+    e = np.exp(scores, out=scores)
     total = e.sum(-1, keepdims=True)
-    p = np.divide(e, total, out=np.zeros_like(e), where=total != 0)
-    dead = ~np.any(np.broadcast_to(counts, scores.shape), axis=2, keepdims=True).swapaxes(-1, -2)
-    values = np.where(dead, 0, v) if dead.any() else v
-    return np.matmul(p, values).transpose(0, 2, 1, 3)
+    y = np.matmul(e, v)
+    return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
 
 
 def takes(index: int, spec: Spec) -> bool:
