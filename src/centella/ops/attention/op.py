@@ -71,7 +71,7 @@ def reference(
         k, v = np.repeat(k, share, 1), np.repeat(v, share, 1)
     lq, lk = q.shape[2], k.shape[2]
     scores = np.matmul(q * q.dtype.type(scale), k.swapaxes(-1, -2))
-    counts = np.ones((1, 1, 1, lk), bool)
+    counts: Any = np.ones((1, 1, 1, lk), bool)
     if "lengths" in named:
         counts = counts & (np.arange(lk) < named["lengths"][:, None])[:, None, None, :]
     if "key_mask" in named:
