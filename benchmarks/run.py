@@ -53,7 +53,7 @@ def machine() -> Row:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu",
              "--format=csv,noheader"]  # fmt: skip
     here = Path(__file__).parent
-    commit = os.environ.get("CENTELLA_COMMIT") or run(["git", "-C", str(here), "rev-parse", "HEAD"])
+    commit = os.environ.get("CENTELLA_COMMIT") or run(["git", "-C", str(here), "rev-parse", "--verify", "HEAD"])
     return {
         "platform": platform.platform(),
         "cpu": platform.processor(),

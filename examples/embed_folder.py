@@ -24,10 +24,12 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="a .npz file for names and vectors")
     options = parser.parse_args()
 
-    files = sorted(f for f in options.folder.rglob("*") if f.suffix in (".md", ".txt"))
-    texts = [f.read_text(encoding="utf-8", errors="replace") for f in files]
+    found = sorted(f for f in options.folder.rglob("*") if f.suffix in (".md", ".txt"))
+    read = {f: f.read_text(encoding="utf-8", errors="replace") for f in found if f.is_file()}
+    read = {f: text for f, text in read.items() if text.strip()}  # an empty file means nothing
+    files, texts = list(read), list(read.values())
     if not texts:
-        raise SystemExit(f"{options.folder}: no .md or .txt file")
+        raise SystemExit(f"{options.folder}: no .md or .txt file with text")
 
     model = ct.load(options.model, device=options.device)
     with ct.ledger() as led:

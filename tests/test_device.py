@@ -80,9 +80,9 @@ def test_options_that_are_none() -> None:
 def test_adapters_by_index_and_word(device: ct.Device) -> None:
     word = str(device.describe()["name"]).split()[0].strip("()")
     assert ct.device(f"webgpu:{word.lower()}").describe()["name"] == device.describe()["name"]
-    with pytest.raises(ct.DeviceError, match=r"no WebGPU adapter 'nonesuch'; there are 0: "):
+    with pytest.raises(ct.DeviceError, match=r"one of webgpu:0 \(.+\).*, got webgpu:nonesuch$"):
         ct.device("webgpu:nonesuch")
-    with pytest.raises(ct.DeviceError, match="no WebGPU adapter '99'"):
+    with pytest.raises(ct.DeviceError, match=r"got webgpu:99$"):
         ct.device("webgpu:99")
 
 

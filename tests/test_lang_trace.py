@@ -457,6 +457,30 @@ def half_parameter(y: Out[f32]) -> None:
     y[0] = lang.parameter("s", f16)  # <- a launch parameter is f32, i32 or u32, got f16
 
 
+def numpy_function(x: In[f32], y: Out[f32]) -> None:
+    y[0] = np.sqrt(x[0])  # <- act on arrays, not on traced values: np.sqrt; use lang.sqrt
+
+
+def numpy_function_of_another_name(x: In[f32], y: Out[f32]) -> None:
+    y[0] = np.abs(x[0])  # <- np.absolute; use lang.abs
+
+
+def numpy_function_that_lang_lacks(x: In[f32], y: Out[f32]) -> None:
+    y[0] = np.arctan(x[0])  # <- use a function of centella.lang, such as lang.sqrt
+
+
+def numpy_operator(x: In[f32], y: Out[f32]) -> None:
+    y[0] = np.add(x[0], x[1])  # <- np.add; use an operator of Python
+
+
+def numpy_function_of_var(y: Out[f32]) -> None:
+    y[0] = np.exp(lang.var(1.0, f32))  # <- use lang.exp
+
+
+def size_of_argument(x: In[f32], y: Out[f32]) -> None:
+    y[0] = x[x.size]  # <- pass sizes as u32 parameters, or use x.shape(axis)
+
+
 WRONG = [
     fn
     for fn in list(globals().values())
@@ -474,6 +498,39 @@ def test_errors_stand_at_the_line(fn: Callable[..., Any]) -> None:
     assert SOURCE[line - 1].split(MARK)[1].strip() in str(caught.value)
     with pytest.raises(TraceError, match="only inside a kernel function"):
         lang.local_id()  # the tracer is gone
+
+
+def test_numbers_of_numpy_leave_their_operators_to_us() -> None:
+    two, three = np.float32(2), np.uint32(3)
+
+    def numpys(x: In[f32], n: In[u32], y: Out[f32]) -> None:
+        v, i = x[0], n[0]
+        for value in (two + v, two - v, two * v, two / v):
+            y[0] = value
+        for whole in (
+            three // i,
+            three % i,
+            three & i,
+            three | i,
+            three ^ i,
+            three << i,
+            three >> i,
+        ):
+            y[0] = lang.cast(whole, f32)
+        for flag in (two < v, two <= v, two > v, two >= v, two == v, two != v):
+            y[0] = lang.select(flag, 1.0, v)
+
+    def pythons(x: In[f32], n: In[u32], y: Out[f32]) -> None:
+        v, i = x[0], n[0]
+        for value in (2.0 + v, 2.0 - v, 2.0 * v, 2.0 / v):
+            y[0] = value
+        for whole in (3 // i, 3 % i, 3 & i, 3 | i, 3 ^ i, 3 << i, 3 >> i):
+            y[0] = lang.cast(whole, f32)
+        for flag in (2.0 < v, 2.0 <= v, 2.0 > v, 2.0 >= v, 2.0 == v, 2.0 != v):  # noqa: SIM300
+            y[0] = lang.select(flag, 1.0, v)
+
+    texts = [trace(fn).text().replace(fn.__name__, "k") for fn in (numpys, pythons)]
+    assert texts[0] == texts[1]
 
 
 def test_messages_name_the_line_of_the_cause() -> None:
@@ -1228,9 +1285,10 @@ SHOWN = {
     "A variable is uniform only": "trace.uniform_values",
     "A barrier, `workgroup_uniform`": "trace.errors_stand_at_the_line simulate.divergent_meetings",
     "Early exit is a predicate": "trace.early_exit_is_a_predicate",
-    "A loop that holds a barrier": "trace.errors_stand_at_the_line trace.messages_name_the_line_of_the_cause",
+    "A loop that holds a barrier": "trace.errors_stand_at_the_line "
+    "trace.messages_name_the_line_of_the_cause",
     # arithmetic
-    "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator simulate.float_arithmetic",
+    "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "Emitters add what a target lacks": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "| operation |": "trace.every_sentence_has_a_test",
     "| `+ - *` f32": "wgsl.arithmetic simulate.float_arithmetic",
@@ -1251,7 +1309,8 @@ SHOWN = {
     "| `cast` f32 to": "wgsl.arithmetic simulate.casts_from_float",
     "| `cast` i32, u32 to": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
     "| `cast` to bool": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
-    "| store f16, bf16": "wgsl.stores_round_to_nearest_even wgsl.native_half_stores_are_the_same_for_exact_values",
+    "| store f16, bf16": "wgsl.stores_round_to_nearest_even "
+    "wgsl.native_half_stores_are_the_same_for_exact_values",
     "| load f16, bf16": "wgsl.loads_widen_every_half simulate.narrow_floats",
     "| `bitcast`": "wgsl.arithmetic simulate.bitcast_keeps_every_bit",
     "| store i8, u8": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
@@ -1264,7 +1323,8 @@ SHOWN = {
     # effects
     "Statements run in program order": "trace.effects_keep_their_order wgsl.random_programs",
     "Stores, variable assignments": "trace.effects_keep_their_order wgsl.random_programs",
-    "After `barrier()` a thread sees": "wgsl.groups_meet wgsl.storage_barriers_where_they_are_needed",
+    "After `barrier()` a thread sees": "wgsl.groups_meet "
+    "wgsl.storage_barriers_where_they_are_needed",
     "Threads of two groups never": "simulate.global_races",
     "Shared memory starts undefined": "simulate.read_of_unwritten_memory",
     "No launch gets `In` and `Out`": "trace.outputs_are_fresh_values",

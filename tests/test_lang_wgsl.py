@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import centella as ct
 from centella import lang
 from centella.dtypes import ALL, DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
+from centella.errors import TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
 from centella.lang.wgsl import MAX_DEPTH, bits_literal, count_statements, emit_wgsl
 from tests.lang_common import (
@@ -823,6 +824,13 @@ def test_long_expressions_are_cut() -> None:
     assert "zero_bits" not in emit_wgsl(ir) and bits_literal(math.inf).startswith("bitcast<f32>(")
 
 
+def test_operations_of_another_target_are_refused() -> None:
+    ir, _, _ = element_kernel(lambda a: a, np.zeros(4, np.float32))
+    for op, type_ in (("wgmma", ""), ("mma", "f32")):
+        with pytest.raises(TraceError, match=f"WGSL has no {op}"):
+            emit_wgsl(replace(ir, body=(*ir.body, (op, type_, (), None))))
+
+
 def test_subgroup_operations_ask_for_the_extension() -> None:
     def kernel(x: In[f32], y: Out[f32]) -> None:
         i = lang.global_id()
@@ -850,8 +858,11 @@ def modules() -> dict[str, str]:
         cast = lambda a, d=dtype: lang.cast(a, d)  # noqa: E731
         found[f"store {dtype.name}"] = emit_wgsl(element_kernel(cast, x, out=dtype)[0])
     for value, dtype in CONSTANTS:
-        same = lambda a, n=(value, dtype): lang.select(a > 0.0, lang.const(*n), lang.const(*n))  # noqa: E731
-        found[f"{value} {dtype}"] = emit_wgsl(element_kernel(same, x, out=dtype)[0])
+
+        def fixed(a: Any, value: Any = value, dtype: DType = dtype) -> Any:
+            return lang.select(a > 0.0, lang.const(value, dtype), lang.const(value, dtype))
+
+        found[f"{value} {dtype}"] = emit_wgsl(element_kernel(fixed, x, out=dtype)[0])
     found["constants"] = emit_wgsl(element_kernel(constant_formulas, x)[0])
     u = np.zeros(4, np.uint32)
     for fn in (collatz, bounds_are_read_once, constants_of_inner_blocks, nested_breaks):

@@ -8,7 +8,8 @@
 
     scale(x, y, n=x.size, s=2.0, threads=x.size)
 
-On a GPU it is compiled; on the CPU the simulator computes it, unchecked. `simulate` checks it.
+On a GPU it is compiled; on the CPU the simulator computes it and checks bounds only. `simulate`
+checks everything.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from itertools import count as counter
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -150,10 +151,9 @@ class UserKernel:
         missing += [n for n, v in constants.items() if v is REQUIRED]
         extra = [n for n in given if n not in order]
         if missing or extra or twice:
-            raise TraceError(
-                f"{self.__name__}: missing {missing or 'nothing'}, unknown {extra or 'nothing'}, "
-                f"given twice {sorted(twice) or 'nothing'}"
-            )
+            wrong = {"missing": missing, "unknown": extra, "given twice": sorted(twice)}
+            said = ", ".join(f"{what} {names}" for what, names in wrong.items() if names)
+            raise TraceError(f"{self.__name__}: {said}")
         tensors = [self._tensor(name, given[name], param) for name, param in face.tensors]
         if not tensors:
             raise TraceError(f"{self.__name__}: a kernel needs a tensor argument")
@@ -265,7 +265,7 @@ class UserKernel:
 
         Args:
             args, named: as in a launch, with arrays for tensors; outputs give shape and dtype.
-            check: False computes only.
+            check: False checks bounds only.
             order: in which order threads run: "forward", "reverse" or "shuffled".
             subgroup: lanes of a subgroup.
 
@@ -316,7 +316,7 @@ class _UserOp(Op):
     def host_program(
         self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
     ) -> HostProgram:
-        """The launch in the simulator, unchecked, on word arrays laid out as on a GPU."""
+        """The launch in the simulator, bounds checked only, on words laid out as on a GPU."""
         padded_in = tuple(make_spec(s.shape, s.dtype, 16) for s in inputs)
         padded_out = tuple(make_spec(s.shape, s.dtype, 16) for s in outputs)
         call = self.lower(padded_in, padded_out, attrs, SIMULATED).calls[0]
@@ -380,8 +380,24 @@ def _from_words(words: Array, spec: Spec) -> Array:
     ).copy()
 
 
-def kernel(*, workgroup: int = 256) -> Callable[[Callable[..., Any]], UserKernel]:
-    """Declare a kernel: `@ct.kernel(workgroup=256)`; see the module's example."""
+@overload
+def kernel(fn: Callable[..., Any], /, *, workgroup: int = 256) -> UserKernel:  # noqa: D418
+    """`@ct.kernel`."""
+
+
+@overload
+def kernel(  # noqa: D418  # the rule of tests/test_exports.py knows no overloads
+    *, workgroup: int = 256
+) -> Callable[[Callable[..., Any]], UserKernel]:
+    """`@ct.kernel(workgroup=256)`."""
+
+
+def kernel(fn: Callable[..., Any] | None = None, /, *, workgroup: int = 256) -> Any:
+    """Declare a kernel: `@ct.kernel` or `@ct.kernel(workgroup=256)`; see the module's example."""
+    if fn is not None:
+        if not callable(fn):
+            raise TraceError(f"kernel: expected a function, got {fn!r}; say workgroup={fn!r}")
+        return UserKernel(fn, workgroup)
 
     def declare(fn: Callable[..., Any]) -> UserKernel:
         return UserKernel(fn, workgroup)

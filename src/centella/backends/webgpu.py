@@ -100,8 +100,8 @@ def find_adapter(which: str) -> Any:
     for adapter in found:
         if which.lower() in f"{adapter.info['device']} {adapter.info['description']}".lower():
             return adapter
-    names = ", ".join(f"{i}: {a.info['device']}" for i, a in enumerate(found))
-    raise DeviceError(f"no WebGPU adapter {which!r}; there are {names}")
+    names = ", ".join(f"webgpu:{i} ({a.info['device']})" for i, a in enumerate(found))
+    raise DeviceError(f"expected one of {names}, got webgpu:{which}")
 
 
 def checked_module(device: Any, source: str, name: str) -> Any:

@@ -13,6 +13,11 @@ DEVICE = "cpu, webgpu, webgpu:N, webgpu:WORD, cuda, cuda:N or simulator (default
 MODEL = "minilm, a model folder, or a repository of huggingface.co."
 
 
+def _help(what: str, *examples: str) -> str:
+    """The help of a command; the backspace tells click to keep the lines that follow."""
+    return "\n".join([what, "", "\b", "Examples:", *(f"  {line}" for line in examples)])
+
+
 class Target(StrEnum):
     """What `centella kernels` prints."""
 
@@ -90,18 +95,18 @@ def _add_options(app: "typer.Typer") -> None:
 def _add_info(app: "typer.Typer") -> None:
     import typer
 
-    @app.command(short_help="Show devices, versions and extras.")
+    @app.command(
+        short_help="Show devices, versions and extras.",
+        help=_help(
+            "Show versions, devices, the default device and why, and the installed extras.",
+            "centella info",
+            "centella info --json",
+            "CENTELLA_DEVICE=webgpu:0 centella info",
+        ),
+    )
     def info(
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        r"""Show versions, devices, the default device and why, and the installed extras.
-
-        \b
-        Examples:
-          centella info
-          centella info --json
-          CENTELLA_DEVICE=webgpu:0 centella info
-        """
         from centella.cli.info import run
 
         run(as_json)
@@ -110,7 +115,15 @@ def _add_info(app: "typer.Typer") -> None:
 def _add_embed(app: "typer.Typer") -> None:
     import typer
 
-    @app.command()
+    @app.command(
+        help=_help(
+            "Embed texts as unit vectors.",
+            "centella embed 'data stays on the device' 'a cat on a mat'",
+            "centella embed --file lines.txt --output vectors.npy",
+            "sort names.txt | centella embed --file - --json",
+            "centella embed hello --device webgpu --ledger",
+        )
+    )
     def embed(
         text: Annotated[
             list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")
@@ -132,15 +145,6 @@ def _add_embed(app: "typer.Typer") -> None:
             bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")
         ] = False,
     ) -> None:
-        r"""Embed texts as unit vectors.
-
-        \b
-        Examples:
-          centella embed 'data stays on the device' 'a cat on a mat'
-          centella embed --file lines.txt --output vectors.npy
-          sort names.txt | centella embed --file - --json
-          centella embed hello --device webgpu --ledger
-        """
         from centella.cli.embed import run
 
         run(
@@ -159,7 +163,15 @@ def _add_embed(app: "typer.Typer") -> None:
 def _add_kernels(app: "typer.Typer") -> None:
     import typer
 
-    @app.command(short_help="List kernels, or print the source of one.")
+    @app.command(
+        short_help="List kernels, or print the source of one.",
+        help=_help(
+            "List the library's kernels, or print the source of one (f32, a usual shape).",
+            "centella kernels",
+            "centella kernels softmax",
+            "centella kernels linear --target ptx --arch sm_90a",
+        ),
+    )
     def kernels(
         name: Annotated[
             str | None, typer.Argument(metavar="NAME", help="A kernel; without: list them.")
@@ -167,14 +179,6 @@ def _add_kernels(app: "typer.Typer") -> None:
         target: Annotated[Target, typer.Option(help="What to print.")] = Target.wgsl,
         arch: Annotated[str, typer.Option(metavar="A", help="PTX target.")] = "sm_80",
     ) -> None:
-        r"""List the library's kernels, or print the source of one (f32, a usual shape).
-
-        \b
-        Examples:
-          centella kernels
-          centella kernels softmax
-          centella kernels linear --target ptx --arch sm_90a
-        """
         from centella.cli.kernels import run
 
         run(name, target.value, arch)
@@ -185,7 +189,15 @@ def _add_demo(app: "typer.Typer") -> None:
 
     from centella.cli.demo import QUESTION
 
-    @app.command(short_help="Search text files by meaning.")
+    @app.command(
+        short_help="Search text files by meaning.",
+        help=_help(
+            "Search text files by meaning: yours, or centella's own documentation.",
+            "centella demo",
+            "centella demo 'how is memory freed?'",
+            "centella demo 'where do we parse dates?' --over src/",
+        ),
+    )
     def demo(
         question: Annotated[
             str, typer.Argument(metavar="QUESTION", help="What to look for.")
@@ -197,14 +209,6 @@ def _add_demo(app: "typer.Typer") -> None:
         model: Annotated[str, typer.Option(metavar="DIR", help=MODEL)] = "minilm",
         device: Annotated[str | None, typer.Option(metavar="D", help=DEVICE)] = None,
     ) -> None:
-        r"""Search text files by meaning: yours, or centella's own documentation.
-
-        \b
-        Examples:
-          centella demo
-          centella demo 'how is memory freed?'
-          centella demo 'where do we parse dates?' --over src/
-        """
         from centella.cli.demo import run
 
         run(question, over, model=model, device=device)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from centella.cli.passages import Passage, documentation, read_passages
+from centella.errors import CentellaError
 
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
@@ -18,12 +19,14 @@ def run(question: str, over: str | None, *, model: str, device: str | None) -> N
     """Embed the passages and the question; print the nearest passages.
 
     Raises:
-        CentellaError: no weights, no such device, or no text below the path.
+        CentellaError: no question, no weights, no such device, or no text below the path.
     """
     from centella.device import device as open_device
     from centella.ledger import ledger
     from centella.load import load
 
+    if not question.strip():
+        raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
     passages = read_passages(folder)
     start = time.perf_counter()

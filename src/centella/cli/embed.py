@@ -28,7 +28,8 @@ def run(
     """Embed and print, or save.
 
     Raises:
-        CentellaError: no text, both kinds of text, or what loading and encoding raise.
+        CentellaError: no text, both kinds of text, an output that cannot be, or what loading and
+            encoding raise.
         OSError: for a file that cannot be read or written.
     """
     import numpy as np
@@ -37,6 +38,8 @@ def run(
     from centella.ledger import ledger
     from centella.load import load
 
+    if output is not None:
+        _check_output(output)
     texts = _texts(texts, file)
     embedder = load(model, open_device(device), dtype)
     bar = sys.stdout.isatty() and not as_json and len(texts) > MANY * batch_size
@@ -53,6 +56,15 @@ def run(
         print(f"{output}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
     if show_ledger:
         print(f"ledger: {led}", file=sys.stderr)
+
+
+def _check_output(output: str) -> None:
+    """Refuse, before a model is loaded, a file that `np.save` would rename or cannot open."""
+    if not output.endswith(".npy"):
+        raise CentellaError(f"embed: --output writes a .npy file; {output} does not end in .npy")
+    folder = Path(output).parent
+    if not folder.is_dir():
+        raise CentellaError(f"embed: --output {output}: there is no folder {folder}")
 
 
 def _texts(texts: list[str], file: str | None) -> list[str]:

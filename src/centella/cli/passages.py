@@ -32,6 +32,8 @@ def documentation() -> Path:
 def read_passages(path: Path) -> list[Passage]:
     """The passages of a file, or of every text file below a folder; hidden folders are skipped.
 
+    What is not UTF-8 text is skipped as well.
+
     Raises:
         CentellaError: nothing there, or no text.
     """
@@ -40,13 +42,30 @@ def read_passages(path: Path) -> list[Passage]:
     root = path if path.is_dir() else path.parent
     found: list[Passage] = []
     for file in _files(path):
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = _text_of(file)
         name = file.relative_to(root).as_posix()
         pieces = split(text, headings=file.suffix == ".md")
-        found += [Passage(name, line, piece) for line, piece in pieces]
+        found += [Passage(name, line, piece) for line, piece in pieces if _visible(piece)]
+    if not found and path.is_file():
+        raise CentellaError(f"{path}: no UTF-8 text")
     if not found:
         raise CentellaError(f"{path}: no text in files that end in {' '.join(SUFFIXES)}")
     return found
+
+
+def _text_of(file: Path) -> str:
+    """The text of a file; nothing where it is not UTF-8 text."""
+    raw = file.read_bytes()
+    if b"\0" in raw:
+        return ""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _visible(text: str) -> bool:
+    return any(c.isprintable() and not c.isspace() for c in text)
 
 
 def _files(path: Path) -> Iterator[Path]:

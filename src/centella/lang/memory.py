@@ -71,6 +71,14 @@ class Argument(_Array):
             raise TraceError(f"{self.name!r} has rank {self.rank}, got axis {axis!r}")
         return self._tracer.param((self.name, "shape", axis % self.rank), "u32")
 
+    @property
+    def size(self) -> Any:
+        """Refused: a length is a launch parameter."""
+        raise TraceError(
+            f"{self.name}.size is not known in a kernel: pass sizes as u32 parameters, or use "
+            f"{self.name}.shape(axis)"
+        )
+
     def _element(self, key: Any) -> Expr:
         t = self._tracer
         parts = key if isinstance(key, tuple) else (key,)

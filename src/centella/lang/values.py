@@ -22,14 +22,26 @@ Number = int | float | bool
 VALUE_TYPES = ("f32", "i32", "u32", "bool")
 DTYPE_OF_TYPE = {"f32": dtypes.f32, "i32": dtypes.i32, "u32": dtypes.u32, "bool": dtypes.bool_}
 
+# NumPy's operators, by the method that answers them when our value stands on the right.
+REFLECTED = {
+    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__",
+    "floor_divide": "__rfloordiv__", "remainder": "__rmod__", "bitwise_and": "__rand__",
+    "bitwise_or": "__ror__", "bitwise_xor": "__rxor__", "left_shift": "__rlshift__",
+    "right_shift": "__rrshift__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__",
+    "greater_equal": "__le__", "equal": "__eq__", "not_equal": "__ne__",
+}  # fmt: skip
+# NumPy's functions that the language has.
+_SAME = "sqrt exp exp2 log log2 sin cos tanh floor ceil trunc isnan maximum minimum fmax fmin"
+LANG_NAMES = {n: f"lang.{n}" for n in _SAME.split()} | {
+    "absolute": "lang.abs", "fabs": "lang.abs",
+}  # fmt: skip
+
 
 class Operand:
     """Something that stands for a value: an `Expr`, or a `Var` read where it is used."""
 
     __slots__ = ()
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # NumPy numbers leave the arithmetic to us
-
     type: str
 
     def _expr(self) -> Expr:
@@ -59,6 +71,21 @@ class Operand:
 
     def __iter__(self) -> Any:
         raise TraceError("a traced value cannot be iterated: use lang.range(n)")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy's numbers leave their operators to us; NumPy's functions are refused."""
+        name = ufunc.__name__
+        reflected = REFLECTED.get(name) if method == "__call__" and not options else None
+        if reflected is not None and isinstance(inputs[0], (np.generic, np.ndarray)):
+            first: Any = inputs[0]
+            return getattr(inputs[1], reflected)(first[()])  # a number comes as rank 0
+        if name in REFLECTED:
+            hint = "an operator of Python"
+        else:
+            hint = LANG_NAMES.get(name, "a function of centella.lang, such as lang.sqrt")
+        raise TraceError(
+            f"NumPy functions act on arrays, not on traced values: np.{name}; use {hint}"
+        )
 
     def __add__(self, other: Any) -> Expr:
         return binary("add", self, other)

@@ -250,7 +250,10 @@ class _Emitter:
                 reads = self.reads_of(args)
                 self.value(index, self.pure(op, type_, args, attr), args, reads)
             else:
-                getattr(self, f"do_{op}")(index, type_, args, attr)
+                rule = getattr(self, f"do_{op}", None)
+                if rule is None:
+                    raise TraceError(f"WGSL has no {op}")
+                rule(index, type_, args, attr)
         return self.assemble()
 
     def param(self, position: int, type_: str) -> str:
@@ -289,7 +292,7 @@ class _Emitter:
                 self.need(f"to_{type_}")
                 return f"to_{type_}({texts[0]})"
             return f"{type_}({texts[0]})"
-        raise TraceError(f"the WGSL target has no {op!r}")
+        raise TraceError(f"WGSL has no {op}")
 
     def most(self, index: int) -> int:
         """An upper bound of a u32: of a constant, a masked value, or either times a constant."""
