@@ -53,7 +53,8 @@ def machine() -> Row:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu",
              "--format=csv,noheader"]  # fmt: skip
     here = Path(__file__).parent
-    commit = os.environ.get("CENTELLA_COMMIT") or run(["git", "-C", str(here), "rev-parse", "--verify", "HEAD"])
+    head = run(["git", "-C", str(here), "rev-parse", "--verify", "HEAD"])
+    commit = os.environ.get("CENTELLA_COMMIT") or head
     return {
         "platform": platform.platform(),
         "cpu": platform.processor(),

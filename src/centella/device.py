@@ -31,7 +31,7 @@ from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
 from centella.submission import Array, Backend, Buffer
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
-log = logging.getLogger("centella.device")
+log: logging.Logger = logging.getLogger("centella.device")
 
 IMPLICIT_NODES = 256
 IMPLICIT_UPLOADS = 16 << 20

@@ -60,14 +60,14 @@ class DType:
         return 16 // self.itemsize
 
 
-f32 = DType("f32", 4, "float", "f32", np.dtype(np.float32), 2.0**-24)
-f16 = DType("f16", 2, "float", "f32", np.dtype(np.float16), 2.0**-11)
-bf16 = DType("bf16", 2, "float", "f32", np.dtype(np.uint16), 2.0**-8)
-i32 = DType("i32", 4, "int", "i32", np.dtype(np.int32), 0.0)
-u32 = DType("u32", 4, "uint", "u32", np.dtype(np.uint32), 0.0)
-i8 = DType("i8", 1, "int", "i32", np.dtype(np.int8), 0.0)
-u8 = DType("u8", 1, "uint", "u32", np.dtype(np.uint8), 0.0)
-bool_ = DType("bool", 1, "bool", "bool", np.dtype(np.bool_), 0.0)
+f32: DType = DType("f32", 4, "float", "f32", np.dtype(np.float32), 2.0**-24)
+f16: DType = DType("f16", 2, "float", "f32", np.dtype(np.float16), 2.0**-11)
+bf16: DType = DType("bf16", 2, "float", "f32", np.dtype(np.uint16), 2.0**-8)
+i32: DType = DType("i32", 4, "int", "i32", np.dtype(np.int32), 0.0)
+u32: DType = DType("u32", 4, "uint", "u32", np.dtype(np.uint32), 0.0)
+i8: DType = DType("i8", 1, "int", "i32", np.dtype(np.int8), 0.0)
+u8: DType = DType("u8", 1, "uint", "u32", np.dtype(np.uint8), 0.0)
+bool_: DType = DType("bool", 1, "bool", "bool", np.dtype(np.bool_), 0.0)
 
 ALL: dict[str, DType] = {d.name: d for d in (f32, f16, bf16, i32, u32, i8, u8, bool_)}
 _BY_NUMPY: dict[np.dtype[Any], DType] = {d.numpy: d for d in ALL.values() if d is not bf16}

@@ -20,7 +20,7 @@ from centella.models import BertModel
 from centella.tensor import Pending, Tensor, fetch
 from centella.text import Tokenizer, max_length, read_json, read_json_list
 
-log = logging.getLogger("centella.embed")
+log: logging.Logger = logging.getLogger("centella.embed")
 
 Array = np.ndarray[Any, Any]
 POOLINGS = ("mean", "cls")

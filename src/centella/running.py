@@ -30,7 +30,7 @@ from centella.recording import PENDING, Recorded, Recording, Value, blame
 from centella.specs import Caps
 from centella.submission import Array, Backend, Bound, Buffer, DoneTicket, Submission, Ticket
 
-log = logging.getLogger("centella.device")
+log: logging.Logger = logging.getLogger("centella.device")
 
 PLANS = 512
 

@@ -90,12 +90,15 @@ class Ticket(Protocol):
 
     def done(self) -> bool:
         """True once the device has finished it; never blocks."""
+        ...
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished; raises what it failed with, or TimeoutError."""
+        ...
 
     def data(self, index: int) -> Array:
         """Bytes of read-back `index`, after `wait`; a copy that the caller owns."""
+        ...
 
 
 class DoneTicket:
@@ -125,9 +128,11 @@ class Backend(Protocol):
 
     def allocate(self, nbytes: int) -> Any:
         """Device memory; raises OutOfMemoryError or LimitError."""
+        ...
 
     def free(self, native: Any) -> None:
         """Give memory back to the driver."""
+        ...
 
     def adopt(self, native: Any) -> tuple[Any, int]:
         """Memory of the application's, to be read in place: what launches bind, and its bytes.
@@ -138,6 +143,7 @@ class Backend(Protocol):
 
     def disown(self, native: Any) -> None:
         """Forget what `adopt` gave: no value refers to it any more."""
+        ...
 
     def write(self, native: Any, offset: int, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions.
@@ -147,6 +153,7 @@ class Backend(Protocol):
 
     def compile(self, program: Program | HostProgram) -> Any:
         """The driver's form of a program; raises CompileError."""
+        ...
 
     def submit(self, work: Submission) -> Ticket:
         """Start a submission.
@@ -159,6 +166,8 @@ class Backend(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Name, adapter, driver, limits: what `centella info` prints."""
+        ...
 
     def close(self) -> None:
         """Release the device."""
+        ...

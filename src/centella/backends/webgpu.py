@@ -30,7 +30,7 @@ from centella.program import HostProgram, Program
 from centella.specs import Caps
 from centella.submission import Array, Bound, Submission
 
-log = logging.getLogger("centella.webgpu")
+log: logging.Logger = logging.getLogger("centella.webgpu")
 
 SLOT = 256
 _serials = counter(1)  # of buffers and pipelines: one wgpu device may have two backends

@@ -27,7 +27,7 @@ class _Storage:
         return "storage"
 
 
-storage = _Storage()
+storage: _Storage = _Storage()
 
 
 @dataclass(frozen=True, slots=True)

@@ -409,15 +409,15 @@ def _formula(name: str) -> Callable[[Any], Expr]:
     return traced
 
 
-exp = _formula("exp")
-exp2 = _formula("exp2")
-log = _formula("log")
-log2 = _formula("log2")
-tanh = _formula("tanh")
-erf = _formula("erf")
-sin = _formula("sin")
-cos = _formula("cos")
-sigmoid = _formula("sigmoid")
+exp: Callable[[Any], Expr] = _formula("exp")
+exp2: Callable[[Any], Expr] = _formula("exp2")
+log: Callable[[Any], Expr] = _formula("log")
+log2: Callable[[Any], Expr] = _formula("log2")
+tanh: Callable[[Any], Expr] = _formula("tanh")
+erf: Callable[[Any], Expr] = _formula("erf")
+sin: Callable[[Any], Expr] = _formula("sin")
+cos: Callable[[Any], Expr] = _formula("cos")
+sigmoid: Callable[[Any], Expr] = _formula("sigmoid")
 
 
 # -- group operations ------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ class Operand:
         name = ufunc.__name__
         reflected = REFLECTED.get(name) if method == "__call__" and not options else None
         if reflected is not None and isinstance(inputs[0], (np.generic, np.ndarray)):
-            first: Any = inputs[0]
-            return getattr(inputs[1], reflected)(first[()])  # a number comes as rank 0
+            number = np.asarray(inputs[0])[()]  # it comes as rank 0
+            return getattr(inputs[1], reflected)(number)
         if name in REFLECTED:
             hint = "an operator of Python"
         else:
