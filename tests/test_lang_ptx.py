@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from centella import dtypes, lang
@@ -38,6 +40,8 @@ from centella.lang.ptx import (
     shared_layout,
 )
 from centella.lang.simulate import simulate
+from tests.lang_programs import GROUPS as PROGRAM_GROUPS
+from tests.lang_programs import SCALARS, Node, first_words, on_host, program, programs
 
 Words = NDArray[np.uint32]
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")
@@ -712,6 +716,34 @@ def test_ptx_equals_the_simulator(name: str, arch: str) -> None:
         np.testing.assert_array_equal(left, right, err_msg=f"{name}: {arg.name}")
 
 
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(nodes=programs(), chunked=st.booleans())
+def test_random_programs(nodes: list[Node], chunked: bool) -> None:
+    """Integer programs with empty loops, breaks and exchanges: equal to plain Python."""
+    ir = program(nodes, chunked)
+    z = first_words()
+    words = np.zeros(-(-z.size // 4) * 4, np.uint32)
+    words[: z.size] = z
+    numbers = {**SCALARS, "z": 0}
+    params = np.array([numbers[str(p.source[0])] for p in ir.params], np.uint32)
+    execute(ir, "sm_80", [words], params, PROGRAM_GROUPS)
+    np.testing.assert_array_equal(words[: z.size], on_host(nodes))
+
+
+def test_what_leaves_an_empty_loop_is_there_after_it() -> None:
+    def after(z: InOut[u32], n: u32) -> None:
+        i = lang.local_id()
+        for _ in lang.range(n):
+            z[i * 12] = 1
+        z[i * 12 + 1] = 2
+
+    ir = lang.trace(after, lang.face_of(after), workgroup=4, dtypes={"z": u32})
+    words = np.zeros(48, np.uint32)
+    params = np.array([{"n": 0}.get(str(p.source[0]), 0) for p in ir.params], np.uint32)
+    execute(ir, "sm_80", [words], params, 1)
+    assert words.tolist() == [2 if k % 12 == 1 else 0 for k in range(48)]
+
+
 def test_the_cases_cover_every_operation() -> None:
     seen = {s[0] for case in CASES.values() for s in case.trace().body}
     memory = {f"{s}{op}{n}" for s in ("", "s") for op in ("load", "store") for n in ("", "4")}
@@ -847,10 +879,10 @@ def test_loops_test_at_the_bottom() -> None:
         y[lang.local_id()] = total
 
     expected = """\
+  ld.param.b32 %r2, [params+24];
   mov.b32 %r1, 0;
   setp.ge.u32 %p0, %r1, %r0;
   @%p0 bra L5_end;
-  ld.param.b32 %r2, [params+24];
 L5:  // for %r1 < %r0
   add.u32 %r3, %r2, %r1;
   mad.wide.u32 %rd0, %r3, 4, %base0;

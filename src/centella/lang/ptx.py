@@ -561,17 +561,18 @@ class _Emitter:
             self.emit(f"@!{self.values[args[0]]} bra L{i}_else;")
             self.blocks.append(_Block(op, i, 0, [], []))
             return
-        comment = "loop"
+        comment, guard = "loop", []
         if op == "for":
             low, high = self.values[args[0]], self.values[args[1]]
             index = self.values[i] = self.new("%r")
-            self.emit(f"mov.b32 {index}, {low};")
+            guard.append(f"  mov.b32 {index}, {low};")
             if low[0] == "%" or high[0] == "%" or int(low) >= int(high):
                 empty = self.new("%p")
-                self.emit(f"setp.ge.{SIGNED[type_]} {empty}, {index}, {high};")
-                self.emit(f"@{empty} bra L{i}_end;")
+                guard.append(f"  setp.ge.{SIGNED[type_]} {empty}, {index}, {high};")
+                guard.append(f"  @{empty} bra L{i}_end;")
             comment = f"for {index} < {high}"
-        self.blocks.append(_Block(op, i, ROOM, [f"L{i}:  // {comment}"], []))
+        # What moves out of the loop stands before the guard: it may be used after an empty loop.
+        self.blocks.append(_Block(op, i, ROOM, [*guard, f"L{i}:  // {comment}"], []))
         self.depth[i] = len(self.blocks) - 1
 
     def otherwise(self, i: int, statement: Statement) -> None:
