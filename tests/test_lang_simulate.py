@@ -19,57 +19,13 @@ from centella.lang.face import Face, TensorParam
 from centella.lang.shadow import Shadow
 from centella.lang.simulate import Report, mutations, unwritten
 from centella.lang.simulate import simulate as run_ir
+from tests.lang_common import Tensor, empty, tensor
 
 Array = NDArray[Any]
-POISON = 0x7FC0BAD0
 ORDERS = ("forward", "reverse", "shuffled")
 SUBGROUPS = (1, 8, 32, 64)
 
 # -- launching ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Tensor:
-    """Words on the simulated device, and where the elements lie in them."""
-
-    words: NDArray[np.uint32]
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
-
-    def elements(self) -> Array:
-        """The position of each element, counted from the start of the words."""
-        grid = np.meshgrid(*[np.arange(n) for n in self.shape], indexing="ij")
-        at = sum(g * s for g, s in zip(grid, self.strides, strict=True))
-        return np.asarray(at + self.offset, dtype=np.int64)
-
-    def numpy(self) -> Array:
-        """The elements as values."""
-        return widen(self.words.view(self.dtype.numpy)[self.elements()], self.dtype)
-
-    def logical(self) -> NDArray[np.bool_]:
-        """The words that hold an element."""
-        mask = np.zeros(self.words.size, np.bool_)
-        mask[self.elements() // self.dtype.per_word] = True
-        return mask
-
-
-def empty(shape: tuple[int, ...], dtype: DType, offset: int = 0) -> Tensor:
-    """A dense vector, or a matrix whose rows start on a 16-byte boundary; full of poison."""
-    pitch = -(-shape[-1] // dtype.per_chunk) * dtype.per_chunk
-    strides = (1,) if len(shape) == 1 else (pitch, 1)
-    size = offset + math.prod(shape[:-1]) * pitch
-    words = np.full(-(-size // dtype.per_word), POISON, np.uint32)
-    return Tensor(words, dtype, shape, strides, offset)
-
-
-def tensor(values: Any, dtype: DType = f32, offset: int = 0) -> Tensor:
-    """Values on the simulated device; pads hold poison."""
-    values = np.asarray(values)
-    made = empty(values.shape, dtype, offset)
-    made.words.view(dtype.numpy)[made.elements()] = narrow(values, dtype)
-    return made
 
 
 def record(

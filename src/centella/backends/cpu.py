@@ -135,7 +135,7 @@ class CpuBackend:
         return None
 
     def write(self, native: Any, offset: int, data: Array) -> None:
-        """Never called: host buffers are set."""
+        """Never called: a host buffer is set by the program that computes it."""
         raise NotImplementedError("host buffers are set, not written")
 
     def storage(self, buffer: Buffer) -> Array:

@@ -112,7 +112,7 @@ def checked_module(device: Any, source: str, name: str) -> Any:
 def trusted_module(device: Any, source: str, name: str) -> Any:
     """A shader module without them, by wgpu-native's own call; else a checked one.
 
-    Worth 17 % in the tiled product on an H200 (benchmarks/LOG.md); only for kernels that the
+    Bounds checks cost most in the tiled product (benchmarks/LOG.md); only for kernels that the
     simulator has passed.
     """
     try:

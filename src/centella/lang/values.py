@@ -45,6 +45,7 @@ class Operand:
     type: str
 
     def _expr(self) -> Expr:
+        """The value here and now; `Expr` and `Var` say how (this class is only their base)."""
         raise NotImplementedError
 
     @property
