@@ -255,6 +255,22 @@ def compute_twice(fn: Callable[..., Any], *operands: Any, out: DType = f32) -> t
     return tensors["y"].numpy(), second["y"].numpy()
 
 
+def collatz(n: Any) -> Any:
+    """Steps until n is 1: a loop that threads leave one by one, with branches in branches."""
+    x, steps = lang.var(n), lang.var(0)
+    with lang.loop():
+        lang.break_if(x == 1)
+        with lang.if_((x & 1) == 0):
+            x.set(x // 2)
+        with lang.else_():
+            with lang.if_(x < 100):
+                x.set(x * 3 + 1)
+            with lang.else_():
+                x.set(x * 3 + 1)
+        steps += 1
+    return steps
+
+
 # -- Tint ------------------------------------------------------------------------------------------
 
 _TINT = """

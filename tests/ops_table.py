@@ -16,6 +16,9 @@ import numpy as np
 
 import centella as ct
 from centella.dtypes import dtype_of, narrow, widen
+from centella.ops.matmul.choice import TILES, tile_of
+from centella.ops.steps import Step
+from centella.specs import Caps
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -48,7 +51,7 @@ class In:
             (0 and -inf), or `(low, high)` for whole numbers.
         layout: plain; pads (NaN after each row); offset (a slice that starts off every boundary);
             strided (every second element); transposed (a view of the last two axes swapped);
-            rows (every second row, from the second).
+            rows (every second row, from the second); state (a State's memory).
     """
 
     shape: Shape
@@ -129,6 +132,8 @@ def tensor_of(spec: In, value: Array, dtype: str, device: ct.Device) -> ct.Tenso
     if spec.layout == "transposed":
         turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
         return ct.asarray(turned, dtype=kind, device=device).T
+    if spec.layout == "state":
+        return ct.State(stored, kind, device).value
     place, whole = _place(spec.layout, stored.shape, kind.per_chunk)
     around = np.full(math.prod(whole) * kind.itemsize, 0xFF, np.uint8)
     if kind.name == "bool":
@@ -241,6 +246,7 @@ def where() -> Row:
     some = (In((3, 5), "bools", "bool"), In((3, 5)))
     made += [Case(some, {"first": 1}), Case(some, {"second": 0})]
     made += laid_out(made[0], "offset", "strided", "transposed")
+    made += [Case((In((21,), "bools", "bool"), In((21,), "extremes"), In((21,))), dtypes=FLOATS)]
     return Row(ALL, tuple(made), exact=True)
 
 
@@ -262,6 +268,7 @@ def reshape() -> Row:
     ]
     made = [Case((In(a),), {"shape": b}) for a, b in pairs]
     made += laid_out(Case((In((6, 5)),), {"shape": (10, 3)}), *LAYOUTS[1:])
+    made += [Case((In((7, 3), "extremes"),), {"shape": (21,)}, FLOATS)]
     return Row(("f32", "f16", "bf16", "i8", "bool"), tuple(made), exact=True)
 
 
@@ -273,6 +280,7 @@ def concat() -> Row:
     ]  # fmt: skip
     made = [Case(tuple(map(In, shapes)), {"axis": axis}) for axis, shapes in groups]
     made += laid_out(made[2], "offset", "transposed")
+    made += [Case((In((21,), "extremes"), In((3,))), {"axis": 0}, FLOATS)]
     return Row(("f32", "f16", "i32", "u8", "bool"), tuple(made), exact=True)
 
 
@@ -325,6 +333,8 @@ def dot() -> Row:
     made = [Case((In((n,)), In((n,)))) for n in (0, 1, 7, 255, 257)]
     made += laid_out(made[3], "offset", "strided")
     made += [Case((In((n,)), In((n,)))) for n in (16385, 50021)]
+    made += [Case((In((257,), "large"), In((257,), "large")), dtypes=FLOATS)]
+    made += [Case((In((9,), "hidden"), In((9,))), dtypes=FLOATS)]
     return Row(NUMBERS, tuple(made), sums=True)
 
 
@@ -368,6 +378,7 @@ def mean_pool() -> Row:
         for b, n, d in ((1, 1, 1), (3, 5, 7), (4, 7, 8), (2, 33, 67), (2, 0, 3), (0, 3, 4))
     ]
     made += laid_out(made[1], *LAYOUTS[1:])
+    made += [Case((In((7, 1, 3), "extremes"), In((7,), (0, 3), "i32")))]
     return Row(FLOATS, tuple(made), sums=True)
 
 
@@ -383,11 +394,30 @@ def embedding() -> Row:
     ]
     made += laid_out(made[3], "offset", "strided", "transposed")
     made += [Case((In((5,), (0, 9), "i32"), In((9, 5), layout=x))) for x in LAYOUTS[1:]]
+    made += [Case((In((9,), (0, 7), "i32"), In((7, 3), "extremes")))]
     return Row(FLOATS, tuple(made), exact=True)
 
 
 MATRICES = ((1, 1, 1), (5, 7, 3), (17, 33, 9), (33, 40, 64), (64, 16, 65), (130, 20, 70))
 VARIANTS = ("large", "medium", "small")
+# Rows, depth, columns of thin products: depths of 1, prime, 1 more than whole chunks, whole blocks.
+GEMV = ((1, 1, 1), (1, 7, 3), (1, 65, 33), (1, 257, 5), (1, 1024, 6), (1, 2048, 131))
+SKINNY = (
+    (2, 67, 33),
+    (3, 1, 5),
+    (4, 256, 9),
+    (5, 13, 130),
+    (8, 515, 7),
+    (13, 61, 37),
+    (16, 264, 8),
+)
+
+
+def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
+    """Whether a device can run the variant that a case forces."""
+    variant = case.attrs.get("variant")
+    items = [dtype_of(i.dtype or dtype).itemsize for i in case.inputs[:2]]
+    return variant not in TILES or tile_of(variant, min(items), caps) is not None
 
 
 def matmul() -> Row:
@@ -397,6 +427,24 @@ def matmul() -> Row:
         for m, k, n in MATRICES
         for v in VARIANTS
     ]
+    for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY), ("columns", GEMV + SKINNY)):
+        lies = "plain" if variant == "columns" else "transposed"
+        for m, k, n in sizes:
+            if k > 1 and n > 1:  # else B is contiguous both ways
+                made.append(Case((In((m, k)), In((k, n), layout=lies)), {"variant": variant}))
+    thin = {"alpha": 0.5}
+    for lies in ("plain", "transposed"):  # the depth split among groups; batches; values of 800
+        made.append(Case((In((3, 600)), In((600, 33), layout=lies)), thin))
+        made.append(Case((In((2, 3, 9, 600)), In((3, 600, 5), layout=lies)), thin))
+        made.append(Case((In((2, 1, 40)), In((40, 34), layout=lies)), thin))
+        made.append(Case((In((5, 33), "large"), In((33, 20), layout=lies)), thin))
+        made.append(Case((In((2, 0)), In((0, 5), layout=lies)), thin))
+        made.append(Case((In((1, 5)), In((5, 8193), layout=lies)), small=False))
+        for x in LAYOUTS[1:]:
+            made.append(Case((In((6, 36), layout=x), In((36, 10), layout=lies)), thin))
+    for x in ("offset", "strided", "pads", "rows"):
+        made.append(Case((In((6, 36)), In((36, 10), layout=x)), thin))
+    made.append(Case((In((1500, 33)), In((33, 130))), small=False))
     for la, lb in (("transposed", "plain"), ("plain", "transposed"), ("transposed", "transposed"),
                    ("offset", "strided"), ("pads", "pads"), ("rows", "offset")):  # fmt: skip
         made.append(Case((In((33, 20), layout=la), In((20, 18), layout=lb)), {"alpha": 0.5}))
@@ -404,6 +452,7 @@ def matmul() -> Row:
                  ((1, 5, 8), (3, 8, 4)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 1, 1, 9), (1, 3, 9, 1)),
                  ((3, 0), (0, 4)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
         made.append(Case((In(a), In(b))))
+    made += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
     made.append(Case((In((300, 64)), In((64, 200))), small=False))
     return Row(FLOATS, tuple(made), sums=True)
 
@@ -416,26 +465,60 @@ def linear() -> Row:
         for m, k, n in MATRICES[1:]
         for v in VARIANTS
     ]
+    for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY)):
+        for m, k, n in sizes:
+            made.append(Case((In((m, k)), In((n, k))), {**plain, "variant": variant}))
+    made.append(Case((In((1500, 33)), In((65, 33))), plain, small=False))
+    made.append(Case((In((1, 5)), In((151_936, 5))), plain, ("f32", "f16"), small=False))
+    made.append(Case((In((5, 33), "large"), In((20, 33))), plain))
+    made += quantised()
     both = {"extras": ("bias", "residual"), "alpha": 1.0}
     for activation in ("", "relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
         operands = (In((5, 24)), In((10, 24)), In((10,)), In((5, 10)))
         made.append(Case(operands, {**both, "activation": activation}))
+        far = (replace(operands[0], values="large"), *operands[1:])
+        made.append(Case(far, {**both, "activation": activation}))
     some = {"extras": ("bias",), "activation": "", "alpha": 0.25}
     for shape, n in (((24,), 7), ((2, 3, 24), 5), ((0, 24), 3), ((3, 0), 5)):
         made.append(Case((In(shape), In((n, shape[-1])), In((n,))), some))
-    weights = (In((10, 24), dtype="bf16"), In((10,), dtype="f32"))
-    made.append(Case((In((5, 24)), *weights), some))
+    for m in (5, 17):
+        for kind in FLOATS:
+            weights = (In((10, 24), dtype=kind), In((10,), dtype="f32"))
+            made.append(Case((In((m, 24)), *weights), some))
     residual = {"extras": ("residual",), "activation": "", "alpha": 1.0}
     for x in LAYOUTS[1:]:
         made.append(Case((In((6, 9), layout=x), In((5, 9)), In((6, 5), layout=x)), residual))
         made.append(Case((In((6, 9)), In((5, 9), layout=x), In((5,), layout="offset")), some))
+        made.append(Case((In((20, 36), layout=x), In((5, 36)), In((20, 5), layout=x)), residual))
+        made.append(Case((In((20, 36)), In((5, 36), layout=x), In((5,), layout="offset")), some))
     return Row(FLOATS, tuple(made), sums=True)
+
+
+def quantised() -> list[Case]:
+    """`linear` with i8 weights and a factor for each output, in every variant and layout."""
+    scale = In((33,), "positive", "f32")
+    plain = {"extras": ("scale",), "activation": "", "alpha": 1.0}
+    made = []
+    for m, k, v in ((1, 67, "gemv"), (1, 1025, "gemv"), (3, 40, "skinny"), (16, 129, "skinny"),
+                    (1, 5, "small"), (40, 67, "small"), (70, 35, "medium"), (130, 33, "large"),
+                    (40, 64, None), (2, 0, None)):  # fmt: skip
+        attrs = plain if v is None else {**plain, "variant": v}
+        made.append(Case((In((m, k)), In((33, k), dtype="i8"), scale), attrs, small=m < 100))
+    whole = {"extras": ("scale", "bias", "residual"), "activation": "silu", "alpha": 0.01}
+    for m in (1, 5, 18):
+        more = (scale, In((33,)), In((m, 33)))
+        made.append(Case((In((m, 40)), In((33, 40), (-9, 9), "i8"), *more), whole))
+        for x in LAYOUTS[1:]:
+            weight = In((33, 40), dtype="i8", layout=x)
+            made.append(Case((In((m, 40)), weight, scale), plain))
+    made.append(Case((In((5, 24)), In((33, 24)), scale), plain))  # a float weight may have them
+    return made
 
 
 def attend(
     b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
     causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
-    **options: Any,
+    variant: str = "", **options: Any,
 ) -> Case:  # fmt: skip
     """One attention case; `added` is the shape of the additive mask."""
     q, k, v = (
@@ -445,8 +528,10 @@ def attend(
         "lengths": In((b,), (0, lk + 2), "i32"),
         "key_mask": In((b, lk), "bools", "bool"),
         "mask": In(added or (b, h, lq, lk), "hidden" if hidden else "normal", "f32"),
+        "starts": In((b,), (-2, lk + 2), "i32"),
     }
     attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
+    attrs |= {"variant": variant} if variant else {}
     return Case((q, k, v, *(extra[m] for m in masks)), attrs, **options)
 
 
@@ -473,9 +558,276 @@ def attention() -> Row:
             attend(1, 1, 1, 130, 33, 32, small=False),
             *(attend(2, 2, 1, 6, 7, 5, layout=x) for x in LAYOUTS[1:]),
             *(attend(1, 2, 2, 5, 9, 8, layout=x) for x in ("transposed", "rows", "offset")),
+            attend(3, 2, 1, 4, 20, 8, "starts"),
+            attend(2, 2, 2, 70, 80, 5, "lengths", "starts", small=False),
+            attend(2, 2, 1, 4, 9, 8, "lengths", "key_mask", "mask", "starts"),
+            *split_keys(),
+            *(attend(2, 4, 2, 3, 70, d, "starts", variant=v)
+              for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
         sums=True,
+    )  # fmt: skip
+
+
+def split_keys() -> list[Case]:
+    """The variant for few queries: parts with no key, groups of heads, every mask and layout."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 4), (), {}),
+        ((1, 1, 1, 1, 700, 8), (), {}),
+        ((3, 2, 2, 1, 300, 16), ("lengths",), {}),
+        ((3, 6, 2, 1, 260, 8), ("lengths", "starts"), {}),
+        ((2, 8, 1, 2, 200, 8), ("key_mask",), {"causal": True}),
+        ((2, 5, 1, 1, 130, 8), ("mask",), {"hidden": True}),
+        ((2, 2, 1, 4, 6, 8), ("mask",), {"added": (1, 2, 1, 6), "hidden": True}),
+        ((2, 3, 3, 9, 140, 8), ("mask",), {"added": (2, 1, 9, 1)}),
+        ((1, 2, 2, 8, 3, 8), (), {"causal": True}),
+        ((2, 2, 2, 4, 90, 8), ("lengths", "key_mask", "mask"), {"causal": True}),
+        ((2, 4, 2, 2, 90, 8), ("lengths", "key_mask", "mask", "starts"), {}),
+        ((1, 1, 1, 3, 150, 8), (), {"values": "large"}),
+        ((1, 1, 1, 3, 0, 4), (), {}),
+        ((1, 2, 2, 0, 3, 4), (), {}),
+        ((0, 2, 2, 1, 70, 4), (), {}),
+        ((1, 4, 2, 1, 9000, 32), ("lengths",), {"small": False}),
+    ]
+    made = [attend(*shape, *masks, variant="split", **more) for shape, masks, more in shapes]
+    made += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
+    return [*made, *(attend(1, 2, 2, 5, 70, 8, layout=x, variant="split") for x in LAYOUTS[1:])]
+
+
+def compared(dtypes: tuple[str, ...] = NUMBERS) -> Row:
+    """Small whole numbers, of which many are equal; a number on either side; every extreme."""
+    few = (0, 2) if "bool" in dtypes else (0, 4)
+    made = [Case((In(a, few), In(b, few))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
+    made += laid_out(made[0], *LAYOUTS[1:])
+    made += [Case((In((33,), few),), {n: 1}) for n in ("first", "second")]
+    floats = tuple(d for d in dtypes if d in FLOATS)
+    made += [
+        Case((In((21, 1), "extremes"), In((21,), "extremes")), dtypes=floats),
+        Case((In((21,), "extremes"),), {"second": 0.5}, floats),
+        Case((In((33,)), In((33,))), dtypes=tuple(d for d in dtypes if d != "bool")),
+    ]
+    return Row(dtypes, tuple(made))
+
+
+def logical(operands: int) -> Row:
+    """Bools of every layout."""
+    made = [Case((In(s, "bools"),) * operands) for s in ((), (0,), (33,), (3, 5))]
+    made += laid_out(made[-1], *LAYOUTS[1:])
+    return Row(("bool",), tuple(made))
+
+
+def divided() -> Row:
+    """Both signs, zero divisors, the least number by -1; a number on either side."""
+    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS[:4])]
+    made += laid_out(made[0], *LAYOUTS[1:])
+    signed, small = ("i32", "i8"), (0, 5)
+    made += [Case((In((64,)), In((64,), small))), Case((In((64,), small), In((64,), small)))]
+    made += [Case((In((65,), (-9, 9)), In((65,), (-3, 4))), dtypes=signed)]
+    made += [Case((In((33,)),), {n: v}) for n in ("first", "second") for v in (0, 7)]
+    made += [Case((In((9,), (-9, 9)),), {"second": -4}, signed)]
+    made += [
+        Case((In((3,), (low, low + 1)), In((3,), (-1, 0))), dtypes=(dtype,))
+        for dtype, low in (("i32", -(2**31)), ("i8", -128))
+    ]
+    return Row(INTEGERS, tuple(made), exact=True)
+
+
+def gated() -> Row:
+    """Halves of one packed tensor and tensors of their own; broadcasts; extremes."""
+    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
+    made += [Case((In((6, 8), layout=x), In((6, 8), layout=x))) for x in LAYOUTS[1:]]
+    made += [Case((In((5, 33), "large"), In((5, 33), "large")))]
+    made += [Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")))]
+    return Row(FLOATS, tuple(made))
+
+
+def arange() -> Row:
+    """Up, down, nothing; whole chunks and none."""
+    made = [
+        Case((), {"start": a, "step": b, "size": n, "dtype": OWN})
+        for a, b, n in ((0, 1, 0), (0, 1, 1), (3, 2, 5), (0, 1, 64), (100, -3, 33), (7, 1, 120))
+    ]
+    floats = {"dtype": OWN}
+    made += [Case((), {"start": -0.5, "step": 0.1, "size": 41, **floats}, FLOATS)]
+    made += [Case((), {"start": -7, "step": 3, "size": 21, **floats}, (*FLOATS, "i32", "i8"))]
+    made += [Case((), {"start": 2**32 - 1, "step": -5, "size": 300, **floats}, ("u32",))]
+    return Row(NUMBERS, tuple(made))
+
+
+PICKS: tuple[tuple[Shape, Shape, int], ...] = (
+    *(((9,), (5,), 0), ((9, 5), (7,), 0), ((9, 8), (2, 3), 0), ((3, 9), (4,), 1), ((3, 9), (), 1)),
+    *(((2, 9, 8), (3,), 1), ((9, 2, 3), (), 0), ((2, 3, 9), (2, 2), 2), ((9, 33), (1,), 0)),
+    *(((9, 1), (6,), 0), ((2, 9), (33,), 1), ((9, 4), (0,), 0), ((9, 0), (3,), 0)),
+)
+
+
+def gather() -> Row:
+    """Along each axis, indices of every rank; some outside; views of either operand."""
+    made = [
+        Case((In(shape), In(indices, (0, 9), "i32")), {"axis": axis})
+        for shape, indices, axis in PICKS
+    ]
+    made += [
+        Case((In((9, 8)), In((33,), (-2, 12), "i32")), {"axis": 0}),
+        Case((In((3, 9)), In((33,), (-2, 12), "i32")), {"axis": 1}),
+        Case((In((2, 0, 3)), In((0,), (0, 1), "i32")), {"axis": 1}),
+    ]
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((9, 8), layout=x), In((5,), (0, 9), "i32")), {"axis": 0}))
+        made.append(Case((In((8, 9), layout=x), In((5,), (0, 9), "i32")), {"axis": 1}))
+        made.append(Case((In((9, 5)), In((4, 6), (0, 9), "i32", x)), {"axis": 0}))
+    return Row(ALL, tuple(made), exact=True)
+
+
+def scatter() -> Row:
+    """Few indices and many, so that some are equal; some outside; rows of one element."""
+    made = [
+        Case((In((n, *rest)), In((k,), (-1, n + 1), "i32"), In((k, *rest))))
+        for n, rest, k in (
+            *((9, (), 5), (33, (), 40), (9, (5,), 4), (9, (8,), 30), (7, (1,), 3), (3, (2, 7), 5)),
+            *((5, (3,), 0), (0, (3,), 4), (4, (0,), 3), (1, (), 1), (300, (3,), 290)),
+        )
+    ]
+    for x in LAYOUTS[1:]:
+        some = (In((9, 8), layout=x), In((5,), (0, 9), "i32"), In((5, 8), layout=x))
+        made.append(Case(some))
+    made += [
+        Case((In((9, 5)), In((6,), (0, 9), "i32", x), In((6, 5)))) for x in ("offset", "strided")
+    ]
+    return Row(ALL, tuple(made), exact=True)
+
+
+def rope() -> Row:
+    """Both pairings; some columns pass; positions of each kind, some outside the tables."""
+    made = []
+    for (b, h, s, d), half in (
+        *(((1, 1, 1, 2), 1), ((2, 3, 5, 16), 8), ((2, 2, 3, 24), 8), ((1, 2, 7, 10), 3)),
+        *(((2, 1, 3, 20), 8), ((1, 1, 2, 67), 33), ((2, 4, 3, 64), 32), ((0, 2, 3, 8), 4)),
+        *(((2, 2, 0, 8), 2), ((1, 2, 3, 5), 2)),
+    ):
+        tables = (In((9, half), dtype="f32"),) * 2
+        for interleaved in (False, True):
+            attrs = {"interleaved": interleaved}
+            made.append(Case((In((b, h, s, d)), *tables), attrs))
+            made.append(Case((In((b, h, s, d)), *tables, In((b,), (-2, 9), "i32")), attrs))
+            made.append(Case((In((b, h, s, d)), *tables, In((b, s), (-2, 12), "i32")), attrs))
+    plain = Case(
+        (In((2, 2, 5, 16)), *(In((9, 8), dtype="f32"),) * 2, In((2, 5), (0, 9), "i32")),
+        {"interleaved": False},
     )
+    other = replace(plain, attrs={"interleaved": True})
+    made += [*laid_out(plain, *LAYOUTS[1:]), *laid_out(other, *LAYOUTS[1:])]
+    x, cos, sin, positions = plain.inputs
+    for layout in LAYOUTS[1:]:
+        views = (replace(t, layout=layout) for t in (cos, sin, positions))
+        made.append(replace(plain, inputs=(x, *views)))
+    made += [replace(plain, inputs=(In((2, 2, 5, 16), "large"), cos, sin, positions))]
+    made += [replace(plain, inputs=(In((1, 1, 1, 21), "extremes"), cos, sin))]
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def conv1d() -> Row:
+    """Every variant; strides, padding, one tap and many; what lies for the product already."""
+    made = []
+    for (b, c, n), (out, taps), stride, padding in (
+        *(((1, 1, 1), (1, 1), 1, 0), ((2, 3, 9), (5, 3), 1, 1), ((2, 16, 12), (8, 3), 2, 1)),
+        *(((1, 1, 17), (3, 7), 1, 0), ((2, 8, 10), (4, 3), 2, 0), ((1, 5, 4), (2, 1), 1, 0)),
+        *(((1, 3, 0), (2, 3), 1, 2), ((2, 0, 5), (3, 3), 1, 0), ((0, 2, 5), (3, 3), 1, 0)),
+        *(((2, 4, 5), (1, 2), 3, 4), ((1, 8, 70), (33, 3), 1, 1), ((3, 5, 11), (0, 2), 1, 0)),
+    ):
+        attrs = {"stride": stride, "padding": padding, "activation": ""}
+        made.append(Case((In((b, c, n)), In((out, c, taps))), attrs))
+        made.append(Case((In((b, c, n)), In((out, c, taps)), In((out,))), attrs))
+    three = (In((2, 8, 21)), In((6, 8, 3)), In((6,)))
+    attrs = {"stride": 1, "padding": 1, "activation": ""}
+    for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13)):
+        made.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
+    made += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
+    bare = {"stride": 2, "padding": 0, "activation": ""}
+    for layout in LAYOUTS[1:]:
+        made.append(Case((replace(three[0], layout=layout), *three[1:]), attrs))
+        made.append(Case((replace(three[0], layout=layout), *three[1:]), bare))
+        views = (replace(three[1], layout=layout), replace(three[2], layout="offset"))
+        made.append(Case((three[0], *views), attrs))
+    made.append(Case((three[0], In((6, 8, 3), dtype="bf16"), In((6,), dtype="f32")), attrs))
+    made.append(Case((In((2, 8, 21), "large"), *three[1:]), attrs))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def assign() -> Row:
+    """What broadcasts to a State; views; every dtype."""
+    pairs: list[tuple[Shape, Shape]] = [
+        *(((), ()), ((1,), (1,)), ((0, 3), (0, 3)), ((33,), (33,)), ((33,), ()), ((3, 5), (5,))),
+        *(((5, 8), (5, 8)), ((2, 3, 17), (3, 1)), ((7, 1), (7, 1)), ((2, 3, 7), (2, 1, 7))),
+    ]
+    made = [Case((In(a, layout="state"), In(b))) for a, b in pairs]
+    state = In((6, 5), layout="state")
+    made += [Case((state, In((6, 5), layout=x))) for x in LAYOUTS[1:]]
+    made += [Case((In((21,), layout="state"), In((21,), "extremes")), dtypes=FLOATS)]
+    return Row(ALL, tuple(made), exact=True)
+
+
+def cache_write() -> Row:
+    """One token and many; rows in chunks, in words, odd; what passes the capacity is dropped."""
+
+    def case(shape: Shape, tokens: int, high: int, layout: str = "plain") -> Case:
+        caches = (In(shape, layout="state"),) * 2
+        new = In((*shape[:2], tokens, shape[3]), layout=layout)
+        return Case((*caches, new, replace(new, layout="plain"), In(shape[:1], (0, high), "i32")))
+
+    made = [case((2, 3, 7, d), t, 8 - t) for d in (1, 5, 16, 64) for t in (1, 3)]
+    made += [case((3, 1, 4, 8), 4, 1), case((3, 2, 5, 6), 3, 7), case((1, 2, 5, 8), 0, 5)]
+    made += [case((2, 2, 9, 8), 4, 5, x) for x in LAYOUTS[1:]]
+    extremes = In((1, 1, 21, 1), "extremes")
+    made += [
+        Case(
+            (
+                *(In((1, 1, 23, 1), layout="state"),) * 2,
+                extremes,
+                extremes,
+                In((1,), (0, 2), "i32"),
+            ),
+            dtypes=FLOATS,
+        )
+    ]
+    return Row((*FLOATS, "i8"), tuple(made), exact=True)
+
+
+def cache_step() -> Row:
+    """A step's begin; positions set to lengths."""
+    made = [Case((In((2, b), (0, 50), layout="state"),), {"tokens": n})
+            for b in (1, 3, 67) for n in (1, 5)]  # fmt: skip
+    steps = In((2, 67), (0, 50), layout="state")
+    lengths = In((67,), (0, 50))
+    made += [Case((steps, replace(lengths, layout=x)), {"tokens": 0}) for x in ("plain", "offset")]
+    return Row(("i32",), tuple(made), exact=True)
+
+
+def fused() -> Row:
+    """A chain with numbers of two types, a comparison, a cast and an operand that broadcasts."""
+    made: list[Case] = []
+    for dtype in FLOATS:
+        steps = (
+            Step("mul", (0, 1), (), (), dtype),
+            Step("gelu", (2,), (("kind", "tanh"),), (), dtype),
+            Step("cast", (3,), (("dtype", "f32"),), (), "f32"),
+            Step("lt", (4,), (), ("second",), "bool"),
+            Step("where", (5, 2), (), ("first",), dtype),
+        )
+        attrs = {"steps": steps, "3.second": 0.7, "4.first": -1.5}
+        shapes: list[tuple[Shape, Shape]] = [
+            *(((), ()), ((0,), ()), ((33,), (33,)), ((3, 5), (5,)), ((5, 8), (5, 8))),
+            *(((5, 8), (5, 1)), ((2, 3, 7), (3, 1))),
+        ]
+        made += [Case((In(a), In(b)), attrs, (dtype,)) for a, b in shapes]
+        made += laid_out(Case((In((6, 5)), In((5,))), attrs, (dtype,)), *LAYOUTS[1:])
+        made += [Case((In((21,), "extremes"), In((21,), "ties")), attrs, (dtype,))]
+    wrap = (
+        Step("mul", (0,), (), ("second",), "i8"),
+        Step("remainder", (1, 0), (), (), "i8"),
+    )
+    made += [Case((In((3, 37)),), {"steps": wrap, "0.second": 3}, ("i8",))]
+    return Row((*FLOATS, "i8"), tuple(made))
 
 
 TABLE: dict[str, Row] = {
@@ -517,4 +869,29 @@ TABLE: dict[str, Row] = {
     "matmul": matmul(),
     "linear": linear(),
     "attention": attention(),
+    "silu_gate": gated(),
+    "sin": floats_of(),
+    "cos": floats_of(),
+    "rsqrt": floats_of("positive"),
+    "square": numbers_of(),
+    "floor_divide": divided(),
+    "remainder": divided(),
+    "eq": compared(ALL),
+    "ne": compared(ALL),
+    "lt": compared(),
+    "le": compared(),
+    "gt": compared(),
+    "ge": compared(),
+    "logical_and": logical(2),
+    "logical_or": logical(2),
+    "logical_not": logical(1),
+    "arange": arange(),
+    "gather": gather(),
+    "scatter": scatter(),
+    "rope": rope(),
+    "conv1d": conv1d(),
+    "assign": assign(),
+    "cache_write": cache_write(),
+    "cache_step": cache_step(),
+    "fused": fused(),
 }

@@ -9,10 +9,25 @@ import pytest
 
 from centella import op
 from centella.dtypes import DType, dtype_of, f16, f32, i8, u8
-from centella.ops.matmul.op import TILES, Problem, choose, tile_of
+from centella.ops.attention.combine import MOST_SPLITS
+from centella.ops.attention.op import choose as choose_attention
+from centella.ops.attention.split import rows_of_group, split_count
+from centella.ops.attention.teams import Layout
+from centella.ops.matmul.choice import (
+    TILES,
+    VARIANTS,
+    Problem,
+    choose,
+    columns_of,
+    depth_of,
+    fits,
+    thin_of,
+    tile_of,
+)
+from centella.ops.matmul.thin import SHARED_WORDS
 from centella.program import Call
 from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
-from tests.ops_table import OWN, TABLE, Case
+from tests.ops_table import OWN, TABLE, Case, In, variant_fits
 
 MINIMUM = Caps("wgsl", max_shared=16 << 10, max_workgroup=256, max_storage_buffers=8)
 LARGE = Caps("wgsl", max_shared=48 << 10, max_workgroup=1024, max_storage_buffers=32)
@@ -47,34 +62,108 @@ def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
 # -- tiles ----------------------------------------------------------------------------------------
 
 
+DTYPES = [(f32, f32), (f16, f16), (f32, i8)]
+
+
 @pytest.mark.parametrize("caps", [MINIMUM, LARGE], ids=["minimum", "large"])
-@pytest.mark.parametrize("itemsize", [4, 2])
-def test_the_chosen_tile_fits(caps: Caps, itemsize: int) -> None:
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_the_chosen_kernel_fits(caps: Caps, dtypes: tuple[DType, DType]) -> None:
     for m in SIZES:
         for n in SIZES:
-            tile = tile_of(choose(problem(m, n, 384), itemsize, caps), itemsize, caps)
-            assert tile is not None
-            assert tile.shared_bytes <= caps.max_shared
-            assert tile.threads <= caps.max_workgroup
+            for whole in (problem(m, n, 384), replace(problem(m, n, 384), b_along_k=False)):
+                variant = choose(whole, dtypes, caps)
+                assert variant in VARIANTS and fits(variant, whole, dtypes, caps)
+                if variant in TILES:
+                    tile = tile_of(variant, min(d.itemsize for d in dtypes), caps)
+                    assert tile is not None
+                    assert tile.shared_bytes <= caps.max_shared
+                    assert tile.threads <= caps.max_workgroup
 
 
-@pytest.mark.parametrize("itemsize", [4, 2])
-def test_large_products_get_large_tiles_and_small_ones_enough_groups(itemsize: int) -> None:
-    assert choose(problem(4096, 4096, 4096), itemsize, LARGE) == "large"
-    assert choose(problem(1, 1, 4096), itemsize, LARGE) == "small"
-    assert choose(problem(16, 4096, 384), itemsize, LARGE) == "small"
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_large_products_get_large_tiles_and_small_ones_enough_groups(dtypes: Any) -> None:
+    assert choose(problem(4096, 4096, 4096), dtypes, LARGE) == "large"
+    assert choose(problem(17, 4096, 384), dtypes, LARGE) == "small"
     few, many = problem(512, 512, 64), problem(512, 512, 64, batch=64)
-    assert choose(few, itemsize, LARGE) != "large"
-    assert choose(many, itemsize, LARGE) == "large"
+    assert choose(few, dtypes, LARGE) != "large"
+    assert choose(many, dtypes, LARGE) == "large"
+
+
+def test_few_rows_get_a_thin_kernel() -> None:
+    assert choose(problem(1, 4096, 4096), (f32, f16), MINIMUM) == "gemv"
+    assert choose(problem(0, 5, 7), (f32, f32), MINIMUM) == "gemv"
+    for m in (2, 3, 8, 16):
+        assert choose(problem(m, 4096, 4096), (f16, i8), MINIMUM) == "skinny"
+    for m in (1, 16):
+        across = replace(problem(m, 4096, 4096), b_along_k=False)
+        assert choose(across, (f16, f16), MINIMUM) == "columns"
+        assert not fits("gemv", across, (f16, f16), MINIMUM)
+        assert not fits("skinny", across, (f16, f16), MINIMUM)
+    assert not fits("gemv", problem(2, 5, 7), (f32, f32), LARGE)
+    assert not fits("skinny", problem(17, 5, 7), (f32, f32), LARGE)
+    assert not fits("columns", problem(2, 5, 7), (f32, f32), LARGE)
+
+
+@pytest.mark.parametrize("threads", [64, 128, 256])
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_thin_groups_divide_among_their_teams(threads: int, dtypes: Any) -> None:
+    caps = replace(MINIMUM, max_workgroup=threads)
+    for m in (1, 2, 3, 4, 5, 8, 9, 16):
+        for k in (0, 1, 64, 384, 1000, 4096, 20_000):
+            thin = thin_of(problem(m, 4096, k), dtypes, caps)
+            assert thin.m >= m and thin.threads <= threads and thin.threads % thin.lanes == 0
+            assert thin.outputs % 2 == 0  # words of 16-bit results
+            assert thin.threads * thin.outs <= SHARED_WORDS
+            columns = columns_of(problem(m, 4096, k), caps)
+            assert columns.m >= m and columns.threads <= threads
+
+
+def test_thin_groups_walk_whole_steps_where_they_can() -> None:
+    def of(m: int, k: int, dtype: DType = f16) -> tuple[int, int, str]:
+        thin = thin_of(problem(m, 4096, k), (dtype, dtype), MINIMUM)
+        return thin.lanes, thin.unroll, depth_of(thin, k, dtype.per_chunk)
+
+    assert [of(1, k) for k in (4096, 14336, 1536, 4864)] == [
+        (128, 4, "whole"), (128, 2, "whole"), (64, 3, "whole"), (128, 4, "both"),
+    ]  # fmt: skip
+    assert [of(1, k, f32) for k in (384, 31, 1, 0)] == [
+        (32, 3, "whole"), (8, 1, "masked"), (8, 1, "masked"), (8, 1, "masked"),
+    ]  # fmt: skip
+    assert [of(m, 4096) for m in (4, 16)] == [(32, 2, "whole"), (32, 1, "whole")]
+    assert [of(m, 4097) for m in (4, 16)] == [(32, 2, "both"), (32, 1, "masked")]
+
+
+def test_a_depth_is_split_where_columns_are_few() -> None:
+    def of(m: int, k: int, n: int) -> list[tuple[str, int]]:
+        return [(c.kernel.name, c.groups) for c in calls("matmul", spec(m, k), spec(k, n))]
+
+    assert of(1, 4096, 32768) == [("columns", 256)]
+    assert of(1, 4096, 128) == [("columns", 16), ("add_parts", 1)]
+    assert of(1, 100, 128) == [("columns", 1)]
+    assert of(16, 4096, 4096) == [("columns", 256), ("add_parts", 256)]
+    assert of(0, 4096, 128) == [("columns", 0)]
+
+
+def test_thin_products_read_chunks_where_rows_are_aligned() -> None:
+    plain = constants("linear", spec(1, 4096), spec(70, 4096), extras=(), activation="")
+    assert plain["vector_x"] and plain["vector_w"] and not plain["shuffle"]
+    rest = constants("linear", spec(4095), spec(70, 4095, dtype=i8), spec(70), activation="",
+                     extras=("scale",))  # fmt: skip
+    assert rest["vector_x"] and rest["vector_w"]
+    odd = constants("linear", view((2, 32), (33, 1)), view((70, 32), (40, 1), offset=1), extras=(),
+                    activation="")  # fmt: skip
+    assert not odd["vector_x"] and not odd["vector_w"] and odd["dense_x"]
+    turned = constants("matmul", view((3, 64), (1, 3)), view((64, 9), (1, 64)))
+    assert not turned["vector_x"] and turned["vector_w"] and not turned["dense_x"]
 
 
 def test_a_device_of_few_threads_or_little_memory_gets_a_smaller_tile() -> None:
     whole = problem(4096, 4096, 4096)
-    assert choose(whole, 2, LARGE) == "large"
-    assert choose(whole, 2, MINIMUM) == "medium"  # 16-bit tiles are deeper: 32 KB
-    assert choose(whole, 4, replace(LARGE, max_workgroup=64)) == "small"
-    assert choose(whole, 4, replace(LARGE, max_shared=8 << 10)) == "small"
-    assert all(tile_of("small", item, MINIMUM) is not None for item in (4, 2))
+    assert choose(whole, (f16, f16), LARGE) == "large"
+    assert choose(whole, (f16, f16), MINIMUM) == "medium"  # 16-bit tiles are deeper: 32 KB
+    assert choose(whole, (f32, f32), replace(LARGE, max_workgroup=64)) == "small"
+    assert choose(whole, (f32, f32), replace(LARGE, max_shared=8 << 10)) == "small"
+    assert all(tile_of("small", item, MINIMUM) is not None for item in (4, 2, 1))
 
 
 @pytest.mark.parametrize("variant", TILES)
@@ -99,8 +188,8 @@ def test_products_read_chunks_where_rows_are_aligned() -> None:
 
 def test_a_batch_of_no_single_stride_is_copied_first() -> None:
     a, b = spec(2, 1, 5, 8), spec(3, 8, 4)
-    assert [c.kernel.name for c in calls("matmul", a, b)] == ["copy", "copy", "gemm"]
-    assert [c.kernel.name for c in calls("matmul", a, spec(2, 3, 8, 4))] == ["copy", "gemm"]
+    assert [c.kernel.name for c in calls("matmul", a, b)] == ["copy", "copy", "columns"]
+    assert [c.kernel.name for c in calls("matmul", a, spec(2, 3, 8, 4))] == ["copy", "columns"]
     assert len(calls("matmul", spec(1, 5, 8), b)) == 1
     assert len(calls("matmul", spec(5, 8), b)) == 1
     assert len(calls("matmul", spec(2, 3, 5, 8), spec(2, 3, 8, 4))) == 1
@@ -182,6 +271,101 @@ def test_heads_wide_and_narrow() -> None:
     assert of(64, 9)["vector"] and not of(3, 9)["vector"]
 
 
+def test_a_convolution_copies_only_what_does_not_lie_for_it() -> None:
+    def names(x: Spec, weight: Spec, padding: int) -> list[str]:
+        attrs = {"stride": 1, "padding": padding, "activation": ""}
+        return [c.kernel.name for c in calls("conv1d", x, weight, **attrs)]
+
+    first, last = spec(2, 8, 21), view((2, 8, 21), (168, 1, 8))
+    weight, turned = spec(4, 8, 3), view((4, 8, 3), (24, 1, 8))
+    assert names(first, weight, 1) == ["pack_channels", "pack_channels", "gemm"]
+    assert names(first, turned, 1) == names(last, turned, 1) == ["pack_channels", "gemm"]
+    assert names(last, turned, 0) == ["gemm"]
+    assert names(last, spec(4, 8, 1), 0) == ["gemm"]
+    found = [dict(c.constants) for c in calls("conv1d", last, turned, stride=1, padding=1,
+                                              activation="")]  # fmt: skip
+    assert found[0]["vector"] and found[1]["vector_a"] and found[1]["vector_b"]
+    gap = view((2, 8, 21), (336, 1, 16))
+    assert names(gap, turned, 0) == ["pack_channels", "gemm"]
+
+
+def test_heads_turn_in_chunks_where_pairs_allow_it() -> None:
+    def of(x: Spec, half: int, **attrs: Any) -> tuple[bool, bool, bool]:
+        table = spec(64, half)
+        found = constants("rope", x, table, table, **{"interleaved": False, **attrs})
+        return found["chunk"], found["table_chunk"], found["partial"]
+
+    heads = view((2, 4, 9, 32), (1152, 32, 128, 1))  # [batch, seq, heads, head_dim], permuted
+    assert of(heads, 16) == (True, True, False)
+    assert of(heads, 8) == (True, True, True)
+    assert of(heads, 6) == (False, False, True)
+    assert of(heads, 6, interleaved=True) == (True, False, True)
+    assert of(view((2, 4, 9, 30), (1080, 30, 120, 1)), 15) == (False, False, False)
+    assert not constants("rope", spec(1, 1, 9, 32), spec(9, 16), spec(9, 16),
+                         spec(1, dtype=dtype_of("i32")), interleaved=False)["partial"]  # fmt: skip
+
+
+def test_rows_are_gathered_in_chunks() -> None:
+    ids, by = spec(7, dtype=dtype_of("i32")), {"axis": 0}
+    assert constants("gather", spec(9, 33), ids, **by) == {"along": False, "chunk": True, "rank": 2}
+    assert not constants("gather", spec(9, 3), ids, **by)["chunk"]
+    assert not constants("gather", view((9, 32), (33, 1)), ids, **by)["chunk"]
+    assert constants("gather", spec(9, 33), ids, axis=1)["along"]
+    assert constants("gather", spec(4, 9, 8), ids, axis=1)["rank"] == 3
+    copies = calls("scatter", spec(9, 8), spec(0, dtype=dtype_of("i32")), spec(0, 8))
+    assert [c.kernel.name for c in copies] == ["copy"]
+    both = calls("scatter", spec(9, 8), ids, spec(7, 8))
+    assert [c.kernel.name for c in both] == ["last_index", "gather"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim", "variant"),
+    [
+        *((1, 64, 128, "split"), (1, 32768, 64, "split"), (8, 1500, 64, "split")),
+        *((9, 1500, 64, "stream"), (1, 63, 64, "stream"), (0, 64, 64, "split")),
+        *((1, 500, 1024, "split"), (1, 500, 1025, "stream"), (1, 500, 0, "stream")),
+    ],
+)
+def test_few_queries_of_many_keys_are_split(
+    queries: int, keys: int, dim: int, variant: str
+) -> None:
+    assert choose_attention(spec(2, 4, queries, dim), spec(2, 2, keys, dim)) == variant
+
+
+def test_parts_of_the_keys_follow_from_shapes() -> None:
+    assert [split_count(8, n) for n in (0, 1, 64, 65, 4096, 32768)] == [1, 1, 1, 2, 64, 64]
+    assert [split_count(n, 32768) for n in (0, 1, 3, 64, 511, 512, 9000)] == [
+        MOST_SPLITS, MOST_SPLITS, MOST_SPLITS, 8, 2, 1, 1,
+    ]  # fmt: skip
+    assert [rows_of_group(n) for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)] == [1, 1, 2, 4, 4, 8, 8, 8, 8]
+
+
+def test_a_buffer_of_another_length_is_no_other_program() -> None:
+    def of(capacity: int, queries: int = 1, batch: int = 1) -> list[Any]:
+        k = spec(batch, 8, capacity, 128, dtype=f16)
+        lengths = spec(batch, dtype=dtype_of("i32"))
+        q = spec(batch, 32, queries, 128, dtype=f16)
+        parts, whole = calls(
+            "attention", q, k, k, lengths, masks=("lengths",), causal=False, scale=1.0
+        )
+        assert parts.groups == batch * 8 * dict(parts.scalars)["splits"]
+        assert whole.groups == batch * 32 * queries
+        return [c.constants for c in (parts, whole)]
+
+    assert of(64) == of(8192) == of(32768, batch=3)
+    assert dict(of(64)[0])["rows"] == 4 and dict(of(64, 2)[0])["rows"] == 8
+    assert dict(of(64)[0])["vector"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("dim", [1, 5, 17, 64, 67, 80, 128, 192, 256, 1024])
+def test_the_teams_of_a_group_fit(dim: int, rows: int) -> None:
+    lay = Layout(dim, rows, 1)
+    assert lay.lanes * lay.teams <= 128 and lay.teams * rows <= 128 and lay.lanes * 8 >= dim
+    words = lay.scratch + lay.teams * (lay.scores + rows)
+    assert words * 4 <= MINIMUM.max_shared
+
+
 # -- every case of the table fits the smallest device ---------------------------------------------
 
 
@@ -189,18 +373,24 @@ def test_heads_wide_and_narrow() -> None:
 def test_every_kernel_binds_and_holds_what_any_device_has(name: str) -> None:
     for dtype in TABLE[name].dtypes:
         for case in TABLE[name].cases:
-            if (not case.dtypes or dtype in case.dtypes) and fits(case, dtype):
+            if (not case.dtypes or dtype in case.dtypes) and variant_fits(case, dtype, MINIMUM):
                 for call in of_case(name, case, dtype):
                     assert len(call.tensors) <= MINIMUM.max_storage_buffers, case
                     size = call.workgroup or call.kernel.workgroup
                     assert size <= MINIMUM.max_workgroup, case
 
 
+def laid_out(given: In, dtype: DType, forced: bool) -> Spec:
+    """As a device lays it out; a transposed view where a variant depends on it."""
+    if not forced or given.layout != "transposed":
+        return spec(*given.shape, dtype=dtype)
+    *lead, rows, columns = given.shape
+    stored = spec(*lead, columns, rows, dtype=dtype)
+    strides = (*stored.strides[:-2], stored.strides[-1], stored.strides[-2])
+    return Spec(given.shape, dtype, strides, stored.aligned)
+
+
 def of_case(name: str, case: Case, dtype: str) -> tuple[Call, ...]:
-    inputs = [spec(*i.shape, dtype=dtype_of(i.dtype or dtype)) for i in case.inputs]
+    forced = "variant" in case.attrs
+    inputs = [laid_out(i, dtype_of(i.dtype or dtype), forced) for i in case.inputs]
     return calls(name, *inputs, **{k: dtype if v == OWN else v for k, v in case.attrs.items()})
-
-
-def fits(case: Case, dtype: str) -> bool:
-    variant = case.attrs.get("variant")
-    return variant is None or tile_of(variant, dtype_of(dtype).itemsize, MINIMUM) is not None

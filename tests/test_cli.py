@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from centella import __version__
-from centella.op import ops
+from centella.op import registry
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
@@ -48,7 +48,9 @@ def failed(*arguments: object) -> str:
     return str(result.output).strip()
 
 
-@pytest.mark.parametrize("command", [(), ("info",), ("embed",), ("kernels",), ("demo",)])
+@pytest.mark.parametrize(
+    "command", [(), ("info",), ("embed",), ("kernels",), ("bench",), ("demo",)]
+)
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")
     assert result.exit_code == 0
@@ -134,9 +136,9 @@ def test_kernels_lists_each_with_what_it_computes() -> None:
 
 def test_every_op_has_a_sample() -> None:
     covered = {
-        n.op.name for _, sample in kernels.samples().values() for n in kernels.recorded(sample)
+        n.form.op.name for _, sample in kernels.samples().values() for n in kernels.recorded(sample)
     }
-    library = {op.name for op in ops() if not op.name.startswith("kernel:")}
+    library = {name for name in registry() if not name.startswith("kernel:")}
     assert library <= covered, f"give cli/kernels.py a sample of {sorted(library - covered)}"
 
 
@@ -226,6 +228,34 @@ def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyP
 def test_debug_raises_what_it_would_print() -> None:
     with pytest.raises(Exception, match="unknown device 'gpu'"):
         call("--debug", "embed", "a", "--device", "gpu")
+
+
+# -- bench ----------------------------------------------------------------------------------------
+
+
+def test_bench_floor_as_json() -> None:
+    result = call("bench", "floor", "--small", "--device", "cpu", "--json")
+    report = json.loads(result.stdout)
+    assert report["device"] == "cpu"
+    assert report["small"] is True
+    assert {f["part"] for f in report["figures"]} == {"ffn", "cached", "encoder"}
+
+
+def test_bench_floor_prints_its_figures_beside_the_floors() -> None:
+    output = call("bench", "floor", "--small", "--device", "cpu").output
+    assert "device  cpu" in output
+    assert "small shapes of the same structure" in output
+    assert re.search(r"^programs compiled in all +108 +0 *$", output, re.MULTILINE)
+    assert re.search(r"^transfers +150 +2 *$", output, re.MULTILINE)
+    assert re.search(
+        r"^beyond the kernel, weight kept +100 us +-?[\d.,]+ us ", output, re.MULTILINE
+    )
+
+
+def test_bench_without_a_name_or_a_device() -> None:
+    assert call("bench").exit_code == 2
+    assert call("bench", "ceiling").exit_code == 2
+    assert "unknown device 'gpu'" in failed("bench", "floor", "--device", "gpu")
 
 
 # -- demo -----------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.pool import Pool, size_class
-from centella.submission import Backend
+from centella import opening
+from centella.pool import Memory, Pool, size_class
+from centella.submission import Backend, Buffer
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
@@ -117,15 +118,15 @@ def test_a_software_adapter_is_taken_only_by_name(monkeypatch: pytest.MonkeyPatc
             raise ct.DeviceError("no driver")
         return original(kind, *rest)
 
-    original = MODULE._backend
-    monkeypatch.setattr(MODULE, "_backend", no_cuda)
+    original = opening._backend
+    monkeypatch.setattr(opening, "_backend", no_cuda)
     monkeypatch.setattr(MODULE, "_opened", {})
     monkeypatch.setattr(webgpu, "is_software", lambda adapter: True)
-    assert MODULE._choose()[0].name == "cpu"
-    assert MODULE._choose()[1] == "cuda: no driver; no hardware WebGPU adapter"
+    found, why = opening.choose(ct.device)
+    assert (found.name, why) == ("cpu", "cuda: no driver; no hardware WebGPU adapter")
     if webgpu.adapters():
         monkeypatch.setattr(webgpu, "is_software", lambda adapter: False)
-        assert MODULE._choose()[0].name.startswith("webgpu:")
+        assert opening.choose(ct.device)[0].name.startswith("webgpu:")
 
 
 def test_describe(device: ct.Device) -> None:
@@ -154,8 +155,8 @@ class Counting:
     def free(self, native: Array) -> None:
         self.given -= native.nbytes
 
-    def write(self, native: Array, offset: int, data: Array) -> None:
-        native[offset : offset + data.nbytes] = data
+    def write(self, buffer: Buffer, data: Array) -> None:
+        buffer.native[: data.nbytes] = data
 
 
 def pool_of(backend: Counting, mode: str = "reuse", budget: int | None = None) -> Pool:
@@ -259,12 +260,12 @@ def test_pool_modes(device: ct.Device, mode: str) -> None:
 
 def test_memory_is_told() -> None:
     device = ct.device("simulator", pool="reuse", memory_limit=1 << 20)
-    assert device.memory == {"live": 0, "held": 0, "limit": 1 << 20}
+    assert device.memory == Memory(0, 0, 0, 1 << 20, None, None)
     x = ct.zeros(1000, device=device) + 1.0
     x.numpy()
     y = x * 2.0
     y.numpy()
-    assert device.memory["live"] == 2 * 4096
+    assert device.memory.live == 2 * 4096
 
 
 # -- threads --------------------------------------------------------------------------------------

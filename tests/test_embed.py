@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -158,7 +160,11 @@ def test_it_calls_the_model(on_cpu: Embedder) -> None:
 def test_weights_are_uploaded_once(device: ct.Device) -> None:
     with ct.ledger() as led:
         embedder = load(DATA / "tiny-bert", device=device)
-    led.expect(uploads=len(list(embedder.model.named_parameters())), downloads=0, compiles=0)
+    parameters = [p for _, p in embedder.model.named_parameters()]
+    large = [p for p in parameters if p.nbytes > 64 << 10]
+    led.expect(uploads=len(large) + 1, downloads=0, compiles=0)  # the small ones in one write
+    once = sum(p.nbytes for p in parameters)
+    assert once <= led.upload_bytes <= once + 256 * len(parameters)
     texts = texts_of("tiny-bert")[0]
     ids = embedder.tokenizer.encode(texts, embedder.config.max_length)
     embedder.encode(texts)
@@ -318,3 +324,38 @@ def test_lower_case(on_cpu: Embedder) -> None:
     config = EmbedderConfig(16, lower_case=True)
     Embedder(on_cpu.model, Spy(), config).encode(["UP and Down"])  # type: ignore[arg-type]
     assert seen == ["up and down"]
+
+
+# -- other work goes on ---------------------------------------------------------------------------
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
+def test_a_heartbeat_goes_on_during_a_long_embed(tiny: Embedder) -> None:
+    """The gaps of a 5 ms heartbeat stay under 20 ms; a busy machine gets more than one try."""
+    texts = [f"{WORDS[i % 200]} " * (1 + i % 30) for i in range(300)]
+    tiny.encode(texts)
+
+    async def beats() -> list[float]:
+        gaps: list[float] = []
+
+        async def heart() -> None:
+            last = time.perf_counter()
+            while True:
+                await asyncio.sleep(0.005)
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+
+        def work() -> None:  # some devices have it done between two beats
+            end = time.perf_counter() + 0.3
+            while time.perf_counter() < end:
+                tiny.encode(texts)
+
+        beating = asyncio.create_task(heart())
+        await asyncio.to_thread(work)
+        beating.cancel()
+        return gaps
+
+    tries = [asyncio.run(beats()) for _ in range(5)]
+    assert all(len(gaps) > 5 for gaps in tries)
+    assert min(max(gaps) for gaps in tries) < 0.020

@@ -133,7 +133,7 @@ MISTAKES: list[tuple[str, Any, type[Exception], str]] = [
     ("array", lambda x: ct.relu(ARRAY), ct.DTypeError,
      "relu: expected a Tensor, got ndarray; ct.asarray makes one"),
     ("none", lambda x: ct.add(NONE, 1.0), ct.DTypeError,
-     "add: expected a Tensor, got NoneType and float"),
+     "add: expected two Tensors, or one and a number, got NoneType and float"),
     ("dtype", lambda x: x.astype("float64"), ct.DTypeError, "'float64' is not a storage type"),
     ("relu", lambda x: ct.tanh(x.astype("i32")), ct.DTypeError, "tanh: expected .*float.* got i32"),
     ("axis", lambda x: ct.softmax(x, axis=2), ct.ShapeError, r"axis of \[3, 4\], got 2"),

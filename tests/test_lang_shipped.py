@@ -29,9 +29,10 @@ from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
 from centella.lang.simulate import mutations, simulate
 from centella.lang.wgsl import count_statements, emit_wgsl
-from centella.op import registry
+from centella.op import get, registry
 from centella.specs import Caps, Spec
 from centella.submission import Submission
+from centella.tensor import apply_all
 from tests.lang_common import ORDERS, Tensor, tint, webgpu
 
 MOST_STATEMENTS = 6_000
@@ -84,6 +85,11 @@ class Inputs:
         """Random integers of the case's dtype."""
         self.seed += 1
         return self.of(np.random.default_rng(self.seed).integers(low, high, shape), self.dtype)
+
+    def bools(self, *shape: int) -> ct.Tensor:
+        """Random bools."""
+        self.seed += 1
+        return self.of(np.random.default_rng(self.seed).random(shape) < 0.5, "bool")
 
 
 Build = Callable[[Inputs], ct.Tensor]
@@ -281,6 +287,73 @@ def products() -> list[Case]:
     return cases
 
 
+def thin_products() -> list[Case]:
+    """Few rows: each number held, short and long depths, layouts, storage types, epilogues."""
+
+    def case(name: str, build: Build, *dtypes: str, op: str = "linear") -> list[Case]:
+        return [Case(op, name, build, d) for d in dtypes or ("f32", "f16")]
+
+    def quantised(m: int, n: int, k: int) -> Build:
+        def build(i: Inputs) -> ct.Tensor:
+            i.seed += 1
+            stored = np.random.default_rng(i.seed).integers(-127, 128, (n, k))
+            scale = i.of(np.linspace(1, 2, n) / 127, "f32")
+            return F.linear(i(m, k), i.of(stored, "i8"), i(n), scale=scale, residual=i(m, n))
+
+        return build
+
+    def steps(i: Inputs, many: int, more: int = 0) -> int:
+        return many * i.chunk + more
+
+    def plain(m: int, many: int, more: int) -> Build:
+        return lambda i: F.linear(i(m, steps(i, many, more)), i(9, steps(i, many, more)), i(9))
+
+    cases = []
+    for m in (1, 2, 4, 8, 16):  # all threads of a team have work, in each way to walk k
+        for name, many, more in (("masked", 8, -1), ("both", 33, 1), ("whole", 64, 0)):
+            if name == "both" and m == 1:
+                many = 130
+            cases += case(f"thin {m} {name}", plain(m, many, more))
+        cases += case(f"int8 {m}", quantised(m, 18, 16 * 35 + 3))
+    for m in (3, 4):  # one kernel: of three rows, the fourth that it reads is dropped
+        cases += case(f"thin {m}", lambda i, m=m: F.linear(i(m, 67), i(9, 67)))
+    cases += case("gemv long", plain(1, 530, 3))
+    cases += case("gemv bf16", lambda i: F.linear(i(1, 2048), i(5, 2048)), "bf16")
+    cases += case("int8 tile", quantised(18, 35, 33))
+    cases += case("int8 medium", lambda i: F.linear(
+        i(70, 35), i.of(np.arange(67 * 35).reshape(67, 35) % 99, "i8"), scale=i(67),
+        variant="medium"))  # fmt: skip
+    cases += case(
+        "thin sliced",
+        lambda i: F.linear(i(4, steps(i, 34))[:, 1:], i(9, steps(i, 34, 1))[:, 2:]),
+    )
+    products: dict[str, Build] = {
+        "thin batched": lambda i: F.matmul(i(2, 4, 300), i(2, 6, 300).permute(0, 2, 1)),
+        "thin turned": lambda i: F.matmul(
+            i(steps(i, 34, -1), 4).T, i(9, steps(i, 34, -1)).T, alpha=0.5
+        ),
+        "columns 1": lambda i: F.matmul(i(1, 67), i(67, 133)),
+        "columns 4": lambda i: F.matmul(i(2, 4, 64), i(2, 64, 30), alpha=0.5),
+        "columns 16": lambda i: F.matmul(i(16, 69), i(69, 35)),
+        "columns split": lambda i: F.matmul(i(2, 600), i(600, 29), alpha=0.5),
+        "columns sliced": lambda i: F.matmul(i(80, 4)[1:].T, i(79, 42)[:, 1:]),
+    }
+    for name, build in products.items():
+        cases += case(name, build, op="matmul")
+    return cases
+
+
+def many_parts(i: Inputs) -> ct.Tensor:
+    """128 parts of 64 keys: maxima in the parts that a tree reads last; then all parts matter."""
+    i.seed += 1
+    k, v = np.random.default_rng(i.seed).uniform(-1, 1, (2, 1, 1, 8192, 8))
+    for n in range(8):
+        k[..., (1 << n) // 2 * 64 + 5, n] = 300
+    q = np.stack([np.eye(8), np.linspace(-0.01, 0.01, 64).reshape(8, 8)], 1)[None]
+    operands = (i.of(x.astype(np.float32), i.dtype) for x in (q, k, v))
+    return F.attention(*operands, scale=1.0, variant="split")
+
+
 def attentions() -> list[Case]:
     """Each mask, head sizes on both sides of a tile, grouped queries."""
 
@@ -308,10 +381,199 @@ def attentions() -> list[Case]:
         *case("head 80", 1, 1, 3, 18, 80, ("f16",)),
         *case("head 160", 1, 1, 3, 9, 160, ("f32",)),
         *case("two queries a thread", 1, 1, 70, 17, 8, ("f32",)),
+        *case("starts", 2, 1, 5, 21, 16, ("f32",), starts=lambda i: i.of([-2, 17])),
+        *case("split", 2, 2, 1, 150, 128, variant="split"),
+        *(Case("attention", "split into many", many_parts, t) for t in ("f32", "f16")),
+        *case("split of lengths", 2, 2, 1, 192, 128, variant="split",
+              lengths=lambda i: i.of([190, 1])),
+        *case("split of causal", 4, 2, 2, 128, 128, ("f32",), variant="split", causal=True),
+        *case("split, all", 8, 2, 2, 130, 13, variant="split", starts=lambda i: i.of([125, 60]),
+              lengths=lambda i: i.of([126, 140]), mask=lambda i: i(2, 1, 2, 130),
+              key_mask=lambda i: i.of(np.arange(260).reshape(2, 130) % 3 > 0, "bool")),
     ]  # fmt: skip
 
 
-CASES = [*elementwise(), *moving(), *rows(), *products(), *attentions()]
+def choices() -> list[Case]:
+    """Comparisons, logic, division of integers, and the other expressions."""
+    floats: dict[str, Build] = {
+        "sin": lambda i: F.sin(i(3, 70)), "cos": lambda i: F.cos(i(3, 70)),
+        "rsqrt": lambda i: F.rsqrt(i(3, 70, low=0.1)), "square": lambda i: F.square(i(3, 70)),
+        "silu_gate": lambda i: packed_gate(i(3, 80)),
+        **{n: lambda i, n=n: getattr(F, n)(*(i.ints(3, 70, low=0, high=3) for _ in range(2)))
+           for n in ("eq", "ne", "lt", "le", "gt", "ge")},
+    }  # fmt: skip  # a table
+    cases = [Case(n, "rows", b, d) for n, b in floats.items() for d in ("f32", "f16")]
+    integers: dict[str, Build] = {
+        "floor_divide": lambda i: F.floor_divide(
+            i.ints(3, 70, low=0), i.ints(3, 70, low=0, high=5)
+        ),
+        "remainder": lambda i: F.remainder(i.ints(3, 70, low=0), i.ints(70, low=0, high=5)),
+        "lt": lambda i: F.lt(i.ints(3, 70, low=0), 20),
+    }
+    cases += [Case(n, "integers", b, d) for n, b in integers.items() for d in ("i32", "u32", "i8")]
+    signed: dict[str, Build] = {
+        "floor_divide": lambda i: F.floor_divide(i.ints(3, 70), i.ints(3, 70, low=-5, high=5)),
+        "remainder": lambda i: F.remainder(i.ints(3, 70), i.ints(70, low=-5, high=5)),
+    }
+    cases += [Case(n, "signed", b, d) for n, b in signed.items() for d in ("i32", "i8")]
+    bools: dict[str, Build] = {
+        "logical_and": lambda i: F.logical_and(i.bools(3, 70), i.bools(70)),
+        "logical_or": lambda i: F.logical_or(i.bools(3, 70), i.bools(3, 70)),
+        "logical_not": lambda i: F.logical_not(i.bools(3, 70)),
+        "eq": lambda i: F.eq(i.bools(3, 70), i.bools(70)),
+    }
+    return cases + [Case(n, "bools", b, "bool") for n, b in bools.items()]
+
+
+def packed_gate(x: ct.Tensor) -> ct.Tensor:
+    """The gate over the halves of one tensor."""
+    return F.silu_gate(*F.split(x, 40, -1))
+
+
+def picks(count: int) -> NDArray[np.int64]:
+    """Indices of 33 rows, some equal, one outside."""
+    return np.append(np.random.default_rng(5).integers(0, 33, count - 1), -1)
+
+
+def by_index() -> list[Case]:
+    """arange, gather, scatter: chunks, words, indices along the last axis."""
+    cases = [
+        Case("arange", "down", lambda i: F.arange(90, 3, -2, i.dtype, i.device), d)
+        for d in ("f32", "f16", "i32", "u32", "u8")
+    ]
+    build: dict[tuple[str, str], Build] = {
+        ("gather", "rows"): lambda i: F.gather(i.ints(9, 80, low=0), i.of([[3, 0, 5], [8, 9, -1]])),
+        ("gather", "odd"): lambda i: F.gather(i.ints(9, 7, low=0), i.of([3, 0, 5, 8])),
+        ("gather", "middle"): lambda i: F.gather(i.ints(2, 9, 16, low=0), i.of([8, 0, 5]), 1),
+        ("gather", "columns"): lambda i: F.gather(i.ints(3, 33, low=0), i.of(picks(21)), 1),
+        ("scatter", "rows"): lambda i: F.scatter(i.ints(9, 80, low=0), i.of([3, 8, 3, -1]),
+                                                 i.ints(4, 80, low=0)),
+        ("scatter", "odd"): lambda i: F.scatter(i.ints(9, 7, low=0), i.of([3, 0, 3]),
+                                                i.ints(3, 7, low=0)),
+        ("scatter", "elements"): lambda i: F.scatter(i.ints(33, low=0), i.of(picks(21)),
+                                                     i.ints(21, low=0)),
+    }  # fmt: skip  # a table
+    cases += [Case(op, n, b, d) for (op, n), b in build.items() for d in ("f32", "f16", "i8")]
+    return cases
+
+
+def ropes() -> list[Case]:
+    """Both pairings; chunks and words; columns that pass; each kind of positions."""
+
+    def case(name: str, dim: int, rotary: int, positions: Any = None, **more: Any) -> list[Case]:
+        def build(i: Inputs) -> ct.Tensor:
+            cos, sin = (i.of(t, "f32") for t in ct.rope_tables(dim, 31, rotary_dim=rotary))
+            at = None if positions is None else i.of(positions)
+            x = i(2, 5, 3, dim).permute(0, 2, 1, 3)
+            return F.rope(x, cos, sin, at, **more)
+
+        return [Case("rope", name, build, t) for t in ("f32", "f16")]
+
+    each = [[3, 1, 30, 7, 2], [0, 29, 4, 11, 31]]
+    return [
+        *case("halves", 32, 32),
+        *case("halves, first", 32, 32, [3, 20]),
+        *case("halves, each", 32, 16, each),
+        *case("halves, odd", 14, 10, [30, 2]),
+        *case("neighbours", 32, 32, interleaved=True),
+        *case("neighbours, each", 32, 16, each, interleaved=True),
+        *case("neighbours, odd", 13, 10, [30, 2], interleaved=True),
+    ]
+
+
+def convolutions() -> list[Case]:
+    """Channels first and last, narrow and wide; each with its copies."""
+
+    def case(name: str, channels: int, last: bool, **more: Any) -> list[Case]:
+        def build(i: Inputs) -> ct.Tensor:
+            shape = (2, 39, channels) if last else (2, channels, 39)
+            x, weight, bias = i(*shape), i(37, channels, 3), i(37)
+            x = x.permute(0, 2, 1) if last else x
+            return F.conv1d(x, weight, bias, **more)
+
+        return [Case("conv1d", name, build, t) for t in ("f32", "f16")]
+
+    return [
+        *case("first", 7, False, padding=1, activation="gelu"),
+        *case("last", 16, True, stride=2, padding=1),
+        *case("no copy of x", 16, True),
+    ]
+
+
+def states() -> list[Case]:
+    """What changes in place: whole, and where a position on the device says."""
+
+    def assigned(state: tuple[int, ...], x: tuple[int, ...]) -> Build:
+        def build(i: Inputs) -> ct.Tensor:
+            made = ct.State(i.ints(*state, low=0))
+            made.assign(i.ints(*x, low=0))
+            return made.value
+
+        return build
+
+    def written(dim: int, last: bool) -> Build:
+        def build(i: Inputs) -> ct.Tensor:
+            caches = [ct.State(i(2, 3, 7, dim)) for _ in "kv"]
+            new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
+            starts = i.of([2, 5] if last else [0, 3])
+            apply_all(get("cache_write"), (*(c.value for c in caches), *new, starts), {})
+            return F.stack([c.value for c in caches])
+
+        return build
+
+    def stepped(lengths: bool) -> Build:
+        def build(i: Inputs) -> ct.Tensor:
+            steps = ct.State(i.ints(2, 70, low=0))
+            more = (i.ints(70, low=0),) if lengths else ()
+            apply_all(get("cache_step"), (steps.value, *more), {"tokens": 3})
+            return steps.value
+
+        return build
+
+    shapes = {"rows": ((5, 80), (5, 80)), "a row": ((5, 7), (7,)), "a column": ((5, 16), (5, 1))}
+    cases = [Case("assign", n, assigned(*s), d) for n, s in shapes.items()
+             for d in ("f32", "f16", "i8")]  # fmt: skip
+    cases += [Case("cache_write", f"{dim}{', past the end' * last}", written(dim, last), d)
+              for dim in (16, 7) for last in (False, True) for d in ("f32", "f16")]  # fmt: skip
+    return cases + [Case("cache_step", n, stepped(n == "set"), "i32") for n in ("begin", "set")]
+
+
+def chains() -> list[Case]:
+    """Fused chains: chunks, words, a comparison, numbers of several types."""
+
+    def chain(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+        return F.where(F.gelu(x * w) < 0.4, x + 1.5, -2.0)
+
+    def whole(i: Inputs) -> ct.Tensor:
+        x = i.ints(3, 70)
+        return F.where((x * 5 + 3) % 7 > x, x, 4)
+
+    cases = [Case("fused", "rows", lambda i: chain(i(3, 80), i(3, 80)), d) for d in ("f32", "f16")]
+    cases += [Case("fused", "odd", lambda i: chain(i(3, 7), i(7)), d) for d in ("f32", "bf16")]
+    return cases + [Case("fused", "integers", whole, d) for d in ("i32", "i8")]
+
+
+def added_rows(i: Inputs, *shape: int) -> ct.Tensor:
+    """Rows, and what repeats along all but the last two and the last dimension, added."""
+    return i(*shape) + i(shape[-1]) + i(*shape[1:])
+
+
+def around_rows() -> list[Case]:
+    """Element-wise ops as one kernel, alone and around a norm or a reduction."""
+    build: dict[str, Build] = {
+        "chain": lambda i: F.gelu(i(3, 75) * 0.5 + i(75)) - i(3, 1),
+        "norm": lambda i: F.layer_norm(added_rows(i, 3, 4, 300), i(300), i(300)) * i(3, 4, 1),
+        "norm odd": lambda i: F.rms_norm(i(3, 131)[:, 1:] * i(3, 1), i(130)) + i(3, 130),
+        "reduce": lambda i: F.mean(added_rows(i, 2, 3, 257 * i.chunk), -1) * 0.5 + i(2, 3),
+        "reduce odd": lambda i: F.sum(i(6, 257 * i.chunk)[:, 1:] * i(6, 1), -1) + i(6),
+        "reduce long": lambda i: F.sum(i(2, 16500) * 0.25, -1) + i(2),
+    }
+    return [Case("fused", n, b, d) for n, b in build.items() for d in ("f32", "f16")]
+
+
+CASES = [*elementwise(), *moving(), *rows(), *products(), *thin_products(), *attentions(),
+         *choices(), *by_index(), *ropes(), *convolutions(), *states(), *chains(),
+         *around_rows()]  # fmt: skip
 
 
 @dataclass
@@ -343,8 +605,8 @@ def run(case: Case) -> Seen:
         return form(op, *rest)
 
     def submitting(work: Submission) -> Any:
-        for slot, offset, data in work.uploads:
-            device.backend.write(work.slots[slot].native, offset, data)
+        for slot, data in work.uploads:
+            device.backend.write(work.slots[slot], data)
         for bound in work.launches:
             natives = [work.slots[s].native for s in bound.slots]
             words = [n.copy() for n in natives]
@@ -353,12 +615,14 @@ def run(case: Case) -> Seen:
             submit(Submission(work.slots, [], [bound]))
             launch.after = [n.copy() for n in natives]
             launches.append(launch)
+            ops.add(launch.ir.name)  # a fused chain is made by the planner
         return submit(Submission(work.slots, reads=work.reads))
 
     spied: Any = device
     spied.form, spied.backend.submit = forming, submitting
     try:
         result = case.build(Inputs(device, case.dtype)).numpy()
+        ops |= {node.op.name for node in device.last_plan.nodes}
     except LimitError as error:
         raise Unfit(str(error)) from error
     finally:
@@ -428,11 +692,18 @@ SHIFTS = int(os.environ.get("CENTELLA_SHIFTS", "12"))  # of each kernel; 10 000 
 
 # Accesses that no result can depend on, and why.
 IDLE_CASES = {
-    "reduce-long-f16": "two partial results for 256 threads: most of the tree adds zeros",
+    **dict.fromkeys(
+        (
+            f"{op}-{dtype}"
+            for op in ("reduce-long", "fused-reduce long")
+            for dtype in ("f32", "f16")
+        ),
+        "two partial results for 256 threads: most of the tree adds zeros",
+    ),
     "dot-vectors-f16": "one result fills half a word: the other half is computed and is pad",
 }
 IDLE_LINES = {
-    "first = x[row, 0]": "a shift of the whole row: any element of it serves",
+    "first = Elements(": "a shift of the whole row: any element of it serves",
 }
 
 
@@ -572,8 +843,8 @@ def test_masks_are_finite() -> None:
     """Infinities appear where a NaN may be right (the maximum of a row), never as a mask."""
     names = set()
     for ir in kernels().values():
-        if ir.name in ("attention", "softmax_rows"):
+        if ir.name in ("attention", "attention_split", "attention_combine", "softmax_rows"):
             numbers = np.array([s[3] for s in ir.body if s[:2] == ("const", "f32")], np.float32)
             assert np.isfinite(numbers).all() and numbers.min() <= -3.0e38
             names.add(ir.name)
-    assert len(names) == 2
+    assert len(names) == 4

@@ -14,58 +14,15 @@ from numpy.typing import NDArray
 from centella import lang
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
 from centella.errors import SimulationError
-from centella.lang import In, InOut, KernelIR, Out, face_of, storage
-from centella.lang.face import Face, TensorParam
+from centella.lang import In, InOut, KernelIR, Out, storage
 from centella.lang.shadow import Shadow
-from centella.lang.simulate import Report, mutations, unwritten
+from centella.lang.simulate import mutations
 from centella.lang.simulate import simulate as run_ir
-from tests.lang_common import Tensor, empty, tensor
+from tests.lang_common import ORDERS, Tensor, collatz, compute, empty, record, tensor
+from tests.lang_common import on_simulator as launch
 
 Array = NDArray[Any]
-ORDERS = ("forward", "reverse", "shuffled")
 SUBGROUPS = (1, 8, 32, 64)
-
-# -- launching ------------------------------------------------------------------------------------
-
-
-def record(
-    fn: Callable[..., Any], tensors: dict[str, Tensor], workgroup: int, **constants: Any
-) -> KernelIR:
-    return lang.trace(
-        fn,
-        face_of(fn),
-        workgroup=workgroup,
-        dtypes={name: t.dtype for name, t in tensors.items()},
-        unit={name: t.strides[-1] == 1 for name, t in tensors.items()},
-        constants=constants,
-    )
-
-
-def launch(
-    ir: KernelIR,
-    tensors: dict[str, Tensor],
-    groups: int,
-    scalars: dict[str, Any] | None = None,
-    **options: Any,
-) -> Report:
-    """Run a kernel; the tensors change in place."""
-    bits = np.zeros(len(ir.params), np.uint32)
-    for i, param in enumerate(ir.params):
-        name, what, *axis = (*param.source, "")
-        if not what:
-            kind = {"f32": "f4", "i32": "i4", "u32": "u4"}[param.type]
-            bits[i] = np.array([(scalars or {})[str(name)]], kind).view(np.uint32)[0]
-        elif what == "offset":
-            bits[i] = tensors[str(name)].offset
-        else:
-            t = tensors[str(name)]
-            bits[i] = (t.strides if what == "stride" else t.shape)[int(axis[0])]
-    report = run_ir(ir, [tensors[a.name].words for a in ir.args], bits, groups, **options)
-    if options.get("check", True):
-        logical = [tensors[a.name].logical() if a.mode == "out" else None for a in ir.args]
-        unwritten(ir, report.written, logical)
-    return report
-
 
 # -- kernels --------------------------------------------------------------------------------------
 
@@ -681,47 +638,10 @@ def test_shadow_reports_exactly_the_races(seed: int) -> None:
 # -- control flow ---------------------------------------------------------------------------------
 
 
-def compute(
-    fn: Callable[..., Any], *operands: Any, out: DType = f32, workgroup: int = 32, **options: Any
-) -> Array:
-    """`fn` of one element of each operand, for all elements, as an array."""
-    arrays = [np.asarray(x) for x in operands]
-    kinds = {"f": f32, "i": i32, "u": u32}
-    tensors = {f"x{i}": tensor(a, kinds[a.dtype.kind]) for i, a in enumerate(arrays)}
-    tensors["y"] = empty(arrays[0].shape, out)
-
-    def kernel(y: Any, **inputs: Any) -> None:
-        i = lang.global_id()
-        per = out.per_word
-        with lang.if_(i * per < y.shape(0)):
-            values = [fn(*[x[i * per + k] for x in inputs.values()]) for k in range(per)]
-            y.store(i * per, values)
-
-    faces = [(n, TensorParam("out" if n == "y" else "in", t.dtype, 1)) for n, t in tensors.items()]
-    ir = lang.trace(kernel, Face(tuple(faces), (), ()), workgroup=workgroup, dtypes={})
-    groups = -(-arrays[0].size // (workgroup * out.per_word))
-    launch(ir, tensors, groups, **options)
-    return tensors["y"].numpy()
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("check", [True, False])
 def test_divergent_control_flow(order: str, check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("centella.lang.simulate.THREADS_AT_ONCE", 96)  # 3 groups, then 1
-
-    def collatz(n: Any) -> Any:
-        x, steps = lang.var(n), lang.var(0)
-        with lang.loop():
-            lang.break_if(x == 1)
-            with lang.if_((x & 1) == 0):
-                x.set(x // 2)
-            with lang.else_():
-                with lang.if_(x < 100):
-                    x.set(x * 3 + 1)
-                with lang.else_():
-                    x.set(x * 3 + 1)
-            steps += 1
-        return steps
 
     def expected(n: int) -> int:
         steps = 0

@@ -32,6 +32,7 @@ from centella.lang.ir import EFFECTS, PURE
 from centella.lang.wgsl import emit_wgsl
 from centella.specs import dense_strides
 from tests.lang_common import compute, empty, on_simulator, tensor
+from tests.sentences import assert_shown, sentences
 
 LIBRARY = str(Path(lang.__file__).parent)
 HERE = __file__
@@ -429,7 +430,7 @@ def mixed_bounds(y: Out[f32], n: u32, m: i32) -> None:
 
 
 def maximum_of_bools(y: Out[f32], s: f32) -> None:
-    y[0] = lang.cast(lang.maximum(s > 1.0, s > 2.0), f32)  # <- for numbers, got bool
+    y[0] = lang.cast(lang.maximum(s > 1.0, s > 2.0), f32)  # <- maximum is for numbers, got bool
 
 
 def bitcast_of_number(y: Out[u32]) -> None:
@@ -1343,29 +1344,7 @@ SHOWN = {
 }
 
 
-def sentences() -> list[str]:
-    """The sentences and table rows of the page."""
-    found: list[str] = []
-    paragraph = ""
-    for line in [*PAGE.read_text().splitlines(), ""]:
-        if line.startswith("|"):
-            found += [line] * bool(set(line) - set("|-"))
-        elif not line or line.startswith(("#", "- ")):
-            found += re.split(r"(?<=\.) (?=[A-Z`])", paragraph) if paragraph else []
-            paragraph = ""
-        if line and line[0] not in "#|":
-            paragraph = f"{paragraph} {line.removeprefix('- ').strip()}".strip()
-    return found
-
-
 def test_every_sentence_has_a_test() -> None:
-    said = sentences()
+    said = sentences(PAGE.read_text())
     assert len(said) > 70
-    for sentence in said:
-        assert sum(sentence.startswith(start) for start in SHOWN) == 1, sentence
-    for start, tests in SHOWN.items():
-        assert sum(s.startswith(start) for s in said) == 1, start
-        for name in tests.split():
-            file, test = name.split(".")
-            source = Path(HERE).with_name(f"test_lang_{file}.py").read_text()
-            assert f"def test_{test}(" in source, name
+    assert_shown(said, SHOWN, "lang_")

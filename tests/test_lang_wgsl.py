@@ -24,6 +24,7 @@ from tests.lang_common import (
     POISON,
     Array,
     Tensor,
+    collatz,
     compute,
     compute_twice,
     copies,
@@ -567,21 +568,6 @@ def test_scalars_in_device_memory() -> None:
 
 
 # -- control flow ----------------------------------------------------------------------------------
-
-
-def collatz(n: Any) -> Any:
-    x, steps = lang.var(n), lang.var(0)
-    with lang.loop():
-        lang.break_if(x == 1)
-        with lang.if_((x & 1) == 0):
-            x.set(x // 2)
-        with lang.else_():
-            with lang.if_(x < 100):
-                x.set(x * 3 + 1)
-            with lang.else_():
-                x.set(x * 3 + 1)
-        steps += 1
-    return steps
 
 
 def bounds_are_read_once(n: Any) -> Any:

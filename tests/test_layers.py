@@ -26,25 +26,40 @@ BELOW: dict[str, set[str]] = {
     "program": {"lang"},
     "op": {"program"},
     "ops": {"op"},
-    "ledger": {"errors"},
+    "trace": {"errors"},
+    "ledger": {"trace"},
     "submission": {"program"},
     "backends": {"submission", "ledger"},
     "recording": {"op", "submission", "ledger"},
     "pool": {"submission", "ledger"},
     "pipelines": {"ledger"},
-    "plan": {"recording", "pool"},
+    "fuse": {"recording", "ops"},
+    "history": {"recording"},
+    "placement": {"pool"},
+    "explain": {"placement", "ops"},
+    "plan": {"fuse", "explain"},
     "prepare": {"plan"},
-    "running": {"prepare", "pipelines"},
-    "device": {"running"},
+    "counting": {"plan"},
+    "running": {"prepare", "pipelines", "counting"},
+    "values": {"running"},
+    "opening": {"submission"},
+    "device": {"values", "opening"},
     "pending": {"submission", "ledger"},
+    "readback": {"device", "pending", "history"},
     "views": {"specs"},
-    "tensor": {"device", "ops", "pending", "views"},
-    "kernel": {"tensor"},
-    "functional": {"tensor"},
+    "dlpack": {"specs"},
+    "tensor": {"ops", "readback", "views", "dlpack"},
+    "creation": {"tensor"},
+    "kernel": {"state"},
+    "functional": {"creation"},
     "batch": {"kernel", "functional"},
-    "nn": {"kernel", "functional"},
+    "replay": {"running", "history"},
+    "state": {"creation"},
+    "kv_cache": {"state", "functional"},
+    "jit": {"replay", "state"},
+    "nn": {"kernel", "functional", "kv_cache"},
     "matmul_cache": {"kernel", "functional"},
-    "models": {"batch", "nn", "matmul_cache"},
+    "models": {"batch", "nn", "matmul_cache", "jit"},
     "weights": {"kernel", "functional"},
     "audio": {"kernel", "functional"},
     "text": {"errors"},
@@ -53,8 +68,10 @@ BELOW: dict[str, set[str]] = {
     # One loop decodes for both; the transcriber hands it its own policies.
     "transcribe": {"generate"},
     "load": {"embed", "generate", "transcribe"},
-    "cli": {"load"},
+    "bench": {"models"},
+    "cli": {"load", "bench"},
     "__main__": {"cli"},
+    "pytest_plugin": {"load"},
     "__init__": {"load"},
 }
 
@@ -62,9 +79,18 @@ ANY = "*"
 
 # Late imports: (who, what) and why it waits.
 LATE: dict[tuple[str, str], str] = {
-    ("device", "backends"): "a backend loads its driver, so only when a device of it is opened",
+    ("opening", "backends"): "a backend loads its driver, so only when a device of it is opened",
+    ("ledger", "trace"): "only a scope with timing=True keeps what happened when",
+    ("counting", "trace"): "the same",
     ("device", "batch"): "device.batch() returns the explicit face, which is built on devices",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
+    ("device", "jit"): "device.compile() captures a function, which is built on devices",
+    ("load", "models"): "`import centella` is quick: models load with the first one that is wanted",
+    ("load", "weights"): "as models",
+    ("load", "text"): "as models",
+    ("embed", "text"): "as models",
+    ("load", "pathlib"): "brings urllib: as models",
+    ("embed", "pathlib"): "brings urllib: as models",
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
     ("cli", ANY): "--help answers at once; a subcommand loads what it calls",
@@ -83,7 +109,13 @@ LATE: dict[tuple[str, str], str] = {
 
 # Packages beyond the standard library that a room may import when it is imported itself.
 # `device` imports backends late, so their drivers load only then.
-EAGER: dict[str, set[str]] = {ANY: {"numpy"}, "backends": {"wgpu", "cuda"}}
+# `cli` is imported by the command line alone, which looks for typer first.
+EAGER: dict[str, set[str]] = {
+    ANY: {"numpy"},
+    "backends": {"wgpu", "cuda"},
+    "cli": {"typer"},
+    "pytest_plugin": {"pytest"},  # which pytest loads, and nobody else
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,8 +25,9 @@ def own(device: ct.Device) -> ct.Device:
 
 
 def chain(device: ct.Device, data: Array = X) -> ct.Tensor:
+    """Three launches: the sum and relu are one, softmax, the product."""
     with device.batch() as batch:
-        return ct.relu(batch.upload(data) + 1.0) * 2.0
+        return ct.softmax(ct.relu(batch.upload(data) + 1.0)) * 2.0
 
 
 # -- counts ---------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def test_a_resident_chain_uploads_once_and_downloads_once(device: ct.Device) -> 
         x, w = ct.asarray(X, device=device), ct.asarray(X.T, device=device)
         y = ct.softmax(ct.relu(x @ w) + 1.0)
         result = y.numpy()
-    led.expect(uploads=1, downloads=1, submissions=1, launches=4)
+    led.expect(uploads=1, downloads=1, submissions=1, launches=3)  # relu and the sum are one
     assert result.shape == (3, 3)
     with ct.ledger() as led:
         for _ in range(3):
@@ -59,7 +59,7 @@ def test_counts_are_the_same_on_every_backend(device: ct.Device) -> None:
         ct.fetch(a, b).result()
         a.numpy()
         with where.batch() as batch:
-            c = ct.relu(ct.relu(batch.upload(X)) + batch.upload(X))
+            c = ct.softmax(ct.softmax(batch.upload(X)) + batch.upload(X))
         c.peek()
         batch.execute()
     led.expect(
@@ -72,11 +72,12 @@ def test_counts_are_the_same_on_every_backend(device: ct.Device) -> None:
         copies=0,
         cache_hits=0 if where.name == "cpu" else 1,
         compiles=0 if where.name == "cpu" else 4,
-        allocations=8,
+        allocations=7,  # the last result has the place of the first temporary
     )
     assert led.counts.upload_bytes >= LARGE.nbytes + 3 * X.nbytes
     assert led.counts.download_bytes >= LARGE.nbytes + 2 * X.nbytes
     assert led.counts.peak_bytes >= 2 * LARGE.nbytes
+    assert led.counts.peek_bytes >= X.nbytes
     assert (led.counts.parameter_bytes > 0) is (where.name != "cpu")
 
 
@@ -352,7 +353,8 @@ def test_forbid_compile(device: ct.Device) -> None:
     y = ct.relu(x)
     y.numpy()
     batch = where.batch()
-    z = batch.tanh(batch.relu(x))
+    kept = batch.relu(x)  # kept, so that tanh is a launch of its own
+    z = batch.tanh(kept)
     with ct.ledger() as led, ct.forbid("compile"):
         ct.relu(x).numpy()
         with pytest.raises(ct.TransferForbidden) as raised:
@@ -400,87 +402,37 @@ def test_forbid_nests_and_ends() -> None:
         pass
 
 
-# -- the audit ------------------------------------------------------------------------------------
+# -- memory ---------------------------------------------------------------------------------------
 
 
-class Shim:
-    """Counts the raw calls of a wgpu device and its queue."""
-
-    def __init__(self, device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.counts = dict.fromkeys(
-            ("submits", "writes", "write_bytes", "pipelines", "buffers", "read_bytes"), 0
-        )
-        native, queue = device.native, device.native.queue
-        self._wrap(monkeypatch, queue, "submit", lambda *_: {"submits": 1})
-        self._wrap(monkeypatch, queue, "write_buffer", self._write)
-        self._wrap(monkeypatch, native, "create_compute_pipeline", lambda *_: {"pipelines": 1})
-
-    def _wrap(
-        self, patch: pytest.MonkeyPatch, owner: Any, name: str, amounts: Callable[..., Any]
-    ) -> None:
-        raw = getattr(owner, name)
-
-        def counted(*args: Any, **named: Any) -> Any:
-            for what, amount in amounts(*args).items():
-                self.counts[what] += amount
-            return raw(*args, **named)
-
-        patch.setattr(owner, name, counted)
-
-    def _write(self, buffer: Any, offset: int, data: Any, *_: Any) -> dict[str, int]:
-        return {"writes": 1, "write_bytes": memoryview(data).nbytes}
+def test_memory_tells_use_peak_and_budget(device: ct.Device) -> None:
+    where = ct.device(device.name.partition(":")[0], pool="reuse", memory_limit=1 << 20)
+    assert where.memory.budget == 1 << 20
+    x = ct.asarray(LARGE, device=where)
+    y = x + 1.0
+    y.numpy()
+    most = where.memory.peak
+    assert most >= where.memory.live >= 2 * LARGE.nbytes
+    del x, y
+    small = ct.asarray(X, device=where) + 1.0
+    small.numpy()
+    assert where.memory.peak == most
+    assert where.memory.held >= where.memory.live
+    where.reset_peak()
+    assert where.memory.peak == where.memory.live < most
+    text = str(where.memory)
+    assert text.startswith(f"live {where.memory.live:,}  held ")
+    assert "budget 1,048,576" in text
+    assert text.endswith(" bytes")
 
 
-@pytest.mark.devices("webgpu")
-def test_the_ledger_agrees_with_the_raw_calls(
-    device: ct.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where = own(device)
-    shim = Shim(where, monkeypatch)
-    rng = np.random.default_rng(3)
-    alone = 0  # read-backs that ride in no submission
-    with ct.ledger() as led:
-        for n in (1, 7, 300):
-            odd = rng.standard_normal((n, 3)).astype(np.float16)
-            with where.batch() as batch:
-                y = ct.relu(batch.upload(odd)) + batch.upload(odd)
-                z = y * 2.0
-            ct.fetch(y, z).result()
-            alone += 1
-            (ct.asarray(LARGE, device=where) + float(n)).numpy()
-            ct.asarray(odd, device=where)
-            (ct.asarray(odd, device=where)[:, 1:] * 3.0).numpy()
-            z.peek()
-            alone += 1
-        chain(where)
-        chain(where)
-    c = led.counts
-    assert shim.counts["submits"] == c.submissions + alone
-    assert shim.counts["pipelines"] == c.compiles
-    assert shim.counts["writes"] == c.uploads + c.submissions  # one of parameters each
-    assert shim.counts["write_bytes"] == c.upload_bytes + c.parameter_bytes
-
-
-@pytest.mark.devices("webgpu")
-def test_read_backs_agree_to_the_byte(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    where = own(device)
-    copied = 0
-    encoder = type(where.native.create_command_encoder())
-    raw = encoder.copy_buffer_to_buffer
-    tensors = [
-        ct.asarray(np.ones(shape, kind), device=where)
-        for shape, kind in (((3, 5), np.float16), ((7,), np.uint8), ((2, 3, 4), np.float32))
-    ]
-    views = [tensors[0][1:, 1:3], tensors[1][1:4], tensors[2].T[0]]
-    ct.fetch(*tensors).result()
-
-    def counted(self: Any, source: Any, at: int, target: Any, to: int, nbytes: int) -> Any:
-        nonlocal copied
-        copied += nbytes
-        return raw(self, source, at, target, to, nbytes)
-
-    monkeypatch.setattr(encoder, "copy_buffer_to_buffer", counted)
-    with ct.ledger() as led:
-        results = ct.fetch(*tensors, *views).result()
-    assert copied == led.counts.download_bytes
-    assert all((r == 1).all() for r in results)
+def test_memory_as_the_driver_tells_it(device: ct.Device) -> None:
+    told = device.memory
+    if not device.name.startswith("cuda"):
+        assert (told.free, told.total) == (None, None)
+        assert "free unknown  total unknown" in str(told)
+        return
+    assert told.free is not None
+    assert told.total is not None
+    assert 0 < told.free < told.total
+    assert f"total {told.total:,}" in str(told)

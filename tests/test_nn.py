@@ -10,6 +10,7 @@ import pytest
 
 import centella as ct
 from centella import nn
+from centella.dtypes import dtype_of, narrow, widen
 from centella.errors import ContractError, DTypeError, WeightsError
 from centella.tensor import Tensor
 
@@ -56,13 +57,27 @@ def test_parameters_by_path(device: ct.Device) -> None:
     assert list(block.named_parameters()) == []
     with ct.ledger() as led:
         block.load_parameters(given, device=device)
-    led.expect(uploads=len(PATHS), downloads=0)
+    led.expect(uploads=1, downloads=0)  # all are small: one packed write, before anything runs
     loaded = dict(block.named_parameters())
     assert list(loaded) == PATHS
+    once = sum(a.nbytes for a in given.values())
+    assert once <= led.upload_bytes <= once + 256 * len(PATHS)
     assert block.device is device
     stacked = np.concatenate([given["first.weight"], given["second.weight"]])
     np.testing.assert_array_equal(loaded["both.weight"].numpy(), stacked)
     np.testing.assert_array_equal(loaded["norm.bias"].numpy(), given["norm.bias"])
+
+
+def test_a_large_tensor_is_an_upload_of_its_own(device: ct.Device) -> None:
+    block = nn.Linear(300, 100)
+    given = {"weight": np.zeros((100, 300), np.float32), "bias": np.ones(100, np.float32)}
+    with ct.ledger() as led:
+        block.load_parameters(given, device=device)
+    led.expect(uploads=2)
+    with ct.ledger() as led:
+        y = block(ct.zeros((2, 300), device=device)).numpy()
+    led.expect(uploads=0)
+    np.testing.assert_array_equal(y, np.ones((2, 100), np.float32))
 
 
 def test_forward(device: ct.Device) -> None:
@@ -75,6 +90,25 @@ def test_forward(device: ct.Device) -> None:
     y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + 1e-5)
     expected = y * w["norm.weight"] + w["norm.bias"]
     np.testing.assert_allclose(block(ct.asarray(x, device=device)).numpy(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("m", [1, 3, 17])
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_weights_of_a_narrow_checkpoint_with_wide_activations(
+    device: ct.Device, kind: str, m: int
+) -> None:
+    rng, dtype = np.random.default_rng(9), dtype_of(kind)
+    shapes = {"weight": (37, 75), "bias": (37,)}
+    wide = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    layer = nn.Linear(75, 37)
+    layer.load_parameters(wide, device=device, dtype=kind)
+    assert {t.dtype for _, t in layer.named_parameters()} == {dtype}
+    w = {n: widen(narrow(a, dtype), dtype).astype(np.float64) for n, a in wide.items()}
+    x, residual = (rng.standard_normal((m, n)).astype(np.float32) for n in (75, 37))
+    y = layer(ct.asarray(x, device=device), "relu", ct.asarray(residual, device=device))
+    assert y.dtype is ct.f32
+    expected = np.maximum(x @ w["weight"].T + w["bias"], 0) + residual
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_embedding(device: ct.Device) -> None:

@@ -15,8 +15,6 @@ from hypothesis.extra import numpy as arrays
 import centella as ct
 from centella import functional, op
 from centella.dtypes import dtype_of, narrow, widen
-from centella.ops.matmul.op import tile_of
-from centella.specs import Caps
 from centella.tensor import apply_all
 from tests.ops_table import (
     MANY,
@@ -28,21 +26,26 @@ from tests.ops_table import (
     rng_of,
     tensor_of,
     values_of,
+    variant_fits,
 )
 
-OPS = {o.name: o for o in op.ops() if ":" not in o.name}  # a user's kernel has a colon
+OPS = {n: o for n, o in op.registry().items() if ":" not in n}  # a user's kernel has a colon
 
 
 def attrs_of(case: Case, dtype: str) -> dict[str, Any]:
     return {k: dtype if v == OWN else v for k, v in case.attrs.items()}
 
 
-def reference_of(name: str, case: Case, dtype: str, values: list[Array]) -> Array:
-    """The op's formula on float64 of the rounded inputs (whole numbers as they are stored)."""
-    wide = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
+def reference_of(name: str, case: Case, dtype: str, values: list[Array]) -> tuple[Array, ...]:
+    """The op's formula on float64 of the rounded inputs (whole numbers as they are stored).
+
+    On copies: the formula of an op that changes a State changes its operands.
+    """
+    wide = [v.astype(np.float64 if v.dtype.kind == "f" else v.dtype) for v in values]
     attrs = {k: v for k, v in attrs_of(case, dtype).items() if k != "variant"}
     with np.errstate(all="ignore"):
-        return np.asarray(op.get(name).reference(*wide, **attrs))
+        result = op.get(name).reference(*wide, **attrs)
+    return result if isinstance(result, tuple) else (np.asarray(result),)
 
 
 def check(got: ct.Tensor, value: Array, wanted: Array, limit: float, what: object) -> None:
@@ -89,31 +92,26 @@ def test_op(device: ct.Device, name: str, dtype: str) -> None:
         and (c.small or not simulated)
         and variant_fits(c, dtype, device.caps)
     ]
-    results: list[tuple[ct.Tensor, Array]] = []
+    results: list[tuple[Case, ct.Tensor, Array]] = []
     for case in cases:
         values = [values_of(i, dtype, rng_of(name, case, n)) for n, i in enumerate(case.inputs)]
         wanted = reference_of(name, case, dtype, values)
         tensors = [tensor_of(i, v, dtype, device) for i, v in zip(case.inputs, values, strict=True)]
-        results.append((run(declared, tensors, attrs_of(case, dtype), device), wanted))
+        outs = run(declared, tensors, attrs_of(case, dtype), device)
+        results += [(case, *pair) for pair in zip(outs, wanted, strict=True)]
     limit = 0.0 if row.exact else TOLERANCE.get(dtype, (0.0, 0.0))[row.sums]
-    read = ct.fetch(*(t for t, _ in results)).result()
-    for case, (got, wanted), value in zip(cases, results, read, strict=True):
-        check(got, value, wanted, limit, f"{name} {dtype} {case}")
-
-
-def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
-    variant = case.attrs.get("variant")
-    return variant is None or tile_of(variant, dtype_of(dtype).itemsize, caps) is not None
+    read = ct.fetch(*(t for _, t, _ in results)).result()
+    for (case, got, right), value in zip(results, read, strict=True):
+        check(got, value, right, limit, f"{name} {dtype} {case}")
 
 
 def run(
     declared: op.Op, tensors: list[ct.Tensor], attrs: dict[str, Any], device: ct.Device
-) -> ct.Tensor:
+) -> tuple[ct.Tensor, ...]:
     """Record an op; those without an input are recorded on the device."""
     if tensors:
-        return apply_all(declared, tensors, attrs)[0]
-    value = device.record(declared, [], attrs)[0]
-    return ct.Tensor(value, value.spec)
+        return apply_all(declared, tensors, attrs)
+    return tuple(ct.Tensor(v, v.spec) for v in device.record(declared, [], attrs))
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPS.items() if o.variants])
@@ -145,18 +143,25 @@ def test_more_groups_than_one_side_of_a_grid(device: ct.Device) -> None:
 # -- contract 6: the choice never changes the mathematics -----------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("name", ["matmul", "linear"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("name", ["matmul", "transposed", "linear", "int8"])
 def test_one_row_equals_the_first_of_many(device: ct.Device, name: str, dtype: str) -> None:
-    k, n = 72, 70
+    k, n = 73, 71
     rng = rng_of(name, dtype, "rows")
     a = widen(narrow(rng.standard_normal((65, k)), dtype_of(dtype)), dtype_of(dtype))
     b = widen(narrow(rng.standard_normal((n, k)), dtype_of(dtype)), dtype_of(dtype))
-    right = ct.asarray(b, dtype, device)
-    outs = []
-    for m in (1, 2, 3, 4, 5, 16, 65):
-        left = ct.asarray(a[:m], dtype, device)
-        outs.append((ct.linear(left, right) if name == "linear" else left @ right.T)[0])
+    right, across = ct.asarray(b, dtype, device), ct.asarray(b.T, dtype, device)
+    products: dict[str, Any] = {
+        "matmul": lambda x: x @ across,
+        "transposed": lambda x: x @ right.T,
+        "linear": lambda x: ct.linear(x, right),
+    }
+    if name == "int8":
+        stored, scale = ct.quantize_int8(b)
+        b = stored * scale[:, None]
+        w, s = ct.asarray(stored, device=device), ct.asarray(scale, device=device)
+        products["int8"] = lambda x: ct.linear(x, w, scale=s)
+    outs = [products[name](ct.asarray(a[:m], dtype, device))[0] for m in (1, 2, 3, 4, 5, 16, 65)]
     one, *many = ct.fetch(*outs).result()
     epsilon = dtype_of("f32").epsilon * k + (dtype_of(dtype).epsilon if dtype != "f32" else 0)
     bound = 4 * epsilon * (np.abs(a[0]) @ np.abs(b).T)
@@ -164,11 +169,40 @@ def test_one_row_equals_the_first_of_many(device: ct.Device, name: str, dtype: s
         assert (np.abs(one - row) <= bound).all(), m
 
 
+@pytest.mark.devices("webgpu", "webgpu-minimum", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize("k", [1, 5])
+def test_thin_products_of_more_groups_than_one_side_of_a_grid(device: ct.Device, k: int) -> None:
+    n = 65_600 * 32 + 1  # a group of the thinnest product has 32 outputs
+    weight = (np.arange(n * k, dtype=np.uint32) % 251).astype(np.float16).reshape(n, k)
+    x = np.arange(1, k + 1, dtype=np.float32)
+    got = ct.linear(ct.asarray(x, device=device), ct.asarray(weight, device=device)).numpy()
+    np.testing.assert_array_equal(got, weight.astype(np.float32) @ x)
+
+
+def test_quantised_weights_are_near_what_they_stand_for() -> None:
+    rng = rng_of("quantise")
+    weight = rng.standard_normal((7, 33)) * np.array([1e-6, 1, 800, 6e4, 1, 1e-30, 1])[:, None]
+    weight[4], weight[6] = 0, 5
+    stored, scale = ct.quantize_int8(weight)
+    assert stored.dtype == np.int8
+    assert (scale.dtype, scale.shape) == (np.dtype(np.float32), (7,))
+    assert stored.min() >= -127 and np.isfinite(scale).all() and not stored[4].any()
+    assert (np.abs(stored).max(1) == [127, 127, 127, 127, 0, 127, 127]).all()
+    error = np.abs(stored * scale[:, None].astype(np.float64) - weight).max(1)
+    assert (error <= np.abs(weight).max(1) / 127 * 0.50001).all()
+    for wrong, kind in (((weight[0],), ct.ShapeError), ((weight > 0,), ct.DTypeError)):
+        with pytest.raises(kind, match="quantize_int8: expected"):
+            ct.quantize_int8(*wrong)
+    with pytest.raises(ct.DTypeError, match="finite"):
+        ct.quantize_int8(np.full((2, 3), np.nan))
+
+
 # -- outliers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("masks", ["lengths", "key_mask", "mask", "causal"])
-def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str) -> None:
+@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("masks", ["lengths", "key_mask", "mask", "causal", "starts"])
+def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str, variant: str) -> None:
     rng = rng_of("zeros", masks)
     q = ct.asarray(rng.standard_normal((2, 2, 3, 8)), "f32", device)
     k = ct.asarray(rng.standard_normal((2, 2, 2, 8)), "f32", device)
@@ -178,12 +212,88 @@ def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str) -> None
         "key_mask": {"key_mask": ct.zeros((2, 2), "bool", device)},
         "mask": {"mask": ct.full((1, 1, 3, 2), -np.inf, device=device)},
         "causal": {"causal": True},  # query 0 is before the first key
+        "starts": {"starts": ct.full((2,), -1, "i32", device)},  # so is this one
     }
     if masks in ("lengths", "key_mask"):
         v[:] = np.nan  # what does not count may hold anything
-    got = ct.attention(q, k, ct.asarray(v, device=device), **choices[masks]).numpy()
+    got = ct.attention(
+        q, k, ct.asarray(v, device=device), **choices[masks], variant=variant
+    ).numpy()
     assert not got[:, :, :1].any()
-    assert masks == "causal" or not got.any()
+    assert masks in ("causal", "starts") or not got.any()
+    assert masks not in ("causal", "starts") or got[:, :, 1:].all()
+
+
+@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("name", ["lengths", "starts"])
+def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, variant: str) -> None:
+    """A buffer with room for 200 keys holds 1, 65 and 150; a NaN among those shows."""
+    rng, counts = rng_of("room", name), (1, 65, 150)
+    q = rng.standard_normal((3, 4, 2, 16)).astype(np.float32)
+    k, v = (rng.standard_normal((3, 2, 200, 16)).astype(np.float32) for _ in range(2))
+    for b, n in enumerate(counts):
+        k[b, :, n:] = v[b, :, n:] = np.nan
+    k[2, 1, 100, 3] = np.nan
+    given = np.array(counts, np.int32) - (2 if name == "starts" else 0)
+    masks: dict[str, Any] = {name: ct.asarray(given, device=device)}
+    tensors = [ct.asarray(x, device=device) for x in (q, k, v)]
+    got = ct.attention(*tensors, **masks, variant=variant).numpy()
+    cut = [
+        ct.attention(*(ct.asarray(x) for x in (q[b : b + 1], k[b : b + 1, :, :n],
+                                               v[b : b + 1, :, :n])), causal=name == "starts")
+        for b, n in enumerate(counts)
+    ]  # fmt: skip
+    wanted = np.concatenate([x.numpy() for x in cut])
+    assert np.isnan(wanted[2, 2:]).all() and np.isfinite(wanted[2, :2]).all()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.devices("webgpu", "cuda", "webgpu-hardware")
+def test_every_length_runs_the_same_launches(device: ct.Device) -> None:
+    rng, launches = rng_of("lengths"), set[int]()
+    tensors = [
+        ct.asarray(rng.standard_normal(shape), "f32", device)
+        for shape in ((1, 4, 1, 16), (1, 2, 400, 16), (1, 2, 400, 16))
+    ]
+    for n in (1, 64, 399, 400):
+        lengths = ct.asarray(np.array([n], np.int32), device=device)
+        with ct.ledger() as led:
+            ct.attention(*tensors, lengths=lengths).numpy()
+        launches.add(led.launches)
+        if n > 1:
+            led.expect(compiles=0, plans=0)
+    assert launches == {2}
+
+
+@pytest.mark.parametrize("variant", ["stream", "split"])
+def test_a_maximum_that_moves_from_part_to_part(device: ct.Device, variant: str) -> None:
+    """Scores rise to 800, fall to -800, and stay equal for a while; one key stands out."""
+    n, rng = 600, rng_of("moves")
+    q = np.zeros((1, 3, 1, 8), np.float32)
+    q[..., 0] = 1
+    k = rng.standard_normal((1, 3, n, 8)).astype(np.float32) * 0.01
+    k[0, 0, :, 0] = np.linspace(-800, 800, n)
+    k[0, 1, :, 0] = np.linspace(800, -800, n)
+    k[0, 2, 333, 0] = 90
+    v = rng.standard_normal((1, 3, n, 8)).astype(np.float32)
+    tensors = [ct.asarray(x, device=device) for x in (q, k, v)]
+    got = ct.attention(*tensors, scale=1.0, variant=variant)
+    reference = op.get("attention").reference
+    wanted = reference(*(x.astype(np.float64) for x in (q, k, v)), masks=(), causal=False,
+                       scale=1.0).transpose(0, 2, 1, 3)  # fmt: skip
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_softmax_of_rows_below_every_mask(device: ct.Device) -> None:
+    """-3.0e38 bounds masks; a maximum starts at the least number, so lower rows count too."""
+    low = np.finfo(np.float32).min
+    rows = [[low, low], [-3.2e38, -3.2e38], [-np.inf, low], [-np.inf, -np.inf], [np.nan, low]]
+    x = ct.asarray(np.array(rows, np.float32), device=device)
+    wanted = np.array([[0.5, 0.5], [0.5, 0.5], [0, 1], [np.nan] * 2, [np.nan] * 2], np.float32)
+    got, logs = ct.fetch(ct.softmax(x), ct.log_softmax(x)).result()
+    np.testing.assert_array_equal(got, wanted)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(logs, np.log(wanted), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
@@ -222,6 +332,12 @@ N = rng_of("numbers").integers(-9, 9, (3, 5, 4)).astype(np.int8)
 def _softmax(x: Array, axis: int) -> Array:
     e = np.exp(x - x.max(axis, keepdims=True))
     return np.asarray(e / e.sum(axis, keepdims=True))
+
+
+def _conv1d(x: Array) -> Array:
+    """x with itself as weights: stride 2, padding 1."""
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1)))
+    return np.stack([np.einsum("bck,ock->bo", padded[..., t : t + 4], x) for t in (0, 2)], -1)
 
 
 FUNCTIONS: dict[str, tuple[Any, Any]] = {
@@ -268,6 +384,57 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
         lambda x, n: functional.full((2, 3), 4, "u8", x.device), lambda x, n: np.full((2, 3), 4)),
     "matmul of batches": (
         lambda x, n: x[:, None] @ x.T, lambda x, n: x[:, None] @ x.swapaxes(1, 2)),
+    "x > 0": (lambda x, n: x > 0, lambda x, n: x > 0),
+    "a number first": (lambda x, n: functional.le(0.5, x), lambda x, n: x >= 0.5),
+    "bools": (
+        lambda x, n: (x > 0) & ~(n < 3) | (n >= 5), lambda x, n: (x > 0) & (n >= 3) | (n >= 5)),
+    "eq": (lambda x, n: functional.eq(n, n[0]), lambda x, n: n == n[0]),
+    "a number rounded to the dtype": (
+        lambda x, n: functional.eq(functional.full((2,), 0.1, "f16", x.device), 0.1),
+        lambda x, n: np.array([True, True])),
+    "a number beyond the dtype": (
+        lambda x, n: functional.full((2,), np.inf, "f16", x.device) > 1e6,
+        lambda x, n: np.array([True, True])),
+    "comparison of two widths": (
+        lambda x, n: x <= x.astype("f16")[0],
+        lambda x, n: x <= x.astype(np.float16).astype(np.float32)[0]),
+    "// and %": (lambda x, n: n // -3 + n % -3, lambda x, n: n // -3 + n % -3),
+    "numbers // and %": (
+        lambda x, n: 100 // (n * n + 1) + 100 % (n * n + 1),
+        lambda x, n: 100 // (n * n + 1) + 100 % (n * n + 1)),
+    "silu_gate": (
+        lambda x, n: functional.silu_gate(x[..., :2], x[..., 2:]),
+        lambda x, n: x[..., :2] / (1 + np.exp(-x[..., :2])) * x[..., 2:]),
+    "arange": (lambda x, n: functional.arange(7, device=x.device), lambda x, n: np.arange(7)),
+    "arange down": (
+        lambda x, n: functional.arange(9, 1, -3, device=x.device),
+        lambda x, n: np.arange(9, 1, -3)),
+    "arange of nothing": (
+        lambda x, n: functional.arange(5, 1, dtype="f32", device=x.device),
+        lambda x, n: np.zeros(0)),
+    "stack": (lambda x, n: functional.stack([x, x + 1]), lambda x, n: np.stack([x, x + 1])),
+    "stack last": (
+        lambda x, n: functional.stack([n[0], n[1], n[2]], -1), lambda x, n: np.stack([*n], -1)),
+    "stack of one": (lambda x, n: functional.stack([n > 2], 1), lambda x, n: (n > 2)[:, None]),
+    "split": (
+        lambda x, n: functional.concat(functional.split(x, [1, 0, 3], -1)[::-1], -1),
+        lambda x, n: np.concatenate([x[..., 1:], x[..., :1]], -1)),
+    "split evenly": (lambda x, n: functional.split(n, 2, 1)[2], lambda x, n: n[:, 4:]),
+    "chunk": (lambda x, n: functional.chunk(n, 3, 1)[1], lambda x, n: n[:, 2:4]),
+    "chunks that are not there": (
+        lambda x, n: functional.stack(functional.chunk(n, 7)), lambda x, n: n[:, None]),
+    "gather": (
+        lambda x, n: functional.gather(x, functional.argmax(x, 1)[0], -2),
+        lambda x, n: x[:, x.argmax(1)[0]]),
+    "scatter": (
+        lambda x, n: functional.scatter(n, functional.argmax(n[:, 0] * 0, 1), n + 1),
+        lambda x, n: np.stack([n[2] + 1, n[1], n[2]])),
+    "interleaved_to_head_first": (
+        lambda x, n: functional.interleaved_to_head_first(x, 2, 2),
+        lambda x, n: x.reshape(3, 5, 2, 2).transpose(0, 2, 1, 3)),
+    "conv1d": (
+        lambda x, n: functional.conv1d(x, x, stride=2, padding=1, activation="relu"),
+        lambda x, n: _conv1d(x).clip(0)),
 }  # fmt: skip
 
 
@@ -287,6 +454,12 @@ def test_functions(device: ct.Device) -> None:
 
 def _error(text: str, kind: type[Exception] = ct.ShapeError) -> tuple[type[Exception], str]:
     return kind, text
+
+
+def _written(k: ct.Tensor, v: ct.Tensor, starts: ct.Tensor) -> Any:
+    """Keys and values written into a cache [1, 1, 4, 5]."""
+    caches = [ct.State.empty((1, 1, 4, 5), device=k.device).value for _ in range(2)]
+    return apply_all(op.get("cache_write"), (*caches, k[None, None], v[None, None], starts), {})
 
 
 MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
@@ -325,6 +498,22 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "batches": (
         lambda x, h, i: x.reshape(3, 1, 5) @ functional.zeros((2, 5, 1), device=x.device),
         _error("matmul: expected shapes that broadcast, got [3], [2]")),
+    "int8 without scale": (
+        lambda x, h, i: ct.linear(x, i.astype("i8")),
+        _error("linear: expected scale= with an i8 weight; ct.quantize_int8 makes both",
+               ct.DTypeError)),
+    "a scale for another weight": (
+        lambda x, h, i: ct.linear(x, i.astype("i8"), scale=x[0]),
+        _error("linear: expected scale [3], got [5]")),
+    "a scale of integers": (
+        lambda x, h, i: ct.linear(x, i.astype("i8"), scale=i[:, 0]),
+        _error("linear: expected float dtypes, got ['f32', 'i32']", ct.DTypeError)),
+    "weights of integers": (
+        lambda x, h, i: ct.linear(x, i, scale=x[:, 0]),
+        _error("linear: expected float dtypes, got ['f32', 'i32', 'f32']", ct.DTypeError)),
+    "columns for linear": (
+        lambda x, h, i: ct.linear(x, x, variant="columns"),
+        _error("linear: expected variant of gemv, skinny, large, medium, small, got 'columns'")),
     "matmul of two dtypes": (
         lambda x, h, i: functional.matmul(x, h.T),
         _error("matmul: expected one dtype, got f32 and f16", ct.DTypeError)),
@@ -333,7 +522,8 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("matmul: expected float dtypes, got ['i32', 'i32']", ct.DTypeError)),
     "variant": (
         lambda x, h, i: functional.matmul(x, x.T, variant="huge"),
-        _error("matmul: expected variant of large, medium, small, got 'huge'")),
+        _error("matmul: expected variant of gemv, skinny, columns, large, medium, small, got "
+               "'huge'")),
     "linear": (
         lambda x, h, i: functional.linear(x, x.T),
         _error("linear: expected x [..., k] and weight [n, k], got [3, 5] and [5, 3]")),
@@ -348,9 +538,10 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         lambda x, h, i: functional.gelu(x, "fast"),
         _error("gelu: expected none, tanh or quick, got 'fast'")),
     "axis": (
-        lambda x, h, i: functional.softmax(x, 2), _error("expected an axis of [3, 5], got 2")),
+        lambda x, h, i: functional.softmax(x, 2),
+        _error("softmax: expected an axis of [3, 5], got 2")),
     "axis of a sum": (
-        lambda x, h, i: functional.sum(x, -3), _error("expected an axis of [3, 5], got -3")),
+        lambda x, h, i: functional.sum(x, -3), _error("sum: expected an axis of [3, 5], got -3")),
     "one axis twice": (
         lambda x, h, i: functional.sum(x, (1, -1)),
         _error("sum: expected different axes, got [1, -1]")),
@@ -369,6 +560,55 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "norm": (
         lambda x, h, i: functional.layer_norm(x, x[:, 0]),
         _error("layer_norm: expected a vector of 5, got [3]")),
+    "dot of two dtypes": (
+        lambda x, h, i: functional.dot(x[0], h[0]),
+        _error("dot: expected one numeric dtype, got f32 and f16", ct.DTypeError)),
+    "softmax of integers": (
+        lambda x, h, i: functional.softmax(i),
+        _error("softmax: expected a float dtype, got i32", ct.DTypeError)),
+    "norm of integers": (
+        lambda x, h, i: functional.rms_norm(i),
+        _error("rms_norm: expected float dtypes, got ['i32']", ct.DTypeError)),
+    "sum of bools": (
+        lambda x, h, i: functional.sum(i.astype("bool"), 0),
+        _error("sum: expected a numeric dtype, got bool", ct.DTypeError)),
+    "argmax of bools": (
+        lambda x, h, i: functional.argmax(i.astype("bool")),
+        _error("argmax: expected a numeric dtype, got bool", ct.DTypeError)),
+    "a table of integers": (
+        lambda x, h, i: functional.embedding(i, i),
+        _error("embedding: expected a float table, got i32", ct.DTypeError)),
+    "a table of one dimension": (
+        lambda x, h, i: functional.embedding(i, x[0]),
+        _error("embedding: expected a table [n, d], got [5]")),
+    "a table without rows": (
+        lambda x, h, i: functional.embedding(i, x[:0]),
+        _error("embedding: expected a table with rows, got [0, 5]")),
+    "pooling of integers": (
+        lambda x, h, i: functional.mean_pool(i[None], i[0, :1]),
+        _error("mean_pool: expected floats and i32, got i32 and i32", ct.DTypeError)),
+    "keys and values": (
+        lambda x, h, i: functional.attention(
+            x.reshape(1, 1, 3, 5), x.reshape(1, 1, 3, 5), x[:2].reshape(1, 1, 2, 5)),
+        _error("attention: expected q [b, h, lq, d], k and v [b, h', lk, d], got "
+               "[[1, 1, 3, 5], [1, 1, 3, 5], [1, 1, 2, 5]]")),
+    "attention of two dtypes": (
+        lambda x, h, i: functional.attention(
+            h.reshape(1, 1, 3, 5), *[x.reshape(1, 1, 3, 5)] * 2),
+        _error("attention: expected one float dtype, got ['f16', 'f32', 'f32']", ct.DTypeError)),
+    "lengths of another number": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, lengths=i[0]),
+        _error("attention: expected lengths [1], got [5]")),
+    "lengths of floats": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, lengths=x[0, :1]),
+        _error("attention: expected i32 lengths, got f32", ct.DTypeError)),
+    "a key_mask of floats": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, key_mask=x[:1, :3]),
+        _error("attention: expected a bool or integer key_mask, got f32", ct.DTypeError)),
+    "a mask of another shape": (
+        lambda x, h, i: functional.attention(
+            *[x.reshape(1, 1, 3, 5)] * 3, mask=x.reshape(1, 1, 3, 5)),
+        _error("attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], got [1, 1, 3, 5]")),
     "ids": (
         lambda x, h, i: functional.embedding(x, x),
         _error("embedding: expected i32 ids, got f32", ct.DTypeError)),
@@ -386,6 +626,19 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         lambda x, h, i: functional.attention(
             *[x.reshape(1, 1, 3, 5)] * 3, mask=i[:, :3].astype("bool").reshape(1, 1, 3, 3)),
         _error("attention: expected a float mask, got bool", ct.DTypeError)),
+    "starts": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, starts=x[0, :1]),
+        _error("attention: expected i32 starts, got f32", ct.DTypeError)),
+    "starts of another batch": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, starts=i[0]),
+        _error("attention: expected starts [1], got [5]")),
+    "causal and starts": (
+        lambda x, h, i: functional.attention(
+            *[x.reshape(1, 1, 3, 5)] * 3, starts=i[0, :1], causal=True),
+        _error("attention: expected causal or starts, got both")),
+    "variant of attention": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant="small"),
+        _error("attention: expected variant of stream, split, got 'small'")),
     "concat": (
         lambda x, h, i: functional.concat([x, x[:2]], axis=1),
         _error("concat: expected shapes that differ only along axis 1, got [3, 5], [2, 5]")),
@@ -398,9 +651,136 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "full": (
         lambda x, h, i: functional.full((2,), 1.5, "i32", x.device),
         _error("fill: expected a number that fits i32, got 1.5", ct.DTypeError)),
+    "comparison": (
+        lambda x, h, i: x > i,
+        _error("gt: cannot mix f32 and i32; cast one with .astype()", ct.DTypeError)),
+    "comparison with a fraction": (
+        lambda x, h, i: i > 0.5,
+        _error("gt: expected a Tensor or a Python number that fits i32, got 0.5", ct.DTypeError)),
+    "bools have no order": (
+        lambda x, h, i: (x > 0) > (x < 0),
+        _error("gt: expected a dtype of kind float or int or uint, got bool", ct.DTypeError)),
+    "logic of numbers": (
+        lambda x, h, i: i & i,
+        _error("logical_and: expected a dtype of kind bool, got i32", ct.DTypeError)),
+    "// of floats": (
+        lambda x, h, i: x // 2,
+        _error("floor_divide: expected a dtype of kind int or uint, got f32", ct.DTypeError)),
+    "a gate of no tensor": (
+        lambda x, h, i: functional.silu_gate(x, 2.0),  # type: ignore[arg-type]  # that is the point
+        _error("silu_gate: expected a Tensor, got float; ct.asarray makes one", ct.DTypeError)),
+    "arange of bools": (
+        lambda x, h, i: functional.arange(2, dtype="bool", device=x.device),
+        _error("arange: expected a numeric dtype, got bool", ct.DTypeError)),
+    "arange beyond the dtype": (
+        lambda x, h, i: functional.arange(300, dtype="u8", device=x.device),
+        _error("arange: expected a number that fits u8, got 299", ct.DTypeError)),
+    "arange of fractions": (
+        lambda x, h, i: functional.arange(0, 1, 0.25, device=x.device),
+        _error("arange: expected a number that fits i32, got 0.75", ct.DTypeError)),
+    "arange without a step": (
+        lambda x, h, i: functional.arange(0, 1, 0, device=x.device),
+        _error("arange: expected an end and a step, got 0, 1, 0")),
+    "arange without an end": (
+        lambda x, h, i: functional.arange(math.inf, dtype="f32", device=x.device),
+        _error("arange: expected an end and a step, got 0, inf, 1")),
+    "stack": (
+        lambda x, h, i: functional.stack([x, x[:2]]),
+        _error("stack: expected tensors of one shape, got [3, 5], [2, 5]")),
+    "stack of nothing": (
+        lambda x, h, i: functional.stack([]),
+        _error("stack: expected at least one tensor, got none")),
+    "axis of a stack": (
+        lambda x, h, i: functional.stack([x], 3),
+        _error("stack: expected an axis of a result of rank 3, got 3")),
+    "split": (
+        lambda x, h, i: functional.split(x, [1, 1]),
+        _error("split: expected parts of [3, 5], got [1, 1]")),
+    "split into nothing": (
+        lambda x, h, i: functional.split(x, 0),
+        _error("split: expected parts of 1 or more, got 0")),
+    "chunk": (
+        lambda x, h, i: functional.chunk(x, 0), _error("chunk: expected 1 part or more, got 0")),
+    "gather": (
+        lambda x, h, i: functional.gather(x, x),
+        _error("gather: expected i32 indices, got f32", ct.DTypeError)),
+    "gather along no axis": (
+        lambda x, h, i: functional.gather(x, i, 2),
+        _error("gather: expected an axis of [3, 5], got 2")),
+    "gather from nothing": (
+        lambda x, h, i: functional.gather(x[:, :0], i, 1),
+        _error("gather: expected rows along axis 1, got [3, 0]")),
+    "scatter": (
+        lambda x, h, i: functional.scatter(x, i[0], x),
+        _error("scatter: expected values [5, 5], got [3, 5]")),
+    "scatter of two dtypes": (
+        lambda x, h, i: functional.scatter(x, i[:, 0], h),
+        _error("scatter: expected one dtype, got f32 and f16", ct.DTypeError)),
+    "indices of two dimensions": (
+        lambda x, h, i: functional.scatter(x, i, x),
+        _error("scatter: expected x [n, ...] and indices [k], got [3, 5] and [3, 5]")),
+    "heads of another size": (
+        lambda x, h, i: functional.interleaved_to_head_first(x, 2, 2),
+        _error("interleaved_to_head_first: expected [..., seq, 2 * 2], got [3, 5]")),
+    "rope": (
+        lambda x, h, i: functional.rope(x, x, x),
+        _error("rope: expected x [batch, heads, seq_len, head_dim], got [3, 5]")),
+    "tables": (
+        lambda x, h, i: functional.rope(x[None, None], x, x),
+        _error("rope: expected cos and sin [positions, 1 to 2], got [3, 5] and [3, 5]")),
+    "tables of another dtype": (
+        lambda x, h, i: functional.rope(x[None, None], h[:, :2], h[:, :2]),
+        _error("rope: expected a float x and f32 tables, got f32, f16, f16", ct.DTypeError)),
+    "more positions than the tables have": (
+        lambda x, h, i: functional.rope(x[None, None], x[:2, :2], x[:2, :2]),
+        _error("rope: expected tables of 3 positions or more, got 2")),
+    "positions": (
+        lambda x, h, i: functional.rope(x[None, None], x[:, :2], x[:, :2], i),
+        _error("rope: expected positions [1] or [1, 3], got [3, 5]")),
+    "positions of floats": (
+        lambda x, h, i: functional.rope(x[None, None], x[:, :2], x[:, :2], x[0, :1]),
+        _error("rope: expected i32 positions, got f32", ct.DTypeError)),
+    "conv1d": (
+        lambda x, h, i: functional.conv1d(x[None], x[None, :2]),
+        _error("conv1d: expected x [batch, in, length] and weight [out, in, kernel], got "
+               "[1, 3, 5] and [1, 2, 5]")),
+    "stride": (
+        lambda x, h, i: functional.conv1d(x[None], x[None], stride=0, padding=1),
+        _error("conv1d: expected a stride of 1 or more and a padding of 0 or more, got 0 and 1")),
+    "kernel": (
+        lambda x, h, i: functional.conv1d(x[None, :, :2], x[None], padding=1),
+        _error("conv1d: expected a kernel of 1 to 4 (padded length), got 5")),
+    "bias of a convolution": (
+        lambda x, h, i: functional.conv1d(x[None], x[None], x[0]),
+        _error("conv1d: expected bias [1], got [5]")),
+    "convolution of integers": (
+        lambda x, h, i: functional.conv1d(i[None], i[None]),
+        _error("conv1d: expected float dtypes, got ['i32', 'i32']", ct.DTypeError)),
+    "activation of a convolution": (
+        lambda x, h, i: functional.conv1d(x[None], x[None], activation="swoosh"),
+        _error("conv1d: expected activation of relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid, "
+               "tanh, got 'swoosh'")),
     "reshape": (
         lambda x, h, i: x.reshape(4, 4),
         _error("reshape: expected 15 elements, got shape [4, 4]")),
+    "keys of another size": (
+        lambda x, h, i: _written(x[:, :4], x[:, :4], i[0, :1]),
+        _error("cache_write: expected k and v [1, 1, up to 4, 5], got [1, 1, 3, 4] and "
+               "[1, 1, 3, 4]")),
+    "keys without values": (
+        lambda x, h, i: _written(x, x[:2], i[0, :1]),
+        _error("cache_write: expected k and v [1, 1, up to 4, 5], got [1, 1, 3, 5] and "
+               "[1, 1, 2, 5]")),
+    "starts of floats": (
+        lambda x, h, i: _written(x, x, x[0, :1]),
+        _error("cache_write: expected i32 starts [1], got f32 [1]")),
+    "values of another dtype": (
+        lambda x, h, i: _written(x, h, i[0, :1]),
+        _error("cache_write: expected k and v of f32, got f32 and f16", ct.DTypeError)),
+    "positions of another number": (
+        lambda x, h, i: apply_all(
+            op.get("cache_step"), (ct.State(i[:2]).value, i[0, :3]), {"tokens": 0}),
+        _error("cache_step: expected i32 lengths [5], got i32 [3]")),
 }  # fmt: skip
 
 

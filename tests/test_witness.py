@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from centella import op
+from centella.ops.steps import Step
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[..., Any]
 ROWS = json.loads((Path(__file__).parent / "data" / "witness.json").read_text(encoding="utf-8"))
 
 # What moves elements and computes nothing; tests/test_ops.py compares it with NumPy exactly.
-MOVES = {"copy", "reshape", "concat", "fill"}
-OPS = [o.name for o in op.ops() if ":" not in o.name]  # a user's kernel has a colon
+MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step"}
+OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
 
 
 def formula(name: str, **attrs: Any) -> Formula:
@@ -79,6 +80,19 @@ def attention(
     return y.transpose(0, 2, 1, 3)
 
 
+def arange(start: float, step: float, size: int) -> Any:
+    return formula("arange", dtype="f32")(start=start, step=step, size=size)
+
+
+def rope(x: Array, cos: Array, sin: Array, interleaved: bool, **first: Array) -> Any:
+    return formula("rope")(x, cos, sin, *first.values(), interleaved=interleaved)
+
+
+def conv1d(x: Array, weight: Array, activation: str | None, **more: Any) -> Any:
+    bias = [more.pop("bias")] if "bias" in more else []
+    return formula("conv1d")(x, weight, *bias, activation=activation or "", **more).swapaxes(1, 2)
+
+
 # PyTorch's name: our op, and its formula with PyTorch's parameters.
 FORMULAS: dict[str, tuple[str, Formula]] = {
     **{name: (name, formula(name)) for name in (
@@ -100,6 +114,13 @@ FORMULAS: dict[str, tuple[str, Formula]] = {
         "sum", "mean", "max", "min")},
     "argmax": ("argmax", reduced(formula("argmax"))),
     "attention": ("attention", attention),
+    **{name: (name, formula(name)) for name in (
+        "sin", "cos", "rsqrt", "square", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
+        "logical_or", "logical_not", "floor_divide", "remainder", "silu_gate", "gather",
+        "scatter")},
+    "arange": ("arange", arange),
+    "rope": ("rope", rope),
+    "conv1d": ("conv1d", conv1d),
 }  # fmt: skip
 
 
@@ -110,9 +131,9 @@ def unpack(packed: dict[str, Any]) -> Array:
 def calls(name: str, case: dict[str, Any]) -> tuple[tuple[Array, ...], dict[str, Any]]:
     """Positional operands and the rest, as the formula takes them."""
     inputs = {k: unpack(v) for k, v in case["inputs"].items()}
-    named = {"linear", "layer_norm", "rms_norm", "attention"}
+    named = {"linear", "layer_norm", "rms_norm", "attention", "rope", "conv1d"}
     if name in named:
-        first = {"linear": 2, "attention": 3}.get(name, 1)
+        first = {"linear": 2, "conv1d": 2, "attention": 3, "rope": 3}.get(name, 1)
         operands = list(inputs.items())
         return tuple(v for _, v in operands[:first]), {**dict(operands[first:]), **case["params"]}
     return tuple(inputs.values()), case["params"]
@@ -145,6 +166,14 @@ def test_mean_pool_is_the_mean_of_the_rows_that_count() -> None:
     raise AssertionError("the witness has no mean over the middle axis")
 
 
+def test_a_fused_chain_is_its_ops() -> None:
+    """silu_gate is swish, then mul."""
+    steps = (Step("swish", (0,), (), (), "f32"), Step("mul", (2, 1), (), (), "f32"))
+    for case in ROWS["silu_gate"]:
+        operands, _ = calls("silu_gate", case)
+        close(formula("fused", steps=steps)(*operands), unpack(case["output"]), "fused")
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_witness(name: str) -> None:
-    assert name in {ours for ours, _ in FORMULAS.values()} | MOVES | {"mean_pool"}
+    assert name in {ours for ours, _ in FORMULAS.values()} | MOVES | {"mean_pool", "fused"}

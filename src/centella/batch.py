@@ -11,19 +11,19 @@ The floor's words, one line each; every op of `centella` records on an open batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from centella import functional
 from centella.device import Device
 from centella.device import device as open_device
-from centella.dtypes import from_host_array
+from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, DTypeError
+from centella.pending import Pending
 from centella.pipelines import PipelineCache
 from centella.recording import Recording, Value
-from centella.submission import Array
-from centella.tensor import Pending, Tensor, fetch
+from centella.tensor import Tensor, fetch, not_a_tensor, upload
 
 
 class CommandBatch:
@@ -34,7 +34,7 @@ class CommandBatch:
     """
 
     def __init__(self, device: str | Device | None = None) -> None:
-        self.device = open_device(device)
+        self.device: Device = open_device(device)
         self._recording = Recording(self.device, explicit=True)
         self._operations = 0
         self._buffers = 0
@@ -57,11 +57,9 @@ class CommandBatch:
                 f"upload: expected host data, got a Tensor on {data.device.name}; use it as it is, "
                 f"or move it with .to(device)"
             )
-        array, kind = from_host_array("upload", data, dtype)
-        spec = self.device.spec(array.shape, kind)
-        value = self.device.upload(array, spec, self._recording)
+        made = upload("upload", data, dtype, self.device, self._recording)
         self._buffers += 1
-        return Tensor(value, spec)
+        return made
 
     def import_buffer(
         self, native: Any, shape: int | Sequence[int], dtype: Any, *, offset: int = 0
@@ -71,16 +69,12 @@ class CommandBatch:
         self._buffers += 1
         return made
 
-    def _record(self, name: str, *operands: Any, **options: Any) -> Tensor:
+    def _record(self, function: Callable[..., Tensor], *operands: Any) -> Tensor:
         for operand in operands:
             if isinstance(operand, Tensor):
-                self._check(name, operand)
-        stack = self.device.batches()
-        stack.append(self._recording)
-        try:
-            return getattr(functional, name)(*operands, **options)  # type: ignore[no-any-return]
-        finally:
-            stack.remove(self._recording)
+                self._check(function.__name__, operand)
+        with self._recording:
+            return function(*operands)
 
     def _check(self, name: str, tensor: Tensor) -> None:
         if tensor.device is not self.device:
@@ -97,47 +91,47 @@ class CommandBatch:
 
     def relu(self, x: Tensor) -> Tensor:
         """max(x, 0)."""
-        return self._record("relu", x)
+        return self._record(functional.relu, x)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """x * factor."""
-        return self._record("scale", x, factor)
+        return self._record(functional.scale, x, factor)
 
     def add(self, a: Tensor, b: Tensor | float) -> Tensor:
         """a + b."""
-        return self._record("add", a, b)
+        return self._record(functional.add, a, b)
 
     def sub(self, a: Tensor, b: Tensor | float) -> Tensor:
         """a - b."""
-        return self._record("sub", a, b)
+        return self._record(functional.sub, a, b)
 
     def mul(self, a: Tensor, b: Tensor | float) -> Tensor:
         """a * b."""
-        return self._record("mul", a, b)
+        return self._record(functional.mul, a, b)
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Sum of products of two vectors."""
-        return self._record("dot", a, b)
+        return self._record(functional.dot, a, b)
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """1 / (1 + exp(-x))."""
-        return self._record("sigmoid", x)
+        return self._record(functional.sigmoid, x)
 
     def tanh(self, x: Tensor) -> Tensor:
         """Hyperbolic tangent."""
-        return self._record("tanh", x)
+        return self._record(functional.tanh, x)
 
     def swish(self, x: Tensor) -> Tensor:
         """x sigmoid(x)."""
-        return self._record("swish", x)
+        return self._record(functional.swish, x)
 
     def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
         """GELU; `approximate` is none, tanh or quick."""
-        return self._record("gelu", x, approximate)
+        return self._record(functional.gelu, x, approximate)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """A B, batched and transposed by views."""
-        return self._record("matmul", a, b)
+        return self._record(functional.matmul, a, b)
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -149,7 +143,7 @@ class CommandBatch:
     @property
     def num_buffers(self) -> int:
         """Values of this batch so far: uploads, imported buffers and results."""
-        return self._buffers + sum(len(n.outputs) for n in self._recording.nodes)
+        return self._buffers + sum(len(n.values) for n in self._recording.nodes)
 
     @property
     def native(self) -> Any:
@@ -209,7 +203,7 @@ class CommandBatch:
         declared = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         for tensor in declared:
             if not isinstance(tensor, Tensor):
-                raise DTypeError(f"outputs: expected Tensors, got {type(tensor).__name__}")
+                raise not_a_tensor("outputs", tensor)
             self._check("outputs", tensor)
         return [t._value for t in declared] + self._kept
 
@@ -230,7 +224,7 @@ class CommandBatch:
     # -- scope ------------------------------------------------------------------------------------
 
     def __enter__(self) -> CommandBatch:
-        self.device.batches().append(self._recording)
+        self._recording.__enter__()
         return self
 
     def __exit__(
@@ -239,7 +233,7 @@ class CommandBatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.device.batches().remove(self._recording)
+        self._recording.__exit__()
         if kind is None:
             self.execute()
             return

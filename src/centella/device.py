@@ -5,41 +5,40 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
-import numpy as np
-
-from centella import prepare
-from centella.errors import CentellaError, ContractError, DeviceError, LimitError, ShapeError
-from centella.ledger import Ledger, count, on_flush, open_scopes, permit
+from centella.errors import ContractError, DeviceError, LimitError
+from centella.ledger import Ledger, on_flush, open_scopes, permit
 from centella.op import Op
+from centella.opening import GPUS, choose, forked, kind_of, open_backend, spelled
 from centella.pipelines import PipelineCache
 from centella.program import exact
 from centella.recording import (
     PENDING,
+    Cell,
     Form,
-    OpenRecordings,
+    Operand,
     Recording,
     Value,
     call_site,
     innermost,
 )
-from centella.running import Engine
-from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
+from centella.specs import Spec
 from centella.submission import Array, Backend, Buffer
+from centella.values import Values
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 log: logging.Logger = logging.getLogger("centella.device")
 
 IMPLICIT_NODES = 256
-IMPLICIT_UPLOADS = 16 << 20
 DIRECT = 64 << 10
 FORMS = 8192
 
 
-class Device(Engine):
+class Device(Values):
     """One open device; `ct.device(...)` gives it.
 
     Attributes:
@@ -53,7 +52,6 @@ class Device(Engine):
         memory_limit: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(backend, pool=pool, cache=cache, memory_limit=memory_limit)
-        self._open = OpenRecordings(self)
         self._forms: dict[Any, Form] = {}
         self._local = threading.local()
         self._implicit: WeakSet[Recording] = WeakSet()
@@ -64,16 +62,16 @@ class Device(Engine):
 
     @property
     def native(self) -> Any:
-        """The driver's own device (a wgpu device, a CUDA device), or None on the CPU."""
+        """The driver's own device, or None on the CPU.
+
+        On WebGPU a wgpu device; on CUDA `ordinal`, `context` and `stream` (where work of this
+        thread goes now), which also is a stream to libraries that know `__cuda_stream__`.
+        """
         return self.backend.native
 
     def describe(self) -> dict[str, Any]:
         """Name, driver and limits, as `centella info` prints them."""
         return self.backend.describe()
-
-    def spec(self, shape: Shape, dtype: Any) -> Spec:
-        """How this device lays out a tensor that it allocates."""
-        return make_spec(shape, dtype, self.caps.row_alignment)
 
     # -- recording --------------------------------------------------------------------------------
 
@@ -85,10 +83,6 @@ class Device(Engine):
             with self.lock:
                 self._implicit.add(mine)
         return mine
-
-    def batches(self) -> OpenRecordings:
-        """The `with batch` recordings that this thread and task have open here."""
-        return self._open
 
     def form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
         """What `op` makes of operands that lie so.
@@ -119,7 +113,9 @@ class Device(Engine):
                     f"{op.name}: expected tensors of fewer than {INDEX_LIMIT:,} elements, got "
                     f"{list(spec.shape)}"
                 )
-        copies = tuple(i for i, s in enumerate(specs) if not self._host and not op.takes(i, s))
+        copies = () if self.caps.target == "numpy" else tuple(
+            i for i, s in enumerate(specs) if not op.takes(i, s)
+        )  # fmt: skip
         nbytes = sum(spec.storage_bytes for spec in outputs)
         return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
 
@@ -151,20 +147,40 @@ class Device(Engine):
                 )
         site = call_site()
         with self.lock:
-            self._check_lost()
+            self.check_lost()
             if target is None:
                 target = self._target(form, operands)
-            for value, _ in operands:
+            inputs: list[Operand] = []
+            for (value, offset), spec in zip(operands, form.inputs, strict=True):
                 if value.state == PENDING and value.recording is not target:
                     self._flush_value(value)
-            inputs = tuple([
-                target.operand(value, spec, offset)
-                for (value, offset), spec in zip(operands, form.inputs, strict=True)
-            ])  # fmt: skip
-            made = target.add(form, inputs, site)
+                inputs.append(target.operand(value, spec, offset))
+            changed = self._changed(form, operands, target) if form.op.mutates else ()
+            made = target.add(form, tuple(inputs), site)
+            for cell, value in zip(changed, made, strict=False):
+                cell.advance(value)
             if not target.explicit:
                 self._after_implicit(target)
             return made
+
+    def _changed(
+        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording
+    ) -> list[Cell]:
+        """The cells that an op changes, once everything else that reads them has run."""
+        cells: list[Cell] = []
+        for index in form.op.mutates:
+            value, _ = operands[index]
+            if value.cell is None:
+                raise ContractError(f"{form.op.name}: operand {index} is no State")
+            value.check_current()
+            if sum(other is value for other, _ in operands) > 1:
+                raise ContractError(
+                    f"{form.op.name}: {value.cell.what} is read and changed at once"
+                )
+            for reader in value.cell.unread(target):
+                self.run(reader)
+            cells.append(value.cell)
+        return cells
 
     def _target(self, form: Form, operands: Sequence[tuple[Value, int]]) -> Recording:
         explicit: Recording | None = None
@@ -177,14 +193,13 @@ class Device(Engine):
                         f"first"
                     )
                 explicit = mine
-        return explicit or self._open.innermost() or self.implicit()
+        return explicit or innermost(self) or self.implicit()
 
     def _after_implicit(self, target: Recording) -> None:
         target.scopes.update(open_scopes())
         if (
             len(target.nodes) >= IMPLICIT_NODES
             or target.result_bytes > self._temporary_limit
-            or target.upload_bytes > IMPLICIT_UPLOADS
             or len(target.uploads) >= IMPLICIT_NODES
         ):
             self.run(target)
@@ -204,23 +219,23 @@ class Device(Engine):
             ContractError: it waits for a batch that has not been executed.
         """
         with self.lock:
+            value.check_current()
             if value.state == PENDING:
                 self._flush_value(value)
             return value.require()
 
     def native_of(self, value: Value) -> Any:
         """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
-        buffer = self.materialise(value)
-        if not self._host:
-            return buffer.native
-        self.synchronize()
-        if not isinstance(buffer.native, np.ndarray):
-            raise buffer.native.error()
-        shown = buffer.native.view()
-        shown.flags.writeable = False
-        return shown
+        return self.backend.shown(self.materialise(value))
 
-    # -- values from outside ----------------------------------------------------------------------
+    def lend(self, value: Value, stream: Any) -> tuple[int, Any]:
+        """The address of a value for a library that works on a stream, and what that holds.
+
+        Raises:
+            BufferError: there is no such stream.
+            ContractError: it waits for a batch that has not been executed.
+        """
+        return self.backend.lend(self.materialise(value), stream)
 
     def upload(self, data: Array, spec: Spec, target: Recording | None = None) -> Value:
         """Host data as a value: a snapshot is taken now.
@@ -239,12 +254,12 @@ class Device(Engine):
                 f"upload: {spec.storage_bytes:,} bytes; {self.name} allows {self.caps.max_buffer:,}"
             )
         site = call_site()
-        target = target or self._open.innermost()
+        target = target or innermost(self)
         if target is None and spec.storage_bytes > DIRECT:
             return self._write(data, spec, site)
-        raw = prepare.storage_of(data, spec, self._fill)
+        raw = self._storage_of(data, spec)
         with self.lock:
-            self._check_lost()
+            self.check_lost()
             if target is not None:
                 return target.add_upload(spec, raw, site)
             mine = self.implicit()
@@ -252,68 +267,19 @@ class Device(Engine):
             self._after_implicit(mine)
             return value
 
-    @property
-    def _fill(self) -> int:
-        return 0xFF if self.pool.mode == "poison" else 0
-
-    def _write(self, data: Array, spec: Spec, site: tuple[str, int]) -> Value:
-        as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous and not self._host
-        raw = data.reshape(-1).view(np.uint8) if as_is else prepare.storage_of(
-            data, spec, self._fill)  # fmt: skip
-        value = Value(spec, self, "upload", site=site)
-        with self.lock:
-            self._check_lost()
-            buffer = self.pool.allocate(spec.storage_bytes)
-            self._write_into(buffer, 0, raw)
-        count(uploads=1, upload_bytes=raw.nbytes)
-        value.ready(buffer)
-        return value
-
-    def reserve(self, spec: Spec) -> Value:
-        """A value whose content is undefined; nothing is copied."""
-        value = Value(spec, self, "empty", site=call_site())
-        with self.lock:
-            self._check_lost()
-            buffer = self.pool.allocate(spec.storage_bytes)
-        if self._host:
-            buffer.native = np.full(spec.storage_bytes, self._fill, np.uint8)
-        value.ready(buffer)
-        return value
-
-    def import_buffer(self, native: Any, shape: Shape, dtype: Any, offset: int) -> Value:
-        """Memory of the application's as a value: neither copied nor freed.
+    def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A function captured for arguments like these, to be replayed: see `ct.jit`.
 
         Args:
-            native: a wgpu buffer, a CUDA array or pointer, a NumPy array; kept alive until the
-                last submission that reads it is done.
-            offset: bytes to the first element; rows follow one another without padding.
+            fn: takes and returns tensors; runs once, with placeholders.
+            args, kwargs: examples: tensors and NumPy arrays become inputs, the rest is fixed.
 
         Raises:
-            DeviceError: not memory of this device, or it cannot be bound and read.
-            ShapeError: it has fewer bytes than the shape needs.
+            ContractError: it reads a value, or gives no tensors and changes no State.
         """
-        strides = dense_strides(shape)
-        if offset < 0 or offset % dtype.itemsize:
-            raise ShapeError(
-                f"import_buffer: expected an offset that is a multiple of {dtype.itemsize} bytes, "
-                f"got {offset}"
-            )
-        with self.lock:
-            self._check_lost()
-            buffer = self.pool.adopt(native, native)
-        first = offset // dtype.itemsize
-        plain = Spec(shape, dtype, strides)
-        if offset + plain.nbytes > buffer.nbytes:
-            raise ShapeError(
-                f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
-                f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
-            )
-        aligned = rows_aligned(shape, strides, dtype.itemsize, first)
-        whole = offset + plain.storage_bytes <= buffer.nbytes
-        value = Value(Spec(shape, dtype, strides, aligned and whole), self, "import_buffer",
-                      site=call_site())  # fmt: skip
-        value.ready(buffer, first)
-        return value
+        from centella.jit import Compiled
+
+        return Compiled(fn, args, kwargs, self)
 
     def batch(self) -> Any:
         """A CommandBatch on this device."""
@@ -331,6 +297,32 @@ class Device(Engine):
                 ):
                     self.run(recording)
 
+    @contextmanager
+    def stream(self, stream: Any = None) -> Iterator[Any]:
+        """Inside `with device.stream(s):`, what this thread submits goes to a CUDA stream.
+
+        What was recorded lazily is submitted at either end. All work of a device stays in one
+        order, whatever streams it goes to; what the application puts on `s` inside the block
+        comes after what was submitted before, and before what is submitted later.
+
+        Args:
+            stream: a handle, or a stream of torch, CuPy, cuda.core or whatever knows
+                `__cuda_stream__`; default: a new one, for this block.
+
+        Returns:
+            `device.native` with that stream.
+
+        Raises:
+            DeviceError: the device has no streams, or this is none of its streams.
+        """
+        enter = getattr(self.backend, "on_stream", None)
+        if enter is None:
+            raise DeviceError(f"stream: expected a CUDA device, got {self.name}")
+        self.flush_thread()
+        with enter(stream) as native:
+            yield native
+            self.flush_thread()
+
     def synchronize(self) -> None:
         """Run what this thread recorded lazily and wait until the device has done everything."""
         self.flush_thread()
@@ -339,9 +331,8 @@ class Device(Engine):
 
 _opened: dict[str, Device] = {}
 _opened_lock = threading.Lock()
-_devices: WeakSet[Device] = WeakSet()
+_made: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a lock
 _default: Device | None = None
-_forked: set[str] = set()
 
 
 def device(name: str | Device | None = None, *, native: Any = None, **options: Any) -> Device:
@@ -350,8 +341,9 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
     Args:
         name: "cpu", "simulator", "webgpu", "webgpu:<index or word>", "cuda", "cuda:<index>", or
             None: `CENTELLA_DEVICE`, else cuda, else a hardware WebGPU adapter, else the CPU.
-        native: a wgpu device (or CUDA device) that the application already has; the same one
-            gives the same Device.
+        native: a device that the application already has, which stays its own: a wgpu device; an
+            ordinal or a device of torch, CuPy or cuda.core; a CUcontext. The same one gives the
+            same Device.
         options: `pool="exact"` or "poison", `cache=PipelineCache()`, `memory_limit=` bytes,
             `minimum=True` (WebGPU's guaranteed limits): these open a device of their own.
 
@@ -369,9 +361,10 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
         raise DeviceError(f"device: expected a name or a Device, got {name!r}")
     with _opened_lock:
         if native is not None:
-            name = name or "webgpu"
-            return _of_native(name, native, options) or _create(name, native, options)
+            name = name or kind_of(native)
+            return _of_native(name, native, options) or _open_native(name, native, options)
         assert name is not None
+        name = spelled(name)
         if options:
             return _create(name, None, options)
         found = _opened.get(name)
@@ -383,57 +376,37 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
 def _of_native(name: str, native: Any, options: dict[str, Any]) -> Device | None:
     if not options:
         for made in devices():
-            if made.native is native and made.name.startswith(name):
+            if made.backend.runs_on(native) and made.name.startswith(name):
                 return made
     return None
 
 
-def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
-    kind, _, which = name.partition(":")
-    own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
-    pool = options.pop("pool", os.environ.get("CENTELLA_POOL", "reuse"))
-    if kind in _forked:
-        raise DeviceError(
-            f"{name}: the parent process had it open and GPU drivers do not survive a fork; start "
-            f"processes by multiprocessing.get_context('spawn')"
-        )
-    try:
-        backend = _backend(kind, which, native, options)
-    except TypeError as error:
-        if not options:
-            raise
-        raise DeviceError(f"{name}: unknown option among {', '.join(options)}") from error
-    made = Device(backend, pool=pool, **own)
-    _devices.add(made)
+def _open_native(name: str, native: Any, options: dict[str, Any]) -> Device:
+    plain = not options
+    made = _create(name, native, options)
+    # An ordinal, or an object that stands for one, is another spelling of a name.
+    if plain and made.name.startswith("cuda:") and made.backend.runs_on(int(made.name[5:])):
+        _opened[made.name] = made
     return made
 
 
-def _backend(kind: str, which: str, native: Any, options: dict[str, Any]) -> Any:
-    if kind == "webgpu":
-        from centella.backends.webgpu import WebGpuBackend
-
-        return WebGpuBackend(which, native=native, **options)
-    if kind == "cuda":
-        from centella.backends.cuda import CudaBackend
-
-        return CudaBackend(which, native=native, **options)
-    if kind == "cpu" and not which:
-        from centella.backends.cpu import CpuBackend
-
-        return CpuBackend(**options)
-    if kind == "simulator" and not which:
-        from centella.backends.simulator import SimulatorBackend
-
-        return SimulatorBackend(**options)
-    raise DeviceError(
-        f"unknown device {':'.join(filter(None, (kind, which)))!r}; expected cpu, webgpu, "
-        f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
-    )
+def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
+    global _made
+    own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
+    pool = options.pop("pool", os.environ.get("CENTELLA_POOL", "reuse"))
+    backend = open_backend(name, native, options)
+    try:
+        made = Device(backend, pool=pool, **own)
+    except BaseException:
+        backend.close()
+        raise
+    _made = (*[r for r in _made if r() is not None], ref(made))
+    return made
 
 
 def devices() -> list[Device]:
     """The devices that are open."""
-    return [made for made in list(_devices) if not made.lost]
+    return [d for r in _made if (d := r()) is not None and not d.lost]
 
 
 def _flush_all(scope: Ledger | None) -> None:
@@ -456,26 +429,12 @@ def default_device() -> Device:
     name = os.environ.get("CENTELLA_DEVICE")
     if name:
         return device(name)
-    if _default is None or _default.lost:
-        _default, why = _choose()
-        log.info("default device %s: %s", _default.name, why)
-    return _default
-
-
-def _choose() -> tuple[Device, str]:
-    try:
-        return device("cuda"), "an NVIDIA driver is here"
-    except CentellaError as error:
-        cuda = str(error)
-    try:
-        from centella.backends.webgpu import adapters, is_software
-
-        if any(not is_software(a) for a in adapters()):
-            return device("webgpu"), "a hardware WebGPU adapter is here"
-        why = "no hardware WebGPU adapter"
-    except (CentellaError, ImportError, OSError) as error:
-        why = f"WebGPU: {error}"
-    return device("cpu"), f"cuda: {cuda}; {why}"
+    if _default is not None and not _default.lost:
+        return _default
+    found, why = choose(device)
+    log.info("default device %s: %s", found.name, why)
+    _default = found
+    return found
 
 
 # -- fork: a GPU's driver does not survive it; the CPU backend looks after itself ------------------
@@ -497,8 +456,8 @@ def _after_fork_in_child() -> None:
     for made in devices():
         made.lock.release()
         kind = made.name.partition(":")[0]
-        if kind in ("webgpu", "cuda"):
-            _forked.add(kind)
+        if kind in GPUS:
+            forked.add(kind)
             made.lose("the process was forked")
     _opened_lock.release()
 

@@ -128,10 +128,10 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.name == "bfloat16":
-        array, own = array.view(np.uint16), bf16
+        array = array.view(np.uint16)
         if dtype is None or dtype_of(dtype) is bf16:
             return array, bf16
-        array = widen(array, own)
+        array = widen(array, bf16)
     if dtype is not None:
         kind = dtype_of(dtype)
     elif hasattr(data, "dtype"):
@@ -148,15 +148,21 @@ def _converted(op: str, array: Array, kind: DType) -> Array:
     if array.dtype == kind.numpy:
         return array
     if kind.kind in ("int", "uint") and array.size and array.dtype.kind != "b":
-        info = np.iinfo(kind.numpy)
         if array.dtype.kind == "f":
-            whole = np.nan_to_num(np.trunc(array.astype(np.float64)), nan=0.0)
-            return np.asarray(np.clip(whole, info.min, info.max)).astype(kind.numpy)
+            return to_integers(array, kind)
+        info = np.iinfo(kind.numpy)
         low, high = int(array.min()), int(array.max())
         if low < info.min or high > info.max:
             wrong = low if low < info.min else high
             raise DTypeError(f"{op}: {wrong} does not fit {kind.name}")
     return narrow(array, kind)
+
+
+def to_integers(array: Array, dtype: DType) -> Array:
+    """Floats as integers of `dtype`: truncated, saturated, NaN gives 0."""
+    info = np.iinfo(dtype.numpy)
+    whole = np.nan_to_num(np.trunc(array.astype(np.float64)), nan=0.0)
+    return np.asarray(np.clip(whole, info.min, info.max)).astype(dtype.numpy)
 
 
 def widen(array: Array, dtype: DType) -> Array:
@@ -179,6 +185,38 @@ def narrow(array: Array, dtype: DType) -> Array:
         return np.asarray(np.where(nan, quiet, rounded) >> np.uint32(16)).astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(dtype.numpy, copy=False)
+
+
+def quantize_int8(weight: Any) -> tuple[Array, Array]:
+    """A weight as int8 with a factor for each row: `weight[i] ~ stored[i] * scale[i]`.
+
+    Symmetric: scale[i] = max_j |weight[i, j]| / 127, and each element is rounded to nearest even,
+    so it is off by at most half a scale. A row of zeros has scale 0.
+
+    Args:
+        weight: [out_features, in_features], a host array of any float dtype.
+
+    Returns:
+        int8 [out_features, in_features] and float32 [out_features], as `ct.linear` takes them.
+
+    Raises:
+        ShapeError, DTypeError: not a matrix; not floats, or not finite in f32.
+    """
+    array = np.asarray(weight)
+    if array.dtype.name == "bfloat16":
+        array = widen(array.view(np.uint16), bf16)
+    if array.ndim != 2:
+        raise ShapeError(f"quantize_int8: expected [out, in], got {list(array.shape)}")
+    if array.dtype.kind != "f":
+        raise DTypeError(f"quantize_int8: expected floats, got {array.dtype}")
+    with np.errstate(over="ignore"):
+        wide = array.astype(np.float32)
+    largest = np.abs(wide).max(1, initial=0)
+    if not np.isfinite(largest).all():
+        raise DTypeError("quantize_int8: expected finite values, got inf or nan")
+    scale = np.asarray(largest / np.float32(127), np.float32)
+    steps = wide / np.where(scale > 0, scale, np.float32(1))[:, None]
+    return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
 
 
 def promote(op: str, a: DType, b: DType) -> DType:

@@ -8,17 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.functional import l2_normalize, mean_pool
-from centella.models import BertModel
-from centella.tensor import Pending, Tensor, fetch
-from centella.text import Tokenizer, max_length, read_json, read_json_list
+from centella.pending import Pending
+from centella.tensor import Tensor, fetch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from centella.models import BertModel
+    from centella.text import Tokenizer
 
 log: logging.Logger = logging.getLogger("centella.embed")
 
@@ -53,6 +57,10 @@ class EmbedderConfig:
 
         Source: the folder format of sentence-transformers.
         """
+        from pathlib import Path
+
+        from centella.text import max_length, read_json
+
         root = Path(folder)
         pooling, normalize = "mean", False
         for module in _modules(root):
@@ -180,6 +188,8 @@ def _modules(root: Path) -> list[dict[str, Any]]:
     file = root / "modules.json"
     if not file.is_file():
         return []
+    from centella.text import read_json_list
+
     found = read_json_list(file)
     if not all(isinstance(m, dict) for m in found):
         raise WeightsError(f"{file}: expected a list of objects, got {found!r:.80}")
@@ -188,6 +198,8 @@ def _modules(root: Path) -> list[dict[str, Any]]:
 
 def _pooling(file: Path) -> str:
     """The one pooling that is on: `pooling_mode`, or a flag for each in older folders."""
+    from centella.text import read_json
+
     config = read_json(file)
     named = config.get("pooling_mode")
     flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if v is True]

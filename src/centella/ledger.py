@@ -1,7 +1,8 @@
 """The ledger: what happened, counted where it happens, scoped by a context variable.
 
 Every backend counts the same things at the same border: an upload is one host-to-device write, a
-download one read-back, a submission one plan run. `totals()` are the counts of the process.
+download one read-back, a submission one plan run. `totals()` are the counts of the process. What
+happened when is kept by a scope with `timing=True`, and by nothing else.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from centella.errors import ContractError, TransferForbidden
+
+if TYPE_CHECKING:
+    from centella.trace import KernelTime, Timeline, Work
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,15 +33,18 @@ class Counts:
     Attributes:
         uploads, upload_bytes: host-to-device writes of data.
         downloads, download_bytes: read-backs.
-        parameter_bytes: bytes of launch parameters sent.
-        copies, copy_bytes: device-to-device copies.
-        peeks: values looked at through `peek`, counted apart from downloads.
+        parameter_bytes: bytes of launch parameters sent, as the driver takes them; 0 on the CPU.
+        copies, copy_bytes: device-to-device copies by the driver (inputs of a replay); an op that
+            copies is a launch.
+        peeks, peek_bytes: values looked at through `peek`, counted apart from downloads.
         submissions: plan runs handed to the device; neither a write nor a read-back alone is one.
         launches: programs run.
         compiles, cache_hits: programs compiled, launches that found theirs compiled.
         plans: plans built (not found in the cache).
-        allocations, peak_bytes: buffers that the pool did not have; most bytes in use on a device.
+        allocations, peak_bytes: buffers of values that the pool did not have; most bytes in use on
+            a device.
         syncs: times a thread waited for the device.
+        timing_bytes: time stamps that came back, in a scope with `timing=True`.
     """
 
     uploads: int = 0
@@ -47,6 +55,7 @@ class Counts:
     copies: int = 0
     copy_bytes: int = 0
     peeks: int = 0
+    peek_bytes: int = 0
     submissions: int = 0
     launches: int = 0
     compiles: int = 0
@@ -55,6 +64,7 @@ class Counts:
     allocations: int = 0
     peak_bytes: int = 0
     syncs: int = 0
+    timing_bytes: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
@@ -68,7 +78,7 @@ class Counts:
         return "  ".join(f"{k} {v:,}" for k, v in self.as_dict().items() if v) or "nothing"
 
 
-KINDS = {
+KINDS: dict[str, tuple[str, ...]] = {
     "transfer": ("uploads", "downloads"),
     "compile": ("compiles",),
     "allocation": ("allocations",),
@@ -78,8 +88,9 @@ KINDS = {
 class Ledger:
     """The counts of one `with ct.ledger() as led:` scope; reads flush what is still recorded."""
 
-    def __init__(self) -> None:
-        self.counts = Counts()
+    def __init__(self, *, timing: bool = False) -> None:
+        self.counts: Counts = Counts()
+        self._timeline = _new_timeline() if timing else None
         self._open = True
 
     def _flush(self) -> None:
@@ -138,7 +149,39 @@ class Ledger:
 
     def __str__(self) -> str:
         self._flush()
-        return str(self.counts)
+        if self._timeline is None:
+            return str(self.counts)
+        return f"{self.counts}\n{self._timeline.table()}"
+
+    # -- with timing=True -------------------------------------------------------------------------
+
+    def kernels(self) -> list[KernelTime]:
+        """Each kernel with its launches and device time, longest first; waits for the device.
+
+        Raises:
+            ContractError: the scope was opened without `timing=True`.
+        """
+        return self._timed("kernels").kernels()
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what happened when as a trace that ui.perfetto.dev opens; waits for the device.
+
+        Raises:
+            ContractError: the scope was opened without `timing=True`.
+        """
+        self._timed("trace").write(path)
+
+    def _timed(self, what: str) -> Timeline:
+        if self._timeline is None:
+            raise ContractError(f"{what}: this scope has no times; open it as ledger(timing=True)")
+        self._flush()
+        return self._timeline
+
+
+def _new_timeline() -> Timeline:
+    from centella.trace import Timeline
+
+    return Timeline()
 
 
 _lock = threading.Lock()
@@ -170,6 +213,40 @@ def count(**amounts: int) -> None:
                     setattr(counts, name, getattr(counts, name) + amount)
 
 
+# How many timed scopes are open in the process: what is not timed asks nothing more.
+_timed = 0
+
+
+def began() -> int:
+    """The time in ns if a timed scope is open in the process, else 0."""
+    return perf_counter_ns() if _timed else 0
+
+
+def noted(name: str, begin: int, device: str = "", **args: Any) -> None:
+    """Note in the timed scopes what took from `begin` until now; nothing where `begin` is 0.
+
+    Args:
+        device: for what moved to or from a device, or was recorded on it.
+    """
+    if begin:
+        end = perf_counter_ns()
+        for timeline in timelines():
+            timeline.add(name, begin, end, args, device)
+
+
+def noted_work(work: Work) -> None:
+    """Note a submission in the timed scopes."""
+    for timeline in timelines():
+        timeline.add_work(work)
+
+
+def timelines() -> list[Timeline]:
+    """Those of the timed scopes that count what happens here."""
+    if not _timed:
+        return []
+    return [led._timeline for led in _scopes.get() if led._timeline is not None and led._open]
+
+
 def totals() -> Counts:
     """The counts of the whole process, as a copy."""
     with _lock:
@@ -193,18 +270,28 @@ def flush_implicit(scope: Ledger | None = None) -> None:
 
 
 @contextmanager
-def ledger() -> Iterator[Ledger]:
+def ledger(*, timing: bool = False) -> Iterator[Ledger]:
     """Count what happens inside: `with ct.ledger() as led: ...; led.expect(uploads=1)`.
 
     The scope follows `await`, tasks and `asyncio.to_thread`; other threads join by `led.bind(fn)`.
+
+    Args:
+        timing: keep what happened when, and how long each launch took on its device: for
+            `led.kernels()`, `led.trace(path)` and `print(led)`. Launches are then separated by
+            time stamps, and a CUDA replay launches its kernels one by one.
     """
+    global _timed
     flush_implicit()
-    led = Ledger()
+    led = Ledger(timing=bool(timing))
     token = _scopes.set((*_scopes.get(), led))
+    with _lock:
+        _timed += bool(timing)
     try:
         yield led
         flush_implicit(led)
     finally:
+        with _lock:
+            _timed -= bool(timing)
         led._open = False
         _scopes.reset(token)
 

@@ -6,17 +6,18 @@ import importlib.util
 import re
 from collections import Counter
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from centella.device import Device
 from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of, f32
 from centella.embed import Embedder, EmbedderConfig
 from centella.errors import DTypeError, MissingExtraError, WeightsError
-from centella.models import MODELS
-from centella.text import Tokenizer, read_json
-from centella.weights import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from centella.weights import Checkpoint
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
@@ -46,6 +47,10 @@ def load(
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype.
     """
+    from centella.models import MODELS
+    from centella.text import Tokenizer, read_json
+    from centella.weights import open_checkpoint
+
     folder = _folder(path)
     file = folder / "config.json"
     if not file.is_file():
@@ -87,6 +92,8 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
 
 
 def _folder(path: str | PathLike[str]) -> Path:
+    from pathlib import Path
+
     folder = Path(path)
     if folder.is_dir():
         return folder
@@ -102,6 +109,8 @@ def _folder(path: str | PathLike[str]) -> Path:
 
 def _minilm() -> Path:
     """The model folder of the package, found without importing it (it would import torch)."""
+    from pathlib import Path
+
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise WeightsError(f"minilm: its package is not installed; type: {MINILM_PIP}")
@@ -109,6 +118,8 @@ def _minilm() -> Path:
 
 
 def _download(repository: str) -> Path:
+    from pathlib import Path
+
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -6,17 +6,16 @@ testing) is generic over this class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from centella.dtypes import DType, narrow, widen
+from centella.dtypes import Array, DType, narrow, widen
 from centella.program import Call, HostProgram
 from centella.specs import Caps, Shape, Spec
 
-Array = np.ndarray[Any, Any]
 Attrs = tuple[tuple[str, Any], ...]
 Out = tuple[Shape, DType]
 
@@ -50,6 +49,10 @@ class Op:
         lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
         takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
         variants: names that `variant=` accepts, for tests and benchmarks.
+        mutates: inputs that it changes in place, each a State: output `i` is the next version of
+            input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
+        element: `element(values, numbers, attrs) -> value` on traced values, where each element
+            of the result depends on the same element of each operand alone.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Op:
     lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
     takes: Callable[[int, Spec], bool] = anything
     variants: tuple[str, ...] = ()
+    mutates: tuple[int, ...] = ()
+    element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
     doc: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -68,11 +73,22 @@ class Op:
     def host_program(
         self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
     ) -> HostProgram:
-        """The NumPy formula as a program: widened inputs, one rounding at the end."""
+        """The NumPy formula as a program: widened inputs, one rounding at the end.
+
+        A formula that changes its operands moves them as they are stored.
+        """
         wide_in = [s.dtype for s in inputs]
         targets = [(s.shape, s.dtype) for s in outputs]
         reference = self.reference
         plain = {k: v for k, v in attrs.items() if k != "variant"}
+        mutates = self.mutates
+
+        def change(arrays: list[Array]) -> list[Array]:
+            reference(*arrays, **plain)
+            return [arrays[i] for i in mutates]
+
+        if mutates:
+            return HostProgram(f"numpy:{self.name}", self.name, change)
 
         def call(arrays: list[Array]) -> list[Array]:
             wide = [widen(a, d) for a, d in zip(arrays, wide_in, strict=True)]
@@ -98,8 +114,3 @@ def registry() -> dict[str, Op]:
 def get(name: str) -> Op:
     """The op of that name."""
     return _registry[name]
-
-
-def ops() -> Iterator[Op]:
-    """Every op, in order of declaration."""
-    return iter(_registry.values())

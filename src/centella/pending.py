@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-from centella.ledger import count
+from centella.ledger import began, count, noted
 from centella.submission import Ticket
 
 T = TypeVar("T")
@@ -36,14 +36,18 @@ class Pending(Generic[T]):
             TimeoutError: after `timeout` seconds; it can be asked again.
             CentellaError: what the computation failed with.
         """
+        begin = 0
         if not self.done():
             count(syncs=1)
+            begin = began()
         end = None if timeout is None else time.monotonic() + timeout
         try:
             for ticket in self._tickets:
                 ticket.wait(None if end is None else max(0.0, end - time.monotonic()))
         except TimeoutError as error:
             raise TimeoutError(f"not done after {timeout} s") from error
+        finally:
+            noted("wait", begin)
         with self._lock:
             if self._finish is not None:
                 self._result = self._finish()

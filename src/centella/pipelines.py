@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from centella.ledger import count, permit
+from centella.ledger import began, count, noted, permit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class PipelineCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[tuple[int, str], Future[CachedPipeline]] = {}
-        self.hits = 0
-        self.misses = 0
-        self.generation = 0
+        self.hits: int = 0
+        self.misses: int = 0
+        self.generation: int = 0
 
     def get(self, device: int, key: str, name: str, compile_: Callable[[], Any]) -> CachedPipeline:
         """The pipeline of `key` on a device, compiled by `compile_` when it is new.
@@ -46,17 +46,18 @@ class PipelineCache:
             TransferForbidden: it is new, inside `forbid("compile")`.
         """
         place = (device, key)
+        mine: Future[CachedPipeline] = Future()
         with self._lock:
             found = self._entries.get(place)
             if found is None:
                 permit(f"kernel {name!r}", "compiles")
-                mine: Future[CachedPipeline] = Future()
                 self._entries[place] = mine
                 self.misses += 1
         if found is not None:
             made = found.result()
             self.hit(1)
             return made
+        begin = began()
         try:
             made = CachedPipeline(name, key, compile_())
         except BaseException as error:
@@ -66,6 +67,7 @@ class PipelineCache:
             raise
         finally:
             count(compiles=1)
+            noted("compile", begin, kernel=name)
         mine.set_result(made)
         return made
 

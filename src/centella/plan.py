@@ -1,6 +1,7 @@
 """From recorded nodes to an immutable plan, in small passes.
 
     drop    nodes that nobody reads
+    fuse    element-wise nodes with each other and with the norm or reduction beside them
     lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU
     place   buffers: one for each value that stays, temporaries reused by lifetime
 
@@ -10,16 +11,20 @@ what was recorded, so a plan serves every recording of the same form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from centella.errors import CentellaError
+from centella import placement
+from centella.errors import CentellaError, LimitError
+from centella.explain import explain
+from centella.fuse import fuse
 from centella.op import Op
-from centella.pool import size_class
 from centella.program import Call, HostProgram, Program, parameter_words
 from centella.recording import Form, Node, Place, blame
 from centella.specs import Caps, Spec
+
+MAX_GROUPS = 1 << 31  # what every backend can launch
 
 Wanted = Sequence[tuple[bool, ...]]
 
@@ -30,7 +35,6 @@ class Source:
 
     node: int
     index: int
-    spec: Spec
     offset: int
 
 
@@ -75,11 +79,13 @@ class Plan:
 
     Attributes:
         externals: how many buffers come from outside; they are slots 0 .. externals - 1.
-        buffers: bytes of each further slot, and in `makers` the node that it was made for.
+        buffers: bytes of each further slot, and in `makers` the node that uses it first.
         results: (node, output) of each value that stays, and its slot.
         steps: launches in order.
         nodes: what was planned, for `explain`.
         dropped: how many of them nobody reads.
+        fused: how many became part of another.
+        values: what needs those buffers, and how long.
     """
 
     externals: int
@@ -89,6 +95,8 @@ class Plan:
     steps: tuple[Step, ...]
     nodes: tuple[PlanNode, ...]
     dropped: int
+    fused: int = 0
+    values: tuple[placement.Lifetime, ...] = ()
 
     @property
     def temporary_bytes(self) -> int:
@@ -97,23 +105,24 @@ class Plan:
         first = self.externals
         return sum(n for i, n in enumerate(self.buffers) if first + i not in kept)
 
+    def launches_of(self, node: int) -> int:
+        """Launches that compute a node."""
+        return sum(step.node == node for step in self.steps)
+
+    def changers(self, slot: int) -> list[int]:
+        """The nodes that change what lies in an external slot, in place."""
+        owners = _owners(self.nodes)
+        return [node for (node, _), owner in owners.items() if owner == (-1, slot)]
+
+    def label(self, node: int) -> str:
+        """The op of a node; for a chain that became one launch, those that it is made of."""
+        form = self.nodes[node].form
+        steps = dict(form.attrs).get("steps", ()) if form.op.name == "fused" else ()
+        return " + ".join(step.name for step in steps) or form.op.name
+
     def explain(self) -> str:
-        """Nodes, copies, launches, bytes, peak memory: a table to read."""
-        copies = sum(self.nodes[s.node].form.op.name in ("copy", "reshape") for s in self.steps)
-        lines = [
-            f"{len(self.nodes)} nodes ({self.dropped} dropped), {len(self.steps)} launches "
-            f"({copies} copies), peak {sum(self.buffers):,} bytes in {len(self.buffers)} buffers "
-            f"({self.temporary_bytes:,} temporary)"
-        ]
-        for step in self.steps:
-            form = self.nodes[step.node].form
-            shapes = " ".join(f"{list(s.shape)}" for s in form.inputs)
-            outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in form.outputs)
-            name = step.program.name
-            lines.append(
-                f"  {form.op.name:<14} {name:<24} {shapes} -> {outs}  groups {step.groups}"
-            )
-        return "\n".join(lines)
+        """Nodes, fusions, copies, launches, bytes, peak memory: a table to read."""
+        return explain(self)
 
 
 EMPTY = Plan(0, (), (), {}, (), (), 0)
@@ -129,64 +138,75 @@ def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) 
     key: list[Any] = [len(externals)]
     for node, kept in zip(nodes, wanted, strict=True):
         key.append(node.form)
-        for value, place, offset, _ in node.inputs:
-            key.append(place if value is None else externals[id(value)])
+        for value, made, offset, _ in node.inputs:
+            key.append(made if value is None else externals[id(value)])
             key.append(offset)
         key.append(kept)
     return tuple(key)
 
 
-def build(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps) -> Plan:
+def build(
+    nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps,
+    forms: MutableMapping[Any, Form] | None = None,
+) -> Plan:  # fmt: skip
     """Plan recorded nodes.
 
     Args:
         nodes: in recorded order.
         externals: id of each outside value to its slot.
         wanted: for each node, which outputs must outlive the plan.
+        forms: fused forms made before on this device; None to fuse nothing.
 
     Raises:
         CentellaError: from an op's choice of kernels; names the op and the line.
     """
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
-    placer = _Placer(plain, alive, len(externals))
-    steps: list[Step] = []
+    needed = alive
+    if forms is not None:
+        plain, alive = fuse(plain, alive, caps, forms)
     for index, node in enumerate(plain):
-        if not alive[index]:
-            continue
-        slots = [s.index if s.node < 0 else placer.slots[s.node, s.index] for s in node.inputs]
-        outs = [placer.allocate((index, i), spec) for i, spec in enumerate(node.form.outputs)]
-        if any(spec.size for spec in node.form.outputs):
+        if alive[index]:
             try:
-                steps += _steps(index, node, slots, outs, caps, placer)
+                _lower(node.form, caps)
             except CentellaError as error:
                 blame(error, node.op.name, nodes[index].site)
                 raise
-        placer.release_after(index)
+    owners = _owners(plain)
+    values = _lifetimes(plain, alive, owners)
+    slots, sizes, makers = placement.place(values)
+    first = len(externals)
+    where: dict[Place, int] = {
+        (v.node, v.output): first + s for v, s in zip(values, slots, strict=True)
+    }
+    for version, owner in owners.items():
+        where[version] = owner[1] if owner[0] < 0 else where[owner]
     return Plan(
-        len(externals),
-        tuple(placer.sizes),
-        tuple(placer.makers),
-        {p: s for p, s in placer.slots.items() if plain[p[0]].wanted[p[1]]},
-        tuple(steps),
+        first,
+        sizes,
+        makers,
+        {(i, o): where[i, o] for i, n in enumerate(plain) for o, w in enumerate(n.wanted) if w},
+        tuple([s for i, n in enumerate(plain) if alive[i] for s in _steps(i, n, where, first)]),
         tuple(plain),
-        sum(not a for a in alive),
+        sum(not a for a in needed),
+        sum(needed) - sum(alive),
+        tuple(values),
     )
 
 
 def _plain(node: Node, externals: Mapping[int, int], wanted: tuple[bool, ...]) -> PlanNode:
     sources = tuple(
-        Source(p.place[0], p.place[1], p.spec, p.offset)
+        Source(p.place[0], p.place[1], p.offset)
         if p.value is None
-        else Source(-1, externals[id(p.value)], p.spec, p.offset)
+        else Source(-1, externals[id(p.value)], p.offset)
         for p in node.inputs
     )
     return PlanNode(node.form, sources, wanted)
 
 
 def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
-    """Nodes whose outputs are wanted, or read by a node that is alive."""
-    alive = [any(n.wanted) for n in nodes]
+    """Nodes that change a State, whose outputs are wanted, or that a node alive reads."""
+    alive = [any(n.wanted) or bool(n.op.mutates) for n in nodes]
     for index in range(len(nodes) - 1, -1, -1):
         if alive[index]:
             for source in nodes[index].inputs:
@@ -195,82 +215,59 @@ def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
     return alive
 
 
-class _Placer:
-    """Gives each value a slot; a temporary's slot is free again after its last reader."""
-
-    def __init__(self, nodes: Sequence[PlanNode], alive: list[bool], externals: int) -> None:
-        self.first = externals
-        self._nodes = nodes
-        self._free: dict[int, list[int]] = {}
-        self._ends: dict[int, list[Place]] = {}
-        self._read: set[Place] = set()
-        self._now = 0
-        self.sizes: list[int] = []
-        self.makers: list[int] = []
-        self.slots: dict[Place, int] = {}
-        last = {
-            (source.node, source.index): index
-            for index, node in enumerate(nodes)
-            if alive[index]
-            for source in node.inputs
-            if source.node >= 0
-        }
-        for place, index in last.items():
-            self._read.add(place)
-            if not nodes[place[0]].wanted[place[1]]:
-                self._ends.setdefault(index, []).append(place)
-
-    def _new(self, nbytes: int) -> int:
-        self.sizes.append(nbytes)
-        self.makers.append(self._now)
-        return self.first + len(self.sizes) - 1
-
-    def allocate(self, place: Place, spec: Spec) -> int:
-        self._now = place[0]
-        nbytes = spec.storage_bytes
-        if self._nodes[place[0]].wanted[place[1]]:
-            slot = self._new(nbytes)
-        else:
-            slot = self.temporary(nbytes)
-            if place not in self._read:
-                self._ends.setdefault(place[0], []).append(place)
-        self.slots[place] = slot
-        return slot
-
-    def temporary(self, nbytes: int) -> int:
-        """A slot for as long as the caller says; return it with `free`."""
-        free = self._free.get(size_class(nbytes))
-        if free:
-            slot = free.pop()
-            self.sizes[slot - self.first] = max(self.sizes[slot - self.first], nbytes)
-            return slot
-        return self._new(nbytes)
-
-    def free(self, slot: int) -> None:
-        self._free.setdefault(size_class(self.sizes[slot - self.first]), []).append(slot)
-
-    def release_after(self, index: int) -> None:
-        for place in self._ends.pop(index, ()):
-            self.free(self.slots[place])
+def _owners(nodes: Sequence[PlanNode]) -> dict[Place, Place]:
+    """Each version of a State, and the value whose memory it is: (-1, slot) for an outside one."""
+    owners: dict[Place, Place] = {}
+    for index, node in enumerate(nodes):
+        for output, operand in enumerate(node.op.mutates):
+            source = node.inputs[operand]
+            before = (source.node, source.index)
+            owners[index, output] = owners.get(before, before)
+    return owners
 
 
-def _steps(
-    index: int, node: PlanNode, slots: list[int], outs: list[int], caps: Caps, placer: _Placer
-) -> list[Step]:
-    form = node.form
-    if form.lowered is None:
-        form.lowered = _lower(form, caps)
-    lowered: _Lowering = form.lowered
-    scratch = [placer.temporary(nbytes) for nbytes in lowered.scratch]
-    where = (*slots, *outs, *scratch)
+def _lifetimes(
+    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Place, Place]
+) -> list[placement.Lifetime]:
+    """What needs memory: results, temporaries and what nodes need for themselves."""
+    last: dict[Place, int] = {}
+    kept: set[Place] = set()
+    for index, node in enumerate(nodes):
+        if alive[index]:
+            for source in node.inputs:
+                place = (source.node, source.index)
+                last[owners.get(place, place)] = index
+            for output, wanted in enumerate(node.wanted):
+                if wanted:
+                    kept.add(owners.get((index, output), (index, output)))
+    values: list[placement.Lifetime] = []
+    for index, node in enumerate(nodes):
+        if not alive[index]:
+            continue
+        for output, spec in enumerate(node.form.outputs):
+            place = (index, output)
+            if place not in owners:
+                end = last.get(place, index)
+                values.append(
+                    placement.Lifetime(index, output, spec.storage_bytes, end, place in kept)
+                )
+        if node.form.lowered is not None:
+            for number, nbytes in enumerate(node.form.lowered.scratch):
+                values.append(placement.Lifetime(index, -1 - number, nbytes, index, False))
+    return values
+
+
+def _steps(index: int, node: PlanNode, where: Mapping[Place, int], externals: int) -> list[Step]:
+    lowered: _Lowering | None = node.form.lowered
+    if lowered is None:
+        return []
+    inputs = [s.index if s.node < 0 else where[s.node, s.index] for s in node.inputs]
+    outputs = [where[index, i] for i in range(len(node.form.outputs))]
+    scratch = [where[index, -1 - i] for i in range(len(lowered.scratch))]
+    slots = (*inputs, *outputs, *scratch)
     offsets = [s.offset for s in node.inputs]
     shift = {i: offset for i, offset in enumerate(offsets) if offset}
-    steps = [
-        _step(index, each, where, shift, len(slots), placer.first) for each in lowered.launches
-    ]
-    for slot in scratch:
-        placer.free(slot)
-    return steps
+    return [_step(index, each, slots, shift, len(inputs), externals) for each in lowered.launches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,20 +290,30 @@ class _Lowering:
     scratch: tuple[int, ...]
 
 
-def _lower(form: Form, caps: Caps) -> _Lowering:
+def _lower(form: Form, caps: Caps) -> None:
+    """Find the launches of a Form, unless they are known or there is nothing to compute."""
+    if form.lowered is not None or not any(spec.size for spec in form.outputs):
+        return
     attrs = dict(form.attrs)
     if caps.target == "numpy":
         program = form.op.host_program(form.inputs, form.outputs, attrs)
         views = tuple((spec, 0) for spec in (*form.inputs, *form.outputs))
-        return _Lowering((_Launch(program, tuple(range(len(views))), views, (), (), 1),), ())
+        launch = _Launch(program, tuple(range(len(views))), views, (), (), 1)
+        form.lowered = _Lowering((launch,), ())
+        return
     lowered = form.op.lower(form.inputs, form.outputs, attrs, caps)
-    return _Lowering(
-        tuple(_launch(call, caps) for call in lowered.calls),
+    form.lowered = _Lowering(
+        tuple(_launch(call, caps) for call in lowered.calls if call.groups),
         tuple(spec.storage_bytes for spec in lowered.temporaries),
     )
 
 
 def _launch(call: Call, caps: Caps) -> _Launch:
+    if call.groups >= MAX_GROUPS:
+        raise LimitError(
+            f"kernel {call.kernel.name!r}: expected fewer than {MAX_GROUPS:,} groups, got "
+            f"{call.groups:,}"
+        )
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     unit = tuple(r.spec.unit_rows for r in call.tensors)
     program = call.kernel.program(caps, dtypes, unit, call.constants, call.workgroup, call.face)

@@ -5,14 +5,15 @@ the memory next runs after whoever had it last. That holds for writes too, becau
 and not yet submitted keeps the buffers that it reads. Buffers come back through a queue that
 finalizers only append to.
 
-On the CPU each result is an array of NumPy's, so nothing is kept for reuse; the pool counts there
-what it counts elsewhere.
+On the CPU each result is an array of NumPy's, which its Buffer holds and the pool never sees; the
+pool counts there what it counts elsewhere.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,40 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a device's memory, now.
+
+    Attributes:
+        live: in use, or given back since the last allocation; held: with what is kept for reuse.
+        peak: most in use since the device was opened, or since `device.reset_peak()`.
+        budget: most that may be held, if the device was opened with `memory_limit`.
+        free, total: what the driver says of the whole device; None where it says nothing.
+    """
+
+    live: int
+    held: int
+    peak: int
+    budget: int | None
+    free: int | None
+    total: int | None
+
+    def __str__(self) -> str:
+        known = {"budget": self.budget, "free": self.free, "total": self.total}
+        parts = [f"live {self.live:,}", f"held {self.held:,}", f"peak {self.peak:,}"]
+        parts += [f"{name} {'unknown' if n is None else f'{n:,}'}" for name, n in known.items()
+                  if name != "budget" or n is not None]  # fmt: skip
+        return "  ".join(parts) + " bytes"
+
+
 class Pool:
     """Allocations of one device.
 
     Modes: "reuse" (default); "exact" (sizes as asked, nothing reused: for memory checkers);
-    "poison" (every allocation is filled with NaN: for tests).
+    "poison" (every allocation is filled with NaN, by writes that no ledger counts: for tests).
 
     Attributes:
-        held: bytes that the driver has given; live: bytes of them in use.
+        held: bytes that the driver has given; live: bytes of them in use; peak: most in use.
         budget: most bytes that it may hold, or None.
     """
 
@@ -47,7 +74,6 @@ class Pool:
         if mode not in MODES:
             raise DeviceError(f"pool: expected one of {', '.join(MODES)}, got {mode!r}")
         self._backend = backend
-        self._host = backend.caps.target == "numpy"
         self._free: dict[int, list[Any]] = defaultdict(list)
         # All memory that is held. In use, it may become garbage together with the Buffer that
         # gives it back: this reference keeps a driver object's own finalizer from running then.
@@ -56,15 +82,16 @@ class Pool:
         self._lock = threading.Lock()
         self.mode = mode
         self.budget = budget
-        self.held = 0
-        self.live = 0
+        self.held: int = 0
+        self.live: int = 0
+        self.peak: int = 0
 
-    def release(self, native: Any, nbytes: int) -> None:
+    def release(self, memory: Any, nbytes: int) -> None:
         """Take memory back; safe in a finalizer."""
-        self._returned.append((None if self._host else native, nbytes, False))
+        self._returned.append((memory, nbytes, False))
 
-    def _release_adopted(self, native: Any, nbytes: int) -> None:
-        self._returned.append((native, nbytes, True))
+    def _release_adopted(self, memory: Any, nbytes: int) -> None:
+        self._returned.append((memory, nbytes, True))
 
     def drain(self) -> None:
         """Take in what finalizers have returned, so that nothing of it is referred to here."""
@@ -74,15 +101,15 @@ class Pool:
 
     def _drain(self) -> None:
         while self._returned:
-            native, nbytes, adopted = self._returned.popleft()
+            memory, nbytes, adopted = self._returned.popleft()
             if adopted:
-                self._backend.disown(native)
+                self._backend.disown(memory)
                 continue
             self.live -= nbytes
             if self.mode == "exact":
-                self._give_back(native, nbytes)
+                self._give_back(memory, nbytes)
             else:
-                self._free[nbytes].append(native)
+                self._free[nbytes].append(memory)
 
     def allocate(self, nbytes: int) -> Buffer:
         """Memory for `nbytes`, rounded up to a size class.
@@ -100,12 +127,14 @@ class Pool:
         with self._lock:
             self._drain()
             free = self._free.get(size)
-            native = free.pop() if free else self._grow(size)
+            memory = free.pop() if free else self._grow(size)
             self.live += size
+            self.peak = max(self.peak, self.live)
             count(peak_bytes=self.live)
-        if self.mode == "poison" and not self._host:
-            self._backend.write(native, 0, np.full(size, 0xFF, np.uint8))
-        return Buffer(native, size, self.release)
+        buffer = Buffer(memory, size, self.release)
+        if self.mode == "poison":
+            self._backend.write(buffer, np.full(size, 0xFF, np.uint8))
+        return buffer
 
     def _grow(self, size: int) -> Any:
         permit(f"{size:,} bytes of device memory", "allocations")
@@ -117,30 +146,34 @@ class Pool:
                     f"budget of {self.budget:,}"
                 )
         try:
-            native = self._backend.allocate(size)
+            memory = self._backend.allocate(size)
         except OutOfMemoryError:
             if not any(self._free.values()):
                 raise
             self._trim()
-            native = self._backend.allocate(size)
-        self._all[id(native)] = native
+            memory = self._backend.allocate(size)
+        self._all[id(memory)] = memory
         self.held += size
         count(allocations=1)
-        return native
+        return memory
 
-    def _give_back(self, native: Any, size: int) -> None:
-        self._all.pop(id(native), None)
-        self._backend.free(native)
+    def _give_back(self, memory: Any, size: int) -> None:
+        self._all.pop(id(memory), None)
+        self._backend.free(memory)
         self.held -= size
 
-    def adopt(self, native: Any, owner: Any) -> Buffer:
-        """Memory of the application's: neither copied nor freed, `owner` kept while it is used."""
-        if not hasattr(self._backend, "adopt"):
-            raise DeviceError(f"{self._backend.name}: memory cannot be imported on this backend")
+    def reset_peak(self) -> None:
+        """Count the most in use from now on."""
+        with self._lock:
+            self._drain()
+            self.peak = self.live
+
+    def adopt(self, native: Any) -> Buffer:
+        """Memory of the application's: neither copied nor freed, kept alive while it is used."""
         with self._lock:
             self._drain()
             taken, nbytes = self._backend.adopt(native)
-        return Buffer(taken, nbytes, self._release_adopted, owner)
+        return Buffer(taken, nbytes, self._release_adopted, native)
 
     def _trim(self) -> None:
         for size, free in self._free.items():
@@ -152,3 +185,13 @@ class Pool:
         with self._lock:
             self._drain()
             self._trim()
+
+    def close(self) -> None:
+        """Give all memory back to the driver, also what is in use: its device is closed."""
+        with self._lock:
+            for memory in self._all.values():
+                self._backend.free(memory)
+            self._all.clear()
+            self._free.clear()
+            self._returned.clear()
+            self.held = self.live = 0

@@ -17,7 +17,7 @@ from centella.ledger import permit
 from centella.plan import Plan, Step
 from centella.pool import Pool
 from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
-from centella.specs import Spec
+from centella.specs import Spec, strided
 from centella.submission import Array, Bound, Buffer, Read, Submission
 
 ARENA = 64 << 20
@@ -71,14 +71,15 @@ class Results:
     values: list[list[Value | None]]
     wanted: list[tuple[bool, ...]]
 
-    def settle(self, buffers: dict[Place, Buffer]) -> None:
-        """What is kept is ready; the rest is discarded."""
+    def settle(self, buffers: dict[Place, Buffer], plan: Plan) -> None:
+        """What is kept is ready, made by a plan; the rest is discarded."""
         for index, (row, kept) in enumerate(zip(self.values, self.wanted, strict=True)):
             for position, value in enumerate(row):
                 if value is None:
                     continue
                 if kept[position]:
                     value.ready(buffers[index, position])
+                    value.made = plan
                 else:
                     value.drop(DISCARDED)
 
@@ -96,7 +97,10 @@ def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence
     if outputs is None:
         return Results(values, [tuple([v is not None for v in row]) for row in values])
     kept = {id(v) for v in outputs} | {id(v) for v, _, _ in reads}
-    wanted = [tuple([v is not None and id(v) in kept for v in row]) for row in values]
+    wanted = [
+        tuple([v is not None and (id(v) in kept or v.cell is not None) for v in row])
+        for row in values
+    ]
     return Results(values, wanted)
 
 
@@ -146,17 +150,17 @@ class Packed:
     Attributes:
         where: slot of each upload's value to its buffer.
         places: each upload with its buffer and the element it begins at.
-        writes: (slot, byte offset, host bytes), as a Submission has them.
+        writes: (slot, host bytes), as a Submission has them.
     """
 
     where: dict[int, Buffer] = field(default_factory=dict)
     places: list[tuple[Upload, Buffer, int]] = field(default_factory=list)
-    writes: list[tuple[int, int, Array]] = field(default_factory=list)
+    writes: list[tuple[int, Array]] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
         """Bytes written, padding included."""
-        return sum(data.nbytes for _, _, data in self.writes)
+        return sum(data.nbytes for _, data in self.writes)
 
 
 def pack(uploads: Sequence[Upload], outside: Outside, pool: Pool, most: int) -> Packed:
@@ -186,7 +190,7 @@ def pack(uploads: Sequence[Upload], outside: Outside, pool: Pool, most: int) -> 
             packed.where[index] = arena
             packed.places.append((upload, arena, outside.offsets[index]))
             start += _rounded(upload.data.nbytes)
-        packed.writes.append((outside.index[id(group[0].value)], 0, whole))
+        packed.writes.append((outside.index[id(group[0].value)], whole))
     return packed
 
 
@@ -240,10 +244,7 @@ def storage_of(data: Array, spec: Spec, fill: int = 0) -> Array:
     Args:
         data: of the spec's shape, in the dtype that holds its bytes on the host.
     """
-    item = spec.dtype.itemsize
     total = spec.storage_bytes
     raw = np.full(total, fill, np.uint8) if total != spec.nbytes else np.empty(total, np.uint8)
-    if spec.size:
-        strides = tuple(s * item for s in spec.strides)
-        np.ndarray(spec.shape, spec.dtype.numpy, raw.data, 0, strides)[...] = data
+    strided(raw, spec)[...] = data
     return raw

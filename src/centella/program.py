@@ -43,10 +43,10 @@ class Kernel:
         self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None,
         trusted: bool = True,
     ) -> None:  # fmt: skip
-        self.fn = fn
-        self.trusted = trusted
-        self.name = name or fn.__name__
-        self.workgroup = workgroup
+        self.fn: Callable[..., Any] = fn
+        self.trusted: bool = trusted
+        self.name: str = name or fn.__name__
+        self.workgroup: int = workgroup
         self._face = face
         self._traced: dict[Any, KernelIR] = {}
         self._programs: dict[Any, Program] = {}
@@ -109,15 +109,6 @@ class Kernel:
             ir = self.specialise(dtypes, unit, constants, workgroup, face)
             found = self._programs[key] = program_of(ir, caps, self.trusted)
         return found
-
-
-def kernel(*, workgroup: int, name: str = "") -> Callable[[Callable[..., Any]], Kernel]:
-    """Declare a kernel of the library: `@kernel(workgroup=256)`."""
-
-    def declare(fn: Callable[..., Any]) -> Kernel:
-        return Kernel(fn, workgroup=workgroup, name=name)
-
-    return declare
 
 
 @dataclass(frozen=True, slots=True)

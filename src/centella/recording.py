@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from centella.dtypes import Array
 from centella.errors import CentellaError, ContractError, DiscardedError
-from centella.ledger import Ledger
+from centella.ledger import Ledger, began
 from centella.op import Attrs, Op
 from centella.specs import Spec
 from centella.submission import Buffer
@@ -27,37 +27,101 @@ Place = tuple[int, int]
 Site = tuple[str, int]
 NOWHERE: Site = ("", 0)
 OUTSIDE: Place = (-1, 0)
-_OURS = __name__.rsplit(".", 1)[0] + "."
+
+
+class Cell:
+    """Memory that changes in place, and the Value that stands for what it holds now.
+
+    Every change gives a new version; using an older one raises. Readers of a version that have not
+    run yet come before the change: their recordings are run first, or are the changer's own.
+
+    Attributes:
+        what: how errors call it.
+        result: it is a replay's: its versions have nothing in common but the memory.
+        current: the newest version, recorded or computed.
+        settled: the newest version that was submitted; what a failed recording goes back to.
+    """
+
+    __slots__ = ("_readers", "current", "result", "settled", "what")
+
+    def __init__(self, what: str, *, result: bool = False) -> None:
+        self.result: bool = result
+        self.what: str = what
+        self.current: Value | None = None
+        self.settled: Value | None = None
+        self._readers: weakref.WeakKeyDictionary[Recording, int] = weakref.WeakKeyDictionary()
+
+    def read_by(self, recording: Recording) -> None:
+        """Note that a recording reads the current version."""
+        self._readers[recording] = recording.generation
+
+    def unread(self, changer: Recording | None) -> list[Recording]:
+        """Recordings other than `changer` that have yet to read the current version.
+
+        Raises:
+            ContractError: one of them is a batch, which runs when its owner says so.
+        """
+        waiting: list[Recording] = []
+        for found, generation in list(self._readers.items()):
+            if found is changer or found.generation != generation:
+                continue  # it has run since
+            if found.explicit:
+                raise ContractError(
+                    f"{self.what}: a batch that has not been executed reads it; execute that first"
+                )
+            waiting.append(found)
+        return waiting
+
+    def advance(self, value: Value) -> None:
+        """`value` is the next version."""
+        value.cell = self
+        value.note = None if self.current is None else self.current.note
+        self.current = value
+        self._readers.clear()
+
+    def roll_back(self) -> None:
+        """A recorded change will not happen."""
+        self.current = self.settled or self.current
+        self._readers.clear()
 
 
 class Value:
     """Data on a device, or data that a recorded node will make.
 
     Attributes:
+        what: the op that makes it, or how it came here.
         place: (node, output) in its recording; `OUTSIDE` for what no node makes.
         offset: elements from the buffer's start.
         reason: why it will never be computed, when it has failed.
+        cell: the memory that it is one version of, if that changes in place.
+        note: what its owner on the host knows about this version.
+        made: the plan that computed it, or what a replay says in its place; else None.
+        events: what has happened to it since; see `history`.
     """
 
     __slots__ = (
-        "__weakref__", "buffer", "device", "offset", "place", "reason", "recording", "site", "spec",
-        "state", "what",
+        "__weakref__", "buffer", "cell", "device", "events", "made", "note", "offset", "place",
+        "reason", "recording", "site", "spec", "state", "what",
     )  # fmt: skip
 
     def __init__(
         self, spec: Spec, device: Any, what: str, recording: Recording | None = None,
         place: Place = OUTSIDE, site: Site = NOWHERE,
     ) -> None:  # fmt: skip
-        self.spec = spec
-        self.device = device
-        self.what = what
-        self.recording = recording
-        self.place = place
-        self.site = site
-        self.state = PENDING
+        self.spec: Spec = spec
+        self.device: Any = device
+        self.what: str = what
+        self.recording: Recording | None = recording
+        self.place: Place = place
+        self.site: Site = site
+        self.state: str = PENDING
         self.buffer: Buffer | None = None
-        self.offset = 0
-        self.reason = ""
+        self.offset: int = 0
+        self.reason: str = ""
+        self.cell: Cell | None = None
+        self.note: Any = None
+        self.made: Any = None
+        self.events: Any = None
 
     def ready(self, buffer: Buffer, offset: int = 0) -> None:
         """The data is (or, in submission order, will be) in this buffer."""
@@ -65,12 +129,29 @@ class Value:
         self.offset = offset
         self.state = READY
         self.recording = None
+        if self.cell is not None:
+            self.cell.settled = self
 
     def drop(self, state: str, reason: str = "") -> None:
         """It will not be computed: DISCARDED or FAILED."""
         self.state = state
         self.reason = reason
         self.recording = None
+        if self.cell is not None and state == FAILED:
+            self.cell.roll_back()
+
+    def check_current(self) -> None:
+        """Raise unless it is the newest version of what it is a version of.
+
+        Raises:
+            ContractError: its memory has changed since.
+        """
+        cell = self.cell
+        if cell is not None and cell.current is not self:
+            by = "" if cell.current is None else f" at {line_of(cell.current.site)}"
+            raise ContractError(
+                f"{cell.what}: a stale version (of {line_of(self.site)}); it was changed{by}"
+            )
 
     def require(self) -> Buffer:
         """The buffer of a ready value.
@@ -139,23 +220,13 @@ class Node:
         """The operation."""
         return self.form.op
 
-    @property
-    def attrs(self) -> Attrs:
-        """Its attributes, by name."""
-        return self.form.attrs
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        """How its results lie in memory."""
-        return self.form.outputs
-
 
 @dataclass(slots=True)
 class Upload:
     """Host data recorded for the next submission's one write: bytes in the value's layout."""
 
     value: Value
-    data: np.ndarray[Any, Any]
+    data: Array
 
 
 class Recording:
@@ -163,27 +234,47 @@ class Recording:
 
     Attributes:
         explicit: it belongs to a batch and is run by its `execute` alone.
-        open: how many `with` blocks it is the current recording of.
+        open: how many of its `with` blocks have begun and not ended.
         scopes: the ledgers inside which something was recorded lazily.
+        generation: how often it was taken to be run.
+        marks: what a captured function notes of States, for its replays; None elsewhere.
         last_plan: what ran last, if anything did.
+        begun: when the first node or upload was recorded, in ns, if anybody times; else 0.
     """
 
     def __init__(self, device: Any, explicit: bool) -> None:
-        self.device = device
-        self.explicit = explicit
-        self.thread = threading.get_ident()
-        self.open = 0
+        self.device: Any = device
+        self.explicit: bool = explicit
+        self.thread: int = threading.get_ident()
+        self.open: int = 0
+        self.generation: int = 0
+        self.marks: list[tuple[Cell, Callable[[Any], Any]]] | None = None
         self.scopes: set[Ledger] = set()
         self.last_plan: Any = None
+        self.begun: int = 0
         self.nodes: list[Node] = []
         self.uploads: list[Upload] = []
-        self.result_bytes = 0
-        self.upload_bytes = 0
+        self.result_bytes: int = 0
 
     @property
     def empty(self) -> bool:
         """True when there is nothing to submit."""
         return not self.nodes and not self.uploads
+
+    def __enter__(self) -> None:
+        """Make it the current recording of this thread and task."""
+        self.open += 1
+        _current.set((*_current.get(), (self, threading.get_ident())))
+
+    def __exit__(self, *_: object) -> None:
+        """Undo the last `__enter__`."""
+        self.open -= 1
+        stack = list(_current.get())
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index][0] is self:
+                del stack[index]
+                break
+        _current.set(tuple(stack))
 
     def operand(self, value: Value, spec: Spec, offset: int) -> Operand:
         """`value` as a node of this recording reads it.
@@ -191,43 +282,50 @@ class Recording:
         Raises:
             ContractError: the value has failed, was discarded, or waits for another batch.
         """
-        if value.state == PENDING and value.recording is self:
-            if value.place is OUTSIDE:
-                return Operand(value, OUTSIDE, offset, spec)
+        if value.cell is not None:
+            value.check_current()
+            value.cell.read_by(self)
+        if value.recording is not self:
+            value.require()
+        elif value.place is not OUTSIDE:
             return Operand(None, value.place, offset, spec)
-        value.require()
         return Operand(value, OUTSIDE, offset, spec)
 
     def add(self, form: Form, inputs: tuple[Operand, ...], site: Site) -> tuple[Value, ...]:
         """Record a node; returns its values."""
-        index = len(self.nodes)
+        index, device, name = len(self.nodes), self.device, form.op.name
+        if not index:
+            self.begun = began()
         made = tuple([
-            Value(spec, self.device, form.op.name, self, (index, position), site)
+            Value(spec, device, name, self, (index, position), site)
             for position, spec in enumerate(form.outputs)
         ])  # fmt: skip
-        self.nodes.append(Node(form, inputs, tuple([weakref.ref(v) for v in made]), site))
+        self.nodes.append(Node(form, inputs, tuple(map(weakref.ref, made)), site))
         self.result_bytes += form.nbytes
         return made
 
-    def add_upload(self, spec: Spec, data: np.ndarray[Any, Any], site: Site) -> Value:
+    def add_upload(self, spec: Spec, data: Array, site: Site) -> Value:
         """Record host data; returns its value."""
         value = Value(spec, self.device, "upload", self, OUTSIDE, site)
+        if self.empty:
+            self.begun = began()
         self.uploads.append(Upload(value, data))
-        self.upload_bytes += data.nbytes
         return value
 
     def take(self) -> Recorded:
         """Everything recorded so far; the recording starts anew."""
-        taken = Recorded(self.nodes, self.uploads, self.result_bytes, self.upload_bytes)
+        taken = Recorded(self.nodes, self.uploads, self.result_bytes)
         self.nodes, self.uploads = [], []
-        self.result_bytes = self.upload_bytes = 0
+        self.result_bytes = 0
+        self.generation += 1
         return taken
 
     def restore(self, taken: Recorded) -> None:
         """Put back what `take` gave, after a failure before submission."""
         assert self.empty
+        self.generation -= 1
         self.nodes, self.uploads = taken.nodes, taken.uploads
-        self.result_bytes, self.upload_bytes = taken.result_bytes, taken.upload_bytes
+        self.result_bytes = taken.result_bytes
 
     def fail(self, reason: str = "its recording was dropped") -> None:
         """Drop everything recorded: values of it raise when used."""
@@ -241,7 +339,6 @@ class Recorded:
     nodes: list[Node]
     uploads: list[Upload]
     result_bytes: int = 0
-    upload_bytes: int = 0
 
     def fail(self, reason: str) -> None:
         """Give it up: its values raise when used."""
@@ -256,43 +353,11 @@ class Recorded:
 _current: ContextVar[tuple[tuple[Recording, int], ...]] = ContextVar("centella_batches", default=())
 
 
-class OpenRecordings:
-    """The recordings that `with` blocks of this thread and task have opened on a device."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-
-    def innermost(self) -> Recording | None:
-        """The one that operations are recorded on."""
-        stack = _current.get()
-        if stack:
-            thread = threading.get_ident()
-            for recording, owner in reversed(stack):
-                if recording.device is self._device and owner == thread and recording.open:
-                    return recording
-        return None
-
-    def append(self, recording: Recording) -> None:
-        """Make a recording the current one."""
-        recording.open += 1
-        _current.set((*_current.get(), (recording, threading.get_ident())))
-
-    def remove(self, recording: Recording) -> None:
-        """Undo the last `append` of a recording."""
-        recording.open -= 1
-        stack = list(_current.get())
-        for index in range(len(stack) - 1, -1, -1):
-            if stack[index][0] is recording:
-                del stack[index]
-                break
-        _current.set(tuple(stack))
-
-
-def innermost() -> Recording | None:
-    """The current recording on any device."""
-    thread = threading.get_ident()
+def innermost(device: Any = None) -> Recording | None:
+    """The current recording on a device, or on any."""
     for recording, owner in reversed(_current.get()):
-        if owner == thread and recording.open:
+        here = device is None or recording.device is device
+        if here and recording.open and owner == threading.get_ident():
             return recording
     return None
 
@@ -300,9 +365,12 @@ def innermost() -> Recording | None:
 def call_site() -> Site:
     """File and line of the nearest frame outside the library."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+_OURS = call_site.__code__.co_filename.removesuffix("recording.py")  # the library's folder
 
 
 def line_of(site: Site) -> str:

@@ -8,27 +8,45 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count as counter
 from typing import Any
 
 from centella import plan, prepare
+from centella.counting import count_work, note_work
 from centella.errors import (
     CentellaError,
+    ContractError,
     DeviceLostError,
     LimitError,
     OutOfMemoryError,
     SimulationError,
 )
-from centella.ledger import count, permit
+from centella.ledger import began, count, noted, permit, timelines
 from centella.pipelines import PipelineCache
-from centella.pool import Pool
+from centella.pool import Memory, Pool
 from centella.prepare import Span
 from centella.program import Program
-from centella.recording import PENDING, Recorded, Recording, Value, blame
+from centella.recording import (
+    PENDING,
+    Recorded,
+    Recording,
+    Value,
+    blame,
+    innermost,
+)
 from centella.specs import Caps
-from centella.submission import Array, Backend, Bound, Buffer, DoneTicket, Submission, Ticket
+from centella.submission import (
+    Array,
+    Backend,
+    Bound,
+    Buffer,
+    DoneTicket,
+    Submission,
+    Ticket,
+    Times,
+)
 
 log: logging.Logger = logging.getLogger("centella.device")
 
@@ -37,31 +55,46 @@ PLANS = 512
 
 @dataclass(slots=True)
 class Planned:
-    """A plan with its launches bound to the pipelines of one cache, as it was then."""
+    """A plan with its launches bound to the pipelines of one cache, as it was then.
+
+    Attributes:
+        compiled: how many of the launches run a program that a driver compiled.
+    """
 
     plan: plan.Plan
     launches: list[Bound]
+    compiled: int = 0
     cache: PipelineCache | None = None
     generation: int = 0
 
 
 class Watched:
-    """A ticket that trims read-backs, keeps imported memory alive and reports a lost device."""
+    """A ticket that trims read-backs, keeps imported memory alive and reports a lost device.
+
+    Attributes:
+        held: imported memory, until the submission is done.
+        serial: its place in the order of submissions, in which they finish.
+    """
 
     def __init__(self, engine: Engine, ticket: Ticket, meant: Sequence[tuple[int, int]],
                  held: tuple[Buffer, ...]) -> None:  # fmt: skip
         self._engine = engine
         self._ticket = ticket
         self._meant = meant
-        self.held = held
+        self.held: tuple[Buffer, ...] = held
+        # A write alone says nothing of the work before it.
+        self.serial: int = 0 if isinstance(ticket, DoneTicket) else next(engine.serials)
 
     def done(self) -> bool:
         """True once the device has finished it, or was lost: `wait` says which."""
         try:
-            return self._ticket.done()
+            done = self.serial <= self._engine.finished or self._ticket.done()
         except DeviceLostError as error:
             self._engine.lose(str(error))
             return True
+        if done:
+            self._engine.finished = max(self._engine.finished, self.serial)
+        return done
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished; raises what it failed with, or TimeoutError."""
@@ -71,12 +104,18 @@ class Watched:
             self._engine.lose(str(error))
             raise
         self.held = ()
+        self._engine.finished = max(self._engine.finished, self.serial)
         self._engine.let_go()
 
     def data(self, index: int) -> Array:
         """The bytes asked for as read-back `index`; a copy that the caller owns."""
         first, nbytes = self._meant[index]
         return self._ticket.data(index)[first : first + nbytes]
+
+    def times(self) -> Times | None:
+        """Begin and end of each launch in ns; waits."""
+        self.wait()
+        return self._ticket.times()
 
 
 class Engine:
@@ -88,6 +127,7 @@ class Engine:
         cache: its PipelineCache.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
+        serials: numbers of submissions; finished: the last that is known to be done.
     """
 
     _ids = counter(1)
@@ -96,24 +136,32 @@ class Engine:
         self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
         memory_limit: int | None = None,
     ) -> None:  # fmt: skip
-        self.backend = backend
-        self.name = backend.name
+        self.backend: Backend = backend
+        self.name: str = backend.name
         self.caps: Caps = backend.caps
-        self.cache = PipelineCache() if cache is None else cache
-        self.pool = Pool(backend, pool, memory_limit)
-        self.lock = threading.RLock()
+        self.cache: PipelineCache = PipelineCache() if cache is None else cache
+        self.pool: Pool = Pool(backend, pool, memory_limit)
+        self.lock: threading.RLock = threading.RLock()
         self._id = next(Engine._ids)
-        self._host = self.caps.target == "numpy"
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
         self._in_flight: deque[Watched] = deque()
+        self.serials: Iterator[int] = counter(1)
+        self.finished: int = 0
+        self._fused: dict[Any, Any] = {}
         self._lost: str | None = None
-        self.last_plan = plan.EMPTY
+        self.last_plan: plan.Plan = plan.EMPTY
 
     @property
-    def memory(self) -> dict[str, int | None]:
-        """Bytes `live` (in use), `held` (with what is kept for reuse) and the `limit`, if any."""
+    def memory(self) -> Memory:
+        """Bytes in use, kept, allowed and there: print it."""
         with self.lock:
-            return {"live": self.pool.live, "held": self.pool.held, "limit": self.pool.budget}
+            free, total = (self.backend.memory() if not self.lost else None) or (None, None)
+            pool = self.pool
+            return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
+
+    def reset_peak(self) -> None:
+        """Count `memory.peak` anew, from what is in use now."""
+        self.pool.reset_peak()
 
     @property
     def lost(self) -> bool:
@@ -126,7 +174,12 @@ class Engine:
             self._lost = reason
             log.info("%s was lost: %s", self.name, reason)
 
-    def _check_lost(self) -> None:
+    def check_lost(self) -> None:
+        """Raise unless the device can be used.
+
+        Raises:
+            DeviceLostError: it was lost or closed.
+        """
         if self._lost is not None:
             raise DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
 
@@ -152,33 +205,41 @@ class Engine:
             DeviceLostError: after it; the device cannot be used any more.
         """
         with self.lock:
-            self._check_lost()
+            self.check_lost()
             if reads and not peek:
                 permit(f"read of {reads[0][0].what}", "downloads")
             taken = recording.take()
             try:
                 results = prepare.results_of(taken, outputs, reads)
                 outside = prepare.outside_of(taken)
-                planned = self._planned(taken, outside, results, cache)
+                planned = self.planned(taken, outside, results, cache)
                 packed = prepare.pack(taken.uploads, outside, self.pool, self.caps.max_buffer)
-                work, meant = self._work(taken, outside, results, planned, packed, reads)
+                work, meant = self.work(taken, outside, results, planned, packed, reads)
             except BaseException:
                 recording.restore(taken)
                 raise
-            ticket = self._submit(recording, taken, work, meant)
+            begin = began()
+            if begin:
+                noted("record", recording.begun, self.name, operations=len(taken.nodes),
+                      uploads=len(taken.uploads))  # fmt: skip
+                work.timed = bool(timelines())
+            ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.fail)
             for upload, arena, offset in packed.places:
                 upload.value.ready(arena, offset)
             made = planned.plan if planned else None
             if made is not None:
-                results.settle({p: work.slots[s] for p, s in made.results.items()})
+                results.settle({p: work.slots[s] for p, s in made.results.items()}, made)
                 recording.last_plan = self.last_plan = made
             recording.scopes.clear()
-        self._count(work, packed, peek)
+            if begin:
+                sites = [node.site for node in taken.nodes]
+                note_work(self, work, ticket, begin, made, sites, peek=peek)
+        count_work(work, peek=peek)
         return ticket
 
-    def _planned(
+    def planned(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
-        cache: PipelineCache | None,
+        cache: PipelineCache | None = None,
     ) -> Planned | None:  # fmt: skip
         """The plan of a recording with its launches; None where nothing is to be launched."""
         if not taken.nodes:
@@ -186,8 +247,7 @@ class Engine:
         cache = self.cache if cache is None else cache
         planned = self._find_plan(taken, outside, results)
         if planned.cache is cache and planned.generation == cache.generation:
-            if not self._host:
-                cache.hit(len(planned.launches))
+            cache.hit(planned.compiled)
             return planned
         generation = cache.generation
         launches = []
@@ -199,6 +259,7 @@ class Engine:
                 blame(error, node.op.name, node.site)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
+        planned.compiled = sum(isinstance(b.program, Program) for b in launches)
         return planned
 
     def _find_plan(
@@ -209,8 +270,10 @@ class Engine:
         if found is not None:
             self._plans.move_to_end(key)
             return found
-        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps)
+        begin = began()
+        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps, self._fused)
         count(plans=1)
+        noted("plan", begin, operations=len(taken.nodes), launches=len(made.steps))
         found = self._plans[key] = Planned(made, [])
         if len(self._plans) > PLANS:
             self._plans.popitem(last=False)
@@ -233,10 +296,11 @@ class Engine:
             results = prepare.results_of(taken, outputs, ())
             return self._find_plan(taken, prepare.outside_of(taken), results).plan.explain()
 
-    def _work(
+    def work(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
-        planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span],
+        planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span] = (),
     ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
+        """The submission of a recording, and which of the bytes that come back are meant."""
         slots = [
             packed.where[i] if i in packed.where else v.require()
             for i, v in enumerate(outside.values)
@@ -258,32 +322,38 @@ class Engine:
             elif id(value) in outside.index:
                 slot = outside.index[id(value)]
                 made[id(value)] = (slot, outside.offsets[slot])
-        return work, prepare.add_reads(work, reads, made, 1 if self._host else 4)
+        return work, prepare.add_reads(work, reads, made, self.backend.unit)
 
-    def _submit(
-        self, recording: Recording, taken: Recorded, work: Submission,
-        meant: list[tuple[int, int]],
+    def hand_over(
+        self, work: Submission, meant: Sequence[tuple[int, int]], undo: Callable[[], None],
+        fail: Callable[[str], None],
     ) -> Ticket:  # fmt: skip
-        """Hand work to the backend; says what becomes of the recording when that fails."""
+        """Hand work to the backend.
+
+        Args:
+            meant: which of the bytes that come back were asked for: first and number.
+            undo: called when nothing was submitted and it may be tried again.
+            fail: called with the reason when it cannot.
+        """
         try:
-            idle = not work.reads and not any(b.groups > 0 for b in work.launches)
-            if idle or self._host:
-                for slot, offset, data in work.uploads:
-                    self._write_into(work.slots[slot], offset, data)
-                work.uploads = []
-            ticket: Ticket = DoneTicket() if idle else self.backend.submit(work)
+            ticket: Ticket = DoneTicket()
+            if work.launches or work.reads or work.copies:
+                ticket = self.backend.submit(work)
+            else:
+                for slot, data in work.uploads:
+                    self.backend.write(work.slots[slot], data)
         except (OutOfMemoryError, LimitError):
-            recording.restore(taken)
+            undo()
             raise
         except SimulationError as error:
-            taken.fail(str(error))
+            fail(str(error))
             raise
         except Exception as error:
-            taken.fail("the device was lost")
+            fail("the device was lost")
             self.lose(str(error))
             raise DeviceLostError(f"{self.name} was lost: {error}; open it again") from error
         except BaseException:
-            taken.fail("its submission was interrupted")
+            fail("its submission was interrupted")
             raise
         imported = tuple(b for b in work.slots if b.owner is not None)
         watched = Watched(self, ticket, meant, imported)
@@ -292,19 +362,20 @@ class Engine:
             self._in_flight.append(watched)
         return watched
 
-    def _count(self, work: Submission, packed: prepare.Packed, peek: bool) -> None:
-        amounts: dict[str, int] = {}
-        if packed.writes:
-            amounts.update(uploads=len(packed.writes), upload_bytes=packed.nbytes)
-        launches = sum([b.groups > 0 for b in work.launches])
-        if launches:
-            amounts.update(submissions=1, launches=launches)
-        if work.reads and peek:
-            amounts.update(peeks=len(work.reads))
-        elif work.reads:
-            amounts.update(downloads=1, download_bytes=sum(r.nbytes for r in work.reads))
-        if amounts:
-            count(**amounts)
+    def write_uploads(self, taken: Recorded) -> None:
+        """Write what a recording would upload now, each in memory of its own.
+
+        Raises:
+            TransferForbidden: inside `forbid("transfer")`.
+        """
+        if taken.uploads:
+            permit("upload", "uploads")
+        for upload in taken.uploads:
+            buffer = self.pool.allocate(upload.data.nbytes)
+            self.backend.write(buffer, upload.data)
+            upload.value.ready(buffer)
+            count(uploads=1, upload_bytes=upload.data.nbytes)
+        taken.uploads = []
 
     def let_go(self) -> None:
         """Let go of imported memory whose submissions are done, unless the device is busy."""
@@ -324,12 +395,17 @@ class Engine:
         """Read values back in one copy: (value, first byte, bytes) each; runs what they wait for.
 
         Raises:
-            ContractError: one waits for a batch that has not been executed, or was not kept.
+            ContractError: one waits for a batch that has not been executed, or was not kept; or a
+                function is being captured.
             TransferForbidden: inside `forbid("transfer")`, before anything is run.
         """
+        inside = innermost(self)
+        if inside is not None and inside.marks is not None:
+            raise ContractError(f"{reads[0][0].what}: read while a function is captured; return it")
         with self.lock:
-            self._check_lost()
+            self.check_lost()
             for value, _, _ in reads:
+                value.check_current()
                 if value.state != PENDING or value.recording is None or value.recording.explicit:
                     value.require()
             if not peek:
@@ -343,21 +419,18 @@ class Engine:
     def synchronize(self) -> None:
         """Wait until the device has done everything that was submitted."""
         with self.lock:
-            self._check_lost()
+            self.check_lost()
             ticket = Watched(self, self.backend.submit(Submission([])), (), ())
         count(syncs=1)
+        begin = began()
         ticket.wait()
+        noted("wait", begin)
 
     def close(self) -> None:
         """Release the device; its tensors cannot be used any more."""
         with self.lock:
             if self._lost is None:
                 self._lost = "it was closed"
+                self.pool.close()
                 self.backend.close()
             self._in_flight.clear()
-
-    def _write_into(self, buffer: Buffer, offset: int, raw: Array) -> None:
-        if self._host:
-            buffer.native = raw
-        else:
-            self.backend.write(buffer.native, offset, raw)

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from centella.dtypes import DType
+import numpy as np
+
+from centella.dtypes import Array, DType
 
 Shape = tuple[int, ...]
 
@@ -103,6 +105,20 @@ def make_spec(shape: Shape, dtype: DType, row_alignment: int) -> Spec:
     """The Spec a device gives a tensor that it allocates itself."""
     strides = padded_strides(shape, dtype.itemsize, row_alignment)
     return Spec(shape, dtype, strides, rows_aligned(shape, strides, dtype.itemsize))
+
+
+@lru_cache(maxsize=8192)
+def view_spec(shape: Shape, dtype: DType, strides: Shape, whole: bool) -> Spec:
+    """The Spec of a view of memory; `whole`: that begins and ends on 16-byte boundaries."""
+    return Spec(shape, dtype, strides, whole and rows_aligned(shape, strides, dtype.itemsize))
+
+
+def strided(data: Array, spec: Spec, start: int = 0) -> Array:
+    """The array that a Spec describes in flat bytes on the host, from byte `start` on."""
+    if spec.size == 0:
+        return np.empty(spec.shape, spec.dtype.numpy)
+    strides = [s * spec.dtype.itemsize for s in spec.strides]
+    return np.ndarray(spec.shape, spec.dtype.numpy, data.data, start, strides)
 
 
 def rows_aligned(shape: Shape, strides: Shape, itemsize: int, offset: int = 0) -> bool:

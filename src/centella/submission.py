@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,32 +12,39 @@ from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
 
 Array = np.ndarray[Any, Any]
+Times = Sequence[tuple[int, int]]
 
 
 class Buffer:
     """Device memory that a value owns; returned to the pool when nothing refers to it.
 
-    The finalizer only appends to a queue: it may run on any thread, at any time. `owner` is what
-    keeps imported memory alive; imported memory is never freed.
+    The finalizer only appends to a queue: it may run on any thread, at any time.
+
+    Attributes:
+        memory: what the pool gave and gets back.
+        native: what launches bind: the memory, or on the CPU the host array that was put there.
+        owner: what keeps imported memory alive; imported memory is never freed.
+        mutable: it is a State's and changes in place, so no other value may share it.
     """
 
-    __slots__ = ("__weakref__", "native", "nbytes", "owner", "release")
+    __slots__ = ("__weakref__", "memory", "mutable", "native", "nbytes", "owner", "release")
 
     def __init__(
         self,
-        native: Any,
+        memory: Any,
         nbytes: int,
-        release: Callable[[Any, int], None] | None,
+        release: Callable[[Any, int], None],
         owner: Any = None,
     ) -> None:
-        self.native = native
-        self.nbytes = nbytes
-        self.release = release
-        self.owner = owner
+        self.memory: Any = memory
+        self.native: Any = memory
+        self.nbytes: int = nbytes
+        self.release: Callable[[Any, int], None] = release
+        self.owner: Any = owner
+        self.mutable: bool = False
 
     def __del__(self) -> None:
-        if self.release is not None:
-            self.release(self.native, self.nbytes)
+        self.release(self.memory, self.nbytes)
 
 
 @dataclass(slots=True)
@@ -58,12 +65,19 @@ class Bound:
 
 @dataclass(slots=True)
 class Read:
-    """A read-back: bytes of a slot from `start`, `nbytes` of them.
-
-    Both are multiples of 4, except on the CPU.
-    """
+    """A read-back: bytes of a slot from `start`, `nbytes` of them; multiples of `Backend.unit`."""
 
     slot: int
+    start: int
+    nbytes: int
+
+
+class Copy(NamedTuple):
+    """Bytes from one slot to another: `nbytes` of them, all numbers multiples of 4."""
+
+    source: int
+    first: int
+    target: int
     start: int
     nbytes: int
 
@@ -74,15 +88,34 @@ class Submission:
 
     Attributes:
         slots: the buffers that launches refer to by index.
-        uploads: (slot, byte offset, host bytes).
-        launches: in order; each sees what the ones before wrote.
+        uploads: (slot, flat host bytes) of whole buffers; the bytes change no more.
+        launches: in order, each of one group or more; each sees what the ones before wrote.
         reads: results that come back, in one copy.
+        copies: done before the launches.
+        prepared: what `Backend.prepare` made of the launches, if they are run again.
+        timed: put time stamps around each launch, where the device can.
     """
 
     slots: list[Buffer]
-    uploads: list[tuple[int, int, Array]] = field(default_factory=list)
+    uploads: list[tuple[int, Array]] = field(default_factory=list)
     launches: list[Bound] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    prepared: Any = None
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How a backend times launches.
+
+    Attributes:
+        host: by `perf_counter` of the host; else by a clock of the device, with a zero of its own.
+        missing: why it cannot, or "".
+    """
+
+    host: bool = False
+    missing: str = ""
 
 
 class Ticket(Protocol):
@@ -100,12 +133,17 @@ class Ticket(Protocol):
         """Bytes of read-back `index`, after `wait`; a copy that the caller owns."""
         ...
 
+    def times(self) -> Times | None:
+        """Begin and end of each launch in ns; waits. None where they were not timed."""
+        ...
+
 
 class DoneTicket:
     """A submission that had finished when it was made."""
 
-    def __init__(self, results: tuple[Array, ...] = ()) -> None:
+    def __init__(self, results: tuple[Array, ...] = (), times: Times | None = None) -> None:
         self._results = results
+        self._times = times
 
     def done(self) -> bool:
         """Always."""
@@ -118,20 +156,39 @@ class DoneTicket:
         """Bytes of read-back `index`."""
         return self._results[index]
 
+    def times(self) -> Times | None:
+        """Begin and end of each launch."""
+        return self._times
+
 
 class Backend(Protocol):
     """One open device. All calls but a ticket's come under the device's lock, from any thread."""
 
     name: str
     caps: Caps
-    native: Any
+    unit: int  # read-backs start and end on a multiple of so many bytes
+    clock: Clock
+    dlpack: tuple[int, int] | None  # type and number of its device, where DLPack has them
+
+    @property
+    def native(self) -> Any:
+        """The driver's own device, None on the host."""
+        ...
+
+    def runs_on(self, native: Any) -> bool:
+        """Whether `native` is how an application names the driver's own device."""
+        ...
 
     def allocate(self, nbytes: int) -> Any:
-        """Device memory; raises OutOfMemoryError or LimitError."""
+        """Device memory of at most `caps.max_buffer` bytes; raises OutOfMemoryError."""
         ...
 
     def free(self, native: Any) -> None:
         """Give memory back to the driver."""
+        ...
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes that are free and bytes that there are, as the driver says; None: it says none."""
         ...
 
     def adopt(self, native: Any) -> tuple[Any, int]:
@@ -140,19 +197,42 @@ class Backend(Protocol):
         Raises:
             DeviceError: for what is no memory of this device, or cannot be bound and read.
         """
+        ...
 
     def disown(self, native: Any) -> None:
         """Forget what `adopt` gave: no value refers to it any more."""
         ...
 
-    def write(self, native: Any, offset: int, data: Array) -> None:
-        """Copy host bytes into device memory, in order with submissions.
+    def write(self, buffer: Buffer, data: Array) -> None:
+        """Copy flat host bytes to the start of a buffer; they may change afterwards."""
+        ...
 
-        The host bytes may change as soon as this returns.
+    def shown(self, buffer: Buffer) -> Any:
+        """What applications see of a buffer: what launches bind; on the CPU, once computed.
+
+        Called without the device's lock.
         """
+        ...
+
+    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+        """The address of a buffer for another library, and what that holds while it uses it.
+
+        Called without the device's lock, only where `dlpack` is not None.
+
+        Args:
+            stream: where the library works, as the array API's `__dlpack__` says it.
+
+        Raises:
+            BufferError: there is no such stream.
+        """
+        ...
 
     def compile(self, program: Program | HostProgram) -> Any:
         """The driver's form of a program; raises CompileError."""
+        ...
+
+    def prepare(self, work: Submission) -> Any:
+        """The launches of a submission in a form that can be run again, on the same slots."""
         ...
 
     def submit(self, work: Submission) -> Ticket:
@@ -163,6 +243,7 @@ class Backend(Protocol):
             SimulationError: a kernel's own fault; the device is as good as before.
             CentellaError: anything else means that the device is lost.
         """
+        ...
 
     def describe(self) -> dict[str, Any]:
         """Name, adapter, driver, limits: what `centella info` prints."""

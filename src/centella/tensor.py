@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from centella import views
-from centella.device import Device, current_device, devices
+import centella.ops  # noqa: F401  # every op is registered there
+from centella import dlpack, views
+from centella.device import Device, devices
 from centella.device import device as open_device
-from centella.dtypes import DType, dtype_of, f32, from_host_array, promote, widen
-from centella.errors import CentellaError, DeviceError, DTypeError, ShapeError
+from centella.dtypes import Array, DType, dtype_of, from_host_array, narrow, promote, widen
+from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
+from centella.history import Event, happened, history
 from centella.op import Op, get
 from centella.pending import Pending
+from centella.readback import read_back
 from centella.recording import READY, Recording, Value
-from centella.specs import Shape, Spec, rows_aligned
-from centella.submission import Array, Ticket
+from centella.specs import Shape, Spec, dense_strides, strided, view_spec
 
 Scalar = int | float | bool
-COMPACT = 64 << 10
 
 
 class Tensor:
@@ -38,7 +40,7 @@ class Tensor:
     def __init__(self, value: Value, spec: Spec, offset: int = 0) -> None:
         self._value = value
         self._offset = offset
-        self.spec = spec
+        self.spec: Spec = spec
 
     @classmethod
     def from_buffer(
@@ -51,8 +53,9 @@ class Tensor:
         the application leaves it unchanged until then.
 
         Args:
-            native: a wgpu buffer with usage STORAGE and COPY_SRC, a CUDA array or pointer, or for
-                the CPU a C-contiguous NumPy array.
+            native: a wgpu buffer with usage STORAGE and COPY_SRC; for CUDA an object with
+                `__cuda_array_interface__`, or (address, bytes) of memory that the application
+                keeps; for the CPU a C-contiguous NumPy array.
             shape: rows follow one another without padding.
             offset: bytes to the first element.
             device: default: the open device that it belongs to; the CPU for a NumPy array.
@@ -62,20 +65,20 @@ class Tensor:
             ShapeError: it has fewer bytes than the shape needs.
         """
         kind = dtype_of(dtype)
-        extents = extents_of("from_buffer", shape)
+        extents = views.extents("from_buffer", shape)
         if device is not None:
             where = [open_device(device)]
         else:
             where = [open_device("cpu")] if isinstance(native, np.ndarray) else devices()
-        failed: CentellaError = DeviceError("from_buffer: no device is open")
+        refusals: list[str] = []
         for one in where:
             try:
                 value = one.import_buffer(native, extents, kind, offset)
             except DeviceError as error:
-                failed = error
+                refusals.append(str(error))
             else:
                 return cls(value, value.spec)
-        raise failed
+        raise DeviceError("; ".join(refusals) or "from_buffer: no device is open")
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -124,10 +127,49 @@ class Tensor:
         """The driver's buffer (or address) and the byte offset of the first element.
 
         Memory stays valid while the tensor lives; it is not to be written. On the CPU it is a
-        read-only array, complete when this returns.
+        read-only array, complete when this returns; on CUDA it is complete for what is put on
+        `device.native.stream`.
         """
         shown = self.device.native_of(self._value)
         return shown, (self._value.offset + self._offset) * self.dtype.itemsize
+
+    @property
+    def history(self) -> tuple[Event, ...]:
+        """How its data came to be, and each line that has read it back since, with its times.
+
+        Views of the same data share it. What reads the data on the device is not part of it.
+        """
+        return history(self._value)
+
+    @property
+    def h2d_transfers(self) -> int:
+        """Uploads that brought its data to the device: 1, or 0 for what was made there."""
+        return sum(event.times for event in self.history if event.kind == "uploaded")
+
+    @property
+    def d2h_transfers(self) -> int:
+        """Read-backs of its data; peeks are not counted."""
+        return sum(event.times for event in self.history if event.kind == "downloaded")
+
+    @property
+    def kernel_launches(self) -> int:
+        """Launches that computed it, and those of `record_launch`."""
+        return sum(event.launches for event in self.history)
+
+    def record_launch(self, name: str) -> None:
+        """Note in its history that a kernel of the application's was launched on `native`.
+
+        Raises:
+            ContractError: it is not in device memory, or the kernel has no name.
+        """
+        if not name or not isinstance(name, str):
+            raise ContractError(f"record_launch: expected the name of a kernel, got {name!r}")
+        if not self.is_resident:
+            raise ContractError(
+                f"record_launch: {name} cannot have run on a tensor that is {self._value.state}; "
+                f".native computes it"
+            )
+        happened([(self._value, 0)], "launched", name)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -150,7 +192,7 @@ class Tensor:
 
     def peek(self) -> Array:
         """`numpy` for debugging: counted apart, permitted inside `ct.forbid("transfer")`."""
-        return _fetch((self,), peek=True).result()[0]
+        return read_back([(self._value, self.spec, self._offset)], peek=True).result()[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What `np.asarray(tensor)` gives: a copy, counted like `numpy`."""
@@ -189,22 +231,25 @@ class Tensor:
 
     def __eq__(self, other: object) -> bool:
         raise TypeError(
-            "== between tensors is not defined: compare x.numpy(), or the objects with `is`"
+            "== between tensors is not defined, as containers would call it: use ct.eq(x, y), or "
+            "`is` for the objects"
         )
 
     def __ne__(self, other: object) -> bool:
         raise TypeError(
-            "!= between tensors is not defined: compare x.numpy(), or the objects with `is not`"
+            "!= between tensors is not defined, as containers would call it: use ct.ne(x, y), or "
+            "`is not` for the objects"
         )
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def to(self, where: str | Device) -> Tensor:
         """This tensor on another device: a counted copy through the host."""
         target = open_device(where)
         if target is self.device:
             return self
-        return asarray(self.numpy(), dtype=self.dtype, device=target)
+        return upload("to", self.numpy(), self.dtype, target)
 
     def copy(self) -> Tensor:
         """A copy in memory of its own."""
@@ -224,12 +269,11 @@ class Tensor:
     # -- views ------------------------------------------------------------------------------------
 
     def _view(self, shape: Shape, strides: Shape, offset: int) -> Tensor:
-        start = self._value.offset + offset
-        aligned = rows_aligned(shape, strides, self.dtype.itemsize, start)
-        buffer = self._value.buffer
-        if buffer is not None and buffer.nbytes % 16:  # imported: its last chunk is not whole
-            aligned = False
-        return Tensor(self._value, Spec(shape, self.dtype, strides, aligned), offset)
+        value, kind = self._value, self.spec.dtype
+        whole = (value.offset + offset) * kind.itemsize % 16 == 0
+        if value.buffer is not None and value.buffer.nbytes % 16:  # imported: its end is no chunk
+            whole = False
+        return Tensor(value, view_spec(shape, kind, strides, whole), offset)
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """The same elements in another shape; one extent may be -1. A view where possible.
@@ -237,7 +281,8 @@ class Tensor:
         Raises:
             ShapeError: when the sizes differ.
         """
-        wanted = views.extents("reshape", shape, self.size)
+        given = views.integers("reshape", "extents", shape)
+        wanted = views.completed("reshape", given, self.size)
         if wanted == self.shape:
             return self
         strides = views.reshaped(self.spec, wanted)
@@ -251,21 +296,15 @@ class Tensor:
         Raises:
             ShapeError: not each axis once.
         """
-        order = views.order_of(axes, self.ndim)
-        return self._view(
-            tuple(self.shape[a] for a in order),
-            tuple(self.spec.strides[a] for a in order),
-            self._offset,
-        )
+        order = views.integers("permute", "axes", axes)
+        return self._view(*views.permuted(self.spec, order), self._offset)
 
     @property
     def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
         """The last two dimensions swapped: a view."""
         if self.ndim < 2:
             return self
-        order = list(range(self.ndim))
-        order[-2:] = order[-1], order[-2]
-        return self.permute(*order)
+        return self.permute(*range(self.ndim - 2), -1, -2)
 
     def __getitem__(self, key: Any) -> Tensor:
         """Basic indexing (integers, slices with positive step, None, ...): a view."""
@@ -304,46 +343,78 @@ class Tensor:
     def __matmul__(self, other: Tensor) -> Tensor:
         return apply("matmul", self, other)
 
-    # -- DLPack: the CPU's memory, read-only ------------------------------------------------------
+    def __floordiv__(self, other: Tensor | Scalar) -> Tensor:
+        return binary("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Scalar) -> Tensor:
+        return binary("floor_divide", other, self)
+
+    def __mod__(self, other: Tensor | Scalar) -> Tensor:
+        return binary("remainder", self, other)
+
+    def __rmod__(self, other: Scalar) -> Tensor:
+        return binary("remainder", other, self)
+
+    def __lt__(self, other: Tensor | Scalar) -> Tensor:
+        return compared("lt", self, other)
+
+    def __le__(self, other: Tensor | Scalar) -> Tensor:
+        return compared("le", self, other)
+
+    def __gt__(self, other: Tensor | Scalar) -> Tensor:
+        return compared("gt", self, other)
+
+    def __ge__(self, other: Tensor | Scalar) -> Tensor:
+        return compared("ge", self, other)
+
+    def __and__(self, other: Tensor | bool) -> Tensor:
+        return binary("logical_and", self, other)
+
+    def __or__(self, other: Tensor | bool) -> Tensor:
+        return binary("logical_or", self, other)
+
+    def __invert__(self) -> Tensor:
+        return apply("logical_not", self)
+
+    # -- DLPack: memory of the CPU and of CUDA, read-only ------------------------------------------
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        if self.device.caps.target != "numpy":
+        where = self.device.backend.dlpack
+        if where is None:
             raise BufferError(f"DLPack: {self.device.name} does not export memory; use .numpy()")
-        return 1, 0
+        return where
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None, copy: bool | None = None,
     ) -> Any:  # fmt: skip
-        """The CPU's memory itself where the consumer can be told that it is read-only."""
-        self.__dlpack_device__()
-        if self.dtype.name == "bf16":
-            raise BufferError("DLPack: bf16 has no NumPy type; use .numpy()")
-        shared = not copy and max_version is not None and max_version >= (1, 0)
+        """The memory itself, where the consumer can be told that it is read-only; else a copy.
+
+        Args:
+            stream: where a consumer on CUDA works, which is made to wait for what is computed;
+                -1: it has seen to that itself.
+
+        Raises:
+            BufferError: memory that is not exported, on another device, or without the copy that
+                it needs: `copy=False` below version 1.0, or of a State.
+        """
+        where = self.__dlpack_device__()
+        if dl_device is not None and tuple(dl_device) != where:
+            raise BufferError(f"DLPack: expected device {where}, got {dl_device}; use .numpy()")
+        versioned = max_version is not None and max_version >= dlpack.VERSIONED
+        shared = versioned and not copy and self._value.cell is None
         if not shared and copy is False:
             raise BufferError("DLPack: values are immutable; ask for version 1.0 or a copy")
-        array = self._shared() if shared else self.numpy()
-        return array.__dlpack__(max_version=max_version, dl_device=dl_device)
-
-    def _shared(self) -> Array:
-        flat, start = self.native
-        if not self.size:
-            return np.empty(self.shape, self.dtype.numpy)
-        strides = tuple(s * self.dtype.itemsize for s in self.spec.strides)
-        array: Array = np.ndarray(self.shape, self.dtype.numpy, flat.data, start, strides)
-        return array
-
-
-def extents_of(op: str, shape: int | Sequence[int]) -> Shape:
-    """The extents that a caller gives: one number, or several.
-
-    Raises:
-        ShapeError: for what is no extent.
-    """
-    found = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if any(not isinstance(n, (int, np.integer)) for n in found) or min(found, default=0) < 0:
-        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(found)}")
-    return tuple(int(n) for n in found)
+        flags = dlpack.READ_ONLY if shared else dlpack.COPIED
+        # A copy on the CPU may be the value itself, so the array there is copied instead.
+        source = self if shared or where[0] == dlpack.CPU else self.copy()
+        address, owner = source.device.lend(source._value, stream)
+        start, spec = (source._value.offset + source._offset) * self.dtype.itemsize, source.spec
+        if source is self and not shared:
+            owner = strided(owner, spec, start).copy()
+            address, start = owner.ctypes.data, 0
+            spec = Spec(self.shape, self.dtype, dense_strides(self.shape))
+        return dlpack.export(address + start, spec, where, owner, versioned=versioned, flags=flags)
 
 
 # -- recording ------------------------------------------------------------------------------------
@@ -358,34 +429,73 @@ def apply_all(
     op: Op, tensors: Sequence[Tensor], attrs: dict[str, Any], target: Recording | None = None
 ) -> tuple[Tensor, ...]:
     """Record an op; a copy is recorded first for an operand whose layout it does not take."""
+    specs: list[Spec] = []
+    operands: list[tuple[Value, int]] = []
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            _ = getattr(tensor, "spec", None)  # a Parameter without data says so itself
-            raise DTypeError(
-                f"{op.name}: expected a Tensor, got {type(tensor).__name__}; ct.asarray makes one"
-            )
-    where: Device = tensors[0]._value.device
-    form = where.form(op, tuple([t.spec for t in tensors]), attrs)
+            raise not_a_tensor(op.name, tensor)
+        specs.append(tensor.spec)
+        operands.append((tensor._value, tensor._offset))
+    where: Device = operands[0][0].device
+    form = where.form(op, tuple(specs), attrs)
     if form.copies:
-        tensors = [
-            t.copy() if i in form.copies and t._value.device is where else t
-            for i, t in enumerate(tensors)
-        ]
-        form = where.form(op, tuple([t.spec for t in tensors]), attrs)
-    made = where.add(form, [(t._value, t._offset) for t in tensors], target)
-    return tuple([Tensor(v, v.spec) for v in made])
+        for index in form.copies:
+            if operands[index][0].device is where:
+                copied = tensors[index].copy()
+                specs[index], operands[index] = copied.spec, (copied._value, 0)
+        form = where.form(op, tuple(specs), attrs)
+    made = where.add(form, operands, target)
+    return tuple([Tensor(value, value.spec) for value in made])
 
 
-def binary(name: str, a: Any, b: Any) -> Tensor:
-    """An element-wise op of two operands, of which one may be a Python number."""
+def apply_with(
+    name: str, tensors: Sequence[Tensor], listed: str, optional: Mapping[str, Tensor | None],
+    attrs: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """Record an op of one output with those optional operands that are given.
+
+    Args:
+        listed: the attribute that names them, in order.
+    """
+    given = {n: t for n, t in optional.items() if t is not None}
+    return apply_all(get(name), (*tensors, *given.values()), {**attrs, listed: tuple(given)})[0]
+
+
+def not_a_tensor(op: str, got: Any) -> DTypeError:
+    """The error of an op that is given something else."""
+    _ = getattr(got, "spec", None)  # a Parameter without data says so itself
+    return DTypeError(f"{op}: expected a Tensor, got {type(got).__name__}; ct.asarray makes one")
+
+
+def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:
+    """An element-wise op of two operands, of which one may be a Python number, after others."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         common = promote(name, a.dtype, b.dtype)
-        return apply(name, a.astype(common), b.astype(common))
+        return apply(name, *before, a.astype(common), b.astype(common))
     if isinstance(a, Tensor):
-        return apply(name, a, second=_number(name, b, a.dtype))
+        return apply(name, *before, a, second=_number(name, b, a.dtype))
     if isinstance(b, Tensor):
-        return apply(name, b, first=_number(name, a, b.dtype))
-    raise DTypeError(f"{name}: expected a Tensor, got {type(a).__name__} and {type(b).__name__}")
+        return apply(name, *before, b, first=_number(name, a, b.dtype))
+    got = f"{type(a).__name__} and {type(b).__name__}"
+    raise DTypeError(f"{name}: expected two Tensors, or one and a number, got {got}")
+
+
+def compared(name: str, a: Any, b: Any) -> Tensor:
+    """A comparison of two operands; a number is rounded to the dtype of the tensor it meets."""
+    if isinstance(a, Tensor) and isinstance(b, (float, np.floating)):
+        b = _rounded(float(b), a.dtype)
+    elif isinstance(b, Tensor) and isinstance(a, (float, np.floating)):
+        a = _rounded(float(a), b.dtype)
+    return binary(name, a, b)
+
+
+def _rounded(value: float, dtype: DType) -> float:
+    """A number as a float dtype stores it; one beyond its range stays beyond its numbers."""
+    if not dtype.is_float:
+        return value
+    with np.errstate(over="ignore"):
+        near = float(widen(narrow(np.array([value], np.float32), dtype), dtype)[0])
+    return value if math.isinf(near) else near
 
 
 def _number(name: str, value: Any, dtype: DType) -> Scalar:
@@ -400,60 +510,16 @@ def _number(name: str, value: Any, dtype: DType) -> Scalar:
     )
 
 
-# -- from the host --------------------------------------------------------------------------------
+# -- to and from the host --------------------------------------------------------------------------
 
 
-def asarray(data: Any, dtype: Any = None, device: str | Device | None = None) -> Tensor:
-    """A tensor on a device from an array, list or number; a snapshot is taken now.
-
-    Args:
-        data: NumPy array (any strides), nested list, number, or Tensor.
-        dtype: storage dtype; needed where the data is float64 or int64 (Python lists become f32
-            or i32). For bf16, pass float data (or its bits as uint16) with `dtype="bf16"`.
-        device: where; default: a Tensor's own, the innermost open batch's, else the default one.
-
-    Raises:
-        DTypeError: float64 or int64 arrays without `dtype=`; integers that do not fit.
-        ShapeError: a nested list with rows of unequal length.
-    """
-    if isinstance(data, Tensor):
-        moved = data if device is None else data.to(device)
-        return moved if dtype is None else moved.astype(dtype)
-    array, kind = from_host_array("asarray", data, dtype)
-    target = current_device() if device is None else open_device(device)
-    spec = target.spec(array.shape, kind)
-    return Tensor(target.upload(array, spec), spec)
-
-
-def from_host(data: Any, dtype: Any = None, device: str | Device | None = None) -> Tensor:
-    """Another name of `asarray`, as the floor systems spell it."""
-    return asarray(data, dtype, device)
-
-
-def from_dlpack(data: Any) -> Tensor:
-    """A tensor over another library's array on the CPU, by DLPack: neither copied nor freed.
-
-    Raises:
-        DeviceError: the array is not on the CPU.
-        DTypeError: its dtype has no storage type here.
-    """
-    try:
-        array = np.from_dlpack(data)
-    except (BufferError, RuntimeError, AttributeError, TypeError) as error:
-        raise DeviceError(f"from_dlpack: expected an array on the CPU: {error}") from error
-    _, kind = from_host_array("from_dlpack", array[:0] if array.ndim else array, None)
-    return Tensor.from_buffer(np.ascontiguousarray(array), array.shape, kind, device="cpu")
-
-
-def empty(
-    shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
+def upload(
+    op: str, data: Any, dtype: Any, device: Device, target: Recording | None = None
 ) -> Tensor:
-    """A tensor whose content is undefined: memory is reserved, nothing is copied."""
-    kind = dtype_of(dtype)
-    extents = extents_of("empty", shape)
-    target = current_device() if device is None else open_device(device)
-    spec = target.spec(extents, kind)
-    return Tensor(target.reserve(spec), spec)
+    """Host data as a tensor of a device, or of a recording on it; a snapshot is taken now."""
+    array, kind = from_host_array(op, data, dtype)
+    spec = device.spec(array.shape, kind)
+    return Tensor(device.upload(array, spec, target), spec)
 
 
 def fetch(*tensors: Tensor) -> Pending[list[Array]]:
@@ -466,65 +532,7 @@ def fetch(*tensors: Tensor) -> Pending[list[Array]]:
         ContractError: for a tensor of a batch that has not been executed.
         TransferForbidden: inside `ct.forbid("transfer")`.
     """
-    return _fetch(tensors, peek=False)
-
-
-def _fetch(tensors: Sequence[Tensor], *, peek: bool) -> Pending[list[Array]]:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise DTypeError(f"fetch: expected a Tensor, got {type(tensor).__name__}")
-    compact = [_compact(t) for t in tensors]
-    where: dict[Device, list[int]] = {}
-    for index, tensor in enumerate(compact):
-        if tensor.size:
-            where.setdefault(tensor.device, []).append(index)
-        elif not tensor.is_resident:
-            tensor.device.materialise(tensor._value)
-    tickets: list[Ticket] = []
-    places: dict[int, tuple[Ticket, int]] = {}
-    for device, indices in where.items():
-        reads = [(compact[i]._value, *_byte_range(compact[i])) for i in indices]
-        tickets.append(device.read(reads, peek=peek))
-        places.update({i: (tickets[-1], n) for n, i in enumerate(indices)})
-
-    def finish() -> list[Array]:
-        out: list[Array] = []
-        for index, tensor in enumerate(compact):
-            ticket, position = places.get(index, (None, 0))
-            raw = np.empty(0, np.uint8) if ticket is None else ticket.data(position)
-            out.append(_decode(raw, tensor.spec))
-        return out
-
-    return Pending(tickets, finish)
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    """A sparse view is copied together on the device before it is read."""
-    spec = tensor.spec
-    recording = tensor._value.recording
-    waits = recording is not None and recording.explicit
-    if waits or spec.span <= 2 * spec.size or spec.span * spec.dtype.itemsize <= COMPACT:
-        return tensor
-    return apply_all(get("copy"), (tensor,), {}, tensor.device.implicit())[0]
-
-
-def _byte_range(tensor: Tensor) -> tuple[int, int]:
-    item = tensor.dtype.itemsize
-    return tensor._offset * item, tensor.spec.span * item
-
-
-def _decode(raw: Array, spec: Spec) -> Array:
-    item = spec.dtype.itemsize
-    if spec.size == 0:
-        return widen(np.empty(spec.shape, spec.dtype.numpy), spec.dtype)
-    strides = tuple(s * item for s in spec.strides)
-    array: Array = np.ndarray(spec.shape, spec.dtype.numpy, raw.data, 0, strides)
-    if spec.dtype.name == "bf16":
-        return widen(array, spec.dtype)
-    return array if array.flags.c_contiguous else array.copy()
-
-
-__all__ = [
-    "Pending", "Tensor", "apply", "apply_all", "asarray", "binary", "empty", "fetch", "from_dlpack",
-    "from_host",
-]  # fmt: skip
+            raise not_a_tensor("fetch", tensor)
+    return read_back([(t._value, t.spec, t._offset) for t in tensors])

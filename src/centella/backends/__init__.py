@@ -2,6 +2,6 @@
 
 cpu.py        NumPy formulas on one worker thread
 simulator.py  the kernel simulator, unchecked or checked
-webgpu.py     WGSL through wgpu
-cuda.py       PTX through cuda-core
+webgpu/       WGSL through wgpu
+cuda/         PTX through the driver's Python bindings
 """

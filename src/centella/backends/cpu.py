@@ -1,8 +1,9 @@
 """The CPU: NumPy formulas, run in order on one worker thread.
 
-A buffer's `native` is a flat host array. It is set when the program that writes it has run, which
-is why submissions of one device run in order. A formula that fails leaves `Failed` there: whoever
-reads it raises, and everything else goes on.
+A buffer has no memory of its own: its `native` is the flat host array that was written or computed
+last, set when the program that writes it has run, which is why submissions of one device run in
+order. A formula that fails leaves `Failed` there: whoever reads it raises, and everything else goes
+on.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import platform
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from time import perf_counter_ns
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
+from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
-from centella.submission import Array, Bound, Buffer, Submission
+from centella.submission import Array, Bound, Buffer, Clock, Copy, Submission, Times
 
 
 class Failed:
@@ -42,14 +45,17 @@ class Failed:
 
 
 def flat(buffer: Buffer) -> Array:
-    """The host array of a buffer.
+    """The host array of a buffer; zeros where nothing has been written.
 
     Raises:
         CentellaError: what the formula that should have made it failed with.
     """
+    if buffer.native is None:
+        buffer.native = np.zeros(buffer.nbytes, np.uint8)
     if isinstance(buffer.native, Failed):
         raise buffer.native.error()
-    return buffer.native  # type: ignore[no-any-return]  # the backend puts nothing else there
+    array: Array = buffer.native
+    return array
 
 
 def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
@@ -61,20 +67,35 @@ def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
     array: Array = np.ndarray(
         spec.shape, spec.dtype.numpy, flat(buffer).data, offset * item, strides
     )
-    array.flags.writeable = False
+    array.flags.writeable = buffer.mutable
     return array
 
 
+def copied(work: Submission, copy: Copy) -> None:
+    """Copy bytes between the host arrays of two slots."""
+    if isinstance(work.slots[copy.target].native, Failed):
+        work.slots[copy.target].native = None  # as of the last time; it starts anew
+    source = flat(work.slots[copy.source]).view(np.uint8)
+    target = flat(work.slots[copy.target]).view(np.uint8)
+    data = source[copy.first : copy.first + copy.nbytes]
+    target[copy.start : copy.start + data.size] = data
+
+
 def _must_part(buffer: Buffer, result: Array) -> bool:
-    """Whether a result may not stay part of an input: imported memory, or a larger array."""
-    return buffer.owner is not None or result.nbytes < flat(buffer).nbytes
+    """Whether a result may not stay part of an input: not its own memory, or a larger array."""
+    return buffer.owner is not None or buffer.mutable or result.nbytes < flat(buffer).nbytes
 
 
 class CpuTicket:
-    """A submission on the worker thread."""
+    """A submission on the worker thread.
 
-    def __init__(self, future: Future[list[Array]]) -> None:
+    Args:
+        stamps: what the worker fills, where launches are timed.
+    """
+
+    def __init__(self, future: Future[list[Array]], stamps: list[tuple[int, int]] | None) -> None:
         self._future = future
+        self._stamps = stamps
 
     def done(self) -> bool:
         """True once the device has finished it."""
@@ -91,14 +112,23 @@ class CpuTicket:
         """Bytes of one read-back; a copy that the caller owns."""
         return self._future.result()[index]
 
+    def times(self) -> Times | None:
+        """When each formula began and ended."""
+        self._future.exception()
+        return self._stamps
+
 
 class CpuBackend:
     """NumPy on the host."""
 
-    name = "cpu"
+    name: str = "cpu"
+    native: Any = None
+    unit: int = 1
+    clock: Clock = Clock(host=True)
+    dlpack: tuple[int, int] | None = (1, 0)
 
     def __init__(self) -> None:
-        self.caps = Caps(
+        self.caps: Caps = Caps(
             target="numpy",
             row_alignment=1,
             max_storage_buffers=64,
@@ -106,7 +136,6 @@ class CpuBackend:
             max_buffer=1 << 62,
             family="cpu",
         )
-        self.native = None
         self._gate = threading.Lock()
         self._start()
         _open.add(self)
@@ -114,13 +143,19 @@ class CpuBackend:
     def _start(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="centella-cpu")
 
+    def runs_on(self, native: Any) -> bool:
+        """No driver has a device of it."""
+        return False
+
     def allocate(self, nbytes: int) -> Any:
-        """Nothing: results are arrays of NumPy's."""
+        """Nothing: what a buffer holds is an array of NumPy's."""
         return None
 
     def free(self, native: Any) -> None:
         """Nothing to do."""
-        return None
+
+    def memory(self) -> None:
+        """Unknown: NumPy's arrays come from the process."""
 
     def adopt(self, native: Any) -> tuple[Any, int]:
         """An array of the application's, in place, and its bytes."""
@@ -132,33 +167,55 @@ class CpuBackend:
 
     def disown(self, native: Any) -> None:
         """Nothing to do."""
-        return None
 
-    def write(self, native: Any, offset: int, data: Array) -> None:
-        """Never called: a host buffer is set by the program that computes it."""
-        raise NotImplementedError("host buffers are set, not written")
+    def write(self, buffer: Buffer, data: Array) -> None:
+        """Give a new buffer a copy of host bytes."""
+        buffer.native = data.copy()
 
-    def storage(self, buffer: Buffer) -> Array:
-        """The host array of a buffer that has been computed, read-only."""
-        shown = flat(buffer).view()
-        shown.flags.writeable = False
-        return shown
+    def shown(self, buffer: Buffer) -> Array:
+        """The host array of a buffer, read-only; waits until it is computed."""
+        with self._gate:
+            computed = self._worker.submit(flat, buffer)
+        count(syncs=1)
+        array = computed.result().view()
+        array.flags.writeable = False
+        return array
+
+    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+        """The address of the host array, computed, and the array itself."""
+        if stream not in (None, -1):
+            raise BufferError(f"DLPack: expected no stream on the CPU, got {stream!r}")
+        array = self.shown(buffer)
+        return array.ctypes.data, array
 
     def compile(self, program: Program | HostProgram) -> Any:
         """The program itself."""
         return program
 
+    def prepare(self, work: Submission) -> None:
+        """Nothing: formulas are called as they are."""
+
     def submit(self, work: Submission) -> CpuTicket:
         """Hand a submission to the worker."""
+        stamps: list[tuple[int, int]] | None = [] if work.timed else None
         with self._gate:
-            return CpuTicket(self._worker.submit(self._run, work))
+            return CpuTicket(self._worker.submit(self._run, work, stamps), stamps)
 
-    def _run(self, work: Submission) -> list[Array]:
+    def _run(self, work: Submission, stamps: list[tuple[int, int]] | None) -> list[Array]:
+        for slot, data in work.uploads:
+            work.slots[slot].native = data
+        for copy in work.copies:
+            try:
+                copied(work, copy)
+            except Exception as wrong:  # what reads it fails in its turn
+                work.slots[copy.target].native = Failed("copy", wrong)
         failed: CentellaError | None = None
         for bound in work.launches:
-            if bound.groups > 0:
-                error = self._launch(work, bound)
-                failed = failed or error
+            begin = 0 if stamps is None else perf_counter_ns()
+            error = self._launch(work, bound)
+            if stamps is not None:
+                stamps.append((begin, perf_counter_ns()))
+            failed = failed or error
         back: list[Array] = []
         for read in work.reads:
             raw = flat(work.slots[read.slot]).view(np.uint8)
@@ -177,6 +234,8 @@ class CpuBackend:
             ]
             results = bound.program.call(arrays)
             for slot, result in zip(outs, results, strict=True):
+                if slot in ins and np.may_share_memory(result, flat(work.slots[slot])):
+                    continue  # changed in place
                 alone = not any(
                     np.may_share_memory(result, a) and _must_part(work.slots[s], result)
                     for a, s in zip(arrays, ins, strict=True)

@@ -6,6 +6,7 @@ of pads and elements that no thread wrote.
 
 from __future__ import annotations
 
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from centella.lang.simulate import simulate, unwritten
 from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
-from centella.submission import Array, Bound, DoneTicket, Submission
+from centella.submission import Array, Bound, Buffer, Clock, DoneTicket, Submission
 
 
 def last_word(spec: Spec, offset: int) -> int | None:
@@ -45,17 +46,24 @@ def logical_words(spec: Spec, offset: int, size: int) -> Mask:
 class SimulatorBackend:
     """Kernels in NumPy; `checked` reports every fault, else it only computes."""
 
-    name = "simulator"
+    name: str = "simulator"
+    native: Any = None
+    unit: int = 4
+    clock: Clock = Clock(host=True)
+    dlpack: tuple[int, int] | None = None
 
     def __init__(self, checked: bool = True, order: Order = "forward", subgroup: int = 32) -> None:
-        self.caps = Caps(
+        self.caps: Caps = Caps(
             target="ir", max_storage_buffers=8, max_shared=16 << 10, max_workgroup=256,
             max_binding=1 << 40, max_buffer=1 << 40, family="software",
         )  # fmt: skip
-        self.native = None
-        self.checked = checked
-        self.order = order
-        self.subgroup = subgroup
+        self.checked: bool = checked
+        self.order: Order = order
+        self.subgroup: int = subgroup
+
+    def runs_on(self, native: Any) -> bool:
+        """No driver has a device of it."""
+        return False
 
     def allocate(self, nbytes: int) -> Array:
         """Words that hold NaN."""
@@ -63,7 +71,9 @@ class SimulatorBackend:
 
     def free(self, native: Any) -> None:
         """Nothing to do."""
-        return None
+
+    def memory(self) -> None:
+        """Unknown: NumPy's arrays come from the process."""
 
     def adopt(self, native: Any) -> tuple[Any, int]:
         """An array of the application's, in place, and its bytes."""
@@ -75,42 +85,60 @@ class SimulatorBackend:
 
     def disown(self, native: Any) -> None:
         """Nothing to do."""
-        return None
 
-    def write(self, native: Array, offset: int, data: Array) -> None:
+    def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into a buffer."""
-        raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
-        native.view(np.uint8)[offset : offset + raw.size] = raw
+        buffer.native.view(np.uint8)[: data.size] = data
+
+    def shown(self, buffer: Buffer) -> Array:
+        """The words of a buffer."""
+        words: Array = buffer.native
+        return words
+
+    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+        """Its memory is laid out as a GPU's: nobody else is to read it."""
+        raise BufferError("DLPack: the simulator does not export memory")
 
     def compile(self, program: Program | HostProgram) -> Any:
         """The traced kernel."""
         assert isinstance(program, Program)
         return program.ir
 
+    def prepare(self, work: Submission) -> list[Array]:
+        """The parameters of each launch."""
+        return [_parameters(bound) for bound in work.launches]
+
     def submit(self, work: Submission) -> DoneTicket:
         """Run a submission."""
-        for slot, offset, data in work.uploads:
-            self.write(work.slots[slot].native, offset, data)
-        for bound in work.launches:
-            if bound.groups > 0:
-                self._launch(work, bound)
+        for slot, data in work.uploads:
+            self.write(work.slots[slot], data)
+        for copy in work.copies:
+            source = work.slots[copy.source].native.view(np.uint8)
+            target = work.slots[copy.target].native.view(np.uint8)
+            target[copy.start :][: copy.nbytes] = source[copy.first :][: copy.nbytes]
+        prepared = work.prepared or self.prepare(work)
+        stamps: list[tuple[int, int]] | None = [] if work.timed else None
+        for bound, words in zip(work.launches, prepared, strict=True):
+            begin = 0 if stamps is None else perf_counter_ns()
+            self._launch(work, bound, words)
+            if stamps is not None:
+                stamps.append((begin, perf_counter_ns()))
         back: list[Array] = []
         for read in work.reads:
             raw = work.slots[read.slot].native.view(np.uint8)
             back.append(raw[read.start : read.start + read.nbytes].copy())
-        return DoneTicket(tuple(back))
+        return DoneTicket(tuple(back), stamps)
 
-    def _launch(self, work: Submission, bound: Bound) -> None:
+    def _launch(self, work: Submission, bound: Bound, words: Array) -> None:
         ir = bound.pipeline
         natives = [
             work.slots[slot].native[: last_word(spec, offset)]
             for slot, (spec, offset) in zip(bound.slots, bound.views, strict=True)
         ]
-        count(parameter_bytes=4 * (1 + len(bound.words)))
         report = simulate(
             ir,
             natives,
-            np.array(bound.words, np.uint32),
+            words,
             bound.groups,
             check=self.checked,
             order=self.order,
@@ -129,4 +157,8 @@ class SimulatorBackend:
 
     def close(self) -> None:
         """Nothing to do."""
-        return None
+
+
+def _parameters(bound: Bound) -> Array:
+    count(parameter_bytes=4 * (1 + len(bound.words)))
+    return np.array(bound.words, np.uint32)

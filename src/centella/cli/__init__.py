@@ -1,4 +1,4 @@
-"""The command line: `centella info`, `embed`, `kernels`, `demo`.
+"""The command line: `centella info`, `embed`, `kernels`, `bench`, `demo`.
 
 Each subcommand calls library functions and prints. It needs the extra `cli` (typer and rich).
 """

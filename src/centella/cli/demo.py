@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import typer
+
+from centella.cli.options import Device, Model
 from centella.cli.passages import Passage, documentation, read_passages
 from centella.errors import CentellaError
 
@@ -15,7 +18,15 @@ BEST = 3  # passages shown
 LINES = 7  # lines of each
 
 
-def run(question: str, over: str | None, *, model: str, device: str | None) -> None:
+Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.")]
+Over = Annotated[
+    str | None, typer.Option(metavar="PATH", help="A folder or file (.txt .md .rst .py).")
+]
+
+
+def run(
+    question: Question = QUESTION, over: Over = None, model: Model = "minilm", device: Device = None
+) -> None:
     """Embed the passages and the question; print the nearest passages.
 
     Raises:
@@ -88,7 +99,7 @@ def _reflowed(text: str) -> str:
 
 def _next(over: str | None, model: str, device: str | None) -> str:
     """Three commands to try, with the options that were given."""
-    given: Any = {"--model": None if model == "minilm" else model, "--device": device}
+    given = {"--model": None if model == "minilm" else model, "--device": device}
     options = "".join(f" {k} {v}" for k, v in given.items() if v)
     return "\n".join(
         [

@@ -5,25 +5,34 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from centella.cli.options import Device, Json, Model
 from centella.errors import CentellaError
+
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
+File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
+Dtype = Annotated[str, typer.Option(metavar="T", help="auto, f32, f16 or bf16.")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
+Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
+ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 
 MANY = 4  # batches; from here on a terminal gets a progress bar
 SHOWN = 4  # first values of a vector in the table
 
 
 def run(
-    texts: list[str],
-    file: str | None,
-    *,
-    model: str,
-    device: str | None,
-    dtype: str,
-    batch_size: int,
-    as_json: bool,
-    output: str | None,
-    show_ledger: bool,
+    texts: Texts = None,
+    file: File = None,
+    model: Model = "minilm",
+    device: Device = None,
+    dtype: Dtype = "auto",
+    batch_size: BatchSize = 32,
+    as_json: Json = False,
+    output: Output = None,
+    show_ledger: ShowLedger = False,
 ) -> None:
     """Embed and print, or save.
 
@@ -32,20 +41,27 @@ def run(
             encoding raise.
         OSError: for a file that cannot be read or written.
     """
-    import numpy as np
-
     from centella.device import device as open_device
     from centella.ledger import ledger
     from centella.load import load
 
     if output is not None:
         _check_output(output)
-    texts = _texts(texts, file)
+    lines = _texts(texts or [], file)
     embedder = load(model, open_device(device), dtype)
-    bar = sys.stdout.isatty() and not as_json and len(texts) > MANY * batch_size
+    bar = sys.stdout.isatty() and not as_json and len(lines) > MANY * batch_size
     with ledger() as led:
-        vectors = embedder.encode(texts, batch_size=batch_size, progress=bar)
+        vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
+    _put(lines, vectors, output, as_json)
+    if show_ledger:
+        print(f"ledger: {led}", file=sys.stderr)
+
+
+def _put(texts: list[str], vectors: Any, output: str | None, as_json: bool) -> None:
+    """Save where an output is named; print JSON, the table, or what was saved."""
     if output is not None:
+        import numpy as np
+
         np.save(output, vectors)
     if as_json:
         rows = zip(texts, vectors.tolist(), strict=True)
@@ -54,8 +70,6 @@ def run(
         _show(texts, vectors)
     else:
         print(f"{output}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
-    if show_ledger:
-        print(f"ledger: {led}", file=sys.stderr)
 
 
 def _check_output(output: str) -> None:

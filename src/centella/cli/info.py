@@ -8,6 +8,8 @@ import platform
 from importlib import metadata
 from typing import Any
 
+from centella.cli.options import Json
+
 # The packages of each extra; CUDA needs both of its own.
 EXTRAS = {
     "models": ("tokenizers", "safetensors", "gguf", "jinja2", "huggingface_hub"),
@@ -23,7 +25,7 @@ LIMITS = {
 }
 
 
-def run(as_json: bool) -> None:
+def run(as_json: Json = False) -> None:
     """Print what is found."""
     found = gather()
     if as_json:
@@ -60,18 +62,13 @@ def _default() -> dict[str, Any]:
     """The device that `ct.device()` opens, and why."""
     from centella.device import device
     from centella.errors import CentellaError
+    from centella.opening import choose
 
+    named = os.environ.get("CENTELLA_DEVICE")
     try:
-        opened = device()
+        opened, why = (device(named), f"CENTELLA_DEVICE={named}") if named else choose(device)
     except CentellaError as error:
         return {"name": None, "why": str(error), "details": {}}
-    kind = opened.name.partition(":")[0]
-    why = {
-        "cuda": "a CUDA device is here",
-        "webgpu": "no CUDA device, and a hardware WebGPU adapter is here",
-    }.get(kind, "no CUDA device and no hardware WebGPU adapter")
-    if os.environ.get("CENTELLA_DEVICE"):
-        why = f"CENTELLA_DEVICE={os.environ['CENTELLA_DEVICE']}"
     return {"name": opened.name, "why": why, "details": opened.describe()}
 
 
@@ -119,9 +116,7 @@ def _cuda() -> list[dict[str, Any]]:
 
 
 def _cuda_device(index: int) -> dict[str, Any]:
-    from cuda.bindings import driver
-
-    from centella.backends.cuda import arch_of, check
+    from centella.backends.cuda.driver import arch_of, check, driver
 
     device = check(driver.cuDeviceGet(index))
 

@@ -7,9 +7,25 @@ recorded op is then lowered for the target that was asked for, as the planner do
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
 
 Make = Callable[..., Any]
+
+
+class Target(StrEnum):
+    """What `centella kernels` prints."""
+
+    wgsl = "wgsl"
+    ptx = "ptx"
+    ir = "ir"
+
+
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A kernel; without: list them.")]
+What = Annotated[Target, typer.Option(help="What to print.")]
+Arch = Annotated[str, typer.Option(metavar="A", help="PTX target.")]
 
 
 def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
@@ -18,8 +34,16 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     The call gets `t(*shape, dtype=f32)`, which makes a tensor.
     """
     from centella import functional as f
-    from centella.dtypes import bool_, f16, i32
-    from centella.tensor import Tensor
+    from centella.dtypes import bool_, f16, f32, i8, i32
+    from centella.op import get
+    from centella.ops.steps import Step
+    from centella.state import State
+    from centella.tensor import Tensor, apply, apply_all
+
+    def state(t: Make, *shape: int, dtype: Any = f32) -> Tensor:
+        return State.empty(shape, dtype, t(1).device).value
+
+    chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
 
     unary = "abs elu exp gelu leaky_relu log neg relu sigmoid sqrt swish tanh".split()
     binary = "add sub mul div maximum minimum".split()
@@ -38,26 +62,59 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "dot": lambda t: f.dot(t(4096), t(4096)),
         "matmul": lambda t: f.matmul(t(128, 384), t(384, 384)),
         "linear": lambda t: f.linear(t(128, 384), t(1536, 384), t(1536), activation="gelu"),
-        "attention": lambda t: f.attention(*(t(1, 12, 128, 32) for _ in range(3))),
+        "gemv": lambda t: f.linear(t(1, 4096, dtype=f16), t(1024, 4096, dtype=f16)),
+        "skinny": lambda t: f.linear(t(4, 4096), t(1024, 4096, dtype=i8), scale=t(1024)),
+        "columns": lambda t: f.matmul(t(1, 4096), t(4096, 1024)),
+        "attention": lambda t: (
+            f.attention(*(t(1, 12, 128, 32) for _ in range(3))),
+            f.attention(
+                t(1, 32, 1, 128), *(t(1, 8, 4096, 128) for _ in range(2)), lengths=t(1, dtype=i32)
+            ),
+        ),
         "embedding": lambda t: f.embedding(t(128, dtype=i32), t(1000, 384)),
         "mean_pool": lambda t: f.mean_pool(t(8, 128, 384), t(8, dtype=i32)),
         "copy": lambda t: t(64, 384).T.copy(),
         "reshape": lambda t: t(64, 6).reshape(-1),
-    }
-    docs = {n: (getattr(f, n, None) or getattr(Tensor, n)).__doc__ or "" for n in calls}
-    return {name: (docs[name].strip().splitlines()[0], calls[name]) for name in sorted(calls)}
+        **{n: _of(getattr(f, n), 1) for n in "sin cos rsqrt square".split()},
+        **{n: _of(getattr(f, n), 2) for n in "eq ne lt le gt ge silu_gate".split()},
+        **{n: _typed(getattr(f, n), i32) for n in "floor_divide remainder".split()},
+        **{n: _typed(getattr(f, n), bool_) for n in "logical_and logical_or".split()},
+        "logical_not": lambda t: f.logical_not(t(64, 384, dtype=bool_)),
+        "arange": lambda t: f.arange(4096, device=t(1).device),
+        "gather": lambda t: f.gather(t(1000, 384), t(128, dtype=i32)),
+        "scatter": lambda t: f.scatter(t(1000, 384), t(16, dtype=i32), t(16, 384)),
+        "rope": lambda t: f.rope(t(1, 16, 128, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+        "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
+        "assign": lambda t: apply("assign", state(t, 64, 384), t(384)),
+        "cache_write": lambda t: apply_all(
+            get("cache_write"),
+            (*(state(t, 1, 8, 4096, 128) for _ in "kv"), *(t(1, 8, 1, 128) for _ in "kv"),
+             t(1, dtype=i32)), {},
+        ),
+        "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),
+        "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),
+    }  # fmt: skip
+    public = {n: getattr(f, n, None) or getattr(Tensor, n, None) for n in calls}
+    public |= {"gemv": f.linear, "skinny": f.linear, "columns": f.matmul}
+    docs = {n: (get(n).doc if public[n] is None else public[n].__doc__) or "" for n in calls}
+    lines = {n: docs[n].strip().splitlines()[0].removeprefix(f"{n}: ") for n in sorted(calls)}
+    return {name: (line, calls[name]) for name, line in lines.items()}
 
 
 def _of(function: Callable[..., Any], operands: int) -> Callable[[Make], Any]:
     return lambda t: function(*(t(64, 384) for _ in range(operands)))
 
 
+def _typed(function: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+    return lambda t: function(*(t(64, 384, dtype=dtype) for _ in range(2)))
+
+
 def recorded(call: Callable[[Make], Any]) -> list[Any]:
     """The nodes that a sample records."""
+    from centella.creation import empty
     from centella.device import device as open_device
     from centella.dtypes import f32
     from centella.recording import Recording
-    from centella.tensor import empty
 
     device = open_device("simulator")
     recording = Recording(device, explicit=True)
@@ -65,11 +122,8 @@ def recorded(call: Callable[[Make], Any]) -> list[Any]:
     def make(*shape: int, dtype: Any = f32) -> Any:
         return empty(shape, dtype, device)
 
-    device.batches().append(recording)
-    try:
+    with recording:
         call(make)
-    finally:
-        device.batches().remove(recording)
     return recording.nodes
 
 
@@ -82,8 +136,8 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
     caps = _caps(target, arch)
     found: dict[str, Any] = {}
     for node in recorded(call):
-        specs = tuple(operand.spec for operand in node.inputs)
-        for launch in node.op.lower(specs, node.outputs, dict(node.attrs), caps).calls:
+        form = node.form
+        for launch in form.op.lower(form.inputs, form.outputs, dict(form.attrs), caps).calls:
             program = launch.kernel.program(
                 caps,
                 tuple(ref.spec.dtype for ref in launch.tensors),
@@ -108,7 +162,7 @@ def _caps(target: str, arch: str) -> Any:
     )  # fmt: skip
 
 
-def run(name: str | None, target: str, arch: str) -> None:
+def run(name: Name = None, target: What = Target.wgsl, arch: Arch = "sm_80") -> None:
     """List the kernels, or print the source of one.
 
     Raises:
@@ -124,7 +178,7 @@ def run(name: str | None, target: str, arch: str) -> None:
         raise CentellaError(f"no kernel {name!r}; there are {', '.join(known)}")
     what, call = known[name]
     mark = "#" if target == "ir" else "//"
-    for program in programs(call, target, arch):
+    for program in programs(call, target.value, arch):
         tensors = ", ".join(f"{a.name}: {a.dtype.name}" for a in program.ir.args)
         print(f"{mark} {name}: {what}")
         print(f"{mark} kernel {program.name}({tensors}), {target}, {program.ir.workgroup} threads")

@@ -4,18 +4,25 @@
 """
 
 from centella.dtypes import bf16, bool_, f16, f32, i8, i32, u8, u32
-from centella.lang.face import In, InOut, Out, Scalar, face_of, storage
-from centella.lang.ir import KernelIR
-from centella.lang.trace import (
-    abs,
-    barrier,
-    bitcast,
+from centella.lang.control import (
     break_if,
+    const,
+    else_,
+    if_,
+    loop,
+    parameter,
+    range,
+    shared,
+    var,
+    vars,
+)
+from centella.lang.face import In, InOut, Out, Scalar, face_of, storage
+from centella.lang.functions import (
+    abs,
+    bitcast,
     cast,
     ceil,
-    const,
     cos,
-    else_,
     erf,
     exp,
     exp2,
@@ -23,40 +30,38 @@ from centella.lang.trace import (
     fma,
     fmax,
     fmin,
-    global_id,
-    group_id,
-    if_,
     isnan,
-    lane_id,
-    local_id,
     log,
     log2,
-    loop,
     maximum,
     minimum,
-    num_groups,
-    parameter,
-    range,
     rsqrt,
     select,
-    shared,
-    shuffle_xor,
     sigmoid,
     sin,
     sqrt,
+    stored,
+    tanh,
+    trunc,
+)
+from centella.lang.groups import (
+    barrier,
+    global_id,
+    group_id,
+    lane_id,
+    local_id,
+    num_groups,
+    shuffle_xor,
     subgroup_max,
     subgroup_min,
     subgroup_size,
     subgroup_sum,
-    tanh,
-    trace,
-    trunc,
-    var,
-    vars,
     workgroup_reduce,
     workgroup_size,
     workgroup_uniform,
 )
+from centella.lang.ir import KernelIR
+from centella.lang.trace import trace
 
 __all__ = [
     "In",
@@ -109,6 +114,7 @@ __all__ = [
     "sin",
     "sqrt",
     "storage",
+    "stored",
     "subgroup_max",
     "subgroup_min",
     "subgroup_size",

@@ -17,7 +17,12 @@ from centella.dtypes import bf16, narrow
 
 Array = NDArray[Any]
 
-NUMPY = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "bool": np.bool_}
+NUMPY: dict[str, type[Any]] = {
+    "f32": np.float32,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "bool": np.bool_,
+}
 
 
 def _int_div(a: Array, b: Array) -> Array:

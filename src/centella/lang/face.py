@@ -79,6 +79,11 @@ class Face:
         """Names of the tensor parameters, in order."""
         return tuple(name for name, _ in self.tensors)
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of what a launch gives: tensors, then scalars."""
+        return (*self.tensor_names, *(name for name, _ in self.scalars))
+
 
 REQUIRED = inspect.Parameter.empty
 

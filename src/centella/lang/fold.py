@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from centella.lang.arithmetic import NUMPY, PLAIN, TYPED, UNFUSED
+from centella.lang.ir import Number
 
-Number = int | float | bool
 INTEGERS = ("i32", "u32")
 TABLE: dict[str, Callable[..., Any]] = PLAIN | UNFUSED
 

@@ -34,11 +34,15 @@ from typing import Any
 
 from centella.dtypes import DType
 
+Number = int | float | bool
 Statement = tuple[str, str, tuple[int, ...], Any]
 
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 EFFECTS = frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
+GLOBAL = frozenset({"load", "load4", "store", "store4"})
+SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
+ACCESSES = GLOBAL | SHARED
 SUBGROUP = frozenset(
     {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
 )
@@ -76,9 +80,9 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class SharedArray:
-    """Workgroup memory: `words` words of `type`, accessed `width` words at a time."""
+    """Workgroup memory: `words` words of type `word`, accessed `width` words at a time."""
 
-    type: str
+    word: str
     words: int
     width: int
 
@@ -118,7 +122,7 @@ class KernelIR:
         head = [f"kernel {self.name} workgroup={self.workgroup}"]
         head += [f"arg {a.name} {a.mode} {a.dtype.name} {a.word}x{a.width}" for a in self.args]
         head += [f"param {'.'.join(map(str, p.source))} {p.type}" for p in self.params]
-        head += [f"shared {s.type}x{s.width} {s.words}" for s in self.shared]
+        head += [f"shared {s.word}x{s.width} {s.words}" for s in self.shared]
         depth = 0
         for i, (op, type_, args, attr) in enumerate(self.body):
             if op in ("end", "else"):

@@ -26,7 +26,7 @@ Order = Literal["forward", "reverse", "shuffled"]
 
 LEAVES = frozenset({"const", "param", "thread", "group", "groups", "lane", "subgroup_size"})
 MEETINGS = frozenset({"barrier", "workgroup_uniform"}) | (SUBGROUP - LEAVES)
-REGISTERS: dict[str, Callable[[Any], Any]] = dict.fromkeys(("var", "get"), lambda x: x)
+REGISTERS: dict[str, Callable[..., Any]] = dict.fromkeys(("var", "get"), lambda x: x)
 MOST_ITERATIONS = 1 << 20
 UNDEFINED = 0x7FC0DEAD  # shared memory before the first store: a NaN that is easy to recognise
 
@@ -48,15 +48,19 @@ class Machine:
     def __init__(
         self, ir: KernelIR, groups: int, check: bool, order: Order, subgroup: int, fused: bool
     ) -> None:
-        self.ir, self.launched, self.check = ir, groups, check
-        self.order, self.subgroup = order, subgroup
-        self.random = np.random.default_rng(0)
-        self.half = self.random.permutation(ir.workgroup)[None] < (ir.workgroup + 1) // 2
-        self.halved = order != "shuffled"
-        self.ends = _matching(ir.body)
-        self.plain = PLAIN | (FUSED if fused else UNFUSED) | REGISTERS
+        self.ir: KernelIR = ir
+        self.launched: int = groups
+        self.check: bool = check
+        self.order: Order = order
+        self.subgroup: int = subgroup
+        self.random: np.random.Generator = np.random.default_rng(0)
+        self.half: Mask = self.random.permutation(ir.workgroup)[None] < (ir.workgroup + 1) // 2
+        self.halved: bool = order != "shuffled"
+        self.ends: dict[int, int] = _matching(ir.body)
+        self.plain: dict[str, Callable[..., Any]] = PLAIN | (FUSED if fused else UNFUSED)
+        self.plain |= REGISTERS
         self.leaves: list[Any] = [None] * len(ir.body)
-        self.values = self.leaves
+        self.values: list[Any] = self.leaves
         self.memory: dict[str, list[_Region]] = {}
         self.effects: dict[str, Callable[[int], None]] = {
             f"{short}{op}{width}": partial(effect, place, int(width or 1))
@@ -96,11 +100,11 @@ class Machine:
     def run(self, first: int, count: int) -> None:
         """Run `count` groups from `first` on."""
         ir = self.ir
-        self.first = first
-        self.shape = (count, ir.workgroup)
+        self.first: int = first
+        self.shape: tuple[int, int] = (count, ir.workgroup)
         ids = np.arange(first * ir.workgroup, (first + count) * ir.workgroup, dtype=np.int64)
-        self.threads = ids.reshape(self.shape)
-        self.epoch = np.zeros((count, 1), np.int64)
+        self.threads: Ids = ids.reshape(self.shape)
+        self.epoch: Ids = np.zeros((count, 1), np.int64)
         groups = np.arange(first, first + count, dtype=np.uint32)[:, None]
         self.values = [
             groups if s[0] == "group" else v for s, v in zip(ir.body, self.leaves, strict=True)
@@ -131,8 +135,8 @@ class Machine:
 
     def _narrow(self, active: Mask) -> bool:
         """Set the mask of running threads; False when it is empty."""
-        self.active = active
-        self.full = bool(active.all())
+        self.active: Mask = active
+        self.full: bool = bool(active.all())
         return self.full or bool(active.any())
 
     def _run(self, start: int, stop: int) -> None:
@@ -172,10 +176,11 @@ class Machine:
             self._pass(start, stop)
             left = left | self.active
             for i in range(start, stop):
-                if self.values[i] is not None and self.ir.body[i][0] not in LEAVES:
-                    kept[i] = np.where(half, self.values[i], kept.get(i, self.values[i]))
-        for i, value in kept.items():
-            self.values[i] = value
+                value: Array | None = self.values[i]
+                if value is not None and self.ir.body[i][0] not in LEAVES:
+                    kept[i] = np.where(half, value, kept.get(i, value))
+        for i, both in kept.items():
+            self.values[i] = both
         self.halved = False
         self._narrow(left)
 

@@ -8,13 +8,13 @@ store; a store writes whole words, so that no word is shared by two threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from centella.dtypes import DType
 from centella.errors import TraceError
 from centella.lang.ir import BufferArg, SharedArray
-from centella.lang.tracer import Tracer, expr_of
-from centella.lang.values import Expr, Operand, adapt
+from centella.lang.tracer import Tracer
+from centella.lang.values import Expr, Operand, adapt, expr_of
 
 WORD_OF = {"f32": "f32", "i32": "i32"}
 
@@ -31,7 +31,7 @@ def _index(tracer: Tracer, value: Any) -> Expr:
 class _Array:
     """What tensor arguments and workgroup memory share: they hold values and are none."""
 
-    __hash__ = None  # type: ignore[assignment]  # an array is no value
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # an array is no value
 
     def __iter__(self) -> Any:
         raise TraceError("an array cannot be iterated: use lang.range(n) and an index")
@@ -295,6 +295,13 @@ def _pack(t: Tracer, values: list[Expr], dtype: DType) -> Expr:
     for lane in range(1, 4):
         word = word | (_byte(t, values[lane]) << (8 * lane))
     return word
+
+
+def stored(t: Tracer, value: Expr, dtype: DType) -> Expr:
+    """A value as it comes back from storage of a dtype."""
+    if dtype.kind == "bool":
+        return value
+    return _unpack(t, _pack(t, [value] * dtype.per_word, dtype), dtype, 0)
 
 
 def _byte(t: Tracer, value: Expr) -> Expr:

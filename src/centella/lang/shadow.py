@@ -24,9 +24,9 @@ class Shadow:
     """
 
     def __init__(self, words: int, workgroup: int, known: Mask) -> None:
-        self.workgroup = workgroup
-        self.known = known.copy()
-        self.written = np.zeros(words, np.bool_)
+        self.workgroup: int = workgroup
+        self.known: Mask = known.copy()
+        self.written: Mask = np.zeros(words, np.bool_)
         self._writer = np.full(words, NOBODY, np.int64)
         self._write_epoch = np.zeros(words, np.int64)
         self._reader = np.full(words, NOBODY, np.int64)

@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from centella.errors import SimulationError
-from centella.lang.ir import KernelIR, Statement
+from centella.lang.ir import ACCESSES, KernelIR, Statement
 from centella.lang.machine import Machine, Order, Words
 from centella.lang.shadow import Mask
 
 THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
-ACCESSES = frozenset(
-    f"{s}{op}{w}" for s in ("", "s") for op in ("load", "store") for w in ("", "4")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,7 @@ def simulate(
         SimulationError: naming the fault, the word, the thread and the source line.
     """
     machine = Machine(ir, groups, check, order, subgroup, fused)
-    shared = sum(s.words for s in ir.shared)
-    threads = min(THREADS_AT_ONCE, REGISTERS_AT_ONCE // (len(ir.body) + shared // ir.workgroup + 1))
-    step = max(1, threads // ir.workgroup)
+    step = _groups_at_once(ir)
     with np.errstate(all="ignore"):
         machine.bind(buffers, np.asarray(params, np.uint32), initialised)
         for first in range(0, groups, step):
@@ -78,6 +73,12 @@ def simulate(
         for r in machine.memory["global"]
     ]
     return Report(tuple(masks))
+
+
+def _groups_at_once(ir: KernelIR) -> int:
+    """As many groups as keep arrays small, and all values of all threads in memory."""
+    registers = len(ir.body) + sum(s.words for s in ir.shared) // ir.workgroup + 1
+    return max(1, min(THREADS_AT_ONCE, REGISTERS_AT_ONCE // registers) // ir.workgroup)
 
 
 def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | None]) -> None:

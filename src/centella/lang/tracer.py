@@ -7,53 +7,40 @@ repeated address arithmetic is recorded once.
 
 from __future__ import annotations
 
-import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from centella.errors import TraceError
+from centella.lang.blocks import LOOPS, Block, source_line
 from centella.lang.fold import fold, identity
-from centella.lang.ir import BufferArg, KernelIR, Param, SharedArray, Statement
-from centella.lang.values import Expr, Number, Operand, Var, adapt
+from centella.lang.ir import BufferArg, KernelIR, Number, Param, SharedArray, Statement
+from centella.lang.values import Expr, Var, adapt
 
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
-UNIFORM_SOURCES = frozenset({"param", "group", "groups", "const", "subgroup_size"})
-FORMS = {"if": "lang.if_", "else": "lang.else_", "for": "lang.range", "loop": "lang.loop"}
-LOOPS = ("for", "loop")
-_PACKAGE = __name__.rsplit(".", 1)[0] + "."
+UNIFORM_SOURCES = frozenset({"param", "group", "groups", "subgroup_size"})
+_active = threading.local()
 
 
-def _source_line() -> str:
-    """File and line of the nearest frame outside the language."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name != "contextlib" and not name.startswith(_PACKAGE):
-            break
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def current() -> Tracer:
+    """The tracer of the kernel being recorded on this thread."""
+    tracer: Tracer | None = getattr(_active, "tracer", None)
+    if tracer is None:
+        raise TraceError("centella.lang functions work only inside a kernel function")
+    return tracer
 
 
-class Block:
-    """An open block: where it stands, whether control flow in it is uniform, what happened in it.
-
-    `barrier`, `divergent_break` and `uniform_set` are the lines of the first of each, or None.
-    """
-
-    __slots__ = (
-        *("barrier", "divergent_break", "id", "keys", "kind", "leaves", "line", "uniform"),
-        "uniform_set",
-    )
-
-    def __init__(self, id_: int, kind: str, uniform: bool, line: str) -> None:
-        self.id = id_
-        self.kind = kind
-        self.uniform = uniform
-        self.line = line
-        self.keys: list[Any] = []
-        self.leaves = False
-        self.barrier: str | None = None
-        self.divergent_break: str | None = None
-        self.uniform_set: str | None = None
+@contextmanager
+def recording(tracer: Tracer) -> Iterator[None]:
+    """Record what this thread calls; afterwards no value of the kernel can be used."""
+    before = getattr(_active, "tracer", None)
+    _active.tracer = tracer
+    try:
+        yield
+    finally:
+        tracer.abandon()
+        _active.tracer = before
 
 
 class Tracer:
@@ -64,7 +51,7 @@ class Tracer:
         self.workgroup = workgroup
         self.body: list[Statement] = []
         self.lines: dict[int, str] = {}
-        self.params: list[Param] = []
+        self.params: dict[Param, int] = {}  # and their positions
         self.shared: list[SharedArray] = []
         self.starts: dict[int, tuple[int, int]] = {}
         self.blocks: list[Block] = [Block(0, "kernel", True, "")]
@@ -91,7 +78,7 @@ class Tracer:
         """Append a statement with an effect, remembering the source line."""
         self.check(args)
         index = self.emit(op, type_, tuple(a.id for a in args), attr)
-        self.lines[index] = _source_line()
+        self.lines[index] = source_line()
         return index
 
     def check(self, args: tuple[Expr, ...]) -> None:
@@ -118,9 +105,9 @@ class Tracer:
         """A pure operation: folded, simplified, shared with an equal earlier one, or recorded."""
         self.check(args)
         consts = tuple(a.const for a in args)
-        if args and None not in consts:
-            types = tuple(a.type for a in args)
-            value = fold(op, type_, attr, types, consts)  # type: ignore[arg-type]  # no None here
+        known = tuple(c for c in consts if c is not None)
+        if args and len(known) == len(args):
+            value = fold(op, type_, attr, tuple(a.type for a in args), known)
             if value is not None:
                 return self.constant(value, type_)
         same = identity(op, type_, consts)
@@ -157,10 +144,8 @@ class Tracer:
 
     def param(self, source: tuple[str | int, ...], type_: str) -> Expr:
         """A launch parameter, declared at its first use."""
-        wanted = Param(source, type_)
-        if wanted not in self.params:
-            self.params.append(wanted)
-        return self.pure("param", type_, (), self.params.index(wanted))
+        position = self.params.setdefault(Param(source, type_), len(self.params))
+        return self.pure("param", type_, (), position)
 
     # -- variables ------------------------------------------------------------------------------
 
@@ -195,13 +180,9 @@ class Tracer:
         self.check((expr,))
         self.emit("set", "", (var.id, expr.id))
         if var.uniform:
-            for block in self._blocks_within(var.block):
-                block.uniform_set = block.uniform_set or _source_line()
-
-    def _blocks_within(self, outer: int) -> list[Block]:
-        """The open blocks inside block `outer`."""
-        ids = [b.id for b in self.blocks]
-        return self.blocks[ids.index(outer) + 1 :]
+            inside = [b for b in self.blocks if b.id > var.block]  # ids grow inwards
+            for block in inside:
+                block.uniform_set = block.uniform_set or source_line()
 
     # -- control flow ---------------------------------------------------------------------------
 
@@ -220,39 +201,17 @@ class Tracer:
     def close(self, block: Block) -> None:
         """Close a block: the innermost one, else it was left in a way that Python allows."""
         if self.blocks[-1] is not block:
-            raise TraceError(self._left_open())
+            raise TraceError(self.blocks[-1].left_open())
         self.blocks.pop()
         self._open.discard(block.id)
         for key in block.keys:
             del self._numbers[key]
-        if block.kind in LOOPS:
-            self._check_loop(block)
+        block.check_loop()
         parent = self.blocks[-1]
         parent.barrier = parent.barrier or block.barrier
         self.emit("end", "")
         if block.kind == "if":
             self.closed_if = block.uniform
-
-    def _left_open(self) -> str:
-        block = self.blocks[-1]
-        return (
-            f"the {FORMS[block.kind]} block opened at {block.line} was left open: leave a loop "
-            f"with lang.break_if, not by a Python break"
-        )
-
-    def _check_loop(self, block: Block) -> None:
-        if block.kind == "loop" and not block.leaves:
-            raise TraceError("a lang.loop() without lang.break_if never ends")
-        if not block.divergent_break:
-            return
-        ends = (
-            f"ends on a condition that may differ by thread (break_if at {block.divergent_break}); "
-            f"make it uniform, for example with lang.workgroup_uniform"
-        )
-        if block.barrier:
-            raise TraceError(f"a loop with a barrier (at {block.barrier}) {ends}")
-        if block.uniform_set:
-            raise TraceError(f"a loop that sets a uniform var (at {block.uniform_set}) {ends}")
 
     def reopen_else(self) -> Block:
         """Turn the `end` just recorded into `else`."""
@@ -261,7 +220,7 @@ class Tracer:
         uniform = self.closed_if
         self.body.pop()
         self.emit("else", "")
-        return self._push("else", uniform, _source_line())
+        return self._push("else", uniform, source_line())
 
     def break_if(self, condition: Expr) -> None:
         """Leave the innermost loop where the condition holds."""
@@ -273,7 +232,7 @@ class Tracer:
         self.effect("break_if", "", (condition,))
         loop.leaves = True
         if not (condition.uniform and self.uniform):
-            loop.divergent_break = _source_line()
+            loop.divergent_break = source_line()
             loop.uniform = False
 
     def need_uniform(self, what: str) -> None:
@@ -283,14 +242,14 @@ class Tracer:
                 f"{what} inside control flow that may differ by thread: its condition must be "
                 f"uniform (constants, parameters, group ids, Scalars, lang.workgroup_uniform)"
             )
-        self.blocks[-1].barrier = self.blocks[-1].barrier or _source_line()
+        self.blocks[-1].barrier = self.blocks[-1].barrier or source_line()
 
     # -- end ------------------------------------------------------------------------------------
 
     def finish(self, args: tuple[BufferArg, ...]) -> KernelIR:
         """The finished kernel."""
         if len(self.blocks) != 1:
-            raise TraceError(self._left_open())
+            raise TraceError(self.blocks[-1].left_open())
         return KernelIR(
             self.name,
             args,
@@ -305,14 +264,3 @@ class Tracer:
     def abandon(self) -> None:
         """Close every block: values and variables of this kernel cannot be used any more."""
         self._open.clear()
-
-
-def expr_of(tracer: Tracer, value: Any, type_: str) -> Expr:
-    """`value` as an Expr of `type_`, or a TraceError naming both types."""
-    expr = adapt(tracer, value, type_)
-    if expr.type != type_:
-        raise TraceError(f"expected a {type_} value, got {expr.type}")
-    return expr
-
-
-__all__ = ["Operand", "Tracer", "expr_of"]

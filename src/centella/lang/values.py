@@ -14,35 +14,28 @@ import numpy as np
 
 from centella import dtypes
 from centella.errors import TraceError
+from centella.lang.ir import COMPARE, Number
+from centella.lang.ufuncs import answer
 
 if TYPE_CHECKING:
     from centella.lang.tracer import Tracer
 
-Number = int | float | bool
-VALUE_TYPES = ("f32", "i32", "u32", "bool")
-DTYPE_OF_TYPE = {"f32": dtypes.f32, "i32": dtypes.i32, "u32": dtypes.u32, "bool": dtypes.bool_}
-
-# NumPy's operators, by the method that answers them when our value stands on the right.
-REFLECTED = {
-    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__",
-    "floor_divide": "__rfloordiv__", "remainder": "__rmod__", "bitwise_and": "__rand__",
-    "bitwise_or": "__ror__", "bitwise_xor": "__rxor__", "left_shift": "__rlshift__",
-    "right_shift": "__rrshift__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__",
-    "greater_equal": "__le__", "equal": "__eq__", "not_equal": "__ne__",
-}  # fmt: skip
-# NumPy's functions that the language has.
-_SAME = "sqrt exp exp2 log log2 sin cos tanh floor ceil trunc isnan maximum minimum fmax fmin"
-LANG_NAMES = {n: f"lang.{n}" for n in _SAME.split()} | {
-    "absolute": "lang.abs", "fabs": "lang.abs",
-}  # fmt: skip
+DTYPE_OF_TYPE: dict[str, dtypes.DType] = {
+    "f32": dtypes.f32,
+    "i32": dtypes.i32,
+    "u32": dtypes.u32,
+    "bool": dtypes.bool_,
+}
 
 
 class Operand:
     """Something that stands for a value: an `Expr`, or a `Var` read where it is used."""
 
     __slots__ = ()
-    __hash__ = object.__hash__
     type: str
+
+    def __hash__(self) -> int:
+        return id(self)  # `==` records
 
     def _expr(self) -> Expr:
         """The value here and now; `Expr` and `Var` say how (this class is only their base)."""
@@ -74,19 +67,7 @@ class Operand:
         raise TraceError("a traced value cannot be iterated: use lang.range(n)")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """NumPy's numbers leave their operators to us; NumPy's functions are refused."""
-        name = ufunc.__name__
-        reflected = REFLECTED.get(name) if method == "__call__" and not options else None
-        if reflected is not None and isinstance(inputs[0], (np.generic, np.ndarray)):
-            number = np.asarray(inputs[0])[()]  # it comes as rank 0
-            return getattr(inputs[1], reflected)(number)
-        if name in REFLECTED:
-            hint = "an operator of Python"
-        else:
-            hint = LANG_NAMES.get(name, "a function of centella.lang, such as lang.sqrt")
-        raise TraceError(
-            f"NumPy functions act on arrays, not on traced values: np.{name}; use {hint}"
-        )
+        return answer(ufunc, method, inputs, options)
 
     def __add__(self, other: Any) -> Expr:
         return binary("add", self, other)
@@ -189,6 +170,12 @@ class Expr(Operand):
     """One value of one thread, the result of statement `id`."""
 
     __slots__ = ("block", "const", "id", "tracer", "type", "uniform")
+    tracer: Tracer
+    id: int
+    type: str
+    uniform: bool
+    block: int
+    const: Number | None
 
     def __init__(
         self, tracer: Tracer, id_: int, type_: str, uniform: bool, block: int, const: Number | None
@@ -215,6 +202,11 @@ class Var(Operand):
     """
 
     __slots__ = ("block", "id", "tracer", "type", "uniform")
+    tracer: Tracer
+    id: int
+    type: str
+    uniform: bool
+    block: int
 
     def __init__(self, tracer: Tracer, id_: int, type_: str, uniform: bool, block: int) -> None:
         self.tracer = tracer
@@ -286,6 +278,23 @@ def adapt(tracer: Tracer, value: Any, type_: str) -> Expr:
     return tracer.constant(check_number(value, type_), type_)
 
 
+def expr_of(tracer: Tracer, value: Any, type_: str) -> Expr:
+    """`value` as an Expr of `type_`, or a TraceError naming both types."""
+    expr = adapt(tracer, value, type_)
+    if expr.type != type_:
+        raise TraceError(f"expected a {type_} value, got {expr.type}")
+    return expr
+
+
+def common_type(*values: Any) -> str:
+    """The type of the first traced value; of Python numbers u32 or bool where all are, else f32."""
+    for value in values:
+        if isinstance(value, Operand):
+            return value.type
+    kinds = {type(v) for v in values}
+    return "bool" if kinds == {bool} else "u32" if kinds == {int} else "f32"
+
+
 def check_number(value: Any, type_: str) -> Number:
     """A Python or NumPy number as a constant of a value type, or a TraceError."""
     if isinstance(value, np.generic):
@@ -332,7 +341,7 @@ def binary(op: str, a: Any, b: Any) -> Expr:
             f"mixed types: {first.type} {op} {second.type}; convert one side with lang.cast(x, "
             f"lang.{first.type}) or lang.bitcast"
         )
-    if op in ("lt", "le", "gt", "ge", "eq", "ne"):
+    if op in COMPARE:
         if first.type == "bool" and op not in ("eq", "ne"):
             raise TraceError("bools have no order; use & | ~")
         return tracer.pure(op, "bool", (first, second))

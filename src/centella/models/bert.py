@@ -76,10 +76,10 @@ class Embeddings(Module):
 
     def __init__(self, config: BertConfig, dtype: DType) -> None:
         width = config.hidden_size
-        self.word_embeddings = Embedding(config.vocab_size, width)
-        self.token_type_embeddings = Embedding(config.type_vocab_size, width)
-        self.position_embeddings = Embedding(config.max_position_embeddings, width)
-        self.LayerNorm = LayerNorm(width, config.layer_norm_eps)
+        self.word_embeddings: Embedding = Embedding(config.vocab_size, width)
+        self.token_type_embeddings: Embedding = Embedding(config.type_vocab_size, width)
+        self.position_embeddings: Embedding = Embedding(config.max_position_embeddings, width)
+        self.LayerNorm: LayerNorm = LayerNorm(width, config.layer_norm_eps)
         self.dtype = dtype
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -95,9 +95,9 @@ class SelfAttention(Module):
     def __init__(self, config: BertConfig) -> None:
         width = config.hidden_size
         stacks = {"query": width, "key": width, "value": width}
-        self.qkv = Linear(width, 3 * width, stacks=stacks)
-        self.num_heads = config.num_attention_heads
-        self.head_dim = width // config.num_attention_heads
+        self.qkv: Linear = Linear(width, 3 * width, stacks=stacks)
+        self.num_heads: int = config.num_attention_heads
+        self.head_dim: int = width // config.num_attention_heads
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same."""
@@ -112,8 +112,8 @@ class Output(Module):
     """A product, the residual added to it, then normalised."""
 
     def __init__(self, in_features: int, config: BertConfig) -> None:
-        self.dense = Linear(in_features, config.hidden_size)
-        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dense: Linear = Linear(in_features, config.hidden_size)
+        self.LayerNorm: LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """[batch, seq_len, in_features] to [batch, seq_len, hidden]."""
@@ -124,8 +124,8 @@ class Attention(Module):
     """Self-attention and its output."""
 
     def __init__(self, config: BertConfig) -> None:
-        self.self = SelfAttention(config)
-        self.output = Output(config.hidden_size, config)
+        self.self: SelfAttention = SelfAttention(config)
+        self.output: Output = Output(config.hidden_size, config)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same."""
@@ -136,8 +136,8 @@ class Intermediate(Module):
     """The widening half of the feed-forward network."""
 
     def __init__(self, config: BertConfig) -> None:
-        self.dense = Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACTIVATIONS[config.hidden_act]
+        self.dense: Linear = Linear(config.hidden_size, config.intermediate_size)
+        self.activation: str = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to [batch, seq_len, intermediate]."""
@@ -148,9 +148,9 @@ class Layer(Module):
     """Attention, then the feed-forward network; each is normalised after its residual."""
 
     def __init__(self, config: BertConfig) -> None:
-        self.attention = Attention(config)
-        self.intermediate = Intermediate(config)
-        self.output = Output(config.intermediate_size, config)
+        self.attention: Attention = Attention(config)
+        self.intermediate: Intermediate = Intermediate(config)
+        self.output: Output = Output(config.intermediate_size, config)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same."""
@@ -162,7 +162,7 @@ class Encoder(Module):
     """The layers, in order."""
 
     def __init__(self, config: BertConfig) -> None:
-        self.layer = [Layer(config) for _ in range(config.num_hidden_layers)]
+        self.layer: list[Layer] = [Layer(config) for _ in range(config.num_hidden_layers)]
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same."""
@@ -180,12 +180,13 @@ class BertModel(Module):
             are, other ops convert them first.
     """
 
-    ignored = ("pooler.*", "cls.*", "embeddings.position_ids")  # heads, and a range of integers
+    # heads, and a range of integers
+    ignored: tuple[str, ...] = ("pooler.*", "cls.*", "embeddings.position_ids")
 
     def __init__(self, config: BertConfig, dtype: DType = f32) -> None:
         self.config = config
-        self.embeddings = Embeddings(config, dtype)
-        self.encoder = Encoder(config)
+        self.embeddings: Embeddings = Embeddings(config, dtype)
+        self.encoder: Encoder = Encoder(config)
 
     def rename(self, name: str) -> str:
         """Drops the "bert." of checkpoints with a head; gamma and beta are the oldest ones'."""

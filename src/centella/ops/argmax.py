@@ -13,8 +13,8 @@ import numpy as np
 from centella import lang
 from centella.dtypes import i32, u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
+from centella.ops.face import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT, WORKGROUP
 from centella.ops.rows import chunked, load, walk
@@ -64,9 +64,7 @@ def _argmax(*, chunk: bool, split: bool, x: Any, **out: Any) -> None:
             out["keys"][group] = key
             out["places"][group] = column
         else:
-            place = row // lang.parameter("across", u32) * lang.parameter("pitch", u32)
-            place = place + row % lang.parameter("across", u32)
-            out["y"][place] = lang.bitcast(column, i32)
+            out["y"][_place(row)] = lang.bitcast(column, i32)
 
 
 def _choose(*, keys: Any, places: Any, y: Any) -> None:
@@ -74,13 +72,19 @@ def _choose(*, keys: Any, places: Any, y: Any) -> None:
     parts, row = lang.parameter("parts", u32), lang.group_id()
     _, place = _candidate(keys, 0, row * parts, row * parts + parts, False)
     with lang.if_(lang.local_id() == 0):
-        across = lang.parameter("across", u32)
-        at = row // across * lang.parameter("pitch", u32) + row % across
-        y[at] = lang.bitcast(places[0, place], i32)
+        y[_place(row)] = lang.bitcast(places[0, place], i32)
 
 
-argmax_kernel = Kernel(_argmax, workgroup=WORKGROUP, name="argmax", face=Face((), (), ()))
-choose_kernel = Kernel(_choose, workgroup=64, name="argmax_choose", face=Face((), (), ()))
+def _place(row: Any) -> Any:
+    """Where a row's result is in y."""
+    across = lang.parameter("across", u32)
+    return row // across * lang.parameter("pitch", u32) + row % across
+
+
+argmax_kernel: Kernel = Kernel(_argmax, workgroup=WORKGROUP, name="argmax")
+choose_kernel: Kernel = Kernel(
+    _choose, workgroup=64, name="argmax_choose", face=face({"keys": 2, "places": 2}, {"y": 1})
+)
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -110,34 +114,19 @@ def lower(
     part = columns if parts == 1 else -(-columns // (16 * parts)) * 16
     across = y.shape[-1] if y.shape else 1
     pitch = y.strides[-2] if len(y.shape) > 1 else across
-    shared = (("columns", columns), ("part", part), ("parts", parts), ("across", across),
-              ("pitch", pitch))  # fmt: skip
+    scalars = (("columns", columns), ("part", part), ("parts", parts), ("across", across),
+               ("pitch", pitch))  # fmt: skip
     constants = (("chunk", chunked(x)), ("split", parts > 1))
     if parts == 1:
-        return Lowered((_call(argmax_kernel, (Ref(0, x),), {"y": Ref(1, y)}, shared, constants,
-                              rows),))  # fmt: skip
+        only = Call(argmax_kernel, (Ref(0, x), Ref(1, y)), scalars, constants, rows,
+                    face=face({"x": 2}, {"y": 1}))  # fmt: skip
+        return Lowered((only,))
     found = make_spec((rows * parts,), u32, 4)
     line = Spec((1, rows * parts), u32, (rows * parts, 1))
-    out = {"keys": Ref(2, found), "places": Ref(3, found)}
-    first = _call(argmax_kernel, (Ref(0, x),), out, shared, constants, rows * parts)
-    second = _call(choose_kernel, (Ref(2, line), Ref(3, line)), {"y": Ref(1, y)}, shared, (), rows)
+    first = Call(argmax_kernel, (Ref(0, x), Ref(2, found), Ref(3, found)), scalars, constants,
+                 rows * parts, face=face({"x": 2}, {"keys": 1, "places": 1}))  # fmt: skip
+    second = Call(choose_kernel, (Ref(2, line), Ref(3, line), Ref(1, y)), scalars, (), rows)
     return Lowered((first, second), (found, found))
-
-
-def _call(
-    kernel: Kernel, inputs: tuple[Ref, ...], outputs: dict[str, Ref], scalars: Any, constants: Any,
-    groups: int,
-) -> Call:  # fmt: skip
-    names = ("x",) if len(inputs) == 1 else ("keys", "places")
-    face = Face(
-        (
-            *((n, TensorParam("in", None, 2)) for n in names),
-            *((n, TensorParam("out", None, 1)) for n in outputs),
-        ),
-        (),
-        (),
-    )
-    return Call(kernel, (*inputs, *outputs.values()), scalars, constants, groups, face=face)
 
 
 ARGMAX = Op("argmax", rule, reference, lower, takes_rows, doc=__doc__ or "")

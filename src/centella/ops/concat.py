@@ -10,9 +10,11 @@ import numpy as np
 from centella import lang
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
+from centella.ops.elements import index_of, offset_of
+from centella.ops.face import face
 from centella.ops.layout import flat
+from centella.ops.rows import place_of
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
@@ -22,21 +24,13 @@ MOST = 7  # operands of one launch: a device need bind no more than 8 buffers, o
 
 def _concat(*, rank: int, axis: int, y: Any, **inputs: Any) -> None:
     """A thread a word of the output; each of its elements comes from one operand."""
-    width = y.dtype.per_word
-    items, columns = lang.parameter("items", u32), lang.parameter("columns", u32)
+    width, columns = y.dtype.per_word, lang.parameter("columns", u32)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
-        row = lang.global_id() // items
-        column = (lang.global_id() - row * items) * width
-        index: list[Any] = [None] * (rank - 1)
-        place, rest = lang.const(0, u32), row
-        for a in range(rank - 2, -1, -1):
-            extent = lang.parameter(f"n{a}", u32)
-            index[a] = rest % extent if a else rest
-            rest = rest // extent
-            place = place + index[a] * lang.parameter(f"s{a}", u32)
+        row, column = place_of(width)
+        index = index_of(row, "n", rank - 1)
         lanes = [lang.minimum(column + j, columns - 1) for j in range(width)]
         out = [_gather([*index, lane], axis, list(inputs.values())) for lane in lanes]
-        y.store(place + column, out)
+        y.store(offset_of(index, "s") + column, out)
 
 
 def _gather(index: list[Any], axis: int, xs: list[Any]) -> Any:
@@ -47,15 +41,13 @@ def _gather(index: list[Any], axis: int, xs: list[Any]) -> Any:
         extent = lang.parameter(f"extent{k}", u32)
         inside = [*index]
         inside[axis] = lang.minimum(index[axis] - start, extent - 1)
-        place = lang.const(0, u32)
-        for a, i in enumerate(inside):
-            place = place + i * lang.parameter(f"t{k}.{a}", u32)
-        value = x[place] if value is None else lang.select(index[axis] < start, value, x[place])
+        found = x[offset_of(inside, f"t{k}.")]
+        value = found if value is None else lang.select(index[axis] < start, value, found)
         start = start + extent
     return value
 
 
-kernel = Kernel(_concat, workgroup=WORKGROUP, name="concat", face=Face((), (), ()))
+kernel: Kernel = Kernel(_concat, workgroup=WORKGROUP, name="concat")
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -95,21 +87,13 @@ def lower(
     for k, (_, spec) in enumerate(used):
         values[f"extent{k}"] = spec.shape[axis]
         values.update({f"t{k}.{a}": s for a, s in enumerate(spec.strides)})
-    face = Face(
-        (
-            *((f"x{k}", TensorParam("in", None, 1)) for k in range(len(used))),
-            ("y", TensorParam("out", None, 1)),
-        ),
-        (),
-        (),
-    )
     call = Call(
         kernel,
         (*(Ref(i, flat(s)) for i, s in used), Ref(len(inputs), y)),
         tuple(values.items()),
         (("axis", axis), ("rank", len(y.shape))),
         -(-threads // WORKGROUP),
-        face=face,
+        face=face({f"x{k}": 1 for k in range(len(used))}, {"y": 1}),
     )
     return Lowered((call,))
 

@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
-from centella.lang.face import Face, TensorParam
+from centella.ops.face import face
 from centella.ops.layout import broadcast_strides, flat, merge
+from centella.ops.rows import place_of, width_of
 from centella.program import Call, Kernel, Ref
 from centella.specs import Spec
 
 WORKGROUP = 256
 NUMBERS = (int, float)
+
+
+class Number(NamedTuple):
+    """A number among an op's attributes: it rides with the launch.
+
+    Attributes:
+        type: the name of the type that it rides as.
+    """
+
+    name: str
+    type: str
+    value: int | float
 
 
 def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
@@ -35,55 +48,57 @@ def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
     def run(
         *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Any, y: Any, **inputs: Any
     ) -> None:
-        width = y.dtype.per_chunk if chunk else y.dtype.per_word
-        items = lang.parameter("items", u32)
+        width = width_of(y, chunk)
         with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
-            row, item = _split(items, rank)
-            column = item * width
-            places = [_places(rank, row, k) for k in range(len(modes) + 1)]
-            numbers = {n: _number(n, t) for n, t in scalars}
+            row, column = place_of(width) if rank > 1 else (None, lang.global_id() * width)
+            index = index_of(row, "n", rank - 1)
+            places = [offset_of(index, f"s{k}.") for k in range(len(modes) + 1)]
+            numbers = {n: number(n, t) for n, t in scalars}
             columns = [
-                _load(inputs[f"x{k}"], mode, places[k], column, width, k)
+                load_elements(inputs[f"x{k}"], mode, places[k], column, width, k)
                 for k, mode in enumerate(modes)
             ]
             out = [compute([c[j] for c in columns], numbers, dict(attrs)) for j in range(width)]
             y.store(places[-1] + column, out)
 
     run.__name__ = name
-    return Kernel(run, workgroup=WORKGROUP, name=name, face=Face((), (), ()))
+    return Kernel(run, workgroup=WORKGROUP, name=name)
 
 
-def _number(name: str, type_: str) -> Any:
+def number(name: str, type_: str) -> Any:
     """A number that rides with the launch; bools ride as u32."""
     if type_ == bool_.name:
         return lang.parameter(name, u32) != 0
     return lang.parameter(name, dtype_of(type_))
 
 
-def _split(items: Any, rank: int) -> tuple[Any, Any]:
-    thread = lang.global_id()
-    if rank == 1:
-        return lang.const(0, u32), thread
-    row = thread // items
-    return row, thread - row * items
+def index_of(linear: Any, extents: str, rank: int) -> list[Any]:
+    """The index along each dimension of the element that is `linear`-th in row-major order.
+
+    The parameters `extents`1, `extents`2, ... are the extents from the second dimension on.
+    """
+    index: list[Any] = []
+    for axis in range(rank - 1, 0, -1):
+        extent = lang.parameter(f"{extents}{axis}", u32)
+        index, linear = [linear % extent, *index], linear // extent
+    return [linear, *index] if rank else []
 
 
-def _places(rank: int, row: Any, operand: int) -> Any:
-    """Element where an operand's row starts."""
-    start = lang.const(0, u32)
-    for axis in range(rank - 2, -1, -1):
-        if axis:
-            extent = lang.parameter(f"n{axis}", u32)
-            index, row = row % extent, row // extent
-        else:
-            index = row
-        start = start + index * lang.parameter(f"s{operand}.{axis}", u32)
-    return start
+def offset_of(index: list[Any], strides: str) -> Any:
+    """Elements from a tensor's first to the one at an index; its strides are parameters."""
+    offset = lang.const(0, u32)
+    for axis, i in enumerate(index):
+        offset = offset + i * lang.parameter(f"{strides}{axis}", u32)
+    return offset
 
 
-def _load(x: Any, mode: str, start: Any, column: Any, width: int, operand: int) -> list[Any]:
+def load_elements(
+    x: Any, mode: str, start: Any, column: Any, width: int, operand: int
+) -> list[Any]:
+    """`width` elements of a row from a column, in the way that `mode` names."""
     if mode == "chunk":
-        return x.load(start + column)  # type: ignore[no-any-return]  # traced values
+        chunks = range(0, width, x.dtype.per_chunk)
+        return [v for first in chunks for v in x.load(start + column + first)]
     if mode == "one":
         return [x[start]] * width
     step = lang.parameter(f"step{operand}", u32)
@@ -98,7 +113,7 @@ def element_call(
     kernel: Kernel,
     inputs: tuple[Spec, ...],
     out: Spec,
-    scalars: tuple[tuple[str, int | float], ...] = (),
+    numbers: tuple[Number, ...] = (),
     attrs: tuple[tuple[str, Any], ...] = (),
 ) -> Call:
     """The launch of an element kernel: merged dimensions, widest access that fits."""
@@ -108,7 +123,7 @@ def element_call(
     items = -(-sizes[-1] // width)
     threads = items * math.prod(sizes[:-1])
     values: dict[str, int | float] = {"items": items, "threads": threads, "columns": sizes[-1]}
-    values.update(scalars)
+    values.update({n.name: n.value for n in numbers})
     for k, step in enumerate(steps):
         values[f"step{k}"] = step[-1]
         values.update({f"s{k}.{axis}": s for axis, s in enumerate(step[:-1])})
@@ -118,19 +133,12 @@ def element_call(
         ("chunk", modes is not None),
         ("modes", ("any",) * len(inputs) if modes is None else modes),
         ("rank", len(sizes)),
-        ("scalars", tuple((n, _scalar_type(out.dtype)) for n, _ in scalars)),
+        ("scalars", tuple((n.name, n.type) for n in numbers)),
     )
-    face = Face(
-        (
-            *((f"x{k}", TensorParam("in", None, 1)) for k in range(len(inputs))),
-            ("y", TensorParam("out", None, 1)),
-        ),
-        (),
-        (),
-    )
+    form = face({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1})
     refs = (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out))
     groups = -(-threads // WORKGROUP)
-    return Call(kernel, refs, tuple(values.items()), constants, groups, face=face)
+    return Call(kernel, refs, tuple(values.items()), constants, groups, face=form)
 
 
 Space = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
@@ -173,16 +181,20 @@ def _modes(
     return tuple(modes)
 
 
-def _scalar_type(dtype: DType) -> str:
+def number_type(dtype: DType) -> str:
+    """The type that a number of a dtype rides as."""
     return {"float": f32, "int": i32, "uint": u32, "bool": bool_}[dtype.kind].name
 
 
 def split_numbers(
     attrs: dict[str, Any], dtype: DType
-) -> tuple[tuple[tuple[str, int | float], ...], tuple[tuple[str, Any], ...]]:
+) -> tuple[tuple[Number, ...], tuple[tuple[str, Any], ...]]:
     """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
-    numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
+    type_ = number_type(dtype)
+    given = sorted((n, v) for n, v in attrs.items() if isinstance(v, NUMBERS))
     with np.errstate(over="ignore"):
-        typed = {n: float(np.float32(v)) if dtype.is_float else int(v) for n, v in numbers.items()}
-    rest = {n: v for n, v in attrs.items() if n not in numbers}
-    return tuple(sorted(typed.items())), tuple(sorted(rest.items()))
+        numbers = [
+            Number(n, type_, float(np.float32(v)) if dtype.is_float else int(v)) for n, v in given
+        ]
+    rest = {n: v for n, v in attrs.items() if not isinstance(v, NUMBERS)}
+    return tuple(numbers), tuple(sorted(rest.items()))

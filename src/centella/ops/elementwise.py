@@ -44,6 +44,11 @@ def silu(o: Any, x: Any) -> Any:
     return x * o.sigmoid(x)
 
 
+def silu_gate(o: Any, gate: Any, up: Any) -> Any:
+    """silu(gate) up: the SwiGLU gate (Shazeer 2020)."""
+    return silu(o, gate) * up
+
+
 def elu(o: Any, x: Any, alpha: float) -> Any:
     """x above 0, alpha (e^x - 1) below."""
     return o.maximum(x, 0) + o.expm1(o.minimum(x, 0)) * alpha
@@ -68,6 +73,7 @@ class Expression:
         operands: their names; one given as a number is an attribute of that name.
         kinds: kinds of dtype it takes.
         conditions: how many of the operands, the first ones, are bool.
+        compares: True when the result is bool.
     """
 
     name: str
@@ -76,17 +82,20 @@ class Expression:
     kinds: tuple[str, ...]
     doc: str
     conditions: int = 0
+    compares: bool = False
 
 
 FLOATS, NUMERIC = ("float",), ("float", "int", "uint")
 EVERY = (*NUMERIC, "bool")
+WHOLE, BOOLS = ("int", "uint"), ("bool",)
+PAIR = ("first", "second")
 TABLE = (
-    Expression("add", ("first", "second"), lambda o, a, b: a + b, NUMERIC, "a + b"),
-    Expression("sub", ("first", "second"), lambda o, a, b: a - b, NUMERIC, "a - b"),
-    Expression("mul", ("first", "second"), lambda o, a, b: a * b, NUMERIC, "a * b"),
-    Expression("div", ("first", "second"), lambda o, a, b: a / b, FLOATS, "a / b"),
-    Expression("maximum", ("first", "second"), lambda o, a, b: o.maximum(a, b), NUMERIC, "max"),
-    Expression("minimum", ("first", "second"), lambda o, a, b: o.minimum(a, b), NUMERIC, "min"),
+    Expression("add", PAIR, lambda o, a, b: a + b, NUMERIC, "a + b"),
+    Expression("sub", PAIR, lambda o, a, b: a - b, NUMERIC, "a - b"),
+    Expression("mul", PAIR, lambda o, a, b: a * b, NUMERIC, "a * b"),
+    Expression("div", PAIR, lambda o, a, b: a / b, FLOATS, "a / b"),
+    Expression("maximum", PAIR, lambda o, a, b: o.maximum(a, b), NUMERIC, "max"),
+    Expression("minimum", PAIR, lambda o, a, b: o.minimum(a, b), NUMERIC, "min"),
     Expression("neg", ("x",), lambda o, x: -x, NUMERIC, "-x"),
     Expression("abs", ("x",), lambda o, x: o.abs(x), NUMERIC, "|x|"),
     Expression("sqrt", ("x",), lambda o, x: o.sqrt(x), FLOATS, "square root"),
@@ -112,6 +121,22 @@ TABLE = (
         "first where the condition holds, else second", conditions=1,
     ),
     Expression("copy", ("x",), lambda o, x: x, EVERY, "x, moved"),
+    Expression("silu_gate", ("gate", "up"), silu_gate, FLOATS, "silu(gate) up"),
+    Expression("sin", ("x",), lambda o, x: o.sin(x), FLOATS, "sine"),
+    Expression("cos", ("x",), lambda o, x: o.cos(x), FLOATS, "cosine"),
+    Expression("rsqrt", ("x",), lambda o, x: 1.0 / o.sqrt(x), FLOATS, "1 / square root"),
+    Expression("square", ("x",), lambda o, x: x * x, NUMERIC, "x * x"),
+    Expression("floor_divide", PAIR, lambda o, a, b: o.floor_divide(a, b), WHOLE, "a / b, down"),
+    Expression("remainder", PAIR, lambda o, a, b: o.remainder(a, b), WHOLE, "a - b floor(a / b)"),
+    Expression("eq", PAIR, lambda o, a, b: o.equal(a, b), EVERY, "a == b", compares=True),
+    Expression("ne", PAIR, lambda o, a, b: ~o.equal(a, b), EVERY, "a != b", compares=True),
+    Expression("lt", PAIR, lambda o, a, b: o.less(a, b), NUMERIC, "a < b", compares=True),
+    Expression("le", PAIR, lambda o, a, b: o.less_equal(a, b), NUMERIC, "a <= b", compares=True),
+    Expression("gt", PAIR, lambda o, a, b: o.less(b, a), NUMERIC, "a > b", compares=True),
+    Expression("ge", PAIR, lambda o, a, b: o.less_equal(b, a), NUMERIC, "a >= b", compares=True),
+    Expression("logical_and", PAIR, lambda o, a, b: a & b, BOOLS, "a and b"),
+    Expression("logical_or", PAIR, lambda o, a, b: a | b, BOOLS, "a or b"),
+    Expression("logical_not", ("x",), lambda o, x: ~x, BOOLS, "not x"),
 )  # fmt: skip
 
 
@@ -133,7 +158,8 @@ def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], dict[str, Any]]
             got = ", ".join(s.dtype.name for s in specs[split:])
             raise DTypeError(f"{name}: expected operands of one dtype, got {got}")
         check_numbers(name, attrs, first)
-        return ((broadcast(name, *(s.shape for s in specs)), first),)
+        dtype = bool_ if expression.compares else first
+        return ((broadcast(name, *(s.shape for s in specs)), dtype),)
 
     return rule
 
@@ -178,7 +204,7 @@ def _lower(expression: Expression, kernel: Kernel) -> Callable[..., Lowered]:
     def lower(
         inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
     ) -> Lowered:
-        numbers, rest = split_numbers(attrs, outputs[0].dtype)
+        numbers, rest = split_numbers(attrs, inputs[-1].dtype)
         return Lowered((element_call(kernel, inputs, outputs[0], numbers, rest),))
 
     return lower
@@ -195,6 +221,7 @@ def _declare(expression: Expression) -> Op:
         _rule(expression),
         _reference(expression),
         _lower(expression, kernel),
+        element=compute,
         doc=expression.doc,
     )
 

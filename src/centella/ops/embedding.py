@@ -10,37 +10,37 @@ import numpy as np
 from centella import lang
 from centella.dtypes import i32, u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang import In, Out, storage
-from centella.op import Lowered, Op
-from centella.op import Out as Result
+from centella.op import Lowered, Op, Out
+from centella.ops.face import face
 from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import chunked, load
-from centella.program import Call, Ref, kernel
+from centella.ops.rows import chunked, load, place_of, width_of
+from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
 NAN = float("nan")
 
 
-@kernel(workgroup=WORKGROUP)
-def embedding_rows(
-    ids: In[i32, 2], table: In[storage, 2], y: Out[storage, 2], threads: u32, items: u32,
-    columns: u32, height: u32, per_row: u32, *, chunk: bool,
-) -> None:  # fmt: skip
+def _embedding(*, chunk: bool, ids: Any, table: Any, y: Any) -> None:
     """A thread a chunk (or word) of the output."""
-    thread = lang.global_id()
-    width = y.dtype.per_chunk if chunk else y.dtype.per_word
-    with lang.if_(thread < threads):
-        row = thread // items
-        column = (thread - row * items) * width
+    columns, per_row = lang.parameter("columns", u32), lang.parameter("per_row", u32)
+    width = width_of(y, chunk)
+    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
+        row, column = place_of(width)
         outer = row // per_row
         index = lang.bitcast(ids[outer, row - outer * per_row], u32)
-        inside = index < height
+        inside = index < lang.parameter("height", u32)
         values = load(table, lang.select(inside, index, 0), column, columns, width, chunk)
         y.store(row, column, [lang.select(inside, v, NAN) for v in values])
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
+embedding_rows: Kernel = Kernel(
+    _embedding, workgroup=WORKGROUP, name="embedding_rows",
+    face=face({"ids": 2, "table": 2}, {"y": 2}),
+)  # fmt: skip
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     """ids [...], table [n, d] to [..., d]."""
     ids, table = specs
     if ids.dtype is not i32:
@@ -68,7 +68,7 @@ def lower(
     ids, table, y = rows_of(inputs[0]), rows_of(inputs[1]), rows_of(outputs[0])
     chunk = chunked(table, y)
     rows, columns = math.prod(outputs[0].shape[:-1]), outputs[0].shape[-1]
-    items = -(-columns // (y.dtype.per_chunk if chunk else y.dtype.per_word))
+    items = -(-columns // width_of(y, chunk))
     call = Call(
         embedding_rows,
         (Ref(0, ids), Ref(1, table), Ref(2, y)),

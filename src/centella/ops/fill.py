@@ -11,6 +11,7 @@ from centella.errors import ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, split_numbers
 from centella.ops.elementwise import check_numbers
+from centella.program import Kernel
 from centella.specs import Caps, Spec
 
 
@@ -29,7 +30,7 @@ def reference(shape: tuple[int, ...], dtype: str, value: Any) -> Any:
     return np.full(shape, value, np.float32 if kind.is_float else kind.numpy)
 
 
-kernel = element_kernel("fill", lambda values, scalars, attrs: scalars["value"])
+kernel: Kernel = element_kernel("fill", lambda values, scalars, attrs: scalars["value"])
 
 
 def lower(

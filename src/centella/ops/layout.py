@@ -36,7 +36,7 @@ def broadcast_strides(spec: Spec, shape: Shape) -> Shape:
 
 
 def flat(spec: Spec) -> Spec:
-    """A tensor's memory as one row of elements, from its first: kernels that count it out."""
+    """A tensor's memory as one row of elements, from its first, for kernels that count strides."""
     return Spec((spec.storage_bytes // spec.dtype.itemsize,), spec.dtype, (1,), spec.aligned)
 
 
@@ -66,16 +66,20 @@ def as_rows(spec: Spec) -> Spec | None:
         size = spec.shape[0] if spec.shape else 1
         step = spec.strides[0] if spec.shape else 1
         return Spec((1, size), spec.dtype, (max(size * step, 1), step), spec.aligned)
-    lead, (sizes, steps) = spec.shape[:-1], (spec.shape[:-1], spec.strides[:-1])
-    rows = math.prod(lead)
+    rows, pitch = math.prod(spec.shape[:-1]), one_stride(spec.shape[:-1], spec.strides[:-1])
     if rows <= 1 or spec.shape[-1] == 0:
-        pitch = spec.strides[-2] if len(spec.shape) >= 2 else spec.shape[-1]
-        return Spec((rows, spec.shape[-1]), spec.dtype, (pitch, spec.strides[-1]), spec.aligned)
-    kept = [(n, s) for n, s in zip(sizes, steps, strict=True) if n != 1]
-    for (_, outer), (n, inner) in pairwise(kept):
-        if outer != n * inner:
-            return None
-    return Spec((rows, spec.shape[-1]), spec.dtype, (kept[-1][1], spec.strides[-1]), spec.aligned)
+        pitch = spec.strides[-2]
+    if pitch is None:
+        return None
+    return Spec((rows, spec.shape[-1]), spec.dtype, (pitch, spec.strides[-1]), spec.aligned)
+
+
+def one_stride(shape: Shape, strides: Shape) -> int | None:
+    """The one stride that visits these dimensions in row-major order (0 for one place), or None."""
+    kept = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    if any(outer != n * inner for (_, outer), (n, inner) in pairwise(kept)):
+        return None
+    return kept[-1][1] if kept else 0
 
 
 def takes_rows(index: int, spec: Spec) -> bool:

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.dtypes import ALL, DType, dtype_of, u32
-from centella.lang.face import Face, TensorParam
+from centella.dtypes import DType, dtype_of, to_integers, u32
 from centella.op import Lowered, Op, Out
-from centella.ops.elements import element_call, element_kernel
+from centella.ops.elements import element_call, element_kernel, index_of, offset_of
+from centella.ops.face import face
 from centella.ops.layout import flat
+from centella.ops.rows import place_of
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
-_RANGE = {d.name: np.iinfo(d.numpy) for d in ALL.values() if d.kind in ("int", "uint")}
 
 
 def cast_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -36,11 +36,7 @@ def cast_reference(x: Any, dtype: str) -> Any:
         return x != 0
     if target.is_float:
         return x.astype(np.float32) if x.dtype.kind != "f" else x
-    info = _RANGE[target.name]
-    if x.dtype.kind == "f":
-        wide = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
-        return np.clip(wide, info.min, info.max).astype(target.numpy)
-    return x.astype(target.numpy)
+    return to_integers(x, target) if x.dtype.kind == "f" else x.astype(target.numpy)
 
 
 def _cast_value(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
@@ -49,13 +45,13 @@ def _cast_value(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any
     if target.kind == "bool" and x.dtype.is_float:
         return lang.bitcast(x, u32) << 1 != 0
     if target.itemsize == 1 and target.kind != "bool" and x.dtype.is_float:
-        info = _RANGE[target.name]
+        info = np.iinfo(target.numpy)
         inside = lang.fmin(lang.fmax(x, float(info.min)), float(info.max))
         x = lang.select(lang.isnan(x), 0.0, inside)
     return lang.cast(x, target)
 
 
-cast_kernel = element_kernel("cast", _cast_value)
+cast_kernel: Kernel = element_kernel("cast", _cast_value)
 
 
 def cast_lower(
@@ -67,32 +63,21 @@ def cast_lower(
 
 
 def _reshape(*, rank_in: int, rank_out: int, x: Any, y: Any) -> None:
+    """A thread a word of the output."""
     width = y.dtype.per_word
-    items = lang.parameter("items", u32)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
-        row = lang.global_id() // items
-        column = (lang.global_id() - row * items) * width
-        last = lang.parameter("columns", u32)
-        out_row, rest = lang.const(0, u32), row
-        for axis in range(rank_out - 2, -1, -1):
-            extent = lang.parameter(f"n{axis}", u32)
-            index, rest = rest % extent, rest // extent
-            out_row = out_row + index * lang.parameter(f"s{axis}", u32)
+        row, column = place_of(width)
+        columns = lang.parameter("columns", u32)
         values = []
         for lane in range(width):
-            linear = row * last + lang.minimum(column + lane, last - 1)
-            place = lang.const(0, u32)
-            for axis in range(rank_in - 1, -1, -1):
-                extent = lang.parameter(f"m{axis}", u32)
-                index = linear if axis == 0 else linear % extent
-                linear = linear // extent
-                place = place + index * lang.parameter(f"t{axis}", u32)
-            values.append(x[place])
-        y.store(out_row + column, values)
+            linear = row * columns + lang.minimum(column + lane, columns - 1)
+            values.append(x[offset_of(index_of(linear, "m", rank_in), "t")])
+        y.store(offset_of(index_of(row, "n", rank_out - 1), "s") + column, values)
 
 
-_FACE = Face((("x", TensorParam("in", None, 1)), ("y", TensorParam("out", None, 1))), (), ())
-reshape_kernel = Kernel(_reshape, workgroup=WORKGROUP, name="reshape", face=_FACE)
+reshape_kernel: Kernel = Kernel(
+    _reshape, workgroup=WORKGROUP, name="reshape", face=face({"x": 1}, {"y": 1})
+)
 
 
 def reshape_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -103,7 +88,7 @@ def reshape_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, .
 def reshape_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """A thread a word of the output."""
+    """One launch."""
     x, y = inputs[0], outputs[0]
     columns = y.shape[-1] if y.shape else 1
     items = -(-columns // y.dtype.per_word)
@@ -123,7 +108,8 @@ def reshape_lower(
     return Lowered((call,))
 
 
-CAST = Op("cast", cast_rule, cast_reference, cast_lower, doc="x in another dtype")
+CAST = Op("cast", cast_rule, cast_reference, cast_lower, element=_cast_value,
+          doc="x in another dtype")  # fmt: skip
 RESHAPE = Op(
     "reshape",
     reshape_rule,

@@ -16,67 +16,90 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import dtype_of, f32, u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import (
-    chunked,
-    fold,
-    load,
-    load_vector,
-    masked,
-    store,
-    walk,
-    width_of,
-    workgroup_for,
+from centella.ops.elements import load_elements
+from centella.ops.face import face
+from centella.ops.layout import flat, rows_of, takes_rows
+from centella.ops.rows import Values, chunked, fold, masked, walk, width_of, workgroup_for
+from centella.ops.steps import (
+    Chain,
+    Elements,
+    row_space,
+    single,
+    starts_of,
+    traced_numbers,
 )
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 
-def _squared(v: Any) -> Any:
-    return v * v
+def _normalise(
+    *, kind: str, chunk: bool, steps: Any, at: int, modes: Any, rank: int, types: Any, y: Any,
+    **inputs: Any,
+) -> None:  # fmt: skip
+    """A group a row: statistics in one or two passes, then the result.
 
-
-def _normalise(*, kind: str, chunk: bool, x: Any, y: Any, **affine: Any) -> None:
-    """A group a row: statistics in one or two passes, then the result."""
-    columns, eps = lang.parameter("columns", u32), lang.parameter("eps", f32)
+    What is normalised is a value of a chain, computed anew in each pass; the result goes on through
+    the rest of the chain.
+    """
+    columns = lang.parameter("columns", u32)
     row = lang.group_id()
-    width = width_of(y, chunk)
+    step, count = steps[at], len(modes)
+    made = dtype_of(step.dtype)
+    width = made.per_chunk if chunk else made.per_word
+    numbers = traced_numbers(types)
+    starts = starts_of(row, rank, count + 1)
+    x, *vectors = step.operands
+
+    def elements(column: Any) -> Elements:
+        def read(k: int) -> Values:
+            return load_elements(inputs[f"x{k}"], modes[k], starts[k], column, width, k)
+
+        return Elements(steps, numbers, count, read)
 
     def statistic(of: Any) -> Any:
         total = lang.var(0.0, f32)
         for column in walk(columns, width):
-            values = [of(v) for v in load(x, row, column, columns, width, chunk)]
+            values = [of(v) for v in elements(column)[x]]
             total += fold(masked(values, column, columns, 0.0), lambda a, b: a + b)
         return lang.workgroup_reduce(total, "add")
 
-    count = lang.cast(columns, f32)
+    def squares(of: Any) -> Any:
+        return statistic(lambda v: (d := of(v)) * d)
+
+    eps, length = numbers[f"{at}.eps"], lang.cast(columns, f32)
     mean: Any = 0.0
     first: Any = 0.0
     if kind == "layer":
-        first = x[row, 0]
-        mean = statistic(lambda v: v - first) / count
-        factor = 1.0 / lang.sqrt(statistic(lambda v: _squared((v - first) - mean)) / count + eps)
+        first = Elements(steps, numbers, count, lambda k: [inputs[f"x{k}"][starts[k]]])[x][0]
+        mean = statistic(lambda v: v - first) / length
+        factor = 1.0 / lang.sqrt(squares(lambda v: (v - first) - mean) / length + eps)
     elif kind == "rms":
-        factor = 1.0 / lang.sqrt(statistic(lambda v: v * v) / count + eps)
+        factor = 1.0 / lang.sqrt(squares(lambda v: v) / length + eps)
     else:
-        factor = 1.0 / lang.maximum(lang.sqrt(statistic(lambda v: v * v)), eps)
+        factor = 1.0 / lang.maximum(lang.sqrt(squares(lambda v: v)), eps)
     for column in walk(columns, width):
-        out = [
-            ((v - first) - mean) * factor if kind == "layer" else v * factor
-            for v in load(x, row, column, columns, width, chunk)
-        ]
-        for name, vector in affine.items():
-            values = load_vector(vector, column, columns, width, chunk)
-            pairs = zip(out, values, strict=True)
+        have = elements(column)
+        out = [((v - first) - mean) * factor if kind == "layer" else v * factor for v in have[x]]
+        for name, k in zip(dict(step.attrs)["vectors"], vectors, strict=True):
+            pairs = zip(out, have[k], strict=True)
             out = [v * w if name == "weight" else v + w for v, w in pairs]
-        store(y, row, column, out)
+        if at < len(steps) - 1:
+            have.put(at, out)
+            out = have[count + len(steps) - 1]
+        _store(y, starts[count] + column, out, chunk)
 
 
-norm_kernel = Kernel(_normalise, workgroup=256, name="normalise", face=Face((), (), ()))
+def _store(y: Any, place: Any, values: Values, chunk: bool) -> None:
+    """Whole chunks or words; past the row's end is pad."""
+    part = y.dtype.per_chunk if chunk and len(values) >= y.dtype.per_chunk else y.dtype.per_word
+    for first in range(0, len(values), part):
+        y.store(place + first, values[first : first + part])
+
+
+norm_kernel: Kernel = Kernel(_normalise, workgroup=256, name="normalise")
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -116,31 +139,46 @@ def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch; a group a row."""
-    x, y = rows_of(inputs[0]), rows_of(outputs[0])
-    vectors = inputs[1:]
-    chunk = chunked(x, y, *vectors)
-    rows, columns = y.shape
-    width = y.dtype.per_chunk if chunk else y.dtype.per_word
-    names = attrs["vectors"]
-    face = Face(
-        (
-            ("x", TensorParam("in", None, 2)),
-            *((n, TensorParam("in", None, 1)) for n in names),
-            ("y", TensorParam("out", None, 2)),
-        ),
-        (),
-        (),
-    )
+    choice = {"kind": attrs["kind"], "vectors": attrs["vectors"]}
+    chain = single("norm", choice, (("eps", attrs["eps"]),), (*inputs, outputs[0]))
+    return lower_chain(chain, outputs[0])
+
+
+def lower_chain(chain: Chain, out: Spec) -> Lowered:
+    """A norm with the steps before and after it: the launch of the norm alone, so its sums."""
+    x, made = chain.sources[0], chain.made
+    chunk, width = _access(chain.sources, made)
+    inputs = chain.inputs
+    space = row_space(x.shape, inputs, (True,) * len(inputs), width, out)
+    rows, columns = rows_of(x).shape
     call = Call(
         norm_kernel,
-        (Ref(0, x), *(Ref(1 + i, v) for i, v in enumerate(vectors)), Ref(len(inputs), y)),
-        (("columns", columns), ("eps", attrs["eps"])),
-        (("chunk", chunk), ("kind", attrs["kind"])),
+        (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out)),
+        (("columns", columns), *space.scalars, *chain.scalars),
+        (
+            ("at", chain.at), ("chunk", chunk), ("kind", dict(chain.steps[chain.at].attrs)["kind"]),
+            ("modes", space.modes), ("rank", space.rank), ("steps", chain.steps),
+            ("types", chain.types),
+        ),
         rows,
         workgroup=workgroup_for(columns, width),
-        face=face,
-    )
+        face=face({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1}),
+    )  # fmt: skip
     return Lowered((call,))
+
+
+def _access(sources: tuple[Spec, ...], made: Spec) -> tuple[bool, int]:
+    """Whether a thread takes a chunk at a time, and the elements that it takes."""
+    chunk = chunked(*(rows_of(s) for s in (*sources, made)))
+    return chunk, width_of(made, chunk)
+
+
+def stores(sources: tuple[Spec, ...], made: Spec, out: Spec) -> bool:
+    """Whether what a thread takes of a norm fills words of `out`, a result of another dtype."""
+    if out.dtype.itemsize == made.dtype.itemsize:
+        return True
+    chunk, width = _access(sources, made)
+    return chunk and out.aligned and width % out.dtype.per_word == 0 == made.shape[-1] % width
 
 
 NORM = Op("norm", rule, reference, lower, takes_rows, doc=__doc__ or "")

@@ -7,25 +7,34 @@ float32. Traced values use the polynomials of `centella.lang.math`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import f32, u32
 from centella.lang import math as formulas
-from centella.lang.trace import TracedOperands
 
 Array = np.ndarray[Any, Any]
+Function = Callable[..., Any]
 _erf64 = np.frompyfunc(math.erf, 1, 1)
 
 
 class _Float32Bits:
     """What `centella.lang.math` needs, over float32 arrays."""
 
-    floor = staticmethod(np.floor)
-    abs = staticmethod(np.abs)
-    sqrt = staticmethod(np.sqrt)
+    @staticmethod
+    def floor(x: Array) -> Any:
+        return np.floor(x)
+
+    @staticmethod
+    def abs(x: Array) -> Any:
+        return np.abs(x)
+
+    @staticmethod
+    def sqrt(x: Array) -> Any:
+        return np.sqrt(x)
 
     @staticmethod
     def where(cond: Any, a: Any, b: Any) -> Any:
@@ -40,8 +49,8 @@ class _Float32Bits:
         return np.asarray(x, np.float32).view(np.uint32)
 
     @staticmethod
-    def from_bits(x: Array) -> Array:
-        return np.asarray(x, np.uint32).view(np.float32)
+    def from_bits(u: Array) -> Array:
+        return np.asarray(u, np.uint32).view(np.float32)
 
     @staticmethod
     def to_i32(x: Array) -> Array:
@@ -49,34 +58,35 @@ class _Float32Bits:
         return whole
 
     @staticmethod
-    def to_f32(x: Array) -> Array:
-        return np.asarray(x).astype(np.float32)
+    def to_f32(i: Array) -> Array:
+        return np.asarray(i).astype(np.float32)
 
     @staticmethod
-    def as_u32(x: Array) -> Array:
-        return np.asarray(x).view(np.uint32)
+    def as_u32(i: Array) -> Array:
+        return np.asarray(i).view(np.uint32)
 
     @staticmethod
-    def as_i32(x: Array) -> Array:
-        return np.asarray(x).view(np.int32)
+    def as_i32(u: Array) -> Array:
+        return np.asarray(u).view(np.int32)
 
 
 class NumpyOperands:
     """Element-wise functions on float32 or float64 arrays (and integers where they fit)."""
 
-    where = staticmethod(np.where)
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    sqrt = staticmethod(np.sqrt)
-    abs = staticmethod(np.abs)
-    floor = staticmethod(np.floor)
-    exp = staticmethod(np.exp)
-    expm1 = staticmethod(np.expm1)
-    log = staticmethod(np.log)
-    tanh = staticmethod(np.tanh)
-    sin = staticmethod(np.sin)
-    cos = staticmethod(np.cos)
-    isnan = staticmethod(np.isnan)
+    where: Function = staticmethod(np.where)
+    maximum: Function = staticmethod(np.maximum)
+    minimum: Function = staticmethod(np.minimum)
+    sqrt: Function = staticmethod(np.sqrt)
+    abs: Function = staticmethod(np.abs)
+    exp: Function = staticmethod(np.exp)
+    expm1: Function = staticmethod(np.expm1)
+    log: Function = staticmethod(np.log)
+    tanh: Function = staticmethod(np.tanh)
+    sin: Function = staticmethod(np.sin)
+    cos: Function = staticmethod(np.cos)
+    equal: Function = staticmethod(np.equal)
+    less: Function = staticmethod(np.less)
+    less_equal: Function = staticmethod(np.less_equal)
 
     @staticmethod
     def erf(x: Any) -> Any:
@@ -92,9 +102,33 @@ class NumpyOperands:
         e = np.exp(-np.abs(x))
         return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
+    @staticmethod
+    def floor_divide(a: Any, b: Any) -> Any:
+        """a / b of integers, rounded down; a where b is 0."""
+        wide, by = np.asarray(a, np.int64), np.asarray(b, np.int64)
+        return np.where(by == 0, wide, wide // np.where(by == 0, 1, by))
 
-class KernelOperands(TracedOperands):
+    @staticmethod
+    def remainder(a: Any, b: Any) -> Any:
+        """a - b floor(a / b) of integers, with the sign of b; 0 where b is 0."""
+        wide, by = np.asarray(a, np.int64), np.asarray(b, np.int64)
+        return np.where(by == 0, 0, wide % np.where(by == 0, 1, by))
+
+
+class KernelOperands:
     """Element-wise functions on traced values."""
+
+    where: Function = staticmethod(lang.select)
+    maximum: Function = staticmethod(lang.maximum)
+    minimum: Function = staticmethod(lang.minimum)
+    sqrt: Function = staticmethod(lang.sqrt)
+    exp: Function = staticmethod(lang.exp)
+    log: Function = staticmethod(lang.log)
+    tanh: Function = staticmethod(lang.tanh)
+    erf: Function = staticmethod(lang.erf)
+    sigmoid: Function = staticmethod(lang.sigmoid)
+    sin: Function = staticmethod(lang.sin)
+    cos: Function = staticmethod(lang.cos)
 
     @staticmethod
     def abs(x: Any) -> Any:
@@ -107,14 +141,40 @@ class KernelOperands(TracedOperands):
         t = lang.tanh(x * 0.5)
         return t * 2.0 / (1.0 - t)
 
-    exp = staticmethod(lang.exp)
-    log = staticmethod(lang.log)
-    tanh = staticmethod(lang.tanh)
-    erf = staticmethod(lang.erf)
-    sin = staticmethod(lang.sin)
-    cos = staticmethod(lang.cos)
-    sigmoid = staticmethod(lang.sigmoid)
+    @staticmethod
+    def equal(a: Any, b: Any) -> Any:
+        """a == b, false with NaN: targets differ there, so its bits are tested."""
+        return _ordered(a, b, a == b)
+
+    @staticmethod
+    def less(a: Any, b: Any) -> Any:
+        """a < b, false with NaN."""
+        return _ordered(a, b, a < b)
+
+    @staticmethod
+    def less_equal(a: Any, b: Any) -> Any:
+        """a <= b, false with NaN."""
+        return _ordered(a, b, a <= b)
+
+    @staticmethod
+    def floor_divide(a: Any, b: Any) -> Any:
+        """a / b of integers, rounded down; a where b is 0."""
+        return a // b if a.dtype is u32 else lang.select(_crosses(a, b), a // b - 1, a // b)
+
+    @staticmethod
+    def remainder(a: Any, b: Any) -> Any:
+        """a - b floor(a / b) of integers, with the sign of b; 0 where b is 0."""
+        return a % b if a.dtype is u32 else lang.select(_crosses(a, b), a % b + b, a % b)
 
 
-NUMPY = NumpyOperands()
-KERNEL = KernelOperands()
+def _ordered(a: Any, b: Any, holds: Any) -> Any:
+    return holds & ~(lang.isnan(a) | lang.isnan(b)) if a.dtype is f32 else holds
+
+
+def _crosses(a: Any, b: Any) -> Any:
+    """Whether the language's division of i32, towards 0, rounds up."""
+    return (a % b != 0) & ((a ^ b) < 0)
+
+
+NUMPY: NumpyOperands = NumpyOperands()
+KERNEL: KernelOperands = KernelOperands()

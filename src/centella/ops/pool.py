@@ -9,40 +9,39 @@ import numpy as np
 from centella import lang
 from centella.dtypes import f32, i32, u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang import In, Out, storage
-from centella.op import Lowered, Op
-from centella.op import Out as Result
+from centella.op import Lowered, Op, Out
+from centella.ops.face import face
 from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import chunked, load
-from centella.program import Call, Ref, kernel
+from centella.ops.rows import chunked, load, place_of, width_of
+from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 64
 
 
-@kernel(workgroup=WORKGROUP)
-def mean_pool_rows(
-    x: In[storage, 2], lengths: In[i32], y: Out[storage, 2], threads: u32, items: u32,
-    columns: u32, seq_len: u32, *, chunk: bool,
-) -> None:  # fmt: skip
+def _mean_pool(*, chunk: bool, x: Any, lengths: Any, y: Any) -> None:
     """A thread a chunk (or word) of the output, walking the sequence."""
-    thread = lang.global_id()
-    width = y.dtype.per_chunk if chunk else y.dtype.per_word
-    with lang.if_(thread < threads):
-        b = thread // items
-        column = (thread - b * items) * width
+    columns, seq_len = lang.parameter("columns", u32), lang.parameter("seq_len", u32)
+    width = width_of(y, chunk)
+    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
+        b, column = place_of(width)
         count = lang.minimum(lang.bitcast(lang.maximum(lengths[b], 0), u32), seq_len)
         sums = [lang.var(0.0, f32) for _ in range(width)]
         for step in lang.range(count):
-            for total, v in zip(
-                sums, load(x, b * seq_len + step, column, columns, width, chunk), strict=True
-            ):
+            values = load(x, b * seq_len + step, column, columns, width, chunk)
+            for total, v in zip(sums, values, strict=True):
                 total += v
         factor = 1.0 / lang.fmax(lang.cast(count, f32), 1.0)
         y.store(b, column, [total * factor for total in sums])
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
+mean_pool_rows: Kernel = Kernel(
+    _mean_pool, workgroup=WORKGROUP, name="mean_pool_rows",
+    face=face({"x": 2, "lengths": 1}, {"y": 2}),
+)  # fmt: skip
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     """x [b, l, d], lengths [b] to [b, d]."""
     x, lengths = specs
     if len(x.shape) != 3 or lengths.shape != x.shape[:1]:
@@ -72,7 +71,7 @@ def lower(
     x, y = rows_of(inputs[0]), rows_of(outputs[0])
     chunk = chunked(x, y)
     batch, columns = y.shape
-    items = -(-columns // (y.dtype.per_chunk if chunk else y.dtype.per_word))
+    items = -(-columns // width_of(y, chunk))
     call = Call(
         mean_pool_rows,
         (Ref(0, x), Ref(1, inputs[1]), Ref(2, y)),

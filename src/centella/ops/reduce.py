@@ -11,6 +11,7 @@ give equal bits. Another axis is moved to the end first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ import numpy as np
 from centella import lang
 from centella.dtypes import DType, dtype_of, f32, u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import chunked, fold, load, masked, walk
+from centella.ops.elements import load_elements
+from centella.ops.face import face
+from centella.ops.layout import flat, rows_of, takes_rows
+from centella.ops.rows import Values, chunked, fold, load, masked, walk
+from centella.ops.steps import Chain, Elements, row_space, single, starts_of, traced_numbers
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
@@ -33,7 +36,11 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "min": lang.minimum,
 }
 TREE = {"sum": "add", "max": "max", "min": "min"}
-LIMITS = {"f32": (-float("inf"), float("inf")), "i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
+LIMITS: dict[str, tuple[float | int, float | int]] = {
+    "f32": (-float("inf"), float("inf")),
+    "i32": (-(2**31), 2**31 - 1),
+    "u32": (0, 2**32 - 1),
+}
 
 
 def _neutral(op: str, type_: str) -> float | int:
@@ -42,15 +49,22 @@ def _neutral(op: str, type_: str) -> float | int:
     return LIMITS[type_][0 if op == "max" else 1]
 
 
-def _reduce(*, op: str, chunk: bool, y: Any, **inputs: Any) -> None:
-    """Each group reduces one part of as many rows as fill a word of the output."""
-    xs = [inputs[name] for name in sorted(inputs)]
+def _reduce(
+    *, op: str, chunk: bool, steps: Any, at: int, source: str, modes: Any, rank: int, types: Any,
+    y: Any, partial: Any = None, **inputs: Any,
+) -> None:  # fmt: skip
+    """Each group reduces one part of as many rows as fill a word of the output.
+
+    What is reduced is a value of a chain, or where there are several parts to a row, by a second
+    launch, their partial results; the result goes on through the rest of the chain.
+    """
     columns, part = lang.parameter("columns", u32), lang.parameter("part", u32)
     parts = lang.parameter("parts", u32)
     across, pitch = lang.parameter("across", u32), lang.parameter("pitch", u32)
-    factor = lang.parameter("factor", f32) if y.dtype.is_float else None
-    type_ = xs[0].dtype.value
-    width = xs[0].dtype.per_chunk if chunk else 1
+    dtype = dtype_of(source)
+    factor = lang.parameter("factor", f32) if dtype.is_float else None
+    width = dtype.per_chunk if chunk else 1
+    numbers, count = traced_numbers(types), len(modes)
     words = y.dtype.per_word
     group = lang.group_id()
     block, piece = group // parts, group % parts
@@ -58,75 +72,118 @@ def _reduce(*, op: str, chunk: bool, y: Any, **inputs: Any) -> None:
     outer, inner = block // items, block % items * words
     first = piece * part
     last = lang.minimum(first + part, columns)
-    results = []
+    neutral, combine = _neutral(op, dtype.value), COMBINE[op]
+    rows, results = [], []
     for lane in range(words):
         row = outer * across + lang.minimum(inner + lane, across - 1)
-        total = lang.var(_neutral(op, type_), xs[0].dtype)
+        starts = starts_of(row, rank, count)
+        rows.append(starts)
+        total = lang.var(neutral, dtype)
         for offset in walk(last - first, width):
             column = first + offset
-            loaded = [load(x, row, column, last, width, chunk) for x in xs]
+            if partial is not None:
+                loaded = [load(partial, row, column, last, width, chunk)]
+            else:
+                read = _reader(inputs, modes, starts, column, width)
+                have = Elements(steps, numbers, count, read)
+                loaded = [have[k] for k in steps[at].operands]
             values = loaded[0]
-            if len(xs) == 2:
+            if len(loaded) == 2:
                 values = [a * b for a, b in zip(*loaded, strict=True)]
-            total.set(
-                COMBINE[op](
-                    total, fold(masked(values, column, last, _neutral(op, type_)), COMBINE[op])
-                )
-            )
+            total.set(combine(total, fold(masked(values, column, last, neutral), combine)))
         value = lang.workgroup_reduce(total, TREE[op])
         results.append(value * factor if factor is not None and op == "sum" else value)
     with lang.if_(lang.local_id() == 0):
+        if at < len(steps) - 1:
+            for lane, starts in enumerate(rows):
+                have = Elements(steps, numbers, count, _reader(inputs, modes, starts))
+                have.put(at, [results[lane]])
+                results[lane] = have[count + len(steps) - 1][0]
         y.store(outer * pitch + inner * parts + piece, results)
 
 
-reduce_kernel = Kernel(_reduce, workgroup=WORKGROUP, name="reduce", face=Face((), (), ()))
+def _reader(
+    inputs: dict[str, Any], modes: Any, starts: list[Any], column: Any = None, width: int = 1
+) -> Callable[[int], Values]:
+    """How a chain reads its operands: elements of a row from a column, or one element a row."""
+
+    def read(k: int) -> Values:
+        if column is None:
+            return [inputs[f"x{k}"][starts[k]]]
+        return load_elements(inputs[f"x{k}"], modes[k], starts[k], column, width, k)
+
+    return read
 
 
-def _calls(op: str, inputs: tuple[Spec, ...], out: Spec, factor: float) -> Lowered:
-    rows_in = [rows_of(s) for s in inputs]
-    rows, columns = rows_in[0].shape
+reduce_kernel: Kernel = Kernel(_reduce, workgroup=WORKGROUP, name="reduce")
+
+
+def lower_chain(chain: Chain, out: Spec) -> Lowered:
+    """A reduction with the steps before and after it: the launches of the reduction alone.
+
+    One launch, or two for rows longer than SPLIT elements.
+    """
+    step, sources = chain.steps[chain.at], [rows_of(s) for s in chain.sources]
+    op, factor = dict(step.attrs).get("op", "sum"), 1.0
+    rows, columns = sources[0].shape
+    if op == "mean":
+        op, factor = "sum", 1.0 / columns if columns else float("nan")
+    count, last = len(chain.inputs), len(chain.specs) - 1
+    before = chain.reads(*step.operands)
+    after = chain.reads(last, stop=count + chain.at)
     parts = max(1, -(-columns // SPLIT))
     if parts == 1:
-        return Lowered((_call(op, rows_in, range(len(inputs)), out, len(inputs), factor, 1),))
-    partial = make_spec((rows, parts), dtype_of(out.dtype.value), 4)
-    temp = len(inputs) + 1
+        refs = {f"x{k}": Ref(k, flat(chain.inputs[k])) for k in sorted(before | after)}
+        return Lowered((_call(op, chain, sources, refs, Ref(count, out), factor, 1),))
+    partial = make_spec((rows, parts), dtype_of(chain.made.dtype.value), 4)
+    there = Ref(count + 1, partial)
+    end = chain.at + 1
+    head = replace(chain, steps=chain.steps[:end], specs=chain.specs[: count + end])
+    refs = {f"x{k}": Ref(k, flat(chain.inputs[k])) for k in sorted(before)}
+    rest = {f"x{k}": Ref(k, flat(chain.inputs[k])) for k in sorted(after)}
     return Lowered(
         (
-            _call(op, rows_in, range(len(inputs)), partial, temp, 1.0, parts),
-            _call(op, [partial], (temp,), out, len(inputs), factor, 1),
+            _call(op, head, sources, refs, there, 1.0, parts),
+            _call(op, chain, [partial], {**rest, "partial": there}, Ref(count, out), factor, 1),
         ),
         (partial,),
     )
 
 
 def _call(
-    op: str, inputs: list[Spec], refs: Any, out: Spec, place: int, factor: float, parts: int
-) -> Call:
-    rows, columns = inputs[0].shape
-    chunk = chunked(*inputs)
+    op: str, chain: Chain, rows_in: list[Spec], refs: dict[str, Ref], out: Ref, factor: float,
+    parts: int,
+) -> Call:  # fmt: skip
+    x, at = chain.sources[0], chain.at
+    rows, columns = rows_in[0].shape
+    chunk = chunked(*rows_in)
     part = -(-columns // parts)
     part = -(-part // 16) * 16 if parts > 1 else max(columns, 1)
-    names = [f"x{i}" for i in range(len(inputs))]
-    face = Face(
-        (*((n, TensorParam("in", None, 2)) for n in names), ("y", TensorParam("out", None, 1))),
-        (), (),
-    )  # fmt: skip
+    y = out.spec
     across, pitch = rows, rows
-    if parts == 1 and len(out.shape) >= 2:
-        across, pitch = out.shape[-1], out.strides[-2]
+    if parts == 1 and len(y.shape) >= 2:
+        across, pitch = y.shape[-1], y.strides[-2]
     scalars = (
         ("columns", columns), ("part", part), ("parts", parts), ("across", max(across, 1)),
         ("pitch", pitch), ("factor", factor),
     )  # fmt: skip
-    blocks = -(-across // out.dtype.per_word) * (rows // across if across else 0)
+    source = rows_in[0].dtype
+    width = source.per_chunk if chunk else 1
+    along = chain.reads(*chain.steps[at].operands)
+    inputs = chain.inputs
+    space = row_space(x.shape, inputs, [k in along for k in range(len(inputs))], width, None)
+    blocks = -(-across // y.dtype.per_word) * (rows // across if across else 0)
     return Call(
         reduce_kernel,
-        (*(Ref(i, s) for i, s in zip(refs, inputs, strict=True)), Ref(place, out)),
-        scalars,
-        (("chunk", chunk), ("op", op)),
+        (*refs.values(), out),
+        (*scalars, *space.scalars, *chain.scalars),
+        (
+            ("at", at), ("chunk", chunk), ("modes", space.modes), ("op", op), ("rank", space.rank),
+            ("source", source.name), ("steps", chain.steps), ("types", chain.types),
+        ),
         blocks * parts,
-        face=face,
-    )
+        face=face({n: 2 if n == "partial" else 1 for n in refs}, {"y": 1}),
+    )  # fmt: skip
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -165,11 +222,7 @@ def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch, or two for rows longer than SPLIT elements."""
-    op, factor = attrs["op"], 1.0
-    if op == "mean":
-        columns = inputs[0].shape[-1]
-        op, factor = "sum", 1.0 / columns if columns else float("nan")
-    return _calls(op, inputs, outputs[0], factor)
+    return lower_chain(single("reduce", {"op": attrs["op"]}, (), (*inputs, outputs[0])), outputs[0])
 
 
 def dot_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -194,7 +247,7 @@ def dot_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """As `sum` of products."""
-    return _calls("sum", inputs, outputs[0], 1.0)
+    return lower_chain(single("dot", {}, (), (*inputs, outputs[0])), outputs[0])
 
 
 REDUCE = Op("reduce", rule, reference, lower, takes_rows, doc="sum, mean, max, min over the end")

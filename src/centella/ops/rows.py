@@ -1,4 +1,4 @@
-"""What kernels over rows share: a group walks one row, a chunk or a word of elements a thread."""
+"""What kernels over rows share: a thread takes a chunk or a word of a row at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from centella import lang
+from centella.dtypes import u32
 from centella.specs import Spec
 
 Values = list[Any]
@@ -25,8 +26,15 @@ def workgroup_for(columns: int, width: int) -> int:
 
 
 def width_of(y: Any, chunk: bool) -> int:
-    """Elements a thread handles at a time."""
+    """Elements of y (an argument or a Spec) that a thread handles at a time."""
     return int(y.dtype.per_chunk if chunk else y.dtype.per_word)
+
+
+def place_of(width: int) -> tuple[Any, Any]:
+    """Row and first column of this thread's item, where a row has `items` of `width` elements."""
+    thread, items = lang.global_id(), lang.parameter("items", u32)
+    row = thread // items
+    return row, (thread - row * items) * width
 
 
 def walk(columns: Any, width: int) -> Iterator[Any]:
@@ -45,25 +53,11 @@ def load(x: Any, row: Any, column: Any, columns: Any, width: int, chunk: bool) -
     return [x[row, lang.minimum(column + j, columns - 1)] for j in range(width)]
 
 
-def load_vector(w: Any, column: Any, columns: Any, width: int, chunk: bool) -> Values:
-    """`width` elements of a vector along the columns."""
-    if chunk:
-        return w.load(column)  # type: ignore[no-any-return]  # traced values
-    if width == 1:
-        return [w[column]]
-    return [w[lang.minimum(column + j, columns - 1)] for j in range(width)]
-
-
 def masked(values: Values, column: Any, columns: Any, neutral: float | int) -> Values:
     """Values with those past the row's end replaced."""
     if len(values) == 1:
         return values
     return [lang.select(column + j < columns, v, neutral) for j, v in enumerate(values)]
-
-
-def store(y: Any, row: Any, column: Any, values: Values) -> None:
-    """Write a chunk or a word; what lies past the row's end is pad."""
-    y.store(row, column, values)
 
 
 def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:

@@ -15,23 +15,21 @@ import numpy as np
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang import In, Out, storage
-from centella.op import Lowered, Op
-from centella.op import Out as Result
+from centella.op import Lowered, Op, Out
+from centella.ops.face import face
 from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import chunked, fold, load, masked, store, walk, width_of, workgroup_for
-from centella.program import Call, Ref, kernel
+from centella.ops.rows import chunked, fold, load, masked, walk, width_of, workgroup_for
+from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
-LOWEST = -3.4028234e38  # of f32: a row of nothing but this is a row of equals
+# The least finite f32, where a maximum starts: a higher start (such as -3.0e38, which only bounds
+# the values of masks) would stand above a row of lower numbers, whose exponentials are then all 0.
+LOWEST = -3.4028234e38
 
 
-@kernel(workgroup=256)
-def softmax_rows(
-    x: In[storage, 2], y: Out[storage, 2], columns: u32, *, log: bool, chunk: bool
-) -> None:
+def _softmax(*, log: bool, chunk: bool, x: Any, y: Any) -> None:
     """A group a row, three passes: maximum, sum, result."""
-    row = lang.group_id()
+    columns, row = lang.parameter("columns", u32), lang.group_id()
     width = width_of(y, chunk)
     top = lang.var(LOWEST, f32)
     for column in walk(columns, width):
@@ -47,10 +45,15 @@ def softmax_rows(
     for column in walk(columns, width):
         values = load(x, row, column, columns, width, chunk)
         out = [(v - m) - scale if log else lang.exp(v - m) * scale for v in values]
-        store(y, row, column, out)
+        y.store(row, column, out)  # past the row's end is pad
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
+softmax_rows: Kernel = Kernel(
+    _softmax, workgroup=256, name="softmax_rows", face=face({"x": 2}, {"y": 2})
+)
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     """[..., n] to [..., n]."""
     x = specs[0]
     if not x.shape:
@@ -77,14 +80,13 @@ def lower(
     x, y = rows_of(inputs[0]), rows_of(outputs[0])
     chunk = chunked(x, y)
     rows, columns = y.shape
-    width = y.dtype.per_chunk if chunk else y.dtype.per_word
     call = Call(
         softmax_rows,
         (Ref(0, x), Ref(1, y)),
         (("columns", columns),),
         (("chunk", chunk), ("log", attrs.get("log", False))),
         rows,
-        workgroup=workgroup_for(columns, width),
+        workgroup=workgroup_for(columns, width_of(y, chunk)),
     )
     return Lowered((call,))
 

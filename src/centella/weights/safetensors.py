@@ -86,7 +86,7 @@ class Checkpoint(Mapping[str, StoredTensor]):
 
     def __init__(self, folder: Path, tensors: dict[str, StoredTensor]) -> None:
         self.folder = folder
-        self.files = tuple(dict.fromkeys(t.file for t in tensors.values()))
+        self.files: tuple[Path, ...] = tuple(dict.fromkeys(t.file for t in tensors.values()))
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> StoredTensor:

@@ -1,11 +1,15 @@
-"""Scaled dot-product attention in one launch, without a score matrix in memory.
+"""Scaled dot-product attention without a score matrix in memory.
 
     y_i = sum_j p_ij v_j     p_ij = softmax_j(scale q_i . k_j + mask_ij)
 
-over the keys j that count: j < lengths[b], key_mask[b, j], j <= i + Lk - Lq when causal, and
-mask_ij > -3.0e38 (so -inf hides a key). The softmax is kept up while keys stream by (Milakov and
-Gimelshein 2018; Dao et al. 2022). A query with no key gives zeros. q has a multiple of the heads of
-k and v (grouped queries).
+over the keys j that count: j < lengths[b], key_mask[b, j], j <= i + starts[b] (or i + Lk - Lq when
+causal), and mask_ij > -3.0e38 (so -inf hides a key). The softmax is kept up while keys stream by
+(Milakov and Gimelshein 2018; Dao et al. 2022). A query with no key gives zeros. q has a multiple of
+the heads of k and v (grouped queries).
+
+A variant is a file with a `lower_...`, and a word in `choose`: `stream` has a thread a query and
+suits many of them; `split` spreads the keys of a few queries over many groups (Dao et al. 2023,
+Flash-Decoding) and combines them in a second launch.
 """
 
 from centella.ops.attention.op import ATTENTION

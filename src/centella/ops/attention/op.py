@@ -1,4 +1,4 @@
-"""`attention` as an op: rule, NumPy formula, lowering to the streaming kernel."""
+"""`attention` as an op: rule, NumPy formula, and the choice of a variant."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
-from centella.lang.face import Face, TensorParam
 from centella.op import Lowered, Op, Out
-from centella.ops.attention.stream import LOWEST, THREADS, stream
-from centella.ops.layout import flat
-from centella.program import Call, Ref
+from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.split import MOST_DIM, lower_split
+from centella.ops.attention.stream import lower_stream
 from centella.specs import Caps, Spec
 
-MASKS = ("lengths", "key_mask", "mask")
+FEW_QUERIES = 8
+ENOUGH_KEYS = 64
+LOWER = {"stream": lower_stream, "split": lower_split}
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -37,13 +38,15 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
         raise DTypeError(
             f"attention: expected one float dtype, got {[s.dtype.name for s in (q, k, v)]}"
         )
+    if attrs["causal"] and "starts" in attrs["masks"]:
+        raise ShapeError("attention: expected causal or starts, got both")
     for name, spec in zip(attrs["masks"], more, strict=True):
         _check_mask(name, spec, b, heads, lq, lk)
     return (((b, lq, heads, dim), q.dtype),)
 
 
 def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> None:
-    wanted = {"lengths": (b,), "key_mask": (b, lk)}.get(name)
+    wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk)}.get(name)
     if wanted is not None and spec.shape != wanted:
         raise ShapeError(f"attention: expected {name} {list(wanted)}, got {list(spec.shape)}")
     if name == "mask":
@@ -53,8 +56,8 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
                 f"attention: expected mask [{b} or 1, {heads} or 1, {lq} or 1, {lk} or 1], got "
                 f"{list(spec.shape)}"
             )
-    if name == "lengths" and spec.dtype is not i32:
-        raise DTypeError(f"attention: expected i32 lengths, got {spec.dtype.name}")
+    if name in ("lengths", "starts") and spec.dtype is not i32:
+        raise DTypeError(f"attention: expected i32 {name}, got {spec.dtype.name}")
     if name == "mask" and not spec.dtype.is_float:
         raise DTypeError(f"attention: expected a float mask, got {spec.dtype.name}")
     if name == "key_mask" and spec.dtype.is_float:
@@ -64,32 +67,59 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
 def reference(
     q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float
 ) -> Any:
-    """The NumPy formula."""
+    """The NumPy formula, over the keys that some query may see."""
+    b, heads, lq, dim = q.shape
+    kv_heads, lk = k.shape[1:3]
     named = dict(zip(masks, more, strict=True))
-    share = q.shape[1] // k.shape[1]
-    if share > 1:
-        k, v = np.repeat(k, share, 1), np.repeat(v, share, 1)
-    lq, lk = q.shape[2], k.shape[2]
-    scores = np.matmul(q * q.dtype.type(scale), k.swapaxes(-1, -2))
-    counts: Any = np.ones((1, 1, 1, lk), bool)
-    if "lengths" in named:
-        counts = counts & (np.arange(lk) < named["lengths"][:, None])[:, None, None, :]
-    if "key_mask" in named:
-        counts = counts & (named["key_mask"] != 0)[:, None, None, :]
-    if causal:
-        counts = counts & (np.arange(lk) <= np.arange(lq)[:, None] + (lk - lq))
+    most = _most(named, lq, lk)
+    k, v = k[:, :, :most], v[:, :, :most]
+    grouped = (q * q.dtype.type(scale)).reshape(b, kv_heads, heads // kv_heads * lq, dim)
+    scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, most)
+    counts = _counts(named, causal, lq, lk)[..., :most]
     if "mask" in named:
-        counts = counts & ~(named["mask"] <= LOWEST)
-        scores = scores + named["mask"]
+        scores = scores + named["mask"][..., :most]
     if not counts.all():
         np.copyto(scores, -np.inf, where=~counts)
-        dead = ~counts.any(axis=2, keepdims=True).swapaxes(-1, -2)
-        v = np.where(dead, v.dtype.type(0), v) if dead.any() else v
+        v = np.where(_any_head(counts, kv_heads), v, v.dtype.type(0))
     scores -= scores.max(-1, keepdims=True, initial=LOWEST)
     e = np.exp(scores, out=scores)
     total = e.sum(-1, keepdims=True)
-    y = np.matmul(e, v)
+    y = np.matmul(e.reshape(*grouped.shape[:-1], most), v).reshape(q.shape)
     return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
+
+
+def _most(named: dict[str, Any], lq: int, lk: int) -> int:
+    """Keys of the longest sequence."""
+    most = lk
+    if "lengths" in named:
+        most = min(most, int(named["lengths"].max(initial=0)))
+    if "starts" in named:
+        most = min(most, int(named["starts"].max(initial=-lq)) + lq)
+    return most
+
+
+def _counts(named: dict[str, Any], causal: bool, lq: int, lk: int) -> Any:
+    """Which keys each query sees, [b or 1, heads or 1, lq or 1, lk]."""
+    key = np.arange(lk)
+    counts: Any = np.ones((1, 1, 1, lk), bool)
+    if "lengths" in named:
+        counts = counts & (key < named["lengths"][:, None])[:, None, None, :]
+    if "key_mask" in named:
+        counts = counts & (named["key_mask"] != 0)[:, None, None, :]
+    if causal or "starts" in named:
+        starts = np.asarray(named.get("starts", np.array([lk - lq])), np.int64)
+        place = starts[:, None] + np.arange(lq)
+        counts = counts & (key <= place[..., None])[:, None]
+    return counts & ~(named["mask"] <= LOWEST) if "mask" in named else counts
+
+
+def _any_head(counts: Any, kv_heads: int) -> Any:
+    """Whether any query of any head that shares a key sees it, [b or 1, kv_heads or 1, lk, 1]."""
+    seen = counts.any(axis=2)
+    b, heads, lk = seen.shape
+    if heads > 1:
+        seen = seen.reshape(b, kv_heads, heads // kv_heads, lk).any(axis=2)
+    return seen[..., None]
 
 
 def takes(index: int, spec: Spec) -> bool:
@@ -97,60 +127,19 @@ def takes(index: int, spec: Spec) -> bool:
     return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
 
 
+def choose(q: Spec, k: Spec) -> str:
+    """The variant for a problem: few queries of many keys have their keys split among groups."""
+    few = q.shape[2] <= FEW_QUERIES and k.shape[2] >= ENOUGH_KEYS
+    return "split" if few and 0 < q.shape[3] <= MOST_DIM else "stream"
+
+
 def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch: a group has 64 (or 128) queries of one head."""
-    q, k, v, *more = inputs
-    y = outputs[0]
-    batch, lq, heads, dim = y.shape
-    part = min(-(-dim // 8) * 8, 64)
-    queries = 2 if dim <= 32 and lq > THREADS else 1
-    blocks = -(-lq // (THREADS * queries))
-    names = attrs["masks"]
-    face = Face(
-        (
-            *((n, TensorParam("in", None, 1)) for n in ("q", "k", "v", *names)),
-            ("y", TensorParam("out", None, 1)),
-        ),
-        (),
-        (),
-    )
-    constants = (
-        ("causal", attrs["causal"]),
-        ("dim", dim),
-        ("keys", 16 if dim <= 128 else 8),
-        ("part", part),
-        ("queries", queries),
-        ("vector", all(s.aligned for s in (q, k, v))),
-        ("vector_y", y.aligned),
-    )
-    scalars = {"blocks": blocks, "scale": attrs["scale"], **_steps((q, k, v), y)}
-    for name, spec in zip(names, more, strict=True):
-        scalars.update(_mask_steps(name, spec))
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    groups = batch * heads * blocks * -(-dim // part)
-    call = Call(stream, tensors, tuple(scalars.items()), constants, groups, face=face)
-    return Lowered((call,))
+    """One launch, or two where the keys are split."""
+    variant = attrs.get("variant") or choose(inputs[0], inputs[1])
+    return LOWER[variant](inputs, outputs[0], attrs)
 
 
-def _steps(qkv: tuple[Spec, ...], y: Spec) -> dict[str, int]:
-    """Extents, and the strides of batch, head and position."""
-    q, k, _ = qkv
-    heads, lq, lk = q.shape[1], q.shape[2], k.shape[2]
-    steps = {"heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk}
-    for name, spec in zip("qkv", qkv, strict=True):
-        steps.update({f"{name}{axis}": s for axis, s in zip("bhl", spec.strides, strict=False)})
-    return {**steps, "yb": y.strides[0], "yl": y.strides[1], "yh": y.strides[2]}
-
-
-def _mask_steps(name: str, spec: Spec) -> dict[str, int]:
-    if name == "key_mask":
-        return {"mb": spec.strides[0]}
-    if name == "mask":
-        steps = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
-        return dict(zip(("ab", "ah", "al", "ak"), steps, strict=True))
-    return {}
-
-
-ATTENTION = Op("attention", rule, reference, lower, takes, doc="scaled dot-product attention")
+ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER),
+               doc="scaled dot-product attention")  # fmt: skip

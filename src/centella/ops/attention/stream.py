@@ -7,16 +7,19 @@ output and all of the scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from centella import lang
-from centella.dtypes import bool_, f32, u32
-from centella.lang.face import Face
-from centella.program import Kernel
+from centella.dtypes import f32, u32
+from centella.op import Lowered
+from centella.ops.attention.launch import extents, out_steps
+from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.program import Call, Kernel, Ref
+from centella.specs import Spec
 
 THREADS = 64
-LOWEST = -3.0e38
 
 
 def _rows(
@@ -27,23 +30,24 @@ def _rows(
 
     Rows whose key does not count, and elements past the head, become zeros.
     """
-    width = source.dtype.per_chunk if vector else 1
+    width = source.dtype.per_chunk if vector else 4  # a shared chunk is written by one thread
     pieces = keys * words // width
     for piece in lang.range(lang.local_id(), pieces, THREADS):
         row = piece // (words // width)
         element = piece % (words // width) * width
         counts = valid(key + row)
         at = first + element
-        safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
-        where = place + lang.select(counts, key + row, 0) * stride + safe
-        loaded = source.load(where) if width > 1 else [source[where]]
+        start = place + lang.select(counts, key + row, 0) * stride
+        if vector:
+            safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
+            loaded = source.load(start + safe)
+        else:
+            loaded = [source[start + lang.minimum(at + j, dim - 1)] for j in range(width)]
         if dim % words:
             loaded = [lang.select(counts & (at + j < dim), v, 0.0) for j, v in enumerate(loaded)]
         else:
             loaded = [lang.select(counts, v, 0.0) for v in loaded]
-        if width == 1:
-            tile[row * words + element] = loaded[0]
-        for j in range(0, width if width > 1 else 0, 4):
+        for j in range(0, width, 4):
             tile.store(row * words + element + j, loaded[j : j + 4])
 
 
@@ -61,7 +65,8 @@ def _attention(
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
     shared_head = head // p["share"]
-    end, counts = _keys_that_count(masks, b, p["lk"])
+    end, start = reach(masks, causal, b, p["lq"], p["lk"])
+    counts = counting(masks, b, end)
     first = block * (THREADS * queries)
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     scale = lang.parameter("scale", f32)
@@ -71,9 +76,8 @@ def _attention(
     total = lang.vars(f32, queries, init=0.0)
     out = lang.vars(f32, queries, part, init=0.0)
     key_tile, value_tile = lang.shared(f32, keys * words), lang.shared(f32, keys * part)
-    if causal:
-        reach = first + THREADS * queries + p["lk"]
-        end = lang.minimum(end, lang.select(reach > p["lq"], reach - p["lq"], 0))
+    if start is not None:
+        end = lang.minimum(end, upto(start, first + THREADS * queries))
     for key0 in lang.range(lang.const(0, u32), end, keys):
         _rows(k, b * p["kb"] + shared_head * p["kh"], key0, p["kl"], counts, key_tile, keys,
               words, 0, dim, vector)  # fmt: skip
@@ -82,30 +86,13 @@ def _attention(
         lang.barrier()
         for j0 in lang.range(0, keys, 4):
             _four_keys(j0, key0, mine, query, key_tile, value_tile, words, part, dim, top, total,
-                       out, counts, causal, p, b, head, masks)  # fmt: skip
+                       out, counts, start, p, b, head, masks)  # fmt: skip
         lang.barrier()
     for i, row in enumerate(mine):
         with lang.if_(row < p["lq"]):
             factor = lang.select(total[i] > 0.0, 1.0 / total[i], 0.0)
             place = b * p["yb"] + head * p["yh"] + row * p["yl"]
             _store(y, place, piece * part, [v * factor for v in out[i]], dim, vector_y)
-
-
-def _keys_that_count(masks: dict[str, Any], b: Any, lk: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """How many keys to visit, and whether one of them counts."""
-    count = lk
-    if "lengths" in masks:
-        given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
-        count = lang.workgroup_uniform(lang.minimum(given, lk))
-
-    def counts(key: Any) -> Any:
-        inside = key < count
-        if "key_mask" not in masks:
-            return inside
-        at = b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
-        return inside & lang.cast(masks["key_mask"][at], bool_)
-
-    return count, counts
 
 
 def _store(y: Any, place: Any, first: Any, values: list[Any], dim: int, vector: bool) -> None:
@@ -137,7 +124,7 @@ def _query(
 
 def _four_keys(
     j0: Any, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any, words: int,
-    part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, causal: bool,
+    part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
     p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any],
 ) -> None:  # fmt: skip
     """Four keys: scores, the new maximum, and one rescaling of what was summed."""
@@ -145,16 +132,15 @@ def _four_keys(
     weights: list[list[Any]] = []
     for i, row in enumerate(mine):
         valid = [counts(key0 + j0 + j) for j in range(4)]
-        if causal:
-            valid = [c & (key0 + j0 + j + p["lq"] <= row + p["lk"]) for j, c in enumerate(valid)]
+        if start is not None:
+            valid = [c & sees(start, row, key0 + j0 + j) for j, c in enumerate(valid)]
         if "mask" in masks:
-            at = b * lang.parameter("ab", u32) + head * lang.parameter("ah", u32)
-            at = at + lang.minimum(row, p["lq"] - 1) * lang.parameter("al", u32)
+            place = lang.minimum(row, p["lq"] - 1)
             for j in range(4):
-                column = lang.minimum(key0 + j0 + j, p["lk"] - 1) * lang.parameter("ak", u32)
-                added = masks["mask"][at + column]
-                scores[i][j] = scores[i][j] + added
-                valid[j] = valid[j] & ((added > LOWEST) | lang.isnan(added))
+                key = lang.minimum(key0 + j0 + j, p["lk"] - 1)
+                value = added(masks, b, head, place, key)
+                scores[i][j] = scores[i][j] + value
+                valid[j] = valid[j] & shows(value)
         found = [lang.select(c, s, LOWEST) for c, s in zip(valid, scores[i], strict=True)]
         high = lang.fmax(lang.fmax(found[0], found[1]), lang.fmax(found[2], found[3]))
         high = lang.fmax(top[i], high)
@@ -187,4 +173,26 @@ def _dot(query: list[Any], tile: Any, at: Any, dim: int) -> Any:
     return parts[0] if parts[1] is None else parts[0] + parts[1]
 
 
-stream = Kernel(_attention, workgroup=THREADS, name="attention", face=Face((), (), ()))
+stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention")
+
+
+def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any]) -> Lowered:
+    """One launch: a group has 64 (or 128) queries of one head."""
+    batch, lq, heads, dim = y.shape
+    part = min(-(-dim // 8) * 8, 64)
+    queries = 2 if dim <= 32 and lq > THREADS else 1
+    blocks = -(-lq // (THREADS * queries))
+    constants = (
+        ("causal", attrs["causal"]),
+        ("dim", dim),
+        ("keys", 16 if dim <= 128 else 8),
+        ("part", part),
+        ("queries", queries),
+        ("vector", all(s.aligned for s in inputs[:3])),
+        ("vector_y", y.aligned),
+    )
+    scalars = {"blocks": blocks, **extents(inputs, attrs), **out_steps(y)}
+    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
+    groups = batch * heads * blocks * -(-dim // part)
+    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
+    return Lowered((Call(stream, tensors, tuple(scalars.items()), constants, groups, face=form),))

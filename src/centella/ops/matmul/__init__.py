@@ -1,7 +1,7 @@
 """Matrix products: `matmul` and `linear`.
 
     matmul   C = alpha A B             A [..., m, k], B [..., k, n], either one transposed by view
-    linear   Y = f(X W^T + bias) + residual        X [..., k], W [n, k]
+    linear   Y = f(alpha (X W^T) scale + bias) + residual        X [..., k], W [n, k]
 
 Epilogues act on the f32 accumulator and are asked for by name.
 """

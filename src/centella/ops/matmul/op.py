@@ -1,80 +1,32 @@
-"""`matmul` and `linear` as ops: rules, NumPy formulas, and the choice of a tile."""
+"""`matmul` and `linear` as ops: rules, NumPy formulas, lowering."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from centella.errors import DTypeError, LimitError, ShapeError
-from centella.lang.face import Face, TensorParam
+from centella.dtypes import i8
+from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.elements import element_call, element_kernel
-from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.layout import broadcast, broadcast_strides, flat, rows_of, takes_rows
-from centella.ops.matmul.tiled import Tile, gemm
+from centella.ops.elementwise import ACTIVATIONS, OPS
+from centella.ops.layout import (
+    broadcast,
+    broadcast_strides,
+    flat,
+    one_stride,
+    rows_of,
+    takes_rows,
+)
+from centella.ops.matmul.choice import ALONG_K, VARIANTS, Problem
+from centella.ops.matmul.launches import Product, after_copies, product_calls
 from centella.ops.operands import NUMPY
 from centella.program import Call, Ref
 from centella.specs import Caps, Spec, make_spec
 
-TILES: dict[str, tuple[Tile, ...]] = {
-    "large": (Tile(128, 128, 8, 8, 8, 4), Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8, 4)),
-    "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 8, 4)),
-    "small": (Tile(32, 32, 16, 4, 4),),
-}
-ENOUGH = 96
 CPU_BLOCK = 1 << 15  # elements of a block on the CPU: 128 KB of f32
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """C [batch, m, n] = A [batch, m, k] B [batch, k, n], with pitches and batch strides.
-
-    `a_along_k` and `b_along_k` say which dimension is contiguous in memory.
-    """
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    lda: int
-    ldb: int
-    ldy: int
-    sa: int
-    sb: int
-    sy: int
-    a_along_k: bool
-    b_along_k: bool
-
-
-def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
-    """The tile of a variant on a device: the first that fits.
-
-    Its threads share the 16-byte chunks of either operand's tile evenly.
-    """
-    for tile in TILES[variant]:
-        share = 16 // itemsize * tile.threads
-        if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
-            continue
-        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
-            return tile
-    return None
-
-
-def choose(problem: Problem, itemsize: int, caps: Caps) -> str:
-    """The variant for a problem: the largest tile that still gives the device enough groups."""
-    for name in ("large", "medium"):
-        tile = tile_of(name, itemsize, caps)
-        if tile is None:
-            continue
-        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
-        small = problem.m <= tile.bm // 2 or problem.n <= tile.bn // 2
-        if tiles >= ENOUGH and not small:
-            return name
-    return "small"
 
 
 def _float(name: str, specs: tuple[Spec, ...]) -> None:
@@ -97,9 +49,17 @@ def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
 
 
 def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
-    """x [..., k], weight [n, k], bias [n], residual [..., n] to [..., n]."""
+    """x [..., k], weight [n, k], scale [n], bias [n], residual [..., n] to [..., n].
+
+    An i8 weight needs a scale; a float one may have it.
+    """
     x, weight, *more = specs
-    _float("linear", specs)
+    if weight.dtype is not i8:
+        _float("linear", specs)
+    elif "scale" not in attrs["extras"]:
+        raise DTypeError("linear: expected scale= with an i8 weight; ct.quantize_int8 makes both")
+    else:
+        _float("linear", (x, *more))
     if len(weight.shape) != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"linear: expected x [..., k] and weight [n, k], got {list(x.shape)} and "
@@ -107,7 +67,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
         )
     shape = (*x.shape[:-1], weight.shape[0])
     for name, spec in zip(attrs["extras"], more, strict=True):
-        wanted = shape[-1:] if name == "bias" else shape
+        wanted = shape if name == "residual" else shape[-1:]
         if spec.shape != wanted:
             raise ShapeError(f"linear: expected {name} {list(wanted)}, got {list(spec.shape)}")
     if attrs["activation"] and attrs["activation"] not in ACTIVATIONS:
@@ -128,7 +88,8 @@ def linear_reference(
 ) -> Any:
     """The NumPy formula; the epilogue in blocks of rows that stay in cache."""
     named = dict(zip(extras, more, strict=True))
-    y = np.matmul(x.reshape(-1, x.shape[-1]) if x.size else x, weight.T)
+    wide = weight.astype(x.dtype) if weight.dtype.kind == "i" else weight
+    y = np.matmul(x.reshape(-1, x.shape[-1]) if x.size else x, wide.T)
     rows = y.reshape(-1, y.shape[-1])
     residual = named["residual"].reshape(rows.shape) if "residual" in named else None
     step = max(1, CPU_BLOCK // max(rows.shape[1], 1))
@@ -136,6 +97,8 @@ def linear_reference(
         part = rows[start : start + step]
         if alpha != 1.0:
             part *= x.dtype.type(alpha)
+        if "scale" in named:
+            part *= named["scale"]
         if "bias" in named:
             part += named["bias"]
         if activation:
@@ -157,12 +120,15 @@ def matrix(spec: Spec) -> Lie | None:
         rows = 1
     if columns != 1 and rows != 1:
         return None
-    lead = [(n, s) for n, s in zip(spec.shape[:-2], spec.strides[:-2], strict=True) if n != 1]
-    for (_, outer), (n, inner) in pairwise(lead):
-        if outer != n * inner:
-            return None
-    batch = lead[-1][1] if lead else 0
+    batch = one_stride(spec.shape[:-2], spec.strides[:-2])
+    if batch is None:
+        return None
     return (batch, rows, True) if columns == 1 else (batch, columns, False)
+
+
+def _whole(spec: Spec) -> Lie:
+    """`matrix` of a tensor that the device laid out itself."""
+    return (spec.strides[-3] if len(spec.shape) > 2 else 0, spec.strides[-2], True)
 
 
 def takes_matrix(index: int, spec: Spec) -> bool:
@@ -170,86 +136,36 @@ def takes_matrix(index: int, spec: Spec) -> bool:
     return len(spec.shape) < 2 or spec.size == 0 or matrix(spec) is not None
 
 
-def takes_linear(index: int, spec: Spec) -> bool:
-    """x, weight, bias, residual: rows of neighbouring elements."""
-    return takes_rows(index, spec)
-
-
-def _aligned(spec: Spec, pitch: int, batch: int) -> bool:
-    item = spec.dtype.itemsize
-    return spec.aligned and pitch * item % 16 == 0 and batch * item % 16 == 0
-
-
-def _call(
-    problem: Problem, specs: tuple[Spec, ...], names: tuple[str, ...], attrs: dict[str, Any],
-    residual: tuple[int, int], caps: Caps,
-) -> Call:  # fmt: skip
-    """The launch of the tiled kernel; `specs` are a, b, extras, y."""
-    a, b, y = specs[0], specs[1], specs[-1]
-    if problem.k == 0:  # nothing is summed; every read is of the first element
-        problem = replace(problem, lda=0, ldb=0, sa=0, sb=0)
-    item = min(a.dtype.itemsize, b.dtype.itemsize)
-    variant = attrs.get("variant") or choose(problem, item, caps)
-    tile = tile_of(variant, item, caps)
-    if tile is None:
-        raise LimitError(f"matmul: the tile of variant {variant!r} does not fit {caps.target}")
-    tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
-    face = Face(
-        (
-            *((n, TensorParam("in", None, 1)) for n in ("a", "b", *names)),
-            ("y", TensorParam("out", None, 1)),
-        ),
-        (),
-        (),
-    )
-    scalars: tuple[tuple[str, int | float], ...] = (
-        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
-        ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
-        ("sy", problem.sy), ("tiles_m", tiles_m), ("tiles_n", tiles_n),
-        ("alpha", attrs.get("alpha", 1.0)), ("sr", residual[0]), ("ldr", residual[1]),
-    )  # fmt: skip
-    constants = (
-        ("a_along_k", problem.a_along_k),
-        ("activation", attrs.get("activation", "")),
-        ("b_along_k", problem.b_along_k),
-        ("exact_k", problem.k % tile.bk == 0 and problem.k > 0),
-        ("tile", tile),
-        ("vector_a", _aligned(a, problem.lda, problem.sa)),
-        ("vector_b", _aligned(b, problem.ldb, problem.sb)),
-        ("vector_y", _aligned(y, problem.ldy, problem.sy)),
-    )
-    return Call(
-        gemm,
-        (*(Ref(i, flat(s)) for i, s in enumerate(specs[:-1])), Ref(len(specs) - 1, y)),
-        scalars,
-        constants,
-        tiles_m * tiles_n * problem.batch,
-        workgroup=tile.threads,
-        face=face,
-    )
-
-
 def matmul_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch; before it a copy of an operand whose batches no single stride visits."""
     y = outputs[0]
-    operands = [_expand(s, y.shape[:-2]) for s in inputs]
-    found = [matrix(s) for s in operands]
     copies: list[Call] = []
     temporaries: list[Spec] = []
-    places = [0, 1]
-    for i, spec in enumerate(operands):
-        if found[i] is None:
+    operands: list[tuple[int, Spec, Lie]] = []
+    for place, given in enumerate(inputs):
+        spec = _expand(given, y.shape[:-2])
+        lie = matrix(spec)
+        if lie is None:
             whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
-            places[i] = len(inputs) + 1 + len(copies)
-            call = element_call(copy_kernel, (spec,), whole)
-            copies.append(replace(call, tensors=(Ref(i, flat(inputs[i])), Ref(places[i], whole))))
+            (copy,) = OPS["copy"].lower((spec,), (whole,), {}, caps).calls
+            temporary = len(inputs) + 1 + len(copies)
+            copies.append(replace(copy, tensors=(Ref(place, flat(given)), Ref(temporary, whole))))
             temporaries.append(whole)
-            operands[i], found[i] = whole, matrix(whole)
-    call = _product(operands, found, y, attrs, caps)
-    tensors = (*(Ref(p, r.spec) for p, r in zip(places, call.tensors, strict=False)), Ref(2, y))
-    return Lowered((*copies, replace(call, tensors=tensors)), tuple(temporaries))
+            place, spec, lie = temporary, whole, _whole(whole)
+        operands.append((place, spec, lie))
+    (_, a, left), (_, b, right) = operands
+    problem = Problem(
+        batch=math.prod(y.shape[:-2]), m=y.shape[-2], n=y.shape[-1], k=a.shape[-1],
+        lda=left[1], ldb=right[1], ldy=y.strides[-2],
+        sa=left[0], sb=right[0], sy=_whole(y)[0], a_along_k=left[2],
+        b_along_k=not right[2] or y.shape[-1] == right[1] == 1,  # a column without gaps
+    )  # fmt: skip
+    product = Product(problem, (a, b, y), alpha=attrs.get("alpha", 1.0))
+    lowered = product_calls("matmul", product, attrs.get("variant"), caps)
+    places = (*(place for place, _, _ in operands), len(inputs))
+    return after_copies(Lowered(tuple(copies), tuple(temporaries)), places, lowered)
 
 
 def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
@@ -259,44 +175,27 @@ def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
     return Spec((*lead, *spec.shape[-2:]), spec.dtype, strides, spec.aligned)
 
 
-copy_kernel = element_kernel("copy", lambda values, scalars, attrs: values[0])
-
-
-def _product(
-    operands: list[Spec], found: list[Lie | None], y: Spec, attrs: dict[str, Any], caps: Caps
-) -> Call:
-    a, b = operands
-    empty = (0, 0, True)
-    left, right, out = found[0] or empty, found[1] or empty, matrix(y) or empty
-    if not a.shape[-1]:
-        left = right = empty
-    problem = Problem(
-        math.prod(y.shape[:-2]), y.shape[-2], y.shape[-1], a.shape[-1], left[1], right[1],
-        y.strides[-2], left[0], right[0], out[0], left[2], not right[2] or not a.shape[-1],
-    )  # fmt: skip
-    return _call(problem, (a, b, y), (), attrs, (0, 0), caps)
-
-
 def linear_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch; leading dimensions are rows."""
     x, weight, *more = inputs
-    rows, y = rows_of(x), rows_of(outputs[0])
-    lda, ldb = (rows.strides[0], weight.strides[0]) if x.shape[-1] else (0, 0)
+    y = rows_of(outputs[0])
     problem = Problem(
-        1, y.shape[0], y.shape[1], x.shape[-1], lda, ldb, y.strides[0], 0, 0, 0, True, True,
+        batch=1, m=y.shape[0], n=y.shape[1], k=x.shape[-1],
+        lda=rows_of(x).strides[0], ldb=weight.strides[0], ldy=y.strides[0],
+        sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
-    residual = (0, 0)
-    for name, spec in zip(attrs["extras"], more, strict=True):
-        if name == "residual":
-            residual = (0, rows_of(spec).strides[0])
-    specs = (x, weight, *more, outputs[0])
-    return Lowered((_call(problem, specs, attrs["extras"], attrs, residual, caps),))
+    extras = dict(zip(attrs["extras"], more, strict=True))
+    residual_pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
+    product = Product(
+        problem, (*inputs, outputs[0]), tuple(extras), residual_pitch, attrs["activation"],
+        attrs.get("alpha", 1.0),
+    )  # fmt: skip
+    return product_calls("linear", product, attrs.get("variant"), caps)
 
 
-VARIANTS = tuple(TILES)
 MATMUL = Op("matmul", matmul_rule, matmul_reference, matmul_lower, takes_matrix, VARIANTS,
             doc="C = alpha A B")  # fmt: skip
-LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_linear, VARIANTS,
-            doc="Y = f(X W^T + bias) + residual")  # fmt: skip
+LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_rows, ALONG_K,
+            doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip

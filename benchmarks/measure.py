@@ -1,0 +1,98 @@
+"""What every benchmark needs: the machine, rounds that alternate, medians, and the peer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import centella as ct
+
+Row = dict[str, Any]
+Call = Callable[[], None]
+
+
+def run(command: list[str]) -> str:
+    """Standard output of a command, or an empty string."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def machine() -> Row:
+    """What the figures were measured on."""
+    versions = {}
+    for name in ("centella", "numpy", "wgpu", "cuda-bindings", "torch", "transformers",
+                 "onnxruntime"):  # fmt: skip
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    versions["centella"] = ct.__version__
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu",
+             "--format=csv,noheader"]  # fmt: skip
+    here = Path(__file__).parent
+    head = run(["git", "-C", str(here), "rev-parse", "--verify", "HEAD"])
+    commit = os.environ.get("CENTELLA_COMMIT") or head
+    return {
+        "platform": platform.platform(),
+        "cpu": platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "gpu": run(query),
+        "versions": versions,
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def alternate(contestants: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contestant's rounds, one round of each in turn, after two to warm up."""
+    for call in contestants.values():
+        call()
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def summary(seconds: list[float], amount: float) -> Row:
+    """Median and worst decile as a rate of `amount` a round."""
+    took = cost(seconds, 1.0)
+    return {
+        "rate": amount / took["rate"],
+        "worst_decile": amount / took["worst_decile"],
+        "seconds": took["rate"],
+        "rounds": took["rounds"],
+    }
+
+
+def cost(times: list[float], scale: float) -> Row:
+    """Median and worst decile of what is best small, times `scale`."""
+    ordered = sorted(times)
+    worst = ordered[min(len(ordered) - 1, round(0.9 * len(ordered)))]
+    return {
+        "rate": scale * statistics.median(ordered),
+        "worst_decile": scale * worst,
+        "rounds": len(ordered),
+    }
+
+
+def torch_or_none() -> Any:
+    """PyTorch with a CUDA device, or None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None

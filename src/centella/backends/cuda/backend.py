@@ -1,0 +1,187 @@
+"""Programs and submissions of one CUDA device.
+
+All work of a device runs in submission order, whatever streams it goes to. A launch passes one
+parameter struct (addresses, number of groups, scalars), so that its host cost does not grow with
+the arguments.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from centella.backends.cuda.driver import check, driver, explain
+from centella.backends.cuda.graph import Graph
+from centella.backends.cuda.memory import CudaMemory
+from centella.backends.cuda.stamps import Stamps
+from centella.backends.cuda.ticket import CudaTicket
+from centella.errors import CompileError, DeviceError
+from centella.lang.ptx import entry_name, shared_layout
+from centella.ledger import count
+from centella.program import HostProgram, Program
+from centella.submission import Clock, Submission
+
+LOG_BYTES = 16384
+
+
+class CudaBackend(CudaMemory):
+    """One CUDA device: its programs and submissions."""
+
+    clock: Clock = Clock()
+
+    def __init__(self, which: str = "", *, native: Any = None) -> None:
+        super().__init__(which, native=native)
+        self._modules: list[Any] = []
+        self._dead_graphs: deque[Any] = deque()
+        self._stamps: Stamps | None = None  # of the last submission that was timed
+        self._dead_stamps: deque[list[Any]] = deque()
+
+    # -- programs ---------------------------------------------------------------------------------
+
+    def compile(self, program: Program | HostProgram) -> Any:
+        """The driver's form of a program."""
+        assert isinstance(program, Program)
+        log = bytes(LOG_BYTES)
+        option = driver.CUjit_option
+        dynamic = shared_layout(program.ir).dynamic
+        with self.current():
+            status, module = driver.cuModuleLoadDataEx(
+                program.source.encode() + b"\0",
+                2,
+                [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES],
+                [log, LOG_BYTES],
+            )
+            if status != driver.CUresult.CUDA_SUCCESS:
+                text = log.split(b"\0")[0].decode(errors="replace") or explain(status)
+                raise CompileError(program.name, program.source, text)
+            self._modules.append(module)
+            function = check(driver.cuModuleGetFunction(module, entry_name(program.ir).encode()))
+            if dynamic:
+                check(driver.cuFuncSetAttribute(
+                    function,
+                    driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    dynamic,
+                ))  # fmt: skip
+        return function, program.ir.workgroup, dynamic
+
+    # -- submission -------------------------------------------------------------------------------
+
+    def submit(self, work: Submission) -> CudaTicket:
+        """Start a submission."""
+        places: list[tuple[int, int]] = []
+        end = 0
+        for read in work.reads:
+            places.append((end, read.nbytes))
+            end += -(-read.nbytes // 16) * 16
+        with self._lock, self.current():
+            # What may find no memory comes before anything is on the stream.
+            event = self._take_event()
+            pinned = self._take_pinned(end) if end else None
+            stamps = self._new_stamps(len(work.launches)) if work.timed and work.launches else None
+            ticket = CudaTicket(self, event, pinned, places, stamps)
+            stream = self._streams.turn().native
+            for slot, data in work.uploads:
+                self.write(work.slots[slot], data)
+            for copy in work.copies:
+                check(driver.cuMemcpyDtoDAsync(
+                    work.slots[copy.target].native + copy.start,
+                    work.slots[copy.source].native + copy.first,
+                    copy.nbytes, stream))  # fmt: skip
+            if work.prepared is not None and stamps is None:
+                work.prepared.launch(stream)
+            elif work.launches:
+                self._launch(work, stream, stamps)
+            for read, (place, nbytes) in zip(work.reads, places, strict=True):
+                assert pinned is not None
+                check(driver.cuMemcpyDtoHAsync(
+                    pinned.ctypes.data + place, work.slots[read.slot].native + read.start,
+                    nbytes, stream))  # fmt: skip
+            check(driver.cuEventRecord(event, stream))
+        return ticket
+
+    def prepare(self, work: Submission) -> Graph:
+        """A graph of the launches."""
+        own = self._streams.own.native  # another may not be captured, or be captured already
+        with self._lock, self.current():
+            while self._dead_graphs:
+                driver.cuGraphExecDestroy(self._dead_graphs.popleft())
+            return Graph(own, lambda: self._launch(work, own), self._dead_graphs.append)
+
+    def _new_stamps(self, launches: int) -> Stamps:
+        while self._dead_stamps:
+            for event in self._dead_stamps.popleft():
+                driver.cuEventDestroy(event)
+        self._stamps = Stamps(launches, self._stamps, self._dead_stamps.append)
+        return self._stamps
+
+    def _launch(self, work: Submission, stream: Any, stamps: Stamps | None = None) -> None:
+        slots = work.slots
+        words: list[int] = []
+        places: list[int] = []
+        for bound in work.launches:
+            places.append(len(words) * 4)
+            for slot in bound.slots:
+                address = slots[slot].native
+                words.append(address & 0xFFFFFFFF)
+                words.append(address >> 32)
+            words.append(bound.groups)
+            words += bound.words
+            if len(words) & 1:
+                words.append(0)
+        # The driver copies each struct while it takes the launch.
+        blob = np.array(words, np.uint32)
+        pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
+        first = pointers.ctypes.data
+        launch = driver.cuLaunchKernel
+        ok = driver.CUresult.CUDA_SUCCESS
+        for position, bound in enumerate(work.launches):
+            function, threads, dynamic = bound.pipeline
+            if stamps is not None:
+                stamps.record(2 * position, stream)
+            status = launch(
+                function, bound.groups, 1, 1, threads, 1, 1, dynamic, stream,
+                first + 8 * position, 0,
+            )[0]  # fmt: skip
+            if status != ok:
+                raise DeviceError(f"{bound.program.name}: {explain(status)}")
+            if stamps is not None:
+                stamps.record(2 * position + 1, stream)
+        count(parameter_bytes=blob.nbytes)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, driver and limits."""
+        name = check(driver.cuDeviceGetName(256, self._device))
+        free, total = self.memory()
+        return {
+            "device": "cuda",
+            "name": name.split(b"\0")[0].decode(),
+            "driver": int(check(driver.cuDriverGetVersion())),
+            "arch": self.caps.arch,
+            "processors": self.processors,
+            "memory_total": total,
+            "memory_free": free,
+            "max_shared": self.caps.max_shared,
+        }
+
+    def close(self) -> None:
+        """Release what this backend made; the primary context may live on in other libraries."""
+        pinned = (*self._idle_pinned, *(p for free in self._pinned.values() for p in free))
+        with self._lock, self.current():
+            check(driver.cuStreamSynchronize(self._streams.turn().native))
+            for graph in self._dead_graphs:
+                driver.cuGraphExecDestroy(graph)
+            self._stamps = None
+            for event in (*self._events, *(e for one in self._dead_stamps for e in one)):
+                driver.cuEventDestroy(event)
+            for memory in pinned:
+                driver.cuMemFreeHost(memory.ctypes.data)
+            for module in self._modules:
+                driver.cuModuleUnload(module)
+            self._streams.close()
+        self._closed = True
+        self._events, self._pinned, self._modules = [], {}, []
+        self._idle_pinned.clear()
+        if self._primary:
+            driver.cuDevicePrimaryCtxRelease(self._device)

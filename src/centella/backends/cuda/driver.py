@@ -1,0 +1,72 @@
+"""Calls of the CUDA driver: its statuses as errors, and the devices there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella.errors import DeviceError, DeviceLostError, MissingExtraError, OutOfMemoryError
+
+try:
+    # A compiled module, of which type checkers see nothing.
+    from cuda.bindings import driver as bindings  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError as _missing:
+    raise MissingExtraError("cuda-bindings", "cuda") from _missing
+
+driver: Any = bindings
+
+KNOWN: dict[int, str] = {
+    50: "sm_50", 52: "sm_52", 60: "sm_60", 61: "sm_61", 70: "sm_70", 75: "sm_75", 80: "sm_80",
+    86: "sm_86", 87: "sm_87", 89: "sm_89", 90: "sm_90a", 100: "sm_100", 103: "sm_103",
+    120: "sm_120", 121: "sm_121",
+}  # fmt: skip
+STICKY: tuple[Any, ...] = (
+    driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+    driver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
+    driver.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
+    driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+)
+
+
+def explain(status: Any) -> str:
+    """Name and description of a driver status."""
+    _, name = driver.cuGetErrorName(status)
+    _, text = driver.cuGetErrorString(status)
+    return f"{(name or b'?').decode()}: {(text or b'').decode()}"
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """The values of a driver call.
+
+    Raises:
+        OutOfMemoryError, DeviceLostError, DeviceError: by status.
+    """
+    status, *values = result
+    if status == driver.CUresult.CUDA_SUCCESS:
+        return values[0] if len(values) == 1 else tuple(values)
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise OutOfMemoryError(explain(status))
+    raise (DeviceLostError if status in STICKY else DeviceError)(explain(status))
+
+
+def device_count() -> int:
+    """CUDA devices of this machine.
+
+    Raises:
+        DeviceError: when there is no driver.
+    """
+    try:
+        check(driver.cuInit(0))
+        return int(check(driver.cuDeviceGetCount()))
+    except DeviceError as error:
+        raise DeviceError(f"no CUDA device: {error}") from error
+    except RuntimeError as error:
+        raise DeviceError(f"no CUDA device: the NVIDIA driver was not found ({error})") from error
+
+
+def arch_of(major: int, minor: int) -> str:
+    """The PTX target of a compute capability; an unknown newer one gets plain sm_90."""
+    known = KNOWN.get(10 * major + minor)
+    if known is not None:
+        return known
+    older = [c for c in KNOWN if c <= 10 * major + minor and c <= 90]
+    return f"sm_{max(older)}" if older else "sm_50"

@@ -1,0 +1,108 @@
+"""A CUDA submission under way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from centella.backends.cuda.driver import check, driver
+from centella.backends.cuda.stamps import Stamps
+from centella.submission import Array, Times
+
+PAUSE = 0.0005
+NOT_READY: Any = driver.CUresult.CUDA_ERROR_NOT_READY
+
+
+class Lender(Protocol):
+    """What a ticket needs of its backend."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """The context, current on this thread."""
+        ...
+
+    def return_event(self, event: Any) -> None:
+        """Take an event for the next submission."""
+        ...
+
+    def return_pinned(self, pinned: Array) -> None:
+        """Take pinned memory for the next read-back of its size."""
+        ...
+
+
+class CudaTicket:
+    """A submission under way: an event, and pinned memory that receives its read-backs.
+
+    Args:
+        places: first byte and number of bytes of each read-back.
+    """
+
+    def __init__(
+        self, backend: Lender, event: Any, pinned: Array | None, places: list[tuple[int, int]],
+        stamps: Stamps | None = None,
+    ) -> None:  # fmt: skip
+        self._backend = backend
+        self._event = event
+        self._pinned = pinned
+        self._places = places
+        self._stamps = stamps
+        self._lock = threading.Lock()
+        self._results: list[Array] | None = None
+
+    def done(self) -> bool:
+        """True once the device has finished it."""
+        if self._results is not None:
+            return True
+        with self._backend.current():
+            status = driver.cuEventQuery(self._event)[0]
+        if status == NOT_READY:
+            return False
+        check((status,))
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has finished."""
+        if self._results is not None:
+            return
+        # Outside the lock: others may wait less long.
+        if timeout is not None:
+            self._poll(timeout)
+        with self._backend.current():
+            check(driver.cuEventSynchronize(self._event))
+        with self._lock:
+            if self._results is not None:
+                return
+            results: list[Array] = []
+            if self._pinned is not None:
+                results = [self._pinned[s : s + n].copy() for s, n in self._places]
+                self._backend.return_pinned(self._pinned)
+                self._pinned = None
+            self._results = results
+
+    def __del__(self) -> None:
+        # Where nobody waited, whoever gets these uses them later in the stream's order.
+        self._backend.return_event(self._event)
+        if self._pinned is not None:
+            self._backend.return_pinned(self._pinned)
+
+    def _poll(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while not self.done():
+            if time.monotonic() >= end:
+                raise TimeoutError(f"not done after {timeout} s")
+            time.sleep(PAUSE)
+
+    def data(self, index: int) -> Array:
+        """Bytes of one read-back; a copy that the caller owns."""
+        self.wait()
+        assert self._results is not None
+        return self._results[index]
+
+    def times(self) -> Times | None:
+        """Begin and end of each launch in ns since the first timed one."""
+        self.wait()
+        if self._stamps is None:
+            return None
+        with self._backend.current():
+            return self._stamps.times()

@@ -1,0 +1,12 @@
+"""WebGPU through wgpu: WGSL on Vulkan, Metal and DX12.
+
+adapter.py    the adapters there are, one of them by name, a device of one
+modules.py    shader modules, with the driver's bounds checks or without
+backend.py    memory, programs, submissions
+ticket.py     a submission under way
+"""
+
+from centella.backends.webgpu.adapter import NO_ADAPTER, adapters, is_software
+from centella.backends.webgpu.backend import WebGpuBackend
+
+__all__ = ["NO_ADAPTER", "WebGpuBackend", "adapters", "is_software"]

@@ -1,0 +1,83 @@
+"""`centella bench`: measurements that the library takes of itself, as a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from centella.cli.options import Device, Json
+
+if TYPE_CHECKING:
+    from centella.bench import Figure, Report
+
+TITLES = {
+    "ffn": "feed-forward layers of Qwen3-4B",
+    "cached": "product of one row with a cached weight",
+    "encoder": "encoder of Whisper tiny",
+}
+
+
+class Bench(StrEnum):
+    """What `centella bench` measures."""
+
+    floor = "floor"
+
+
+What = Annotated[Bench, typer.Argument(help="floor: three claims of two other systems.")]
+Small = Annotated[
+    bool, typer.Option("--small", help="Small shapes of the same structure: for the counts.")
+]
+
+
+def run(what: What, device: Device = None, small: Small = False, as_json: Json = False) -> None:
+    """Measure and print.
+
+    Raises:
+        CentellaError: no such device, wrong numbers, or work that should not have been done.
+    """
+    from centella.bench import floor
+
+    report = floor(device, small=small, progress=_tell if sys.stderr.isatty() else None)
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _show(report)
+
+
+def _tell(what: str) -> None:
+    """What begins, on a terminal."""
+    typer.echo(f"{what} ...", err=True)
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"device  {report.device}", markup=False, soft_wrap=True)
+    for note in report.notes:
+        console.print(f"note    {note}", markup=False, soft_wrap=True)
+    for part, title in TITLES.items():
+        figures = [f for f in report.figures if f.part == part]
+        shape = " x ".join(map(str, figures[0].shape))
+        console.print(f"\n{title}, {shape}", markup=False, soft_wrap=True)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("", min_width=32)
+        for name in ("theirs", "ours", "worst decile"):
+            table.add_column(name, justify="right")
+        for f in figures:
+            table.add_row(f.what, _said(f, f.theirs), _said(f, f.ours), _said(f, f.worst))
+        console.print(table)
+
+
+def _said(figure: Figure, number: float | None) -> str:
+    """A count, or a time with three digits or so."""
+    if number is None:
+        return ""
+    if not figure.unit:
+        return f"{number:,.0f}"
+    return f"{number:,.{1 if abs(number) < 100 else 0}f} {figure.unit}"

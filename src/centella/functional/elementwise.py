@@ -1,0 +1,195 @@
+"""Element by element: arithmetic, activations, conversion."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import promote
+from centella.errors import DTypeError, ShapeError
+from centella.tensor import Tensor, apply, binary, not_a_tensor
+
+Number = int | float
+
+
+def add(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """a + b, broadcasting."""
+    return binary("add", a, b)
+
+
+def sub(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """a - b, broadcasting."""
+    return binary("sub", a, b)
+
+
+def mul(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """a * b, broadcasting."""
+    return binary("mul", a, b)
+
+
+def div(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """a / b for floats, broadcasting."""
+    return binary("div", a, b)
+
+
+def floor_divide(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """a / b of integers, rounded down as `//` does in Python; a where b is 0."""
+    return binary("floor_divide", a, b)
+
+
+def remainder(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """a - b floor(a / b) of integers: the sign of b, as `%` in Python; 0 where b is 0."""
+    return binary("remainder", a, b)
+
+
+def maximum(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """The larger of each pair; NaN where either is NaN."""
+    return binary("maximum", a, b)
+
+
+def minimum(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """The smaller of each pair; NaN where either is NaN."""
+    return binary("minimum", a, b)
+
+
+def neg(x: Tensor) -> Tensor:
+    """-x."""
+    return apply("neg", x)
+
+
+def abs(x: Tensor) -> Tensor:
+    """|x|."""
+    return apply("abs", x)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Square root; NaN below zero."""
+    return apply("sqrt", x)
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x); NaN below zero."""
+    return apply("rsqrt", x)
+
+
+def square(x: Tensor) -> Tensor:
+    """x * x."""
+    return apply("square", x)
+
+
+def exp(x: Tensor) -> Tensor:
+    """e^x."""
+    return apply("exp", x)
+
+
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm."""
+    return apply("log", x)
+
+
+def sin(x: Tensor) -> Tensor:
+    """Sine of radians; on a GPU within 2 ulp + 1e-8 to 2^16, and NaN from 2^15 pi on."""
+    return apply("sin", x)
+
+
+def cos(x: Tensor) -> Tensor:
+    """Cosine of radians; on a GPU within 2 ulp + 1e-8 to 2^16, and NaN from 2^15 pi on."""
+    return apply("cos", x)
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0); NaN stays NaN."""
+    return apply("relu", x)
+
+
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x above 0, `negative_slope * x` below."""
+    return apply("leaky_relu", x, slope=float(negative_slope))
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x above 0, `alpha * (exp(x) - 1)` below (Clevert et al. 2016)."""
+    return apply("elu", x, alpha=float(alpha))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return apply("sigmoid", x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    return apply("tanh", x)
+
+
+def swish(x: Tensor) -> Tensor:
+    """x sigmoid(x), also called SiLU."""
+    return apply("swish", x)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU (Hendrycks and Gimpel 2016).
+
+    Args:
+        approximate: "none" x Phi(x) by erf, "tanh" its tanh form, "quick" x sigmoid(1.702 x).
+
+    Raises:
+        ShapeError: for another kind.
+    """
+    if approximate not in ("none", "tanh", "quick"):
+        raise ShapeError(f"gelu: expected none, tanh or quick, got {approximate!r}")
+    return apply("gelu", x, kind=approximate)
+
+
+def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, the gate of SwiGLU (Shazeer 2020), in one launch.
+
+    Args:
+        gate, up: shapes that broadcast, of one float dtype (or f32 and a narrower one). Halves of
+            one packed tensor, `x[..., :n]` and `x[..., n:]`, are views and cost nothing.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not meet.
+    """
+    for operand in (gate, up):
+        if not isinstance(operand, Tensor):
+            raise not_a_tensor("silu_gate", operand)
+    common = promote("silu_gate", gate.dtype, up.dtype)
+    return apply("silu_gate", gate.astype(common), up.astype(common))
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor."""
+    return apply("scale", x, factor=float(factor))
+
+
+def clip(x: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
+    """min(max(x, min), max), either side left out by None; NaN stays NaN."""
+    if x.dtype.is_float:
+        low = -math.inf if min is None else float(min)
+        return apply("clip", x, low=low, high=math.inf if max is None else float(max))
+    if x.dtype.kind == "bool":
+        raise DTypeError("clip: expected a numeric dtype, got bool")
+    info = np.iinfo(x.dtype.numpy)
+    low, high = (
+        end if v is None else builtins.min(builtins.max(v, info.min), info.max)
+        for v, end in ((min, info.min), (max, info.max))
+    )
+    return apply("clip", x, low=low, high=high)
+
+
+def where(condition: Tensor, x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """x where the bool condition holds, else y, broadcasting; x or y may be a number.
+
+    Raises:
+        DTypeError: for a condition that is not bool, or two numbers.
+    """
+    return binary("where", x, y, condition)
+
+
+def cast(x: Tensor, dtype: Any) -> Tensor:
+    """x in another dtype; floats to integers truncate and saturate, NaN gives 0."""
+    return x.astype(dtype)

@@ -1,0 +1,127 @@
+"""Sums of products: matmul, linear, conv1d, dot, attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from centella.errors import ShapeError
+from centella.op import get
+from centella.tensor import Tensor, apply, apply_all, apply_with
+
+
+def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = None) -> Tensor:
+    """alpha A B: a [..., m, k], b [..., k, n]; leading dimensions broadcast.
+
+    Transposes are views (`.T`) and cost nothing.
+
+    Args:
+        variant: force a kernel ("gemv", "skinny", "columns", "small", "medium", "large"), for
+            tests and benchmarks.
+    """
+    return apply("matmul", a, b, **_with_variant("matmul", variant, alpha=float(alpha)))
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    variant: str | None = None,
+) -> Tensor:
+    """f(alpha (x W^T) scale + bias) + residual in one launch, the epilogue on the f32 sums.
+
+    Args:
+        x: [..., in_features]; weight: [out_features, in_features], of any float dtype, or i8 with
+            `scale`; bias: [out_features].
+        scale: [out_features], a factor of each output: those of `ct.quantize_int8`.
+        activation: relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid or tanh.
+        residual: [..., out_features], added last.
+    """
+    attrs = _with_variant("linear", variant, activation=activation or "", alpha=float(alpha))
+    extras = {"scale": scale, "bias": bias, "residual": residual}
+    return apply_with("linear", (x, weight), "extras", extras, attrs)
+
+
+def conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0,
+    activation: str | None = None, variant: str | None = None,
+) -> Tensor:  # fmt: skip
+    """f(conv(x, weight) + bias): y[b, o, t] sums x[b, c, t stride + j - padding] weight[o, c, j].
+
+    Args:
+        x: [batch, channels_in, length], of zeros `padding` before and after; weight:
+            [channels_out, channels_in, kernel]; bias: [channels_out]. What lies with channels last,
+            as a result of conv1d does, or weights that lie [out, kernel, in], are read fastest.
+        activation: as in `linear`; it acts on the f32 accumulator.
+        variant: force a kernel of the product, for tests and benchmarks.
+
+    Returns:
+        [batch, channels_out, (length + 2 padding - kernel) // stride + 1]; a view of memory in
+        [batch, length_out, channels_out].
+
+    Raises:
+        ShapeError, DTypeError: for shapes, numbers or dtypes that do not fit these.
+    """
+    numbers = {"stride": int(stride), "padding": int(padding)}
+    attrs = _with_variant("conv1d", variant, activation=activation or "", **numbers)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return apply_all(get("conv1d"), given, attrs)[0].permute(0, 2, 1)
+
+
+def _with_variant(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
+    if variant is not None:
+        known = get(op).variants
+        if variant not in known:
+            raise ShapeError(f"{op}: expected variant of {', '.join(known)}, got {variant!r}")
+        attrs["variant"] = variant
+    return attrs
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Sum of products of two vectors, a scalar."""
+    return apply("dot", a, b)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    variant: str | None = None,
+) -> Tensor:
+    """Scaled dot-product attention, without a score matrix in memory.
+
+    Args:
+        q: [batch, heads, q_len, head_dim]; k, v: [batch, kv_heads, kv_len, head_dim].
+        lengths: [batch] i32, keys of each sequence that count.
+        key_mask: [batch, kv_len] bool or integer, nonzero where a key counts.
+        mask: additive, [batch or 1, heads or 1, q_len or 1, kv_len or 1].
+        starts: [batch] i32, where query 0 of each sequence stands: query i sees keys up to
+            starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
+        causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
+        scale: default 1 / sqrt(head_dim).
+        variant: force a kernel ("stream", "split"), for tests and benchmarks.
+
+    Returns:
+        [batch, heads, q_len, head_dim]; a view of memory in [batch, q_len, heads, head_dim]. A
+        query with no key gives zeros.
+    """
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        raise ShapeError(
+            f"attention: expected rank 4, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
+        )
+    masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts}
+    factor = 1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+    attrs = _with_variant("attention", variant, causal=bool(causal), scale=factor)
+    return apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)

@@ -1,0 +1,203 @@
+"""What kernel functions call: arithmetic, conversions, and the formulas of `lang.math`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from centella.dtypes import DType
+from centella.errors import TraceError
+from centella.lang import math as formulas
+from centella.lang import memory
+from centella.lang.control import const
+from centella.lang.tracer import current
+from centella.lang.values import Expr, Operand, common_type, expr_of, traced
+
+
+def select(condition: Any, if_true: Any, if_false: Any) -> Expr:
+    """`if_true` where the condition holds, else `if_false`; both are computed."""
+    tracer = current()
+    cond = expr_of(tracer, condition, "bool")
+    type_ = common_type(if_true, if_false)
+    a, b = expr_of(tracer, if_true, type_), expr_of(tracer, if_false, type_)
+    if cond.const is not None:
+        return a if cond.const else b
+    return tracer.pure("select", type_, (cond, a, b))
+
+
+def fma(a: Any, b: Any, c: Any) -> Expr:
+    """`a * b + c` in f32, with one rounding or two: no kernel may depend on which."""
+    tracer = current()
+    args = tuple(expr_of(tracer, v, "f32") for v in (a, b, c))
+    return tracer.pure("fma", "f32", args)
+
+
+_PAIRS = {"maximum": "maxn", "minimum": "minn", "fmax": "max", "fmin": "min"}
+
+
+def _pair(name: str, a: Any, b: Any) -> Expr:
+    tracer = current()
+    type_ = common_type(a, b)
+    if type_ == "bool":
+        raise TraceError(f"lang.{name} is for numbers, got bool")
+    op = _PAIRS[name] if type_ == "f32" else _PAIRS[name][:3]  # only an f32 may be NaN
+    return tracer.pure(op, type_, (expr_of(tracer, a, type_), expr_of(tracer, b, type_)))
+
+
+def maximum(a: Any, b: Any) -> Expr:
+    """The larger value; NaN when either is NaN."""
+    return _pair("maximum", a, b)
+
+
+def minimum(a: Any, b: Any) -> Expr:
+    """The smaller value; NaN when either is NaN."""
+    return _pair("minimum", a, b)
+
+
+def fmax(a: Any, b: Any) -> Expr:
+    """The larger value; for NaN operands either operand may come back (cheapest form)."""
+    return _pair("fmax", a, b)
+
+
+def fmin(a: Any, b: Any) -> Expr:
+    """The smaller value; for NaN operands either operand may come back (cheapest form)."""
+    return _pair("fmin", a, b)
+
+
+def _unary(op: str, x: Any) -> Expr:
+    tracer = current()
+    return tracer.pure(op, "f32", (expr_of(tracer, x, "f32"),))
+
+
+def abs(x: Any) -> Expr:
+    """Absolute value of an f32 or i32."""
+    if isinstance(x, Operand) and x.type == "i32":
+        value = x._expr()
+        return select(value < 0, -value, value)
+    return _unary("abs", x)
+
+
+def floor(x: Any) -> Expr:
+    """Largest integer not above x, as f32."""
+    return _unary("floor", x)
+
+
+def ceil(x: Any) -> Expr:
+    """Smallest integer not below x, as f32."""
+    return _unary("ceil", x)
+
+
+def trunc(x: Any) -> Expr:
+    """x without its fraction, as f32."""
+    return _unary("trunc", x)
+
+
+def sqrt(x: Any) -> Expr:
+    """Square root; NaN below zero."""
+    return _unary("sqrt", x)
+
+
+def rsqrt(x: Any) -> Expr:
+    """`1 / sqrt(x)`."""
+    return 1.0 / sqrt(x)
+
+
+def isnan(x: Any) -> Expr:
+    """True for NaN, by its bits (drivers may assume that NaN does not occur)."""
+    return (bitcast(x, "u32") & 0x7FFFFFFF) > 0x7F800000
+
+
+def cast(x: Any, dtype: DType) -> Expr:
+    """Value conversion: floats truncate and saturate, NaN gives 0; bools give 0 or 1."""
+    if not isinstance(x, Operand):
+        return const(x, dtype)
+    value = x._expr()
+    if value.type == dtype.value:
+        return value
+    if dtype.value == "bool":
+        return value != 0
+    tracer = current()
+    if {value.type, dtype.value} == {"i32", "u32"}:
+        return tracer.pure("bitcast", dtype.value, (value,))
+    return tracer.pure("cast", dtype.value, (value,))
+
+
+def stored(x: Any, dtype: DType) -> Expr:
+    """x as it would be loaded after a store to `dtype`: rounded, or its low bits."""
+    tracer = current()
+    return memory.stored(tracer, expr_of(tracer, x, dtype.value), dtype)
+
+
+def bitcast(x: Any, dtype: DType | str) -> Expr:
+    """The same 32 bits as another value type."""
+    tracer = current()
+    type_ = dtype if isinstance(dtype, str) else dtype.value
+    value = traced(x, "lang.bitcast")
+    if "bool" in (type_, value.type):
+        raise TraceError("bitcast is for f32, i32 and u32")
+    return value if value.type == type_ else tracer.pure("bitcast", type_, (value,))
+
+
+class TracedOperands:
+    """The operand set of traced values: what `centella.lang.math` computes on."""
+
+    floor: staticmethod[[Any], Expr] = staticmethod(floor)
+    where: staticmethod[[Any, Any, Any], Expr] = staticmethod(select)
+    fma: staticmethod[[Any, Any, Any], Expr] = staticmethod(fma)
+    abs: staticmethod[[Any], Expr] = staticmethod(abs)
+    sqrt: staticmethod[[Any], Expr] = staticmethod(sqrt)
+
+    @staticmethod
+    def bits(x: Any) -> Expr:
+        """f32 to u32, bit for bit."""
+        return bitcast(x, "u32")
+
+    @staticmethod
+    def from_bits(x: Any) -> Expr:
+        """u32 to f32, bit for bit."""
+        return bitcast(x, "f32")
+
+    @staticmethod
+    def to_i32(x: Any) -> Expr:
+        """f32 to i32: truncating, saturating, NaN to 0."""
+        return current().pure("cast", "i32", (traced(x, "to_i32"),))
+
+    @staticmethod
+    def to_f32(x: Any) -> Expr:
+        """i32 or u32 to f32."""
+        return current().pure("cast", "f32", (traced(x, "to_f32"),))
+
+    @staticmethod
+    def as_u32(x: Any) -> Expr:
+        """i32 to u32, bit for bit."""
+        return bitcast(x, "u32")
+
+    @staticmethod
+    def as_i32(x: Any) -> Expr:
+        """u32 to i32, bit for bit."""
+        return bitcast(x, "i32")
+
+
+_OPERANDS = TracedOperands()
+
+
+def _formula(name: str) -> Callable[[Any], Expr]:
+    function: Callable[[formulas.Operands, Any], Expr] = getattr(formulas, name)
+
+    def apply(x: Any) -> Expr:
+        return function(_OPERANDS, expr_of(current(), x, "f32"))
+
+    apply.__name__ = apply.__qualname__ = name
+    apply.__doc__ = function.__doc__
+    return apply
+
+
+exp: Callable[[Any], Expr] = _formula("exp")
+exp2: Callable[[Any], Expr] = _formula("exp2")
+log: Callable[[Any], Expr] = _formula("log")
+log2: Callable[[Any], Expr] = _formula("log2")
+tanh: Callable[[Any], Expr] = _formula("tanh")
+erf: Callable[[Any], Expr] = _formula("erf")
+sin: Callable[[Any], Expr] = _formula("sin")
+cos: Callable[[Any], Expr] = _formula("cos")
+sigmoid: Callable[[Any], Expr] = _formula("sigmoid")

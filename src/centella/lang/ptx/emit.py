@@ -1,0 +1,84 @@
+"""One emission: statements in order, each by its table entry or its rule."""
+
+from __future__ import annotations
+
+from centella.errors import DeviceError, TraceError
+from centella.lang.ir import PURE, KernelIR
+from centella.lang.ptx import control, groups, memory, values
+from centella.lang.ptx.facts import NO_REGISTER
+from centella.lang.ptx.layout import entry_name
+from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS
+from centella.lang.ptx.writer import Rule, Writer
+
+RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
+
+
+def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
+    """PTX text of a kernel for one target.
+
+    Args:
+        ir: a traced kernel.
+        arch: a target of `TARGETS`, such as "sm_80" or "sm_90a".
+
+    Returns:
+        The text, equal to the byte for equal arguments.
+
+    Raises:
+        DeviceError: for a target that the table does not have.
+        TraceError: for an operation that PTX cannot express.
+    """
+    if arch not in TARGETS:
+        raise DeviceError(f"no PTX target {arch!r}; expected one of {', '.join(TARGETS)}")
+    w = Writer(ir, arch)
+    _write_body(w)
+    return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, "  ret;", "}", ""])
+
+
+def _write_body(w: Writer) -> None:
+    """Every statement that is used; integer values that a loop does not change go before it."""
+    body = w.ir.body
+    for i, statement in enumerate(body):
+        op, type_, args, _ = statement
+        pure = op in PURE
+        if w.facts.last[i] < 0 and (pure or op == "get"):
+            continue
+        w.at = len(w.blocks) - 1
+        if pure and type_ in SIGNED and i not in w.facts.direct:
+            w.at = w.outermost(args, int(op not in NO_REGISTER and op != "param"))
+        w.depth[i] = w.at if op != "const" else 0
+        operand = body[args[0]][1] if args else ""
+        text = INSTRUCTIONS.get((op, operand))
+        if text is None or (not w.ampere and op in ("minn", "maxn")):
+            rule = RULES.get(op)
+            if rule is None:
+                raise TraceError(f"PTX has no {op} {operand}".rstrip())
+            rule(w, i, statement)
+        else:
+            operands = ", ".join([w.values[a] for a in args])
+            w.emit(f"{text} {w.result(i)}, {operands};")
+
+
+def _head(w: Writer) -> list[str]:
+    """The module's directives, and the entry's up to its first declaration."""
+    ir, name = w.ir, entry_name(w.ir)
+    arguments = ", ".join(f"{a.mode} {a.dtype.name}" for a in ir.args)
+    lines = [f".version {TARGETS[w.arch]}", f".target {w.arch}", ".address_size 64", ""]
+    if w.shared.dynamic:
+        lines += [f"// {w.shared.size} bytes of dynamic shared memory"]
+        lines += [".extern .shared .align 16 .b8 $smem[];", ""]
+    lines += [f"// {name}({arguments}), groups, {len(ir.params)} launch parameters"]
+    lines += [f".visible .entry {name}(", f"  .param .align 8 .b8 params[{w.params.size}]", ")"]
+    return [*lines, f".reqntid {ir.workgroup}, 1, 1", "{"]
+
+
+def _prologue(w: Writer) -> list[str]:
+    """Declarations; the return of blocks past the launch; what fills the fixed registers."""
+    lines = [f"  .reg .{k} {prefix}<{w.count[prefix]}>;" for prefix, k in REGISTERS.items()
+             if w.count[prefix]]  # fmt: skip
+    lines += ["  .reg .b32 %group, %groups;", "  .reg .pred %past;"]
+    lines += [f"  .reg .{kind} {name};" for name, (kind, _) in w.fixed.items()]
+    if w.shared.size and not w.shared.dynamic:
+        lines.append(f"  .shared .align 16 .b8 $smem[{w.shared.size}];")
+    lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
+    lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]
+    return lines + [f"  {text}" for _, text in w.fixed.values()]

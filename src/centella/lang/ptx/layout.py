@@ -1,0 +1,63 @@
+"""What a launch must know of the text: its entry's name, and where parameters and arrays lie.
+
+A 1-D grid of at least `groups` blocks of `workgroup` threads; blocks past `groups` return. The one
+kernel parameter is a struct (`param_layout`): 64-bit addresses of the tensor arguments in order,
+u32 number of groups, the launch parameters of 4 bytes in order. Workgroup memory past 48 KiB is
+dynamic: the launch passes `shared_layout(ir).dynamic` bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from centella.lang.ir import KernelIR
+
+STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ParamLayout:
+    """Byte offsets in the parameter struct, and its size."""
+
+    pointers: tuple[int, ...]
+    groups: int
+    scalars: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """Byte offsets of the workgroup arrays (and of the word of `workgroup_uniform`), total size."""
+
+    offsets: tuple[int, ...]
+    uniform: int
+    size: int
+
+    @property
+    def dynamic(self) -> int:
+        """Bytes that the launch must pass as dynamic shared memory."""
+        return self.size if self.size > STATIC_SHARED_BYTES else 0
+
+
+def param_layout(ir: KernelIR) -> ParamLayout:
+    """Where the launch writes addresses, the number of groups and the scalars."""
+    groups = 8 * len(ir.args)
+    scalars = tuple(groups + 4 + 4 * i for i in range(len(ir.params)))
+    return ParamLayout(tuple(range(0, groups, 8)), groups, scalars, groups + 4 + 4 * len(scalars))
+
+
+def shared_layout(ir: KernelIR) -> SharedLayout:
+    """Where the workgroup arrays lie: each on 16 bytes, in order."""
+    offsets, size = [], 0
+    for array in ir.shared:
+        offsets.append(size)
+        size += (4 * array.words + 15) // 16 * 16
+    uses_word = any(s[0] == "workgroup_uniform" for s in ir.body)
+    return SharedLayout(tuple(offsets), size, size + 16 * uses_word)
+
+
+def entry_name(ir: KernelIR) -> str:
+    """The name of the entry point: the kernel's, as a PTX identifier."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", ir.name)
+    return name if name[:1].isalpha() else f"k{name}"

@@ -1,0 +1,37 @@
+"""Modules: attributes are the parameter tree.
+
+    class FeedForward(nn.Module):
+        def __init__(self) -> None:
+            self.up = nn.Linear(384, 1536)
+            self.down = nn.Linear(1536, 384)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x, activation="gelu"), residual=x)
+
+Its parameters are `up.weight`, `up.bias`, `down.weight`, `down.bias`. A module is made without
+data; `load_parameters` takes a checkpoint's tensors, each by the path of its attribute.
+"""
+
+from centella.nn.attention import CrossAttention, SelfAttention, join_heads, split_heads
+from centella.nn.blocks import ConvFrontend, DecoderBlock, EncoderBlock
+from centella.nn.layers import Conv1d, Embedding, LayerNorm, Linear, RMSNorm
+from centella.nn.module import Module, Parameter, Stored, parameter
+
+__all__ = [
+    "Conv1d",
+    "ConvFrontend",
+    "CrossAttention",
+    "DecoderBlock",
+    "Embedding",
+    "EncoderBlock",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "Parameter",
+    "RMSNorm",
+    "SelfAttention",
+    "Stored",
+    "join_heads",
+    "parameter",
+    "split_heads",
+]

@@ -1,0 +1,133 @@
+"""Transformer blocks: encoder, decoder, and the convolutions before an audio encoder.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need" (normalised after the residual); Xiong et
+al. 2020, "On Layer Normalization in the Transformer Architecture" (before); Radford et al. 2022,
+"Robust Speech Recognition via Large-Scale Weak Supervision" (the convolutions). Attributes carry
+the names of Whisper and BART in transformers.
+"""
+
+from __future__ import annotations
+
+from centella.kv_cache import KVCache
+from centella.nn.attention import CrossAttention, SelfAttention
+from centella.nn.layers import Conv1d, LayerNorm, Linear
+from centella.nn.module import Module, parameter
+from centella.specs import Shape
+from centella.tensor import Tensor
+
+
+class EncoderBlock(Module):
+    """Self-attention, then a feed-forward network, each with a residual and a norm.
+
+    Args:
+        width: of the states; num_heads: of the attention; inner: of the feed-forward network.
+        norm_first: normalise the input of each half; else its sum with the residual.
+        activation: between the two products; bias, unbiased: as for `SelfAttention`.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, inner: int, *, norm_first: bool = True,
+        activation: str = "gelu", eps: float = 1e-5, bias: bool = True,
+        unbiased: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.self_attn: SelfAttention = SelfAttention(
+            width, num_heads, bias=bias, unbiased=unbiased
+        )
+        self.self_attn_layer_norm: LayerNorm = LayerNorm(width, eps)
+        self.fc1: Linear = Linear(width, inner, bias)
+        self.fc2: Linear = Linear(inner, width, bias)
+        self.final_layer_norm: LayerNorm = LayerNorm(width, eps)
+        self.norm_first = norm_first
+        self.activation = activation
+
+    def forward(
+        self, x: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """[batch, seq_len, width] to the same.
+
+        Args:
+            lengths: [batch] i32, tokens of each sequence; mask: additive.
+        """
+        if self.norm_first:
+            y = self.self_attn_layer_norm(x)
+            x = self.self_attn(y, lengths=lengths, mask=mask, residual=x)
+            y = self.fc1(self.final_layer_norm(x), self.activation)
+            return self.fc2(y, residual=x)
+        x = self.self_attn_layer_norm(self.self_attn(x, lengths=lengths, mask=mask, residual=x))
+        y = self.fc1(x, self.activation)
+        return self.final_layer_norm(self.fc2(y, residual=x))
+
+
+class DecoderBlock(Module):
+    """Causal self-attention, attention to a memory, then a feed-forward network.
+
+    Args: as for `EncoderBlock`; memory_width: of the encoder's states, default `width`.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, inner: int, *, memory_width: int | None = None,
+        norm_first: bool = True, activation: str = "gelu", eps: float = 1e-5, bias: bool = True,
+        unbiased: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.self_attn: SelfAttention = SelfAttention(
+            width, num_heads, bias=bias, unbiased=unbiased
+        )
+        self.self_attn_layer_norm: LayerNorm = LayerNorm(width, eps)
+        self.encoder_attn: CrossAttention = CrossAttention(
+            width, num_heads, memory_width=memory_width, bias=bias, unbiased=unbiased
+        )
+        self.encoder_attn_layer_norm: LayerNorm = LayerNorm(width, eps)
+        self.fc1: Linear = Linear(width, inner, bias)
+        self.fc2: Linear = Linear(inner, width, bias)
+        self.final_layer_norm: LayerNorm = LayerNorm(width, eps)
+        self.norm_first = norm_first
+        self.activation = activation
+
+    def forward(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], *, cache: KVCache | None = None,
+        layer: int = 0, lengths: Tensor | None = None, memory_lengths: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """[batch, seq_len, width] to the same.
+
+        Args:
+            memory: keys and values of the encoder's states, as `encoder_attn.keys_values` gives.
+            cache: of the tokens before these; without it x is the whole sequence.
+            lengths, memory_lengths: [batch] i32, tokens of x and of the memory that count.
+        """
+        causal = cache is None
+        options = {"lengths": lengths, "causal": causal, "cache": cache, "layer": layer}
+        if self.norm_first:
+            x = self.self_attn(self.self_attn_layer_norm(x), residual=x, **options)
+            y = self.encoder_attn_layer_norm(x)
+            x = self.encoder_attn(y, *memory, lengths=memory_lengths, residual=x)
+            y = self.fc1(self.final_layer_norm(x), self.activation)
+            return self.fc2(y, residual=x)
+        x = self.self_attn_layer_norm(self.self_attn(x, residual=x, **options))
+        y = self.encoder_attn(x, *memory, lengths=memory_lengths, residual=x)
+        x = self.encoder_attn_layer_norm(y)
+        y = self.fc1(x, self.activation)
+        return self.final_layer_norm(self.fc2(y, residual=x))
+
+
+class ConvFrontend(Module):
+    """Two convolutions with GELU, the second of stride 2, and a table of positions.
+
+    Args:
+        mels: channels of the spectrogram; width: of the states; positions: rows of the table.
+    """
+
+    embed_positions: Tensor
+
+    def __init__(self, mels: int, width: int, positions: int) -> None:
+        self.conv1: Conv1d = Conv1d(mels, width, 3, padding=1)
+        self.conv2: Conv1d = Conv1d(width, width, 3, stride=2, padding=1)
+        self.embed_positions = parameter(positions, width)
+
+    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
+        """The table is a layer of the checkpoint."""
+        return ((f"{path}{name}.weight", shape),)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """[batch, mels, frames] to [batch, (frames + 1) // 2, width]."""
+        y = self.conv2(self.conv1(mel, "gelu"), "gelu").permute(0, 2, 1)
+        return y + self.embed_positions[: y.shape[1]]

@@ -1,0 +1,253 @@
+"""`Module`: attributes are the parameter tree; and how checkpoints fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import numpy as np
+
+from centella.creation import asarray
+from centella.device import Device
+from centella.device import device as open_device
+from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
+from centella.errors import ContractError, WeightsError
+from centella.specs import Shape
+from centella.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+LISTED = 20  # names that an error shows
+
+
+class Stored(Protocol):
+    """A tensor of a checkpoint: its storage type (None: one that no device stores) and bytes."""
+
+    @property
+    def dtype(self) -> DType | None:
+        """What the bytes mean."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """Extents."""
+        ...
+
+    @property
+    def array(self) -> Array:
+        """The data on the host (bf16 as uint16)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Stands where a tensor will be once it is loaded."""
+
+    shape: Shape
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ContractError(
+            f"a parameter of shape {list(self.shape)} has no data yet: call load_parameters"
+        )
+
+
+def parameter(*shape: int) -> Any:
+    """Declare a parameter of a shape; `load_parameters` puts the tensor in its place."""
+    return Parameter(shape)
+
+
+class Module:
+    """Base of layers and models; `module(...)` is `module.forward(...)`.
+
+    Attributes:
+        ignored: patterns of checkpoint tensors that the class knowingly does without.
+    """
+
+    ignored: tuple[str, ...] = ()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What the module computes."""
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """`forward`."""
+        return self.forward(*args, **kwargs)
+
+    @property
+    def device(self) -> Device:
+        """Where its parameters are."""
+        for _, tensor in self.named_parameters():
+            return tensor.device
+        raise ContractError(f"{type(self).__name__}: no parameter has data yet")
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Path and tensor of each loaded parameter: ("layers.0.dense.weight", ...)."""
+        for path, _, _, value in _walk(self, ""):
+            if isinstance(value, Tensor):
+                yield path, value
+
+    def rename(self, name: str) -> str:
+        """The parameter path that a checkpoint's name means."""
+        return name
+
+    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
+        """Checkpoint tensors, stacked along axis 0, that make parameter `name` of this module.
+
+        A part without a name is zeros.
+        """
+        return ((f"{path}{name}", shape),)
+
+    def arranged(self, name: str, data: Array) -> Array:
+        """A parameter's data in the order that the module keeps it in."""
+        return data
+
+    def load_parameters(
+        self,
+        tensors: Mapping[str, Stored | Array],
+        *,
+        device: str | Device | None = None,
+        dtype: Any = None,
+        vector_dtype: Any = None,
+        origin: str = "load_parameters",
+    ) -> None:
+        """Give every parameter its tensor, sent now; nothing is sent on an error.
+
+        A large tensor is an upload of its own, small ones are packed into one.
+
+        Args:
+            tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives.
+            device: where to; default: the default device.
+            dtype: of the parameters on the device; None keeps each tensor's own.
+            vector_dtype: of those of rank 1 (biases, norms); None: as `dtype`.
+            origin: begins the text of an error.
+
+        Raises:
+            WeightsError: tensors that are missing or left over (both lists), or of another shape
+                or dtype.
+        """
+        stored = _by_path(self, tensors, origin)
+        wanted = list(_wanted(self))
+        names = [source for w in wanted for source, _ in w.parts if source]
+        _check_names(names, stored, self.ignored, origin)
+        ready: list[tuple[_Wanted, list[tuple[Array, DType]], DType]] = []
+        for w in wanted:
+            parts = [
+                _checked(origin, *stored[source], shape) if source else _zeros(shape)
+                for source, shape in w.parts
+            ]
+            vector = len(w.parts[0][1]) == 1
+            asked = vector_dtype if vector and vector_dtype is not None else dtype
+            own = next(d for (_, d), (source, _) in zip(parts, w.parts, strict=True) if source)
+            kind = own if asked is None else dtype_of(asked)
+            ready.append((w, parts, kind))
+        where = open_device(device)
+        for w, parts, kind in ready:
+            data = w.owner.arranged(w.name, _host(parts, kind))
+            setattr(w.owner, w.name, asarray(data, dtype=kind, device=where))
+        where.flush_thread()
+
+
+def _walk(module: Module, path: str) -> Iterator[tuple[str, Module, str, Any]]:
+    """(path, owner, attribute, value) of each parameter, loaded or not, in order of attributes."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Tensor | Parameter):
+            yield f"{path}{name}", module, name, value
+        elif isinstance(value, Module):
+            yield from _walk(value, f"{path}{name}.")
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                if isinstance(item, Module):
+                    yield from _walk(item, f"{path}{name}.{i}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A parameter to load: whose, which, and the checkpoint tensors that make it."""
+
+    owner: Module
+    name: str
+    parts: tuple[tuple[str, Shape], ...]
+
+
+def _wanted(module: Module) -> Iterator[_Wanted]:
+    for path, owner, name, value in _walk(module, ""):
+        if isinstance(value, Parameter):
+            yield _Wanted(owner, name, owner.sources(path.removesuffix(name), name, value.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A NumPy array as a checkpoint's tensor."""
+
+    array: Array
+
+    @property
+    def dtype(self) -> DType:
+        return from_numpy(self.array.dtype)
+
+    @property
+    def shape(self) -> Shape:
+        shape: Shape = self.array.shape
+        return shape
+
+
+def _by_path(
+    module: Module, tensors: Mapping[str, Stored | Array], origin: str
+) -> dict[str, tuple[str, Stored]]:
+    """Checkpoint tensors, and their own names, by the parameter path that they mean."""
+    found: dict[str, tuple[str, Stored]] = {}
+    for name, tensor in tensors.items():
+        path = module.rename(name)
+        if path in found:
+            raise WeightsError(f"{origin}: {found[path][0]} and {name} both stand for {path}")
+        found[path] = name, _Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
+    return found
+
+
+def _check_names(
+    wanted: list[str],
+    stored: Mapping[str, tuple[str, Stored]],
+    ignored: tuple[str, ...],
+    origin: str,
+) -> None:
+    missing = [name for name in wanted if name not in stored]
+    used = set(wanted)
+    left = [
+        own
+        for path, (own, _) in stored.items()
+        if path not in used and not any(fnmatchcase(path, p) for p in ignored)
+    ]
+    if missing or left:
+        raise WeightsError(f"{origin}: missing: {_listed(missing)}; left over: {_listed(left)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
+    return ", ".join(every[:LISTED]) + more or "none"
+
+
+def _checked(origin: str, name: str, tensor: Stored, shape: Shape) -> tuple[Array, DType]:
+    """The data of a float tensor of this shape, and its dtype."""
+    if tensor.shape != shape:
+        raise WeightsError(
+            f"{origin}: tensor {name}: expected shape {list(shape)}, got {list(tensor.shape)}"
+        )
+    if tensor.dtype is None or not tensor.dtype.is_float:
+        got = tensor.array.dtype if tensor.dtype is None else tensor.dtype.name
+        raise WeightsError(f"{origin}: tensor {name}: expected f32, f16 or bf16, got {got}")
+    return tensor.array, tensor.dtype
+
+
+def _zeros(shape: Shape) -> tuple[Array, DType]:
+    """What stands for a tensor that a checkpoint's layer does not have."""
+    return np.zeros(shape, np.float32), f32
+
+
+def _host(parts: list[tuple[Array, DType]], kind: DType) -> Array:
+    """The parts stacked, as host bytes of `kind`; one part of that dtype is not copied."""
+    arrays = [a if own is kind else narrow(widen(a, own), kind) for a, own in parts]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

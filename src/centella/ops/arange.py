@@ -1,0 +1,73 @@
+"""arange: y_i = start + i step, made on the device: nothing is uploaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
+from centella.errors import DTypeError
+from centella.op import Lowered, Op, Out
+from centella.ops.elementwise import check_numbers
+from centella.ops.face import face
+from centella.program import Call, Kernel, Ref
+from centella.specs import Caps, Spec
+
+WORKGROUP = 256
+
+
+def _arange(*, y: Any) -> None:
+    """A thread a chunk of the output; the last one's pad continues the row."""
+    width = y.dtype.per_chunk
+    kind = dtype_of(y.dtype.value)
+    start, step = lang.parameter("start", kind), lang.parameter("step", kind)
+    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
+        first = lang.global_id() * width
+        places = [lang.cast(first + j, kind) for j in range(width)]
+        y.store(first, [start + place * step for place in places])
+
+
+kernel: Kernel = Kernel(_arange, workgroup=WORKGROUP, name="arange", face=face({}, {"y": 1}))
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """No inputs; attributes `start`, `step`, `size` and `dtype`."""
+    dtype, size = dtype_of(attrs["dtype"]), attrs["size"]
+    if dtype is bool_:
+        raise DTypeError("arange: expected a numeric dtype, got bool")
+    start, step = attrs["start"], attrs["step"]
+    last = {"last": start + (size - 1) * step} if size else {}
+    check_numbers("arange", {"start": start, **last}, dtype)
+    return (((size,), dtype),)
+
+
+def reference(start: Any, step: Any, size: int, dtype: str) -> Any:
+    """The NumPy formula; floats as f32, which the device counts in."""
+    kind = dtype_of(dtype)
+    if kind.is_float:
+        return np.float32(start) + np.arange(size, dtype=np.float32) * np.float32(step)
+    return (start + np.arange(size, dtype=np.int64) * step).astype(kind.numpy)
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch."""
+    y = outputs[0]
+    threads = -(-y.shape[0] // y.dtype.per_chunk)
+    start, step = (_number(attrs[n], y.dtype) for n in ("start", "step"))
+    scalars = (("threads", threads), ("start", start), ("step", step))
+    return Lowered((Call(kernel, (Ref(0, y),), scalars, (), -(-threads // WORKGROUP)),))
+
+
+def _number(value: int | float, dtype: DType) -> int | float:
+    """As the kernel adds it: a negative step of an unsigned dtype wraps."""
+    if dtype_of(dtype.value) is f32:
+        return float(np.float32(value))
+    whole = int(value) & 0xFFFFFFFF
+    return whole - (1 << 32) if dtype_of(dtype.value) is i32 and whole >= 1 << 31 else whole
+
+
+ARANGE = Op("arange", rule, reference, lower, doc=__doc__ or "")

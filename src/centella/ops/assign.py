@@ -1,0 +1,49 @@
+"""assign: a State's memory gets the elements of x, broadcast to its shape, in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from centella.errors import DTypeError, ShapeError
+from centella.op import Lowered, Op, Out
+from centella.ops.elements import element_call, element_kernel
+from centella.ops.face import face
+from centella.program import Kernel, Ref
+from centella.specs import Caps, Spec
+
+kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0])
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """The State's shape and dtype, which x broadcasts to."""
+    state, x = specs
+    if x.dtype is not state.dtype:
+        raise DTypeError(f"assign: expected {state.dtype.name}, got {x.dtype.name}")
+    pairs = zip(reversed(x.shape), reversed(state.shape), strict=False)
+    if len(x.shape) > len(state.shape) or any(n not in (1, m) for n, m in pairs):
+        raise ShapeError(
+            f"assign: expected a shape that broadcasts to {list(state.shape)}, got {list(x.shape)}"
+        )
+    return ((state.shape, state.dtype),)
+
+
+def reference(state: Any, x: Any) -> Any:
+    """The NumPy formula: changes `state`."""
+    np.copyto(state, x)
+    return state
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch."""
+    call = element_call(kernel, inputs[1:], outputs[0])
+    x, _ = call.tensors
+    refs, form = (Ref(1, x.spec), Ref(0, outputs[0])), face({"x0": 1}, {}, {"y": 1})
+    return Lowered((replace(call, tensors=refs, face=form),))
+
+
+ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), doc=__doc__ or "")

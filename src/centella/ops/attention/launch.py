@@ -1,0 +1,35 @@
+"""What every variant passes to its kernel: operands, extents, strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella.specs import Spec
+
+
+def extents(inputs: tuple[Spec, ...], attrs: dict[str, Any]) -> dict[str, int | float]:
+    """Scale, extents, and the strides of every input: batch, head and position (b, h, l)."""
+    q, k, _, *more = inputs
+    heads, lq, lk = q.shape[1], q.shape[2], k.shape[2]
+    found: dict[str, int | float] = {
+        "scale": attrs["scale"], "heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk,
+    }  # fmt: skip
+    for name, spec in zip("qkv", inputs, strict=False):
+        found.update({f"{name}{axis}": s for axis, s in zip("bhl", spec.strides, strict=False)})
+    for name, spec in zip(attrs["masks"], more, strict=True):
+        found.update(_mask_steps(name, spec))
+    return found
+
+
+def _mask_steps(name: str, spec: Spec) -> dict[str, int]:
+    if name == "key_mask":
+        return {"mb": spec.strides[0]}
+    if name == "mask":
+        steps = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
+        return dict(zip(("ab", "ah", "al", "ak"), steps, strict=True))
+    return {}
+
+
+def out_steps(y: Spec) -> dict[str, int]:
+    """Strides of the result [batch, position, head, element]."""
+    return dict(zip(("yb", "yl", "yh"), y.strides, strict=False))

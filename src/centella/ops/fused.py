@@ -1,0 +1,113 @@
+"""fused: a chain of ops as one launch; intermediates stay in registers.
+
+Element-wise ops, and at most one norm or reduction among them, whose kernel then computes what it
+reads and goes on with what it makes. Each intermediate is rounded to its dtype as a store and a
+load would, so the result has the bits that the ops would give one by one. The planner makes this
+op; nobody records it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import DType, dtype_of, f32, narrow, widen
+from centella.op import Lowered, Op, Out, get
+from centella.ops import norm, reduce
+from centella.ops.elements import element_call, element_kernel
+from centella.ops.steps import Chain, Step, chain_of, computed
+from centella.program import Kernel
+from centella.specs import Caps, Shape, Spec
+
+BLOCK = 1 << 15  # elements that the CPU takes at a time: chains stay in its cache
+ALONG_ROWS: dict[str, Callable[[Chain, Spec], Lowered]] = {
+    "norm": norm.lower_chain,
+    "reduce": reduce.lower_chain,
+}
+
+
+def _compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
+    have = list(values)
+    for index, step in enumerate(attrs["steps"]):
+        have.append(computed(step, index, [have[k] for k in step.operands], scalars))
+    return have[-1]
+
+
+kernel: Kernel = element_kernel("fused", _compute)
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """What the last step makes, by the rules of the steps."""
+    last = chain_of(specs, attrs, 1).specs[-1]
+    return ((last.shape, last.dtype),)
+
+
+def along_rows(steps: tuple[Step, ...]) -> str | None:
+    """The op of a chain that works along rows, if there is one."""
+    return next((s.name for s in steps if s.name in ALONG_ROWS), None)
+
+
+def _rounded(value: Any, dtype: DType) -> Any:
+    """A float64 oracle keeps what f32 would round; other dtypes are what they are."""
+    if dtype is f32 and value.dtype == np.float64:
+        return value
+    return widen(narrow(value, dtype), dtype)
+
+
+def _chain(xs: list[Any], steps: tuple[Step, ...], numbers: dict[str, Any]) -> Any:
+    have = list(xs)
+    for index, step in enumerate(steps):
+        given = {n: numbers[f"{index}.{n}"] for n in step.numbers}
+        operands = [have[k] for k in step.operands]
+        if step.name in ALONG_ROWS and step.operands[0] >= len(xs):
+            operands[0] = np.ascontiguousarray(operands[0])  # NumPy adds in the order of memory
+        value = get(step.name).reference(*operands, **dict(step.attrs), **given)
+        have.append(_rounded(np.asarray(value), dtype_of(step.dtype)))
+    return have[-1]
+
+
+def _in_order(xs: tuple[Any, ...], steps: tuple[Step, ...]) -> bool:
+    """Whether NumPy adds along rows in the same order for some rows as for all of them."""
+    direct = (xs[s.operands[0]] for s in steps if s.name in ALONG_ROWS and s.operands[0] < len(xs))
+    return all(x.flags.c_contiguous for x in direct)
+
+
+def reference(*xs: Any, steps: tuple[Step, ...], **numbers: Any) -> Any:
+    """The NumPy formula, in blocks that stay in cache."""
+    op = along_rows(steps)
+    if op == "reduce" and steps[-1].name != "reduce":
+        return _chain(list(xs), steps, numbers)  # operands of two shapes
+    shape: Shape = np.broadcast_shapes(*(x.shape for x in xs))
+    rows = shape[0] if len(shape) > (op is not None) and _in_order(xs, steps) else 1
+    step = max(1, BLOCK * rows // max(int(np.prod(shape)), 1))
+    if rows <= step:
+        return _chain(list(xs), steps, numbers)
+    whole = [x.ndim == len(shape) and x.shape[0] == rows for x in xs]
+    parts = (
+        _chain([x[i : i + step] if w else x for x, w in zip(xs, whole, strict=True)], steps,
+               numbers)
+        for i in range(0, rows, step)
+    )  # fmt: skip
+    first = next(parts)
+    result = np.empty((rows, *first.shape[1:]), first.dtype)
+    result[:step] = first
+    for index, part in enumerate(parts, 1):
+        result[index * step : (index + 1) * step] = part
+    return result
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One element kernel, or the kernel of the op that works along rows."""
+    chain = chain_of(inputs, attrs, caps.row_alignment)
+    op = along_rows(chain.steps)
+    if op is not None:
+        return ALONG_ROWS[op](chain, outputs[0])
+    steps = (("steps", chain.steps),)
+    return Lowered((element_call(kernel, inputs, outputs[0], chain.numbers, steps),))
+
+
+FUSED = Op("fused", rule, reference, lower, doc=__doc__ or "")

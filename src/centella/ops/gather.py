@@ -1,0 +1,222 @@
+"""Rows by their index: `gather` reads them, `scatter` replaces them.
+
+gather   y[a.., j.., b..] = x[a.., indices[j..], b..]   along one axis; an index outside gives NaN,
+                                                        0 or False
+scatter  y[i, ..] = values[j, ..] for the last j with indices[j] = i, else x[i, ..]; an index
+                                                        outside is dropped
+
+A negative index is outside. scatter first finds each row's j: a thread a row walks the indices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import bool_, i32, u32
+from centella.errors import DTypeError, ShapeError
+from centella.op import Lowered, Op, Out
+from centella.ops.elements import index_of, offset_of
+from centella.ops.elementwise import OPS
+from centella.ops.face import face
+from centella.ops.layout import flat, merge
+from centella.ops.rows import place_of, width_of
+from centella.program import Call, Kernel, Ref
+from centella.specs import Caps, Shape, Spec, make_spec
+
+WORKGROUP = 256
+
+
+def _pick(
+    *, rank: int, chunk: bool, along: bool, x: Any, indices: Any, y: Any, **base: Any
+) -> None:
+    """A thread a chunk (or word) of the output.
+
+    `along`: the last dimension is one of the indices; else a thread has one index. Where it is
+    outside, the element is that of `base`, if there is one.
+    """
+    width = width_of(y, chunk)
+    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
+        row, column = place_of(width)
+        index = index_of(row, "n", rank - 1)
+        at = {name: offset_of(index, name) for name in ("x", "i", "y", *base)}
+        last = lang.parameter("columns", u32) - 1
+        lanes = [column] + [lang.minimum(column + j, last) for j in range(1, width)]
+        found = [_row(indices, at["i"] + _step("i", c)) for c in (lanes if along else lanes[:1])]
+        if not along:
+            found *= width
+        places = [at["x"] + place for place, _ in found]
+        values = _elements(x, "x", places, lanes, chunk)
+        rest = [False if y.dtype is bool_ else math.nan if y.dtype.is_float else 0] * width
+        if base:
+            rest = _elements(base["base"], "base", [at["base"]] * width, lanes, chunk)
+        pairs = zip(found, values, rest, strict=True)
+        y.store(at["y"] + column, [lang.select(inside, v, r) for (_, inside), v, r in pairs])
+
+
+def _elements(x: Any, name: str, places: list[Any], lanes: list[Any], chunk: bool) -> list[Any]:
+    """The elements of some lanes, their rows beginning at these places."""
+    if chunk:
+        return x.load(places[0] + lanes[0])  # type: ignore[no-any-return]  # traced values
+    return [x[place + _step(name, lane)] for place, lane in zip(places, lanes, strict=True)]
+
+
+def _step(name: str, lane: Any) -> Any:
+    return lane * lang.parameter(f"{name}_step", u32)
+
+
+def _row(indices: Any, at: Any) -> tuple[Any, Any]:
+    """Where the row of an index begins, and whether there is one."""
+    index = lang.bitcast(indices[at], u32)
+    inside = index < lang.parameter("height", u32)
+    return lang.select(inside, index, 0) * lang.parameter("pitch", u32), inside
+
+
+def _last_index(*, indices: Any, found: Any) -> None:
+    """A thread a row: the last place of its number among the indices, or -1."""
+    row = lang.global_id()
+    with lang.if_(row < lang.parameter("rows", u32)):
+        place = lang.var(-1, i32)
+        for j in lang.range(lang.parameter("count", u32)):
+            same = lang.bitcast(indices[j], u32) == row
+            place.set(lang.select(same, lang.bitcast(j, i32), place))
+        found[row] = place
+
+
+pick: Kernel = Kernel(_pick, workgroup=WORKGROUP, name="gather")
+last_index: Kernel = Kernel(
+    _last_index, workgroup=WORKGROUP, name="last_index", face=face({"indices": 1}, {"found": 1})
+)
+
+
+def _indices(op: str, spec: Spec) -> None:
+    if spec.dtype is not i32:
+        raise DTypeError(f"{op}: expected i32 indices, got {spec.dtype.name}")
+
+
+def gather_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """x [a.., n, b..], indices [j..] to [a.., j.., b..]."""
+    x, indices = specs
+    axis = attrs["axis"]
+    _indices("gather", indices)
+    if not 0 <= axis < len(x.shape):
+        raise ShapeError(f"gather: expected an axis of {list(x.shape)}, got {axis}")
+    if not x.shape[axis] and indices.size:
+        raise ShapeError(f"gather: expected rows along axis {axis}, got {list(x.shape)}")
+    return (((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
+
+
+def scatter_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """x [n, ..], indices [k], values [k, ..] to [n, ..]."""
+    x, indices, values = specs
+    _indices("scatter", indices)
+    if not x.shape or len(indices.shape) != 1:
+        raise ShapeError(
+            f"scatter: expected x [n, ...] and indices [k], got {list(x.shape)} and "
+            f"{list(indices.shape)}"
+        )
+    wanted = (*indices.shape, *x.shape[1:])
+    if values.shape != wanted:
+        raise ShapeError(f"scatter: expected values {list(wanted)}, got {list(values.shape)}")
+    if values.dtype is not x.dtype:
+        raise DTypeError(f"scatter: expected one dtype, got {x.dtype.name} and {values.dtype.name}")
+    return ((x.shape, x.dtype),)
+
+
+def gather_reference(x: Any, indices: Any, axis: int) -> Any:
+    """The NumPy formula."""
+    inside = (indices >= 0) & (indices < x.shape[axis])
+    y = np.take(x, np.where(inside, indices, 0), axis)
+    if not inside.all():
+        shape = (1,) * axis + indices.shape + (1,) * (x.ndim - 1 - axis)
+        y = np.where(inside.reshape(shape), y, x.dtype.type(np.nan if x.dtype.kind == "f" else 0))
+    return y
+
+
+def scatter_reference(x: Any, indices: Any, values: Any) -> Any:
+    """The NumPy formula."""
+    y = x.copy()
+    for j, index in enumerate(indices):
+        if 0 <= index < x.shape[0]:
+            y[index] = values[j]
+    return y
+
+
+def gather_lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch."""
+    (x, indices), y, axis = inputs, outputs[0], attrs["axis"]
+    outer, inner = x.strides[:axis], x.strides[axis + 1 :]
+    strides = (
+        (*outer, *(0 for _ in indices.shape), *inner),
+        (*(0 for _ in outer), *indices.strides, *(0 for _ in inner)),
+        y.strides,
+    )
+    row = (x.shape[axis], x.strides[axis])
+    tensors = (Ref(0, x), Ref(1, indices), Ref(2, y))
+    return Lowered((_call(tensors, y.shape, strides, row),))
+
+
+def scatter_lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """Two launches: the last index of each row, then the rows; a copy without indices."""
+    (x, indices, values), y = inputs, outputs[0]
+    if not indices.size:
+        (call,) = OPS["copy"].lower((x,), (y,), {}, caps).calls
+        return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
+    found = make_spec(x.shape[:1], i32, caps.row_alignment)
+    scalars = (("rows", x.shape[0]), ("count", indices.size))
+    first = Call(last_index, (Ref(1, indices), Ref(4, found)), scalars, (),
+                 -(-x.shape[0] // WORKGROUP))  # fmt: skip
+    inner = x.strides[1:]
+    strides = ((0, *values.strides[1:]), (1, *(0 for _ in inner)), y.strides, x.strides)
+    tensors = (Ref(2, values), Ref(4, found), Ref(3, y), Ref(0, x))
+    row = (values.shape[0], values.strides[0])
+    return Lowered((first, _call(tensors, y.shape, strides, row)), (found,))
+
+
+def _call(
+    tensors: tuple[Ref, ...], shape: Shape, strides: tuple[Shape, ...], row: tuple[int, int]
+) -> Call:
+    """The launch of `pick`: tensors x, indices, y and base, with their strides over y's shape.
+
+    Args:
+        row: rows of x that an index chooses from, and elements between them.
+    """
+    sizes, steps = merge(shape, strides)
+    y = tensors[2].spec
+    if steps[2][-1] > 1:  # rows of one element and a pitch: each element is a row
+        sizes, steps = (*sizes, 1), tuple((*s, int(k == 2)) for k, s in enumerate(steps))
+    moved = [tensors[0].spec, *(ref.spec for ref in tensors[3:])]
+    item = y.dtype.itemsize
+    chunk = steps[1][-1] == 0 and row[1] * item % 16 == 0 and all(
+        spec.aligned and step[-1] == 1 and not any(s * item % 16 for s in step[:-1])
+        for spec, step in zip((*moved, y), (steps[0], *steps[3:], steps[2]), strict=True)
+    )  # fmt: skip
+    items = -(-sizes[-1] // width_of(y, chunk))
+    threads = items * math.prod(sizes[:-1])
+    names = ("x", "i", "y", "base")[: len(tensors)]
+    scalars = {
+        "items": items, "threads": threads, "columns": sizes[-1], "height": row[0],
+        "pitch": row[1], **{f"n{axis}": n for axis, n in enumerate(sizes)},
+    }  # fmt: skip
+    for name, step in zip(names, steps, strict=True):
+        scalars[f"{name}_step"] = step[-1]
+        scalars.update({f"{name}{axis}": s for axis, s in enumerate(step[:-1])})
+    form = face(dict.fromkeys(("x", "indices", *names[3:]), 1), {"y": 1})
+    x, indices, out, *base = tensors
+    ordered = (*(Ref(r.index, flat(r.spec)) for r in (x, indices, *base)), out)
+    constants = (("along", steps[1][-1] != 0), ("chunk", chunk), ("rank", len(sizes)))
+    return Call(
+        pick, ordered, tuple(scalars.items()), constants, -(-threads // WORKGROUP), face=form
+    )
+
+
+GATHER = Op("gather", gather_rule, gather_reference, gather_lower, doc="rows by their index")
+SCATTER = Op("scatter", scatter_rule, scatter_reference, scatter_lower, doc="rows replaced")

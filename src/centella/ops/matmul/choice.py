@@ -1,0 +1,138 @@
+"""Which kernel computes a product: a pure function of its sizes, layouts, dtypes and the device.
+
+gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
+columns                m <= 16, B contiguous along n             `columns.py`
+small, medium, large   the rest, by the tile that fits           `tiled.py`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from centella.dtypes import DType
+from centella.ops.matmul.columns import Columns
+from centella.ops.matmul.thin import Thin
+from centella.ops.matmul.tiled import Tile
+from centella.specs import Caps, Spec
+
+TILES: dict[str, tuple[Tile, ...]] = {
+    "large": (Tile(128, 128, 8, 8, 8, 4), Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8, 4)),
+    "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 8, 4)),
+    "small": (Tile(32, 32, 16, 4, 4),),
+}
+ALONG_K = ("gemv", "skinny", *TILES)  # where B is contiguous along k
+VARIANTS = ("gemv", "skinny", "columns", *TILES)
+ENOUGH = 96  # groups that a product of tiles needs
+BUSY = 256  # groups that keep the memory of a large GPU busy
+THIN = 16  # most rows of a thin product
+ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """C [batch, m, n] = A [batch, m, k] B [batch, k, n], with pitches and batch strides.
+
+    `a_along_k` and `b_along_k` say which dimension is contiguous in memory.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldy: int
+    sa: int
+    sb: int
+    sy: int
+    a_along_k: bool
+    b_along_k: bool
+
+
+def aligned(spec: Spec, pitch: int, batch: int) -> bool:
+    """True when every row of a matrix, in every batch, starts on a 16-byte boundary."""
+    item = spec.dtype.itemsize
+    return spec.aligned and pitch * item % 16 == 0 and batch * item % 16 == 0
+
+
+def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
+    """The tile of a variant on a device: the first that fits.
+
+    Its threads share the 16-byte chunks of either operand's tile evenly; of 1-byte elements, half
+    chunks.
+    """
+    for tile in TILES[variant]:
+        share = 16 // max(itemsize, 2) * tile.threads
+        if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
+            continue
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return tile
+    return None
+
+
+def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> bool:
+    """Whether a variant can compute a problem on a device."""
+    if variant == "gemv":
+        return problem.m <= 1 and problem.b_along_k
+    if variant == "skinny":
+        return problem.m <= THIN and problem.b_along_k
+    if variant == "columns":
+        return problem.m <= THIN and not problem.b_along_k
+    return tile_of(variant, _itemsize(dtypes), caps) is not None
+
+
+def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
+    """The variant for a problem: thin for few rows, else the largest tile with enough groups."""
+    if problem.m <= THIN:
+        thin = "gemv" if problem.m <= 1 else "skinny"
+        return thin if problem.b_along_k else "columns"
+    for name in ("large", "medium"):
+        tile = tile_of(name, _itemsize(dtypes), caps)
+        if tile is None:
+            continue
+        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+        small = problem.m <= tile.bm // 2 or problem.n <= tile.bn // 2
+        if tiles >= ENOUGH and not small:
+            return name
+    return "small"
+
+
+def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
+    """The shape of a thin kernel's group: many threads a row for few rows, whole steps if it can.
+
+    A team has no more threads than steps, and several steps at once where there are several.
+    """
+    m, threads = _rows(problem.m), min(128, caps.max_workgroup)
+    steps = -(-problem.k // max(d.per_chunk for d in dtypes))
+    outs, most = (4, 1) if m >= 8 else (2, 2) if m >= 4 else (2, 4)
+    teams = [n for n in ((threads, 64, 32, 8) if m <= 2 else (32, 8)) if n <= max(steps, 8)]
+    for lanes in teams:
+        for unroll in range(most, 1, -1):
+            if lanes >= 32 and steps % (lanes * unroll) == 0:
+                return Thin(m, lanes, outs, unroll, threads)
+    return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads)
+
+
+def depth_of(tile: Thin, k: int, width: int) -> str:
+    """How a thin kernel walks k: whole blocks, both whole blocks and masked steps, or masked ones.
+
+    With many rows masks cost little, and one walk is half the code of two.
+    """
+    block = tile.lanes * tile.unroll * width
+    if k and k % block == 0:
+        return "whole"
+    return "masked" if k < block or tile.m > 4 else "both"
+
+
+def columns_of(problem: Problem, caps: Caps) -> Columns:
+    """The shape of a columns kernel's group."""
+    threads = min(256, caps.max_workgroup)
+    return Columns(_rows(problem.m), 32, threads // 32)
+
+
+def _rows(m: int) -> int:
+    return next(rows for rows in ROWS if m <= rows)
+
+
+def _itemsize(dtypes: tuple[DType, DType]) -> int:
+    return min(d.itemsize for d in dtypes)

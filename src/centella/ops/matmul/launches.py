@@ -1,0 +1,209 @@
+"""The launches of a product: operands, sizes and constants, as each kernel takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from centella.dtypes import f32
+from centella.errors import LimitError
+from centella.op import Lowered
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.ops.matmul.choice import (
+    BUSY,
+    Problem,
+    aligned,
+    choose,
+    columns_of,
+    depth_of,
+    fits,
+    thin_of,
+    tile_of,
+)
+from centella.ops.matmul.columns import AHEAD, Columns, add_parts, columns
+from centella.ops.matmul.thin import SUBGROUP, thin
+from centella.ops.matmul.tiled import gemm
+from centella.program import Call, Kernel, Ref
+from centella.specs import Caps, Spec, make_spec
+
+Scalars = tuple[tuple[str, int | float], ...]
+Constants = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A problem with its operands: `specs` are a, b, the extras by `names`, y.
+
+    A residual has no batches: `residual_pitch` is elements from one row of it to the next.
+    """
+
+    problem: Problem
+    specs: tuple[Spec, ...]
+    names: tuple[str, ...] = ()
+    residual_pitch: int = 0
+    activation: str = ""
+    alpha: float = 1.0
+
+
+def product_calls(op: str, product: Product, variant: str | None, caps: Caps) -> Lowered:
+    """The launches that compute a product, one but for columns split along k.
+
+    Raises:
+        LimitError: a forced variant cannot compute it on this device.
+    """
+    a, b = product.specs[0].dtype, product.specs[1].dtype
+    problem = product.problem
+    if problem.k == 0:  # nothing is summed; every read is of the first element
+        problem = replace(problem, lda=0, ldb=0, sa=0, sb=0, a_along_k=True, b_along_k=True)
+        product = replace(product, problem=problem)
+    chosen = variant or choose(problem, (a, b), caps)
+    if not fits(chosen, problem, (a, b), caps):
+        what = f"[{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
+        raise LimitError(f"{op}: variant {chosen!r} does not fit {what} on {caps.target}")
+    if chosen in ("gemv", "skinny"):
+        return Lowered((_thin_call(product, caps),))
+    if chosen == "columns":
+        return _columns_calls(product, caps)
+    return Lowered((_tiled_call(product, chosen, caps),))
+
+
+def after_copies(copies: Lowered, places: Sequence[int], product: Lowered) -> Lowered:
+    """Copies of operands, then the product; `places` of its operands, extras and result."""
+    own = len(places) + len(copies.temporaries)
+    where = (*places, *range(own, own + len(product.temporaries)))
+    calls = (
+        replace(c, tensors=tuple(Ref(where[r.index], r.spec) for r in c.tensors))
+        for c in product.calls
+    )
+    return Lowered((*copies.calls, *calls), (*copies.temporaries, *product.temporaries))
+
+
+def _call(
+    kernel: Kernel, product: Product, names: tuple[str, ...], scalars: Scalars,
+    constants: Constants, groups: int, threads: int,
+) -> Call:  # fmt: skip
+    """A launch over a product's own operands."""
+    form = face(dict.fromkeys(names, 1), {"y": 1})
+    refs = tuple(Ref(i, flat(s)) for i, s in enumerate(product.specs[:-1]))
+    y = Ref(len(refs), product.specs[-1])
+    return Call(kernel, (*refs, y), scalars, constants, groups, workgroup=threads, face=form)
+
+
+def _tiled_call(product: Product, variant: str, caps: Caps) -> Call:
+    problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
+    tile = tile_of(variant, min(a.dtype.itemsize, b.dtype.itemsize), caps)
+    assert tile is not None, "the variant fits"
+    tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
+        ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
+        ("sy", problem.sy), ("tiles_m", tiles_m), ("tiles_n", tiles_n),
+        ("alpha", product.alpha), ("ldr", product.residual_pitch),
+    )  # fmt: skip
+    constants = (
+        ("a_along_k", problem.a_along_k),
+        ("activation", product.activation),
+        ("b_along_k", problem.b_along_k),
+        ("exact_k", problem.k % tile.bk == 0 and problem.k > 0),
+        ("tile", tile),
+        ("vector_a", aligned(a, problem.lda, problem.sa)),
+        ("vector_b", aligned(b, problem.ldb, problem.sb)),
+        ("vector_y", aligned(y, problem.ldy, problem.sy)),
+    )
+    names = ("a", "b", *product.names)
+    groups = tiles_m * tiles_n * problem.batch
+    return _call(gemm, product, names, scalars, constants, groups, tile.threads)
+
+
+def _rows_of_a(problem: Problem) -> tuple[int, int, int]:
+    """Strides of A along m and k, and between batches; 0 along a dimension of one element."""
+    along = problem.a_along_k
+    row, step = (problem.lda, 1) if along else (1, problem.lda)
+    return row * (problem.m > 1), step, problem.sa * (problem.batch > 1)
+
+
+def _batch_of_b(problem: Problem) -> int:
+    return problem.sb * (problem.batch > 1)
+
+
+def _thin_call(product: Product, caps: Caps) -> Call:
+    problem, (x, w, *_) = product.problem, product.specs
+    tile = thin_of(problem, (x.dtype, w.dtype), caps)
+    row, step, batch = _rows_of_a(problem)
+    groups = -(-problem.n // tile.outputs)
+    width = max(x.dtype.per_chunk, w.dtype.per_chunk)
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("rowx", row), ("stepx", step),
+        ("ldw", problem.ldb), ("ldy", problem.ldy), ("sx", batch), ("sw", problem.sb),
+        ("sy", problem.sy), ("groups", groups), ("alpha", product.alpha),
+        ("ldr", product.residual_pitch),
+    )  # fmt: skip
+    # A warp's lanes are neighbouring threads; what WebGPU promises of subgroups does not say so.
+    # For more rows shared memory is quicker: it adds up each value once.
+    warps = caps.subgroups and caps.target == "ptx" and tile.threads % SUBGROUP == 0
+    shuffle = warps and tile.m <= 2
+    constants = (
+        ("activation", product.activation),
+        ("dense_x", step == 1),
+        ("depth", depth_of(tile, problem.k, width)),
+        ("shuffle", shuffle),
+        ("tile", tile),
+        ("vector_w", aligned(w, problem.ldb * (problem.n > 1), _batch_of_b(problem))),
+        ("vector_x", step == 1 and problem.a_along_k and aligned(x, row, batch)),
+    )
+    names = ("x", "w", *product.names)
+    many = groups * problem.batch if problem.m else 0
+    return _call(thin, product, names, scalars, constants, many, tile.threads)
+
+
+def _columns_calls(product: Product, caps: Caps) -> Lowered:
+    """One launch; with few columns a second, which adds the parts of a split depth."""
+    problem, (a, b, y) = product.problem, product.specs
+    tile = columns_of(problem, caps)
+    across = -(-problem.n // (tile.across * b.dtype.per_chunk))
+    few = max(across * problem.batch, 1)
+    part = -(-problem.k // max(1, min(BUSY // few, problem.k // (4 * tile.depth))))
+    part = max(-(-part // tile.depth), 1) * tile.depth
+    splits = max(-(-problem.k // part), 1)
+    if splits == 1 or not y.size:
+        return Lowered((_columns_call(product, tile, 1, part),))
+    parts = make_spec((problem.batch * splits, problem.m, problem.n), f32, 16)
+    inner = replace(
+        product, specs=(a, b, parts), alpha=1.0,
+        problem=replace(problem, ldy=parts.strides[1], sy=parts.strides[0]),
+    )  # fmt: skip
+    first = _columns_call(inner, tile, splits, part)
+    first = replace(first, tensors=(*first.tensors[:2], Ref(3, parts)))
+    words = -(-problem.n // y.dtype.per_word)
+    items = words * problem.m * problem.batch
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("words", words), ("splits", splits),
+        ("ldp", parts.strides[1]), ("sp", parts.strides[0]), ("ldy", problem.ldy),
+        ("sy", problem.sy), ("items", items), ("alpha", product.alpha),
+    )  # fmt: skip
+    form = face({"parts": 1}, {"y": 1})
+    refs = (Ref(3, flat(parts)), Ref(2, y))
+    second = Call(add_parts, refs, scalars, (), -(-items // add_parts.workgroup), face=form)
+    return Lowered((first, second), (parts,))
+
+
+def _columns_call(product: Product, tile: Columns, splits: int, part: int) -> Call:
+    problem, (a, b, _) = product.problem, product.specs
+    row, step, batch = _rows_of_a(problem)
+    groups = -(-problem.n // (tile.across * b.dtype.per_chunk))
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("rowa", row), ("stepa", step),
+        ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", batch), ("sb", problem.sb),
+        ("sy", problem.sy), ("groups", max(groups, 1)), ("splits", splits), ("part", part),
+        ("alpha", product.alpha),
+    )  # fmt: skip
+    constants = (
+        ("exact_k", problem.k % AHEAD == 0 and problem.k > 0),
+        ("tile", tile),
+        ("vector_a", step == 1 and problem.a_along_k and aligned(a, row, batch)),
+        ("vector_b", aligned(b, problem.ldb * (problem.k > 1), _batch_of_b(problem))),
+    )
+    many = groups * splits * problem.batch if problem.m else 0
+    return _call(columns, product, ("a", "b"), scalars, constants, many, tile.threads)

@@ -1,0 +1,267 @@
+"""Chains of ops inside one launch: what a chain is, and how a kernel evaluates it.
+
+Values are numbered: first the operands of the launch, then what each step makes. A chain has at
+most one op that works along rows (`norm`, `reduce`); all others are element-wise. Each value that
+a step makes is rounded to its dtype as a store and a load would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from centella import lang
+from centella.dtypes import dtype_of
+from centella.lang.face import Face, TensorParam
+from centella.op import get
+from centella.ops.elements import (
+    Number,
+    index_of,
+    number,
+    number_type,
+    offset_of,
+    split_numbers,
+)
+from centella.ops.layout import broadcast_strides, merge
+from centella.ops.rows import Values
+from centella.program import Kernel
+from centella.specs import Shape, Spec, make_spec
+
+Scalars = tuple[tuple[str, int | float], ...]
+Types = tuple[tuple[str, str], ...]
+
+
+class Step(NamedTuple):
+    """One op of a chain.
+
+    Attributes:
+        name: of the op.
+        operands: 0 .. inputs - 1 are the chain's inputs, then come the steps before.
+        attrs: those that choose the program.
+        numbers: names of those that ride with the launch, as "<index of the step>.<name>".
+        dtype: what it is rounded to.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    numbers: tuple[str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps with the numbers that ride, and the layout of every value.
+
+    Attributes:
+        specs: of the operands as they are, then of the steps as if each were stored.
+    """
+
+    steps: tuple[Step, ...]
+    numbers: tuple[Number, ...]
+    specs: tuple[Spec, ...]
+
+    @property
+    def types(self) -> Types:
+        """Of each number: what it rides as."""
+        return tuple((n.name, n.type) for n in self.numbers)
+
+    @property
+    def scalars(self) -> Scalars:
+        """The numbers as launch parameters."""
+        return tuple((n.name, n.value) for n in self.numbers)
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        """The operands."""
+        return self.specs[: -len(self.steps)]
+
+    @property
+    def at(self) -> int:
+        """The step that works along rows."""
+        return next(i for i, step in enumerate(self.steps) if get(step.name).element is None)
+
+    @property
+    def sources(self) -> tuple[Spec, ...]:
+        """Operands of the step that works along rows."""
+        return tuple(self.specs[k] for k in self.steps[self.at].operands)
+
+    @property
+    def made(self) -> Spec:
+        """The result of the step that works along rows."""
+        return self.specs[len(self.inputs) + self.at]
+
+    def reads(self, *values: int, stop: int = -1) -> set[int]:
+        """The operands that values depend on, not counting what value `stop` depends on."""
+        first = len(self.inputs)
+        found: set[int] = set()
+        waiting = [v for v in values if v != stop]
+        while waiting:
+            value = waiting.pop()
+            if value < first:
+                found.add(value)
+            else:
+                waiting += [k for k in self.steps[value - first].operands if k != stop]
+        return found
+
+
+def chain_of(inputs: tuple[Spec, ...], attrs: Mapping[str, Any], row_alignment: int) -> Chain:
+    """The chain that attributes describe, on a device that aligns rows so."""
+    steps: tuple[Step, ...] = attrs["steps"]
+    numbers: list[Number] = []
+    specs = list(inputs)
+    for index, step in enumerate(steps):
+        given = {n: attrs[f"{index}.{n}"] for n in step.numbers}
+        riding = {f"{index}.{n}": v for n, v in given.items()}
+        numbers += split_numbers(riding, specs[step.operands[-1]].dtype)[0]
+        operands = tuple(specs[k] for k in step.operands)
+        ((shape, kind),) = get(step.name).rule(operands, {**dict(step.attrs), **given})
+        specs.append(make_spec(shape, kind, row_alignment))
+    return Chain(steps, tuple(numbers), tuple(specs))
+
+
+def single(name: str, attrs: Mapping[str, Any], numbers: Scalars, specs: tuple[Spec, ...]) -> Chain:
+    """One op as a chain of its own; `specs` end with its result."""
+    riding = tuple(n for n, _ in numbers)
+    operands = tuple(range(len(specs) - 1))
+    step = Step(name, operands, tuple(attrs.items()), riding, specs[-1].dtype.name)
+    return Chain((step,), tuple(Number(f"0.{n}", "f32", v) for n, v in numbers), specs)
+
+
+# -- in a kernel ----------------------------------------------------------------------------------
+
+
+def computed(step: Step, index: int, operands: list[Any], numbers: Mapping[str, Any]) -> Any:
+    """What an element-wise step makes of one element of each operand."""
+    op = get(step.name)
+    assert op.element is not None, "only element-wise steps are computed element by element"
+    given = {n: numbers[f"{index}.{n}"] for n in step.numbers}
+    return lang.stored(op.element(operands, given, dict(step.attrs)), dtype_of(step.dtype))
+
+
+class Elements:
+    """Values of a chain at neighbouring elements, each loaded or computed when it is first asked.
+
+    Args:
+        read: the elements of an operand.
+        inputs: how many operands there are.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], numbers: Mapping[str, Any], inputs: int,
+        read: Callable[[int], Values],
+    ) -> None:  # fmt: skip
+        self._steps, self._numbers, self._inputs, self._read = steps, numbers, inputs, read
+        self._have: dict[int, Values] = {}
+
+    def __getitem__(self, value: int) -> Values:
+        found = self._have.get(value)
+        if found is None:
+            found = self._have[value] = self._made(value)
+        return found
+
+    def _made(self, value: int) -> Values:
+        index = value - self._inputs
+        if index < 0:
+            return self._read(value)
+        step = self._steps[index]
+        columns = [self[k] for k in step.operands]
+        lanes = zip(*columns, strict=True)
+        return [computed(step, index, list(lane), self._numbers) for lane in lanes]
+
+    def put(self, index: int, values: Values) -> None:
+        """What a step made that is not element-wise: rounded to its dtype."""
+        dtype = dtype_of(self._steps[index].dtype)
+        self._have[self._inputs + index] = [lang.stored(v, dtype) for v in values]
+
+
+def traced_numbers(types: Types) -> dict[str, Any]:
+    """The numbers that ride with the launch."""
+    return {name: number(name, type_) for name, type_ in types}
+
+
+def starts_of(row: Any, rank: int, tensors: int) -> list[Any]:
+    """The element at which a row begins in each tensor."""
+    index = index_of(row, "n", rank)
+    return [offset_of(index, f"s{k}.") for k in range(tensors)]
+
+
+# -- the rows of operands that broadcast ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpace:
+    """How operands are read along the rows of a shape.
+
+    Attributes:
+        rank: of the merged dimensions that number the rows.
+        modes: of each operand, as `elements.load_elements` takes them.
+        scalars: launch parameters.
+    """
+
+    rank: int
+    modes: tuple[str, ...]
+    scalars: Scalars
+
+
+def row_space(
+    shape: Shape, operands: Sequence[Spec], along: Sequence[bool], width: int, out: Spec | None
+) -> RowSpace:
+    """The rows of a shape.
+
+    Args:
+        along: of each operand, whether it broadcasts to the shape; else it has an element a row.
+        width: elements that a thread takes at a time.
+        out: a result with such rows, numbered after the operands.
+    """
+    lead, columns = shape[:-1], shape[-1]
+    steps = [
+        broadcast_strides(s, shape) if a else (*broadcast_strides(s, lead), 0)
+        for s, a in zip(operands, along, strict=True)
+    ]
+    ends = [*steps, *([] if out is None else [broadcast_strides(out, shape)])]
+    sizes, merged = merge(lead, tuple(s[:-1] for s in ends))
+    modes = tuple(_mode(s, step, width, columns) for s, step in zip(operands, steps, strict=True))
+    scalars: dict[str, int] = {f"n{axis}": n for axis, n in enumerate(sizes)}
+    for k, outer in enumerate(merged):
+        scalars.update({f"s{k}.{axis}": s for axis, s in enumerate(outer)})
+    scalars.update({f"step{k}": s[-1] for k, s in enumerate(steps)})
+    return RowSpace(len(sizes), modes, tuple(scalars.items()))
+
+
+def _mode(spec: Spec, steps: Shape, width: int, columns: int) -> str:
+    """Chunks where a row's end allows: a wider item than its neighbours' has less padding."""
+    dtype = spec.dtype
+    if steps[-1] == 0:
+        return "one"
+    whole = width == dtype.per_chunk or (width % dtype.per_chunk == 0 and columns % width == 0)
+    even = all(s * dtype.itemsize % 16 == 0 for s in steps[:-1])
+    return "chunk" if whole and even and spec.aligned and steps[-1] == 1 else "any"
+
+
+# -- how much a kernel holds ----------------------------------------------------------------------
+
+
+def _one(*, step: Step, y: Any, **inputs: Any) -> None:
+    index = lang.global_id()
+    numbers = traced_numbers(
+        tuple((f"0.{n}", number_type(inputs[f"x{len(inputs) - 1}"].dtype)) for n in step.numbers)
+    )
+    per_word = y.dtype.per_word
+    value = computed(step, 0, [inputs[f"x{k}"][index] for k in range(len(inputs))], numbers)
+    y.store(index * per_word, [value] * per_word)
+
+
+_probe: Kernel = Kernel(_one, workgroup=64, name="weigh", face=Face((), (), ()))
+
+
+@lru_cache(maxsize=1024)
+def weight(step: Step, dtypes: tuple[Any, ...]) -> int:
+    """Statements of a step for one element of operands of these dtypes, as a trace counts them."""
+    out = dtype_of(step.dtype)
+    params = [(f"x{k}", TensorParam("in", None, 1)) for k in range(len(dtypes))]
+    face = Face((*params, ("y", TensorParam("out", None, 1))), (), ())
+    unit = (True,) * (len(dtypes) + 1)
+    return len(_probe.specialise((*dtypes, out), unit, (("step", step),), face=face).body)

@@ -1,0 +1,326 @@
+"""A recording that is planned, compiled, allocated and bound once, then submitted again and again.
+
+A replay writes its inputs, runs its launches and nothing else. It owns its buffers: what it
+computed is valid until it runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from centella import prepare
+from centella.counting import count_work, note_work
+from centella.errors import ContractError
+from centella.history import Replayed
+from centella.ledger import began, permit, timelines
+from centella.plan import Plan
+from centella.recording import FAILED, PENDING, Cell, Place, Recorded, Recording, Site, Value
+from centella.running import Engine
+from centella.submission import Array, Buffer, Copy, Submission, Ticket
+
+UNIT = 256
+DROPPED = "it was recorded while a function was captured; what a captured function returns is kept"
+Mark = tuple[Cell, Callable[[Any], Any]]
+
+
+@dataclass(slots=True)
+class Result:
+    """A value that a replay gives: where it lies, and the cell that ends its life at the next.
+
+    Attributes:
+        made: what its history says.
+    """
+
+    value: Value
+    slot: int
+    offset: int
+    cell: Cell
+    made: Replayed
+
+
+@dataclass(slots=True)
+class Touched:
+    """A State that the launches read or change, in the buffer that it always has.
+
+    Attributes:
+        slot: of its buffer; made: what the history of each new version says.
+    """
+
+    cell: Cell
+    slot: int
+    changed: bool = False
+    made: Replayed | None = None
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The operands that a caller gives each time: one arena, one write.
+
+    Attributes:
+        values: as the launches see them; starts: the byte where each begins.
+        slot: of the arena.
+        last: what was copied from device memory the last time.
+    """
+
+    values: Sequence[Value]
+    starts: list[int] = field(default_factory=list)
+    nbytes: int = 0
+    slot: int = -1
+    last: list[Value | None] = field(default_factory=list)
+
+
+class Replay:
+    """What a recording does, ready to be done again.
+
+    Args:
+        engine: the device.
+        recording: what was captured; it is emptied.
+        inputs: placeholders that the recording reads; `run` gives them data.
+        outputs: values that each run gives.
+        what: how errors call it.
+
+    Raises:
+        CentellaError: planning, compiling or allocating failed; nothing was run.
+    """
+
+    def __init__(
+        self, engine: Engine, recording: Recording, inputs: Sequence[Value],
+        outputs: Sequence[Value], what: str,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._what = what
+        self._marks: list[Mark] = list(recording.marks or ())
+        self._inputs = Inputs(inputs)
+        taken = recording.take()
+        with engine.lock:
+            try:
+                self._build(taken, outputs)
+            finally:
+                taken.fail(DROPPED)
+
+    def _build(self, taken: Recorded, outputs: Sequence[Value]) -> None:
+        engine = self._engine
+        for value in outputs:
+            value.check_current()
+        self._place_inputs()
+        engine.write_uploads(taken)
+        results = prepare.results_of(taken, outputs, ())
+        outside = prepare.outside_of(taken)
+        for value in (*self._inputs.values, *outputs):
+            if results.place_of(value) is None:
+                outside.add(value)
+        planned = engine.planned(taken, outside, results)
+        work, _ = engine.work(taken, outside, results, planned, prepare.Packed())
+        places = planned.plan.results if planned is not None else {}
+        self._slots: list[Buffer] = work.slots
+        self._launches = work.launches
+        self._externals = len(outside.values)
+        self.plan: Plan | None = planned.plan if planned is not None else None
+        self._sites = [node.site for node in taken.nodes]
+        self._prepared = engine.backend.prepare(work) if work.launches else None
+        if self._inputs.values:
+            self._inputs.slot = outside.index[id(self._inputs.values[0])]
+        self._touched = _touched(taken, outside)
+        self._borrowed = [v for v in outside.values if v.cell is not None and v.cell.result]
+        for touched in self._touched:
+            touched.made = self._changed(touched.slot)
+        self._results: list[Result | Cell] = []
+        for value in outputs:
+            if value.cell is not None:
+                self._results.append(value.cell)
+                continue
+            place = results.place_of(value)
+            slot = outside.index[id(value)] if place is None else places[place]
+            offset = value.offset if place is None else 0
+            cell = Cell(f"a result of {self._what}", result=True)
+            self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
+        for value in self._inputs.values:  # the arena holds something else from now on
+            value.drop(FAILED, DROPPED)
+
+    def _changed(self, slot: int) -> Replayed | None:
+        """What the history of a State says after each run, if the launches change it."""
+        nodes = [] if self.plan is None else self.plan.changers(slot)
+        if self.plan is None or not nodes:
+            return None
+        launches = sum(self.plan.launches_of(node) for node in nodes)
+        return Replayed(self._what, self.plan.label(nodes[-1]), launches)
+
+    def _made(self, value: Value, place: Place | None) -> Replayed:
+        if place is None or self.plan is None:
+            return Replayed(self._what, value.what, 0)
+        node = place[0]
+        return Replayed(self._what, self.plan.label(node), self.plan.launches_of(node))
+
+    def _place_inputs(self) -> None:
+        """The arena of the inputs, in which each has its place."""
+        given = self._inputs
+        for value in given.values:
+            given.starts.append(given.nbytes)
+            given.nbytes += -(-value.spec.storage_bytes // UNIT) * UNIT
+        given.last = [None] * len(given.values)
+        if not given.values:
+            return
+        arena = self._engine.pool.allocate(given.nbytes)
+        arena.mutable = True
+        for value, start in zip(given.values, given.starts, strict=True):
+            value.ready(arena, start // value.spec.dtype.itemsize)
+
+    @property
+    def launches(self) -> int:
+        """Launches of a run."""
+        return len(self._launches)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that it owns."""
+        return self._inputs.nbytes + sum(b.nbytes for b in self._slots[self._externals :])
+
+    def run(self, given: Sequence[Array | Value], site: Site) -> tuple[Ticket, list[Value]]:
+        """Run it once more.
+
+        Args:
+            given: for each input host bytes in its layout, or a value on the device that lies so.
+            site: the line that asks.
+
+        Returns:
+            The submission under way, and the outputs, valid until the next run.
+
+        Raises:
+            ContractError: a batch that has not been executed reads what this run overwrites, or
+                changes a State that it uses.
+        """
+        engine = self._engine
+        with engine.lock:
+            engine.check_lost()
+            self._settle()
+            undo: list[tuple[Value, Any]] = []
+            begin = began()
+            timed = bool(begin and timelines())
+            try:
+                uploads, copies, slots = self._given(given)
+                undo = self._mark()
+                work = Submission(slots, uploads, self._launches, [], copies, self._prepared, timed)
+                ticket = engine.hand_over(work, (), lambda: None, lambda reason: None)
+            except BaseException:
+                _back(undo)
+                self._inputs.last = [None] * len(given)  # what was to be copied was not
+                raise
+            for touched in self._touched:
+                if touched.changed:
+                    touched.cell.advance(self._version(touched, site))
+            values = [self._output(result, site) for result in self._results]
+            if begin:
+                note_work(engine, work, ticket, begin, self.plan, self._sites)
+        count_work(work)
+        return ticket, values
+
+    def _settle(self) -> None:
+        """Run what reads the last outputs and what the States wait for."""
+        for value in self._borrowed:
+            value.check_current()
+        for result in self._results:
+            if isinstance(result, Result):
+                for reader in result.cell.unread(None):
+                    self._engine.run(reader)
+        for touched in self._touched:
+            current = touched.cell.current
+            if current is not None and current.state == PENDING and current.recording is not None:
+                if current.recording.explicit:
+                    raise ContractError(
+                        f"{self._what}: a batch that has not been executed changes "
+                        f"{touched.cell.what}; execute that first"
+                    )
+                self._engine.run(current.recording)
+            if touched.changed:
+                for reader in touched.cell.unread(None):
+                    self._engine.run(reader)
+
+    def _given(
+        self, given: Sequence[Array | Value]
+    ) -> tuple[list[tuple[int, Array]], list[Copy], list[Buffer]]:
+        """One write for what comes from the host, a copy for what is on the device already."""
+        inputs = self._inputs
+        slots, copies = self._slots, []
+        from_host = any(not isinstance(x, Value) for x in given)
+        packed = np.zeros(inputs.nbytes, np.uint8) if from_host else None
+        for index, (x, start) in enumerate(zip(given, inputs.starts, strict=True)):
+            if isinstance(x, Value):
+                known = x is inputs.last[index] and x.require().owner is None
+                if known and not from_host:
+                    continue  # values do not change: it is there from the last time
+                if slots is self._slots:
+                    slots = list(slots)
+                first = x.offset * x.spec.dtype.itemsize
+                buffer = x.require()
+                room = (buffer.nbytes - first) // 4 * 4  # imported memory may end with the data
+                nbytes = min(inputs.values[index].spec.storage_bytes, room)
+                copies.append(Copy(len(slots), first, inputs.slot, start, nbytes))
+                slots.append(buffer)
+                inputs.last[index] = x
+            elif packed is not None:
+                packed[start : start + x.nbytes] = x
+                inputs.last[index] = None
+        if packed is None:
+            return [], copies, slots
+        permit("upload", "uploads")
+        return [(inputs.slot, packed)], copies, slots
+
+    def _mark(self) -> list[tuple[Value, Any]]:
+        """Bring the host's notes of States up to date; returns what they were."""
+        before: list[tuple[Value, Any]] = []
+        try:
+            for cell, note in self._marks:
+                current = cell.current
+                assert current is not None, "a cell is made with its first version"
+                before.append((current, current.note))
+                current.note = note(current.note)
+        except BaseException:
+            _back(before)
+            raise
+        return before
+
+    def _version(self, touched: Touched, site: Site) -> Value:
+        cell = touched.cell
+        before = cell.current
+        assert before is not None, "a cell is made with its first version"
+        value = Value(before.spec, self._engine, before.what, site=site)
+        value.ready(before.require(), before.offset)
+        value.made = touched.made
+        cell.settled = value
+        return value
+
+    def _output(self, result: Result | Cell, site: Site) -> Value:
+        if isinstance(result, Cell):
+            assert result.current is not None, "a cell is made with its first version"
+            return result.current
+        value = Value(result.value.spec, self._engine, self._what, site=site)
+        value.ready(self._slots[result.slot], result.offset)
+        value.made = result.made
+        result.cell.advance(value)
+        return value
+
+
+def _back(before: list[tuple[Value, Any]]) -> None:
+    """Take notes back."""
+    for value, note in reversed(before):
+        value.note = note
+
+
+def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
+    """The States that came from outside, and whether the launches change them."""
+    found = {
+        id(v.cell): Touched(v.cell, slot)
+        for slot, v in enumerate(outside.values)
+        if v.cell is not None and not v.cell.result
+    }
+    for node in taken.nodes:
+        if node.op.mutates:
+            for reference in node.values:
+                value = reference()
+                if value is not None and value.cell is not None and id(value.cell) in found:
+                    found[id(value.cell)].changed = True
+    return list(found.values())

@@ -1,0 +1,132 @@
+"""`State`: data on a device that kernels change in place.
+
+A tensor never changes; a State does, one version after the other. What reads a version is run
+before the next one is made, and using an older version raises, so no reader sees a later write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from centella import views
+from centella.creation import asarray
+from centella.device import Device, current_device
+from centella.device import device as open_device
+from centella.dtypes import DType, dtype_of, f32
+from centella.errors import DTypeError
+from centella.op import get
+from centella.recording import Cell, Value, innermost
+from centella.specs import Shape, Spec
+from centella.submission import Array
+from centella.tensor import Tensor, apply_all
+
+
+class State:
+    """Data on a device that changes in place: for `InOut` arguments, caches, counters.
+
+    Args:
+        data: the first content, a Tensor or what `ct.asarray` takes; it is copied.
+        dtype, device: as for `ct.asarray`.
+
+    Raises:
+        DTypeError: float64 or int64 arrays without `dtype=`.
+    """
+
+    __slots__ = ("_cell", "spec")
+
+    def __init__(
+        self, data: Any, dtype: Any = None, device: str | Device | None = None, *, name: str = ""
+    ) -> None:
+        first = asarray(data, dtype, device)
+        self.spec: Spec = first.device.spec(first.shape, first.dtype)
+        self._cell = _cell(self.spec, first.device, name)
+        self._cell.settled = None  # a batch that fails leaves no content to go back to
+        self.assign(first)
+
+    @classmethod
+    def empty(
+        cls, shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None, *,
+        name: str = "",
+    ) -> State:  # fmt: skip
+        """A State whose content is undefined: memory is reserved, nothing is copied."""
+        made = cls.__new__(cls)
+        target = current_device() if device is None else open_device(device)
+        made.spec = target.spec(views.extents("State.empty", shape), dtype_of(dtype))
+        made._cell = _cell(made.spec, target, name)
+        return made
+
+    @property
+    def _current(self) -> Value:
+        current = self._cell.current
+        assert current is not None, "a cell is made with its first version"
+        return current
+
+    @property
+    def value(self) -> Tensor:
+        """What it holds now, as a tensor; using that after the next change raises ContractError."""
+        return Tensor(self._current, self.spec)
+
+    @property
+    def shape(self) -> Shape:
+        """Extents of each dimension."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Storage type of the elements."""
+        return self.spec.dtype
+
+    @property
+    def device(self) -> Device:
+        """The device it lives on."""
+        return self._current.device  # type: ignore[no-any-return]  # a Value is below Device
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes, without padding."""
+        return self.spec.nbytes
+
+    def assign(self, data: Any) -> None:
+        """Replace the content, in place: a tensor, array or number that broadcasts to the shape.
+
+        Raises:
+            DTypeError, ShapeError: another dtype, or a shape that does not broadcast to this one.
+        """
+        if isinstance(data, State):
+            data = data.value
+        x = data if isinstance(data, Tensor) else asarray(data, self.dtype, self.device)
+        apply_all(get("assign"), (self.value, x), {})
+
+    @property
+    def note(self) -> Any:
+        """What the owner knows of this version on the host; a failed change takes it back too."""
+        return self._current.note
+
+    def mark(self, note: Callable[[Any], Any]) -> None:
+        """Give this version a note, `note(the one it has)`; a replay calls it again, each time."""
+        self._current.note = note(self._current.note)
+        recording = innermost(self.device)
+        if recording is not None and recording.marks is not None:
+            recording.marks.append((self._cell, note))
+
+    def numpy(self) -> Array:
+        """The content on the host: a copy that the caller owns."""
+        return self.value.numpy()
+
+    def __repr__(self) -> str:
+        return f"<State {list(self.shape)} {self.dtype.name} on {self.device.name}>"
+
+    def __bool__(self) -> bool:
+        raise DTypeError("a State is no truth value: compare state.numpy()")
+
+
+def _cell(spec: Spec, device: Device, name: str) -> Cell:
+    """Memory of its own with its first version, whose content is undefined."""
+    first = device.reserve(spec)
+    buffer = first.require()
+    buffer.mutable = True
+    cell = Cell(name or f"State {list(spec.shape)} {spec.dtype.name}")
+    cell.advance(first)
+    cell.settled = first
+    return cell

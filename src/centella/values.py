@@ -1,0 +1,87 @@
+"""Values that no operation makes: host data written, memory reserved, memory imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella import prepare
+from centella.dtypes import DType
+from centella.errors import ShapeError
+from centella.ledger import began, count, noted
+from centella.recording import Site, Value, call_site
+from centella.running import Engine
+from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
+from centella.submission import Array
+
+
+class Values(Engine):
+    """An engine with the values that lie in its memory from the start."""
+
+    def spec(self, shape: Shape, dtype: Any) -> Spec:
+        """How this device lays out a tensor that it allocates."""
+        return make_spec(shape, dtype, self.caps.row_alignment)
+
+    def _storage_of(self, data: Array, spec: Spec) -> Array:
+        """Host data as the bytes of its layout here: a copy."""
+        return prepare.storage_of(data, spec, 0xFF if self.pool.mode == "poison" else 0)
+
+    def _write(self, data: Array, spec: Spec, site: Site) -> Value:
+        """Host data as a value, written now; the data may change afterwards."""
+        as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous
+        raw = data.reshape(-1).view(np.uint8) if as_is else self._storage_of(data, spec)
+        value = Value(spec, self, "upload", site=site)
+        with self.lock:
+            self.check_lost()
+            buffer = self.pool.allocate(spec.storage_bytes)
+            begin = began()
+            self.backend.write(buffer, raw)
+            noted("upload", begin, self.name, bytes=raw.nbytes)
+        count(uploads=1, upload_bytes=raw.nbytes)
+        value.ready(buffer)
+        return value
+
+    def reserve(self, spec: Spec) -> Value:
+        """A value whose content is undefined; nothing is copied."""
+        value = Value(spec, self, "empty", site=call_site())
+        with self.lock:
+            self.check_lost()
+            buffer = self.pool.allocate(spec.storage_bytes)
+        value.ready(buffer)
+        return value
+
+    def import_buffer(self, native: Any, shape: Shape, dtype: DType, offset: int) -> Value:
+        """Memory of the application's as a value: neither copied nor freed.
+
+        Args:
+            native: a wgpu buffer, a CUDA array or (address, bytes), a NumPy array; kept alive
+                until the last submission that reads it is done.
+            offset: bytes to the first element; rows follow one another without padding.
+
+        Raises:
+            DeviceError: not memory of this device, or it cannot be bound and read.
+            ShapeError: it has fewer bytes than the shape needs.
+        """
+        strides = dense_strides(shape)
+        if offset < 0 or offset % dtype.itemsize:
+            raise ShapeError(
+                f"import_buffer: expected an offset that is a multiple of {dtype.itemsize} bytes, "
+                f"got {offset}"
+            )
+        with self.lock:
+            self.check_lost()
+            buffer = self.pool.adopt(native)
+        first = offset // dtype.itemsize
+        plain = Spec(shape, dtype, strides)
+        if offset + plain.nbytes > buffer.nbytes:
+            raise ShapeError(
+                f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
+                f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
+            )
+        aligned = rows_aligned(shape, strides, dtype.itemsize, first)
+        whole = offset + plain.storage_bytes <= buffer.nbytes
+        value = Value(Spec(shape, dtype, strides, aligned and whole), self, "import_buffer",
+                      site=call_site())  # fmt: skip
+        value.ready(buffer, first)
+        return value

@@ -1,0 +1,183 @@
+"""State: memory that changes in place, one version after the other, on every device."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella import functional
+
+
+def counted(device: ct.Device) -> ct.State:
+    return ct.State(np.arange(12, dtype=np.float32).reshape(3, 4), device=device)
+
+
+def test_a_reader_recorded_before_a_change_sees_the_version_before(device: ct.Device) -> None:
+    state = counted(device)
+    before = state.value * 2
+    state.assign(7)
+    after = state.value + 1
+    assert np.array_equal(before.numpy(), np.arange(12).reshape(3, 4) * 2)
+    assert np.array_equal(after.numpy(), np.full((3, 4), 8))
+    assert np.array_equal(state.numpy(), np.full((3, 4), 7))
+
+
+def test_a_stale_version_is_refused_with_the_lines(device: ct.Device) -> None:
+    state = counted(device)
+    old = state.value
+    state.assign(1)
+    for use in (old.numpy, lambda: old + 1, lambda: old.native, lambda: ct.fetch(old)):
+        with pytest.raises(
+            ct.ContractError, match=r"State \[3, 4\] f32: a stale version .*test_state"
+        ):
+            use()
+    assert np.array_equal(state.numpy(), np.ones((3, 4)))
+
+
+def test_one_buffer_for_all_versions(device: ct.Device) -> None:
+    state = counted(device)
+    _ = state.value.native
+    with ct.ledger() as led:
+        for i in range(5):
+            state.assign(state.value + i)
+        state.numpy()
+    assert led.uploads == 0
+    assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4) + 10)
+
+
+def test_changes_inside_a_batch_are_one_submission(device: ct.Device) -> None:
+    state = counted(device)
+    _ = state.value.native
+    with ct.ledger() as led:
+        with device.batch():
+            first = state.value + 0
+            state.assign(state.value * 2)
+            second = state.value + 0
+            state.assign(state.value * 2)
+        led.expect(submissions=1)
+    base = np.arange(12).reshape(3, 4)
+    assert np.array_equal(first.numpy(), base)
+    assert np.array_equal(second.numpy(), base * 2)
+    assert np.array_equal(state.numpy(), base * 4)
+
+
+def test_a_change_is_never_dropped(device: ct.Device) -> None:
+    state = counted(device)
+    batch = device.batch()
+    x = batch.upload(np.ones(3, np.float32))
+    with batch._recording:
+        state.assign(5)  # not among the outputs
+        y = x + 1
+    batch.execute(outputs=[y])
+    assert np.array_equal(state.numpy(), np.full((3, 4), 5))
+
+
+def test_a_failed_batch_takes_the_change_back(device: ct.Device) -> None:
+    state = counted(device)
+    with pytest.raises(ZeroDivisionError), device.batch():
+        state.assign(9)
+        state.assign(state.value + 1)
+        _ = 1 / 0
+    assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4))
+    state.assign(2)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 2))
+
+
+def test_a_batch_that_has_yet_to_read_refuses_the_change(device: ct.Device) -> None:
+    state = counted(device)
+    batch = device.batch()
+    y = batch.relu(state.value)
+    with pytest.raises(ct.ContractError, match="a batch that has not been executed reads it"):
+        state.assign(1)
+    batch.execute()
+    state.assign(1)
+    assert np.array_equal(batch.read(y), np.arange(12).reshape(3, 4))
+
+
+def test_a_change_that_waits_in_a_batch_is_not_read_outside(device: ct.Device) -> None:
+    state = counted(device)
+    batch = device.batch()
+    with batch:
+        state.assign(3)
+        with pytest.raises(ct.ContractError, match=r"call execute\(\) on its batch first"):
+            state.numpy()
+    assert np.array_equal(state.numpy(), np.full((3, 4), 3))
+
+
+def test_readers_on_another_thread_run_first(device: ct.Device) -> None:
+    state = counted(device)
+    made: list[ct.Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(state.value * 3))
+    thread.start()
+    thread.join()
+    state.assign(0)
+    assert np.array_equal(state.numpy(), np.zeros((3, 4)))
+    assert np.array_equal(made[0].numpy(), np.arange(12).reshape(3, 4) * 3)
+
+
+def test_results_share_no_memory_with_a_state(device: ct.Device) -> None:
+    source = ct.asarray(np.ones((2, 4), np.float32), device=device)
+    state = ct.State(source)
+    kept = state.value.reshape(8).copy()
+    moved = functional.scale(state.value, 1.0)
+    ct.fetch(kept, moved).result()
+    state.assign(5)
+    ct.fetch(state.value).result()
+    assert np.array_equal(source.numpy(), np.ones((2, 4)))
+    assert np.array_equal(kept.numpy(), np.ones(8))
+    assert np.array_equal(moved.numpy(), np.ones((2, 4)))
+
+
+DTYPES = ("f32", "f16", "bf16", "i32", "u32", "i8", "u8", "bool")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 3, 17)])
+def test_assign(device: ct.Device, dtype: str, shape: tuple[int, ...]) -> None:
+    state = ct.State.empty(shape, dtype, device)
+    state.assign(functional.full((), 1, dtype, device))
+    assert np.array_equal(state.numpy(), np.ones(shape))
+    values = (np.arange(state.value.size).reshape(shape) % 2).astype(np.float32)
+    state.assign(ct.asarray(values, device=device).astype(dtype))
+    assert np.array_equal(state.numpy().astype(np.float32), values)
+
+
+def test_assign_broadcasts_and_takes_views(device: ct.Device) -> None:
+    state = ct.State.empty((3, 4), device=device)
+    row = np.arange(4, dtype=np.float32)
+    state.assign(row)
+    assert np.array_equal(state.numpy(), np.broadcast_to(row, (3, 4)))
+    turned = np.arange(12, dtype=np.float32).reshape(4, 3)
+    state.assign(ct.asarray(turned, device=device).T)
+    assert np.array_equal(state.numpy(), turned.T)
+
+
+def test_empty_state(device: ct.Device) -> None:
+    state = ct.State.empty((0, 4), device=device)
+    state.assign(1)
+    assert state.numpy().shape == (0, 4)
+
+
+def _mistakes(state: ct.State) -> dict[str, tuple[Any, type[Exception], str]]:
+    return {
+        "shape": (lambda: state.assign(np.ones(5, np.float32)), ct.ShapeError,
+                  r"assign: expected a shape that broadcasts to \[3, 4\], got \[5\]"),
+        "rank": (lambda: state.assign(np.ones((1, 3, 4), np.float32)), ct.ShapeError,
+                 r"broadcasts to \[3, 4\], got \[1, 3, 4\]"),
+        "dtype": (lambda: state.assign(state.value.astype("f16")), ct.DTypeError,
+                  "assign: expected f32, got f16"),
+        "truth": (lambda: bool(state), ct.DTypeError, "no truth value"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["shape", "rank", "dtype", "truth"])
+def test_mistakes_leave_the_state_as_it_was(device: ct.Device, name: str) -> None:
+    state = counted(device)
+    mistake, kind, text = _mistakes(state)[name]
+    with pytest.raises(kind, match=text):
+        mistake()
+    assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4))
