@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from measure import Call, Row, alternate, summary, torch_or_none
+from msgspec.structs import replace
 
 import centella as ct
 from centella.ops.matmul.choice import TILES as VARIANTS

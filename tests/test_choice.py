@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from centella import op
 from centella.dtypes import DType, dtype_of, f16, f32, i8, u8

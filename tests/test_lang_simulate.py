@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from centella import lang
@@ -126,7 +128,7 @@ class Case:
         return record(self.fn, self.tensors, self.workgroup)
 
     def run(self, ir: KernelIR | None = None, **options: Any) -> Array:
-        fresh = {k: replace(t, words=t.words.copy()) for k, t in self.tensors.items()}
+        fresh = {k: dataclasses.replace(t, words=t.words.copy()) for k, t in self.tensors.items()}
         launch(ir or self.trace(), fresh, self.groups, self.scalars, **options)
         return list(fresh.values())[-1].numpy()
 

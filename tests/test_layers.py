@@ -92,6 +92,11 @@ LATE: dict[tuple[str, str], str] = {
     ("load", "pathlib"): "brings urllib: as models",
     ("embed", "pathlib"): "brings urllib: as models",
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
+    (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
+    ("pipelines", "concurrent"): "as logging, which it loads",
+    ("program", "lang"): "an emitter loads with the first kernel for its target",
+    ("plan", "explain"): "only who asks for it reads it",
+    ("kernel", "lang"): "the simulator loads with the first kernel that runs in it",
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
     ("cli", ANY): "--help answers at once; a subcommand loads what it calls",
     ("__main__", ANY): "python -m centella is the command line",
@@ -111,7 +116,7 @@ LATE: dict[tuple[str, str], str] = {
 # `device` imports backends late, so their drivers load only then.
 # `cli` is imported by the command line alone, which looks for typer first.
 EAGER: dict[str, set[str]] = {
-    ANY: {"numpy"},
+    ANY: {"numpy", "msgspec"},
     "backends": {"wgpu", "cuda"},
     "cli": {"typer"},
     "pytest_plugin": {"pytest"},  # which pytest loads, and nobody else
@@ -243,7 +248,7 @@ def test_late_imports_are_named_with_a_reason() -> None:
     assert not unnamed, "\n".join(unnamed)
 
 
-def test_import_time_loads_numpy_and_nothing_heavier() -> None:
+def test_import_time_loads_numpy_msgspec_and_nothing_heavier() -> None:
     wrong = [
         str(i)
         for i in FOREIGN

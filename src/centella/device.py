@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,6 @@ from centella.submission import Array, Backend, Buffer
 from centella.values import Values
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
-log: logging.Logger = logging.getLogger("centella.device")
 
 IMPLICIT_NODES = 256
 DIRECT = 64 << 10
@@ -432,7 +430,9 @@ def default_device() -> Device:
     if _default is not None and not _default.lost:
         return _default
     found, why = choose(device)
-    log.info("default device %s: %s", found.name, why)
+    import logging
+
+    logging.getLogger("centella.device").info("default device %s: %s", found.name, why)
     _default = found
     return found
 

@@ -9,10 +9,10 @@ here. Source: DLPack 1.0 (dlpack.h) and the array API's `__dlpack__`.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import ALL, DType, bf16
 from centella.errors import DeviceError, DTypeError, ShapeError
@@ -153,8 +153,7 @@ class Borrowed:
             self._deleter(self._pointer)
 
 
-@dataclass(frozen=True)
-class Foreign:
+class Foreign(Struct, frozen=True):
     """Memory of another library's.
 
     Attributes:
@@ -169,7 +168,7 @@ class Foreign:
     strides: Shape
     dtype: DType
     device: tuple[int, int]
-    owner: Borrowed = field(repr=False)
+    owner: Borrowed
 
     @property
     def span(self) -> int:

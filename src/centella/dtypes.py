@@ -7,10 +7,10 @@ its bytes are `uint16` and `widen`/`narrow` convert (narrowing rounds to nearest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from centella.errors import DTypeError, ShapeError
@@ -18,8 +18,7 @@ from centella.errors import DTypeError, ShapeError
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DType:
+class DType(Struct, frozen=True, eq=False):
     """A storage type. Compared by identity: there is one object of each.
 
     Attributes:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from centella.models import BertModel
     from centella.text import Tokenizer
 
-log: logging.Logger = logging.getLogger("centella.embed")
 
 Array = np.ndarray[Any, Any]
 POOLINGS = ("mean", "cls")
@@ -32,8 +30,7 @@ STEP = 16  # lengths are rounded up to multiples of this, so that few plans are 
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedderConfig:
+class EmbedderConfig(Struct, frozen=True):
     """How token states become a vector.
 
     Attributes:
@@ -234,7 +231,9 @@ def _progress(total: int, show: bool) -> Iterator[Any]:
         def advance(texts: int) -> None:
             nonlocal done
             done += texts
-            log.info("encoded %d of %d texts", done, total)
+            import logging
+
+            logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)
 
         yield advance
         return

@@ -9,8 +9,10 @@ end at 64 nodes and where the device can bind no more operands or parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from centella.op import get
 from centella.ops import norm
@@ -76,8 +78,7 @@ def _changed(nodes: Sequence[Any]) -> set[Place]:
     return {(node.inputs[i].node, node.inputs[i].index) for node in nodes for i in node.op.mutates}
 
 
-@dataclass(slots=True)
-class _Graph:
+class _Graph(Struct, eq=False):
     """What is fused: the nodes, who reads each, values that change, nodes that have a group."""
 
     nodes: Sequence[Any]

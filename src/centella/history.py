@@ -8,7 +8,8 @@ history stays short and its totals stay true.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from centella.recording import (
     DISCARDED,
@@ -26,8 +27,7 @@ CAME = {"upload": "uploaded", "import_buffer": "imported", "empty": "reserved"}
 COPIES = ("copy", "reshape")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One thing that happened to a tensor's data, perhaps several times.
 
     Attributes:
@@ -57,8 +57,7 @@ class Event:
         return f"{self.kind}{what}{at}" + (f" ({', '.join(extra)})" if extra else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(Struct, frozen=True):
     """In place of a plan: what a replay of `name` says of what it makes."""
 
     name: str

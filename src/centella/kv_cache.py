@@ -8,9 +8,10 @@ does not fit before anything is recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import index
 from typing import Any
+
+from msgspec import Struct
 
 from centella.creation import asarray
 from centella.device import Device
@@ -23,8 +24,7 @@ from centella.state import State
 from centella.tensor import Tensor, apply_all, not_a_tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(Struct, frozen=True):
     """What a cache holds, as the host knows it.
 
     Attributes:

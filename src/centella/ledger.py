@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, fields, replace
 from functools import wraps
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from centella.errors import ContractError, TransferForbidden
 
@@ -26,8 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """Counts since the scope began. Bytes are physical: padding included.
 
     Attributes:
@@ -68,7 +69,7 @@ class Counts:
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return asdict(self)
 
     def __sub__(self, other: Counts) -> Counts:
         values = {k: v - getattr(other, k) for k, v in self.as_dict().items()}
@@ -98,7 +99,7 @@ class Ledger:
             flush_implicit(self)
 
     def __getattr__(self, name: str) -> int:
-        if name in Counts.__slots__:
+        if name in Counts.__struct_fields__:
             self._flush()
             return int(getattr(self.counts, name))
         raise AttributeError(f"a ledger has no count {name!r}")
@@ -115,7 +116,7 @@ class Ledger:
             ContractError: with each difference.
         """
         self._flush()
-        unknown = set(expected) - set(Counts.__slots__)
+        unknown = set(expected) - set(Counts.__struct_fields__)
         if unknown:
             raise ContractError(f"expect: no such count: {', '.join(sorted(unknown))}")
         wrong = [

@@ -10,10 +10,10 @@ with and read back. After the first call of a shape nothing is allocated or comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
+from msgspec import Struct
 
 from centella.creation import asarray
 from centella.device import Device, current_device
@@ -28,8 +28,7 @@ from centella.tensor import Tensor
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CachedWeight:
+class CachedWeight(Struct, frozen=True):
     """A row of `MatmulCache.weights()`: name, [out, in], storage type, bytes on the device."""
 
     name: str
@@ -38,8 +37,7 @@ class CachedWeight:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
+class _Weight(Struct, frozen=True):
     """A weight on the device, with the factors of its rows where it is quantised."""
 
     stored: Tensor

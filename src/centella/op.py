@@ -7,10 +7,10 @@ testing) is generic over this class.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import Array, DType, narrow, widen
 from centella.program import Call, HostProgram
@@ -20,8 +20,7 @@ Attrs = tuple[tuple[str, Any], ...]
 Out = tuple[Shape, DType]
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
+class Lowered(Struct, frozen=True):
     """The launches of an op on a device, with the temporaries they share."""
 
     calls: tuple[Call, ...]
@@ -38,8 +37,7 @@ def unit_rows(index: int, spec: Spec) -> bool:
     return spec.unit_rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
+class Op(Struct, frozen=True, eq=False):
     """One operation.
 
     Attributes:
@@ -63,7 +61,7 @@ class Op:
     variants: tuple[str, ...] = ()
     mutates: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
-    doc: str = field(default="", repr=False)
+    doc: str = ""
 
     def __post_init__(self) -> None:
         if self.name in _registry:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from centella.ledger import began, count, noted, permit
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
-@dataclass(frozen=True, slots=True)
-class CachedPipeline:
+
+class CachedPipeline(Struct, frozen=True):
     """A compiled program: its kernel's name, its content key, and the driver's object."""
 
     name: str
@@ -45,6 +47,8 @@ class PipelineCache:
             CompileError: what the compile raised, in every thread that waited; nothing is kept.
             TransferForbidden: it is new, inside `forbid("compile")`.
         """
+        from concurrent.futures import Future
+
         place = (device, key)
         mine: Future[CachedPipeline] = Future()
         with self._lock:

@@ -12,12 +12,12 @@ what was recorded, so a plan serves every recording of the same form.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella import placement
 from centella.errors import CentellaError, LimitError
-from centella.explain import explain
 from centella.fuse import fuse
 from centella.op import Op
 from centella.program import Call, HostProgram, Program, parameter_words
@@ -29,8 +29,7 @@ MAX_GROUPS = 1 << 31  # what every backend can launch
 Wanted = Sequence[tuple[bool, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """Where an operand comes from: external `index`, or output (node, `index`)."""
 
     node: int
@@ -38,8 +37,7 @@ class Source:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlanNode:
+class PlanNode(Struct, frozen=True):
     """A node without its values: what a plan is made of."""
 
     form: Form
@@ -52,8 +50,7 @@ class PlanNode:
         return self.form.op
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One launch.
 
     Attributes:
@@ -73,8 +70,7 @@ class Step:
     node: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """An immutable run list.
 
     Attributes:
@@ -122,6 +118,8 @@ class Plan:
 
     def explain(self) -> str:
         """Nodes, fusions, copies, launches, bytes, peak memory: a table to read."""
+        from centella.explain import explain
+
         return explain(self)
 
 
@@ -270,8 +268,7 @@ def _steps(index: int, node: PlanNode, where: Mapping[Place, int], externals: in
     return [_step(index, each, slots, shift, len(inputs), externals) for each in lowered.launches]
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
+class _Launch(Struct, frozen=True):
     """A launch before its buffers are known; `operands` count inputs, outputs, temporaries."""
 
     program: Program | HostProgram
@@ -282,8 +279,7 @@ class _Launch:
     groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Lowering:
+class _Lowering(Struct, frozen=True):
     """What a Form becomes: launches, and bytes of the temporaries they share."""
 
     launches: tuple[_Launch, ...]

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.errors import DeviceError, LimitError, OutOfMemoryError
 from centella.ledger import count, permit
@@ -33,8 +33,7 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Bytes of a device's memory, now.
 
     Attributes:

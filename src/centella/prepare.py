@@ -7,10 +7,10 @@ queue, so that a failure leaves the recording as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from centella.errors import CentellaError
 from centella.ledger import permit
@@ -26,8 +26,7 @@ UNIT = 256
 Span = tuple[Value, int, int]
 
 
-@dataclass(slots=True)
-class Outside:
+class Outside(Struct, eq=False):
     """Values that a recording reads but does not compute, each with a slot.
 
     Attributes:
@@ -59,8 +58,7 @@ def outside_of(taken: Recorded) -> Outside:
     return found
 
 
-@dataclass(slots=True)
-class Results:
+class Results(Struct, eq=False):
     """The values that a recording makes and that something still refers to.
 
     Attributes:
@@ -143,8 +141,7 @@ def allocate(made: Plan, taken: Recorded, pool: Pool) -> list[Buffer]:
     return buffers
 
 
-@dataclass(slots=True)
-class Packed:
+class Packed(Struct, eq=False):
     """A recording's uploads in the buffers that they share.
 
     Attributes:

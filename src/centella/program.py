@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import DType
 from centella.errors import LimitError, TraceError
 from centella.lang.face import REQUIRED, Face, face_of
 from centella.lang.ir import KernelIR
-from centella.lang.ptx import emit_ptx
 from centella.lang.trace import trace
-from centella.lang.wgsl import emit_wgsl
 from centella.specs import Caps, Spec
 
 Constants = tuple[tuple[str, Any], ...]
@@ -111,8 +109,7 @@ class Kernel:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
 
     `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
@@ -123,19 +120,28 @@ class Program:
     target: str
     name: str
     source: str
-    ir: KernelIR = field(compare=False, repr=False)
+    ir: KernelIR
     trusted: bool = False
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.key == other.key
 
-@dataclass(frozen=True, slots=True)
-class HostProgram:
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class HostProgram(Struct, frozen=True, eq=False):
     """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out."""
 
     key: str
     name: str
-    call: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] = field(
-        compare=False, repr=False
-    )
+    call: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostProgram) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
 def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
@@ -153,17 +159,20 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
         if asked > most:
             raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
     if caps.target == "wgsl":
+        from centella.lang.wgsl import emit_wgsl
+
         source = emit_wgsl(ir, native_f16=caps.native_f16_pack)
         key = f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}{int(trusted)}"
         return Program(key, "wgsl", ir.name, source, ir, trusted)
     if caps.target == "ptx":
+        from centella.lang.ptx import emit_ptx
+
         source = emit_ptx(ir, caps.arch)
         return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)
     return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir)
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(Struct, frozen=True):
     """An operand of a call: which of (inputs, outputs, temporaries), seen as `spec`."""
 
     index: int
@@ -171,8 +180,7 @@ class Ref:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One launch of a kernel, as an op asks for it.
 
     Attributes:

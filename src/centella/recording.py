@@ -12,8 +12,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from centella.dtypes import Array
 from centella.errors import CentellaError, ContractError, DiscardedError
@@ -173,8 +174,7 @@ class Value:
         raise ContractError(f"{label} is not computed yet: call execute() on its batch first")
 
 
-@dataclass(slots=True, eq=False)
-class Form:
+class Form(Struct, eq=False):
     """What an op is asked to do, apart from the data: equal requests share one Form.
 
     Attributes:
@@ -206,8 +206,7 @@ class Operand(NamedTuple):
     spec: Spec
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct, eq=False):
     """One recorded operation."""
 
     form: Form
@@ -221,8 +220,7 @@ class Node:
         return self.form.op
 
 
-@dataclass(slots=True)
-class Upload:
+class Upload(Struct, eq=False):
     """Host data recorded for the next submission's one write: bytes in the value's layout."""
 
     value: Value
@@ -332,8 +330,7 @@ class Recording:
         self.take().fail(reason)
 
 
-@dataclass(slots=True)
-class Recorded:
+class Recorded(Struct, eq=False):
     """What a recording held."""
 
     nodes: list[Node]

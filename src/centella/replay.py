@@ -7,10 +7,10 @@ computed is valid until it runs again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from centella import prepare
 from centella.counting import count_work, note_work
@@ -27,8 +27,7 @@ DROPPED = "it was recorded while a function was captured; what a captured functi
 Mark = tuple[Cell, Callable[[Any], Any]]
 
 
-@dataclass(slots=True)
-class Result:
+class Result(Struct, eq=False):
     """A value that a replay gives: where it lies, and the cell that ends its life at the next.
 
     Attributes:
@@ -42,8 +41,7 @@ class Result:
     made: Replayed
 
 
-@dataclass(slots=True)
-class Touched:
+class Touched(Struct, eq=False):
     """A State that the launches read or change, in the buffer that it always has.
 
     Attributes:
@@ -56,8 +54,7 @@ class Touched:
     made: Replayed | None = None
 
 
-@dataclass(slots=True)
-class Inputs:
+class Inputs(Struct, eq=False):
     """The operands that a caller gives each time: one arena, one write.
 
     Attributes:

@@ -5,13 +5,13 @@ What can fail comes first and leaves the recording as it was; the submission its
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count as counter
 from typing import Any
+
+from msgspec import Struct
 
 from centella import plan, prepare
 from centella.counting import count_work, note_work
@@ -48,13 +48,10 @@ from centella.submission import (
     Times,
 )
 
-log: logging.Logger = logging.getLogger("centella.device")
-
 PLANS = 512
 
 
-@dataclass(slots=True)
-class Planned:
+class Planned(Struct, eq=False):
     """A plan with its launches bound to the pipelines of one cache, as it was then.
 
     Attributes:
@@ -172,7 +169,9 @@ class Engine:
         """The device cannot be used any more."""
         if self._lost is None:
             self._lost = reason
-            log.info("%s was lost: %s", self.name, reason)
+            import logging
+
+            logging.getLogger("centella.device").info("%s was lost: %s", self.name, reason)
 
     def check_lost(self) -> None:
         """Raise unless the device can be used.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import Array, DType
 
@@ -42,8 +42,7 @@ def padded_strides(shape: Shape, itemsize: int, row_alignment: int) -> Shape:
     return tuple(reversed(strides))
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Struct, frozen=True, cache_hash=True):
     """Shape, dtype and strides (in elements) of a value; the offset rides with the binding.
 
     `aligned` says that the first element starts on a 16-byte boundary and that every outer
@@ -55,17 +54,6 @@ class Spec:
     dtype: DType
     strides: Shape
     aligned: bool = True
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        key = (self.shape, self.dtype, self.strides, self.aligned)
-        object.__setattr__(self, "_hash", hash(key))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __reduce__(self) -> tuple[type[Spec], tuple[Shape, DType, Shape, bool]]:
-        return Spec, (self.shape, self.dtype, self.strides, self.aligned)
 
     @property
     def size(self) -> int:
@@ -136,8 +124,7 @@ def rows_aligned(shape: Shape, strides: Shape, itemsize: int, offset: int = 0) -
     return all(n <= 1 or s * itemsize % 16 == 0 for n, s in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(Struct, frozen=True):
     """What a device can do, as far as a choice of kernels may depend on it.
 
     Attributes:

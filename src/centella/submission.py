@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct, field
 
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
@@ -47,8 +47,7 @@ class Buffer:
         self.release(self.memory, self.nbytes)
 
 
-@dataclass(slots=True)
-class Bound:
+class Bound(Struct, eq=False):
     """One launch with its operands: slots of the submission, and how each is seen.
 
     A plan keeps the launches that it bound; a backend changes nothing in them.
@@ -63,8 +62,7 @@ class Bound:
     groups: int
 
 
-@dataclass(slots=True)
-class Read:
+class Read(Struct, eq=False):
     """A read-back: bytes of a slot from `start`, `nbytes` of them; multiples of `Backend.unit`."""
 
     slot: int
@@ -82,8 +80,7 @@ class Copy(NamedTuple):
     nbytes: int
 
 
-@dataclass(slots=True)
-class Submission:
+class Submission(Struct, eq=False):
     """Everything a device does at once: one write, launches in order, read-backs.
 
     Attributes:
@@ -105,8 +102,7 @@ class Submission:
     timed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """How a backend times launches.
 
     Attributes:

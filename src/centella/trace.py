@@ -15,10 +15,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from centella.errors import CentellaError
 
@@ -61,8 +62,7 @@ class Span(NamedTuple):
     device: str = ""
 
 
-@dataclass(slots=True)
-class Work:
+class Work(Struct, eq=False):
     """The launches of one submission.
 
     Attributes:
@@ -95,8 +95,7 @@ class Work:
             self.missing = str(error)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTime:
+class KernelTime(Struct, frozen=True):
     """All launches of one kernel on one device.
 
     Attributes:

@@ -7,10 +7,10 @@ config.json (width 384, 6 heads, inner 1536, 80 mels, 1500 positions).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.bench.figures import Array, Figure, Progress, median, seconds, verify, worst_decile
 from centella.device import Device
@@ -24,8 +24,7 @@ ROUNDS = 10
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """Of an encoder and its input."""
 
     width: int

@@ -7,9 +7,9 @@ all as one batch. Source: Qwen3-4B's config.json (hidden 2560, intermediate 9728
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from centella.bench.figures import Array, Figure, Progress, median, seconds, verify, worst_decile
 from centella.creation import arange, asarray
@@ -27,8 +27,7 @@ ROUNDS = 10
 SMALL_BYTES = 1 << 28  # weights that fit anywhere
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """Three weights, [out, in]."""
 
     gate: Tensor

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from centella.device import Device
 from centella.errors import DeviceError
@@ -19,8 +20,7 @@ FEW, LONG = 5, 2.0  # rounds that are always run; seconds after which no more ar
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One number beside the floor's.
 
     Attributes:
@@ -40,8 +40,7 @@ class Figure:
     rounds: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """What `floor` found on one device.
 
     Attributes:

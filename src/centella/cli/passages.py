@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from centella.errors import CentellaError
 
@@ -13,8 +14,7 @@ SUFFIXES = (".txt", ".md", ".rst", ".py")
 LONG = 700  # characters; about the 256 tokens that MiniLM reads, with room to spare
 
 
-@dataclass(frozen=True)
-class Passage:
+class Passage(Struct, frozen=True):
     """A piece of a file: where it starts (line, from 1) and its text."""
 
     file: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.errors import DeviceError, DTypeError, LimitError, ShapeError, TraceError
 from centella.lang.face import REQUIRED, TensorParam
@@ -16,8 +16,7 @@ from centella.tensor import Tensor
 from centella.views import reshaped
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(Struct, frozen=True):
     """Tensors in the order of the declaration; scalars and constants by name."""
 
     tensors: tuple[tuple[Tensor, TensorParam], ...]

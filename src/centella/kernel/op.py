@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from centella.lang.simulate import simulate
 from centella.op import Lowered, Op
 from centella.program import Call, HostProgram, Kernel, Ref, parameter_words
 from centella.specs import Caps, Spec, make_spec, strided
@@ -17,14 +16,13 @@ SIMULATED = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storag
 _names = counter(1)
 
 
-class UserOp(Op):
+class UserOp(Op, frozen=True, eq=False, kw_only=True):
     """The op that a user's kernel is: its host program is the simulator.
 
     The registry, which holds the library's own ops, does not know it; it lives as long as plans
     or its kernel use it.
     """
 
-    __slots__ = ("kernel",)
     kernel: Kernel
 
     def __post_init__(self) -> None:
@@ -43,6 +41,8 @@ class UserOp(Op):
         words, _ = parameter_words(call, program.ir)
 
         mutates = self.mutates
+
+        from centella.lang.simulate import simulate
 
         def run(arrays: list[Array]) -> list[Array]:
             buffers = [_words(a, s) for a, s in zip(arrays, padded_in, strict=True)]
@@ -82,9 +82,7 @@ def op_of(kernel: Kernel) -> UserOp:
         return Lowered((Call(kernel, tuple(refs), scalars, constants, attrs["groups"]),))
 
     name = f"kernel:{kernel.name}:{next(_names)}"
-    made = UserOp(name, rule, reference, lower, mutates=mutates)
-    object.__setattr__(made, "kernel", kernel)
-    return made
+    return UserOp(name, rule, reference, lower, mutates=mutates, kernel=kernel)
 
 
 def _padded(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:

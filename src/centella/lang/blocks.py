@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from centella.errors import TraceError
 
@@ -24,8 +25,7 @@ def source_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(Struct, eq=False):
     """Where a block stands, whether control flow in it is uniform, what happened in it.
 
     `barrier`, `divergent_break` and `uniform_set` are the lines of the first of each, or None.

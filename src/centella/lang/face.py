@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella.dtypes import DType, bool_
 from centella.errors import TraceError
@@ -30,8 +31,7 @@ class _Storage:
 storage: _Storage = _Storage()
 
 
-@dataclass(frozen=True, slots=True)
-class TensorParam:
+class TensorParam(Struct, frozen=True):
     """A tensor parameter: mode, dtype (None: the argument's own) and rank."""
 
     mode: str
@@ -66,8 +66,7 @@ InOut: Any = _Mode("inout")
 Scalar: Any = _Mode("scalar")
 
 
-@dataclass(frozen=True, slots=True)
-class Face:
+class Face(Struct, frozen=True):
     """The parameters of a kernel, by kind and in order."""
 
     tensors: tuple[tuple[str, TensorParam], ...]

@@ -28,9 +28,10 @@ Operations, by family (args -> result):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct, field
 
 from centella.dtypes import DType
 
@@ -54,8 +55,7 @@ PURE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BufferArg:
+class BufferArg(Struct, frozen=True):
     """A tensor argument: `mode` is "in", "out", "inout" or "scalar"; `width` words an access."""
 
     name: str
@@ -70,16 +70,14 @@ class BufferArg:
         return self.mode in ("out", "inout")
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(Struct, frozen=True):
     """A launch parameter of 4 bytes: a scalar argument, or an offset, stride or extent."""
 
     source: tuple[str | int, ...]
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class SharedArray:
+class SharedArray(Struct, frozen=True):
     """Workgroup memory: `words` words of type `word`, accessed `width` words at a time."""
 
     word: str
@@ -87,8 +85,7 @@ class SharedArray:
     width: int
 
 
-@dataclass(frozen=True)
-class KernelIR:
+class KernelIR(Struct, frozen=True, eq=False, dict=True):
     """A traced kernel: what emitters and the simulator read.
 
     `lines` has the source line of each statement with an effect. `starts` has, for accesses to a
@@ -102,10 +99,14 @@ class KernelIR:
     shared: tuple[SharedArray, ...]
     workgroup: int
     body: tuple[Statement, ...]
-    lines: dict[int, str] = field(default_factory=dict, compare=False, hash=False, repr=False)
-    starts: dict[int, tuple[int, int]] = field(
-        default_factory=dict, compare=False, hash=False, repr=False
-    )
+    lines: dict[int, str] = field(default_factory=dict)
+    starts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KernelIR) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def shared_bytes(self) -> int:

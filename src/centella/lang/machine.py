@@ -8,11 +8,11 @@ flow is a mask over the same two axes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from centella.errors import SimulationError
@@ -31,8 +31,7 @@ MOST_ITERATIONS = 1 << 20
 UNDEFINED = 0x7FC0DEAD  # shared memory before the first store: a NaN that is easy to recognise
 
 
-@dataclass(frozen=True, slots=True)
-class _Region:
+class _Region(Struct, frozen=True):
     """Words that threads address: a buffer, or a shared array of every group, end to end."""
 
     name: str

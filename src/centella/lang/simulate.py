@@ -7,9 +7,10 @@ that they are caught.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.errors import SimulationError
 from centella.lang.ir import ACCESSES, KernelIR, Statement
@@ -20,8 +21,7 @@ THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """What a checked simulation saw: for each argument, which words the launch wrote."""
 
     written: tuple[Mask, ...]

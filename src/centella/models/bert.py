@@ -7,8 +7,10 @@ carry the names that transformers gives the tensors of a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from centella.dtypes import DType, f32
 from centella.errors import ShapeError, WeightsError
@@ -30,8 +32,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BertConfig:
+class BertConfig(Struct, frozen=True):
     """The part of a config.json that the architecture depends on; names as there."""
 
     vocab_size: int
@@ -53,15 +54,15 @@ class BertConfig:
         Raises:
             WeightsError: a value is missing, or one that this model does not have.
         """
-        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        missing = [f.name for f in fields(cls) if f.required and f.name not in values]
         if missing:
             raise WeightsError(f"{origin}: missing: {', '.join(missing)}")
         config = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
         for f in fields(cls):
             value, known = getattr(config, f.name), KNOWN.get(f.name)
-            fits = value in known if known else type(value).__name__ == f.type and value > 0
+            fits = value in known if known else type(value) is f.type and value > 0
             if not fits:
-                wanted = ", ".join(map(str, known)) if known else f"{f.type} over 0"
+                wanted = ", ".join(map(str, known)) if known else f"{f.type.__name__} over 0"
                 raise WeightsError(f"{origin}: {f.name}: expected {wanted}, got {value!r}")
         if config.hidden_size % config.num_attention_heads:
             raise WeightsError(

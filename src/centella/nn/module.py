@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from centella.creation import asarray
 from centella.device import Device
@@ -40,8 +40,7 @@ class Stored(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """Stands where a tensor will be once it is loaded."""
 
     shape: Shape
@@ -163,8 +162,7 @@ def _walk(module: Module, path: str) -> Iterator[tuple[str, Module, str, Any]]:
                     yield from _walk(item, f"{path}{name}.{i}.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """A parameter to load: whose, which, and the checkpoint tensors that make it."""
 
     owner: Module
@@ -178,8 +176,7 @@ def _wanted(module: Module) -> Iterator[_Wanted]:
             yield _Wanted(owner, name, owner.sources(path.removesuffix(name), name, value.shape))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
+class _Plain(Struct, frozen=True):
     """A NumPy array as a checkpoint's tensor."""
 
     array: Array

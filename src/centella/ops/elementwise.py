@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import DType, bool_
 from centella.errors import DTypeError
@@ -65,8 +65,7 @@ ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Struct, frozen=True):
     """An element-wise op: `fn(operands, *values, **attrs)`.
 
     Attributes:

@@ -11,10 +11,10 @@ A negative index is outside. scatter first finds each row's j: a thread a row wa
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import bool_, i32, u32

@@ -11,10 +11,10 @@ give equal bits. Another axis is moved to the end first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import DType, dtype_of, f32, u32

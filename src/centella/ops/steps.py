@@ -8,9 +8,10 @@ a step makes is rounded to its dtype as a store and a load would.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import dtype_of
@@ -51,8 +52,7 @@ class Step(NamedTuple):
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """Steps with the numbers that ride, and the layout of every value.
 
     Attributes:
@@ -191,8 +191,7 @@ def starts_of(row: Any, rank: int, tensors: int) -> list[Any]:
 # -- the rows of operands that broadcast ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpace:
+class RowSpace(Struct, frozen=True):
     """How operands are read along the rows of a shape.
 
     Attributes:

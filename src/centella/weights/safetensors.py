@@ -16,12 +16,12 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import Array, DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import WeightsError
@@ -50,8 +50,7 @@ _DTYPES: dict[str, tuple[DType | None, np.dtype[Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredTensor:
+class StoredTensor(Struct, frozen=True, eq=False):
     """One tensor of a model file.
 
     Attributes:
@@ -68,7 +67,7 @@ class StoredTensor:
     file: Path
     dtype: DType | None
     shape: tuple[int, ...]
-    array: Array = field(repr=False)
+    array: Array
 
     @property
     def nbytes(self) -> int:
@@ -160,8 +159,7 @@ def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
     return {e.name: _view(file, e, data) for e in entries}
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.backends.cuda.driver import check, driver
 from centella.errors import DeviceError
@@ -16,8 +16,7 @@ NO_WAIT, WAIT_FOR_ALL = 0, -1  # in place of a producer's stream
 Pair = tuple[int | None, int | None]
 
 
-@dataclass(frozen=True)
-class CudaNative:
+class CudaNative(Struct, frozen=True):
     """A CUDA device as other libraries may use it: `device.native`.
 
     Attributes:

@@ -7,8 +7,9 @@ terms and a constant, so that neighbouring accesses share an address register.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella.lang.ir import ACCESSES, OPENS, PURE, KernelIR, Statement
 
@@ -26,8 +27,7 @@ Term = Any  # an id, or ("mul" | "shr", Terms, number): an alias cannot name its
 Terms = tuple[Term, ...]  # what is to be added
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Last use of each statement, and what needs no instruction of its own."""
 
     last: list[int]  # position of the last use, -1: never used

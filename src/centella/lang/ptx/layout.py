@@ -9,15 +9,15 @@ dynamic: the launch passes `shared_layout(ir).dynamic` bytes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from centella.lang.ir import KernelIR
 
 STATIC_SHARED_BYTES = 48 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ParamLayout:
+class ParamLayout(Struct, frozen=True):
     """Byte offsets in the parameter struct, and its size."""
 
     pointers: tuple[int, ...]
@@ -26,8 +26,7 @@ class ParamLayout:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLayout:
+class SharedLayout(Struct, frozen=True):
     """Byte offsets of the workgroup arrays (and of the word of `workgroup_uniform`), total size."""
 
     offsets: tuple[int, ...]

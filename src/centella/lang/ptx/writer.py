@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from centella.lang.ir import KernelIR, Statement
 from centella.lang.ptx.facts import Facts, facts_of
@@ -17,8 +18,7 @@ from centella.lang.ptx.layout import ParamLayout, SharedLayout, param_layout, sh
 from centella.lang.ptx.tables import REGISTERS, TYPES
 
 
-@dataclass(slots=True)
-class Block:
+class Block(Struct, eq=False):
     """An open block: what opened it, how many values may still move before it, what it holds."""
 
     kind: str

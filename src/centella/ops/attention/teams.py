@@ -6,8 +6,9 @@ time. Thread `team * rows + row` leads: it keeps the running maximum and sum of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -17,8 +18,7 @@ THREADS = 128
 EACH = 8  # elements of a head that a thread has
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Who has what, for `rows` queries and loads of `width` elements.
 
     Piece i of a thread is the `width` elements from `(i lanes + lane) width`.
@@ -72,8 +72,7 @@ class Layout:
         return (piece + 1) * self.lanes * self.width > self.dim
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
+class Thread(Struct, frozen=True):
     """A thread's place, and what it keeps: sums [rows][8]; a leader's maximum and sum."""
 
     lay: Layout

@@ -7,7 +7,7 @@ small, medium, large   the rest, by the tile that fits           `tiled.py`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from centella.dtypes import DType
 from centella.ops.matmul.columns import Columns
@@ -28,8 +28,7 @@ THIN = 16  # most rows of a thin product
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """C [batch, m, n] = A [batch, m, k] B [batch, k, n], with pitches and batch strides.
 
     `a_along_k` and `b_along_k` say which dimension is contiguous in memory.

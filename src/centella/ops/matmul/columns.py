@@ -8,8 +8,9 @@ among groups as well: each writes partial sums, which a second launch adds in or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -19,8 +20,7 @@ from centella.program import Kernel
 AHEAD = 8  # neighbouring k of a thread: their loads of B are independent
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """How a group works: rows of A held, threads along n, threads along k."""
 
     m: int

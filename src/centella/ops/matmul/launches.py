@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.dtypes import f32
 from centella.errors import LimitError
@@ -32,8 +34,7 @@ Scalars = tuple[tuple[str, int | float], ...]
 Constants = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """A problem with its operands: `specs` are a, b, the extras by `names`, y.
 
     A residual has no batches: `residual_pitch` is elements from one row of it to the next.

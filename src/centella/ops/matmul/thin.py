@@ -14,8 +14,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -32,8 +33,7 @@ MAGIC = 0x4B400000  # the bits of 1.5 * 2^23, to whose last bits a small integer
 MAGIC_VALUE = 12582912.0
 
 
-@dataclass(frozen=True, slots=True)
-class Thin:
+class Thin(Struct, frozen=True):
     """How a group works: rows of x held, threads of a team, outputs of a team, steps at once."""
 
     m: int

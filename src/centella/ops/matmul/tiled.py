@@ -10,8 +10,9 @@ of a warp touch each bank once; a warp covers 4 x 8 threads of the tile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -23,8 +24,7 @@ from centella.program import Kernel
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """Tile sizes of the product: group, depth, thread; `pad` words after each shared row."""
 
     bm: int
