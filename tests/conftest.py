@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import centella as ct
+from tests.pads import define_pads
 
 POOL = os.environ.get("CENTELLA_POOL", "poison")
 GPU = ("cuda", "webgpu-hardware")
@@ -44,9 +45,12 @@ def open_device(name: str) -> ct.Device | str:
         options["minimum"] = True
     try:
         spelled = _hardware() if name == "webgpu-hardware" else name.removesuffix("-minimum")
-        return ct.device(spelled, **options)
+        opened = ct.device(spelled, **options)
     except (ct.CentellaError, ImportError, OSError) as error:
         return f"{name}: {error}"
+    if name == "cuda" and POOL == "exact":  # for compute-sanitizer
+        define_pads(opened.backend)
+    return opened
 
 
 @pytest.fixture
