@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import force_setattr
 
 import centella as ct
 from centella.batch import CommandBatch
@@ -514,7 +515,7 @@ def test_a_formula_that_raises_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     x = ct.asarray(X, device=device)
     op = get("tanh")
     original = op.reference
-    object.__setattr__(op, "reference", refuse(ValueError("a bad formula")))
+    force_setattr(op, "reference", refuse(ValueError("a bad formula")))
     try:
         batch = device.batch()
         fine, bad = batch.relu(x), batch.tanh(x)
@@ -523,7 +524,7 @@ def test_a_formula_that_raises_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ct.DeviceError, match="tanh failed on the CPU: a bad formula"):
             pending.result()
     finally:
-        object.__setattr__(op, "reference", original)
+        force_setattr(op, "reference", original)
     for tensor in (bad, after, bad + 1.0):
         with pytest.raises(ct.DeviceError, match="tanh failed on the CPU: a bad formula") as raised:
             tensor.numpy()
@@ -541,12 +542,12 @@ def test_no_room_on_the_cpu() -> None:
     op = get("exp")
     original = op.reference
     device = ct.device("cpu", pool="exact")
-    object.__setattr__(op, "reference", refuse(MemoryError()))
+    force_setattr(op, "reference", refuse(MemoryError()))
     try:
         with pytest.raises(ct.OutOfMemoryError, match="exp failed on the CPU: MemoryError"):
             ct.exp(ct.asarray(X, device=device)).numpy()
     finally:
-        object.__setattr__(op, "reference", original)
+        force_setattr(op, "reference", original)
 
 
 # -- threads --------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, to_builtins
 
 from centella.device import Device
 from centella.errors import DeviceError
@@ -61,7 +60,8 @@ class Report(Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return asdict(self)
+        plain: dict[str, Any] = to_builtins(self)
+        return plain
 
 
 def verify(what: str, device: Device, got: Array, wanted: Array) -> None:
