@@ -138,6 +138,7 @@ class Device(Values):
         Raises:
             ContractError: operands wait for two open batches, or were not kept.
             DeviceError: an operand lives on another device.
+            CentellaError: what had to run first failed; the op is not recorded.
         """
         for value, _ in operands:
             if value.device is not self:
@@ -150,17 +151,23 @@ class Device(Values):
             self.check_lost()
             if target is None:
                 target = self._target(form, operands)
+            if not target.explicit:
+                self._make_room(target)
             inputs: list[Operand] = []
+            read: list[Cell] = []
             for (value, offset), spec in zip(operands, form.inputs, strict=True):
                 if value.state == PENDING and value.recording is not target:
                     self._flush_value(value)
                 inputs.append(target.operand(value, spec, offset))
+                if value.cell is not None:
+                    read.append(value.cell)
             changed = self._changed(form, operands, target) if form.op.mutates else ()
+            # From here on nothing fails: an op that raises is not recorded.
             made = target.add(form, tuple(inputs), site)
+            for cell in read:
+                cell.read_by(target)
             for cell, value in zip(changed, made, strict=False):
                 cell.advance(value)
-            if not target.explicit:
-                self._after_implicit(target)
             return made
 
     def _changed(
@@ -195,14 +202,15 @@ class Device(Values):
                 explicit = mine
         return explicit or innermost(self) or self.implicit()
 
-    def _after_implicit(self, target: Recording) -> None:
-        target.scopes.update(open_scopes())
+    def _make_room(self, target: Recording) -> None:
+        """Run an implicit recording that is full, before it gets one more op or upload."""
         if (
             len(target.nodes) >= IMPLICIT_NODES
             or target.result_bytes > self._temporary_limit
             or len(target.uploads) >= IMPLICIT_NODES
         ):
             self.run(target)
+        target.scopes.update(open_scopes())
 
     def _flush_value(self, value: Value) -> None:
         """Make a pending value ready: run the recording it waits for, whole."""
@@ -263,9 +271,8 @@ class Device(Values):
             if target is not None:
                 return target.add_upload(spec, raw, site)
             mine = self.implicit()
-            value = mine.add_upload(spec, raw, site)
-            self._after_implicit(mine)
-            return value
+            self._make_room(mine)
+            return mine.add_upload(spec, raw, site)
 
     def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A function captured for arguments like these, to be replayed: see `ct.jit`.

@@ -282,9 +282,7 @@ class Recording:
         Raises:
             ContractError: the value has failed, was discarded, or waits for another batch.
         """
-        if value.cell is not None:
-            value.check_current()
-            value.cell.read_by(self)
+        value.check_current()
         if value.recording is not self:
             value.require()
         elif value.place is not OUTSIDE:
