@@ -132,7 +132,8 @@ def test_a_full_recording_that_fails_leaves_the_next_op_unrecorded(
     where.synchronize()
     for _ in range(64):
         state.assign(state.value + one)
-        cache.append(*([ct.zeros((1, 1, 1, 1), device=where)] * 2))
+        key = ct.zeros((1, 1, 1, 1), device=where)
+        cache.append(key, key)
         cache.truncate(cache.length)
     steps: list[Callable[[], Any]] = [
         lambda: state.assign(one),
@@ -339,7 +340,8 @@ def test_a_flush_plans_compiles_and_allocates_then_submits(
 def test_a_fault_in_the_simulator_loses_the_recording_alone(device: ct.Device) -> None:
     where = own(device)
     x = ct.asarray(X.reshape(-1), device=where)
-    x.numpy()
+    other = ct.State(X, device=where)
+    where.synchronize()
     out = ct.empty(12, device=where)
     beyond(x, out, threads=12)
     lost = out + 1.0
@@ -349,6 +351,7 @@ def test_a_fault_in_the_simulator_loses_the_recording_alone(device: ct.Device) -
         lost.numpy()
     assert not where.lost
     np.testing.assert_array_equal((x + 1.0).numpy(), X.reshape(-1) + 1)
+    np.testing.assert_array_equal(other.numpy(), X)
 
 
 class Late:
@@ -434,7 +437,13 @@ SHOWN = {
     "state.readers_on_another_thread_run_first",
     "While a batch has yet": "state.a_batch_that_has_yet_to_read_refuses_the_change",
     "Using a version that is not": "state.a_stale_version_is_refused_with_the_lines",
-    "When its recording fails": "state.a_failed_batch_takes_the_change_back",
+    "When its recording fails": "state.a_failed_batch_takes_the_change_back "
+    "architecture.a_full_recording_that_fails_leaves_the_next_op_unrecorded",
+    "When it fails after some of it": "state.a_fault_leaves_what_was_changed_without_content "
+    "state.a_fault_in_a_replay_leaves_what_it_changes_without_content "
+    "state.a_formula_that_fails_leaves_no_content_on_the_cpu "
+    "state.a_state_of_a_batch_that_failed_is_assigned "
+    "kv_cache.a_cache_is_reset_after_a_fault",
     # where
     "**Where an op is recorded.** On the open batch": "batch.operands_in_two_open_batches "
     "batch.operators_record_on_the_innermost_batch batch.an_open_batch_belongs_to_its_thread "

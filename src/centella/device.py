@@ -17,7 +17,9 @@ from centella.opening import GPUS, choose, forked, kind_of, open_backend, spelle
 from centella.pipelines import PipelineCache
 from centella.program import exact
 from centella.recording import (
+    FAILED,
     PENDING,
+    READY,
     Cell,
     Form,
     Operand,
@@ -155,12 +157,15 @@ class Device(Values):
                 self._make_room(target)
             inputs: list[Operand] = []
             read: list[Cell] = []
-            for (value, offset), spec in zip(operands, form.inputs, strict=True):
-                if value.state == PENDING and value.recording is not target:
-                    self._flush_value(value)
-                inputs.append(target.operand(value, spec, offset))
+            for index, ((value, offset), spec) in enumerate(
+                zip(operands, form.inputs, strict=True)
+            ):
                 if value.cell is not None:
+                    value.check_current()
                     read.append(value.cell)
+                if value.state != READY and value.recording is not target:
+                    value = self._there(value, form.op, index)
+                inputs.append(target.operand(value, spec, offset))
             changed = self._changed(form, operands, target) if form.op.mutates else ()
             # From here on nothing fails: an op that raises is not recorded.
             made = target.add(form, tuple(inputs), site)
@@ -169,6 +174,15 @@ class Device(Values):
             for cell, value in zip(changed, made, strict=False):
                 cell.advance(value)
             return made
+
+    def _there(self, value: Value, op: Op, index: int) -> Value:
+        """An operand of another recording, once that has run; or memory to be overwritten."""
+        if value.state == PENDING:
+            self._flush_value(value)
+        elif value.state == FAILED and index in op.overwrites:
+            memory = None if value.cell is None else value.cell.memory
+            return memory or value
+        return value
 
     def _changed(
         self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording
@@ -179,7 +193,6 @@ class Device(Values):
             value, _ = operands[index]
             if value.cell is None:
                 raise ContractError(f"{form.op.name}: operand {index} is no State")
-            value.check_current()
             if sum(other is value for other, _ in operands) > 1:
                 raise ContractError(
                     f"{form.op.name}: {value.cell.what} is read and changed at once"

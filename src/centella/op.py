@@ -51,6 +51,7 @@ class Op:
         variants: names that `variant=` accepts, for tests and benchmarks.
         mutates: inputs that it changes in place, each a State: output `i` is the next version of
             input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
+        overwrites: those of them that it writes whole and never reads: they may hold anything.
         element: `element(values, numbers, attrs) -> value` on traced values, where each element
             of the result depends on the same element of each operand alone.
     """
@@ -62,6 +63,7 @@ class Op:
     takes: Callable[[int, Spec], bool] = anything
     variants: tuple[str, ...] = ()
     mutates: tuple[int, ...] = ()
+    overwrites: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
     doc: str = field(default="", repr=False)
 
@@ -88,7 +90,7 @@ class Op:
             return [arrays[i] for i in mutates]
 
         if mutates:
-            return HostProgram(f"numpy:{self.name}", self.name, change)
+            return HostProgram(f"numpy:{self.name}", self.name, change, self.overwrites)
 
         def call(arrays: list[Array]) -> list[Array]:
             wide = [widen(a, d) for a, d in zip(arrays, wide_in, strict=True)]

@@ -129,13 +129,17 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out."""
+    """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out.
+
+    `overwrites` are inputs that it writes whole and never reads.
+    """
 
     key: str
     name: str
     call: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] = field(
         compare=False, repr=False
     )
+    overwrites: tuple[int, ...] = ()
 
 
 def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:

@@ -71,10 +71,15 @@ def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
     return array
 
 
+def _start_anew(buffer: Buffer) -> None:
+    """Forget that what was last to be put into a buffer failed: it is written again."""
+    if isinstance(buffer.native, Failed):
+        buffer.native = None
+
+
 def copied(work: Submission, copy: Copy) -> None:
     """Copy bytes between the host arrays of two slots."""
-    if isinstance(work.slots[copy.target].native, Failed):
-        work.slots[copy.target].native = None  # as of the last time; it starts anew
+    _start_anew(work.slots[copy.target])
     source = flat(work.slots[copy.source]).view(np.uint8)
     target = flat(work.slots[copy.target]).view(np.uint8)
     data = source[copy.first : copy.first + copy.nbytes]
@@ -227,6 +232,8 @@ class CpuBackend:
     def _launch(self, work: Submission, bound: Bound) -> CentellaError | None:
         assert isinstance(bound.program, HostProgram)
         ins, outs = bound.slots[: bound.inputs], bound.slots[bound.inputs :]
+        for index in bound.program.overwrites:
+            _start_anew(work.slots[ins[index]])
         try:
             arrays = [
                 view(work.slots[slot], spec, offset)
