@@ -1,9 +1,8 @@
 """The CPU: NumPy formulas, run in order on one worker thread.
 
 A buffer has no memory of its own: its `native` is the flat host array that was written or computed
-last, set when the program that writes it has run, which is why submissions of one device run in
-order. A formula that fails leaves `Failed` there: whoever reads it raises, and everything else goes
-on.
+last. The worker alone sets it and reads it, so writes and submissions keep their order. A formula
+that fails leaves `Failed` there: whoever reads it raises, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -174,8 +173,10 @@ class CpuBackend:
         """Nothing to do."""
 
     def write(self, buffer: Buffer, data: Array) -> None:
-        """Give a new buffer a copy of host bytes."""
-        buffer.native = data.copy()
+        """Give a buffer a copy of host bytes, after what was submitted before."""
+        copy = data.copy()
+        with self._gate:
+            self._worker.submit(setattr, buffer, "native", copy)
 
     def shown(self, buffer: Buffer) -> Array:
         """The host array of a buffer, read-only; waits until it is computed."""
