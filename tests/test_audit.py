@@ -6,6 +6,7 @@ CUDA driver; the arrays that go into and come out of the CPU and the simulator.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ STATED = (  # what every shim sees for itself
 )  # fmt: skip
 
 
-class Shim:
+class Shim(ABC):
     """Counts raw calls of one device.
 
     Attributes:
@@ -45,9 +46,9 @@ class Shim:
         self._works = self._reads = 0  # since the last submission
         self.install()
 
+    @abstractmethod
     def install(self) -> None:
         """Put counters around the raw calls."""
-        raise NotImplementedError
 
     def around(self, owner: Any, name: str, amounts: Amounts, *, after: bool = False) -> None:
         """Count what `amounts` says of each call; `after`: of its result."""

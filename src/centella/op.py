@@ -45,7 +45,8 @@ class Op:
     Attributes:
         name: as users call it.
         rule: `rule(specs, attrs) -> outputs (shape, dtype)`; raises ShapeError or DTypeError.
-        reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays.
+        reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays;
+            None for an op that has another host program.
         lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
         takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
         variants: names that `variant=` accepts, for tests and benchmarks.
@@ -58,7 +59,7 @@ class Op:
 
     name: str
     rule: Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None
     lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
     takes: Callable[[int, Spec], bool] = anything
     variants: tuple[str, ...] = ()
@@ -82,6 +83,7 @@ class Op:
         wide_in = [s.dtype for s in inputs]
         targets = [(s.shape, s.dtype) for s in outputs]
         reference = self.reference
+        assert reference is not None, "an op without a formula has a host program of its own"
         plain = {k: v for k, v in attrs.items() if k != "variant"}
         mutates = self.mutates
 
