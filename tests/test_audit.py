@@ -137,14 +137,14 @@ class SimulatorShim(Shim):
 
 
 class WebGpuShim(Shim):
-    """A wgpu device and its queue, encoders and passes, and the raw dispatches of replays."""
+    """A wgpu device, its queue and encoders, and the raw dispatches into a pass."""
 
     def install(self) -> None:
         from wgpu.backends import wgpu_native
 
-        from centella.backends.webgpu import prepared
+        from centella.backends.webgpu import encode
 
-        raw_calls: Any = vars(prepared)["native"]
+        raw_calls: Any = vars(encode)["native"]
         native = self.backend.native
         encoder: Any = wgpu_native.GPUCommandEncoder
         self.around(native.queue, "write_buffer", self._write)
@@ -152,9 +152,6 @@ class WebGpuShim(Shim):
         self.around(native, "create_buffer", self._buffer)
         self.around(native, "create_compute_pipeline", lambda **_: {"compiles": 1})
         self.around(encoder, "copy_buffer_to_buffer", self._copy)
-        self.around(
-            wgpu_native.GPUComputePassEncoder, "dispatch_workgroups", lambda *_: {"launches": 1}
-        )
         lib, name = raw_calls.lib, "wgpuComputePassEncoderDispatchWorkgroups"
         raw = SimpleNamespace(**{
             n: getattr(lib, n)
@@ -162,7 +159,7 @@ class WebGpuShim(Shim):
                       name)
         })  # fmt: skip
         self.around(raw, name, lambda *_: {"launches": 1})
-        self.patch.setattr(prepared, "native", SimpleNamespace(lib=raw, ffi=raw_calls.ffi))
+        self.patch.setattr(encode, "native", SimpleNamespace(lib=raw, ffi=raw_calls.ffi))
 
     def _write(self, buffer: Any, offset: int, data: Any) -> dict[str, int]:
         import wgpu
