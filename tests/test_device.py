@@ -17,8 +17,9 @@ import pytest
 
 import centella as ct
 from centella import opening
+from centella.backends.cpu import CpuBackend
 from centella.pool import Memory, Pool, size_class
-from centella.submission import Backend, Buffer
+from centella.submission import Backend, Buffer, Read, Submission
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
@@ -335,6 +336,24 @@ def test_execute_does_not_block_on_the_cpu() -> None:
     gate.open()
     assert pending.result(20) is None
     np.testing.assert_array_equal(y.numpy(), np.maximum(X, 0))
+
+
+def test_a_write_comes_after_what_was_submitted_before(device: ct.Device) -> None:
+    backend, gate = device.backend, threading.Event()
+    buffer = device.pool.allocate(16)
+    work = Submission([buffer], reads=[Read(0, 0, 16)])
+    if isinstance(backend, CpuBackend):
+        backend._worker.submit(gate.wait, 30)
+    tickets = []
+    for turn in range(3):
+        data = np.full(16, turn, np.uint8)
+        backend.write(buffer, data)
+        data[:] = 9  # the bytes may change afterwards
+        tickets.append(backend.submit(work))
+    gate.set()
+    for turn, ticket in enumerate(tickets):
+        ticket.wait(30)
+        assert np.array_equal(ticket.data(0), np.full(16, turn))
 
 
 def test_one_timeout_for_several_devices() -> None:

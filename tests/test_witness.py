@@ -26,6 +26,7 @@ OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
 def formula(name: str, **attrs: Any) -> Formula:
     """The NumPy formula of an op, with some attributes given."""
     reference = op.get(name).reference
+    assert reference is not None
     return lambda *arrays, **more: reference(*arrays, **attrs, **more)
 
 

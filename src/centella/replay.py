@@ -46,10 +46,12 @@ class Touched(Struct, eq=False):
 
     Attributes:
         slot: of its buffer; made: what the history of each new version says.
+        read: they need what it holds; else they overwrite it whole before they read it.
     """
 
     cell: Cell
     slot: int
+    read: bool = False
     changed: bool = False
     made: Replayed | None = None
 
@@ -122,7 +124,7 @@ class Replay:
         if self._inputs.values:
             self._inputs.slot = outside.index[id(self._inputs.values[0])]
         self._touched = _touched(taken, outside)
-        self._borrowed = [v for v in outside.values if v.cell is not None and v.cell.result]
+        self._borrowed = [v for v in outside.values if v.cell is not None and v.cell.memory is None]
         for touched in self._touched:
             touched.made = self._changed(touched.slot)
         self._results: list[Result | Cell] = []
@@ -133,7 +135,7 @@ class Replay:
             place = results.place_of(value)
             slot = outside.index[id(value)] if place is None else places[place]
             offset = value.offset if place is None else 0
-            cell = Cell(f"a result of {self._what}", result=True)
+            cell = Cell(f"a result of {self._what}")
             self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
@@ -188,7 +190,7 @@ class Replay:
 
         Raises:
             ContractError: a batch that has not been executed reads what this run overwrites, or
-                changes a State that it uses.
+                changes a State that it uses; or a State that it reads has no content.
         """
         engine = self._engine
         with engine.lock:
@@ -201,14 +203,14 @@ class Replay:
                 uploads, copies, slots = self._given(given)
                 undo = self._mark()
                 work = Submission(slots, uploads, self._launches, [], copies, self._prepared, timed)
-                ticket = engine.hand_over(work, (), lambda: None, lambda reason: None)
+                ticket = engine.hand_over(work, (), lambda: None, lambda why: self._lose(why, site))
             except BaseException:
                 _back(undo)
                 self._inputs.last = [None] * len(given)  # what was to be copied was not
                 raise
             for touched in self._touched:
                 if touched.changed:
-                    touched.cell.advance(self._version(touched, site))
+                    self._version(touched, site)
             values = [self._output(result, site) for result in self._results]
             if begin:
                 note_work(engine, work, ticket, begin, self.plan, self._sites)
@@ -232,6 +234,8 @@ class Replay:
                         f"{touched.cell.what}; execute that first"
                     )
                 self._engine.run(current.recording)
+            elif current is not None and touched.read:
+                current.require()
             if touched.changed:
                 for reader in touched.cell.unread(None):
                     self._engine.run(reader)
@@ -281,14 +285,21 @@ class Replay:
         return before
 
     def _version(self, touched: Touched, site: Site) -> Value:
-        cell = touched.cell
-        before = cell.current
-        assert before is not None, "a cell is made with its first version"
-        value = Value(before.spec, self._engine, before.what, site=site)
-        value.ready(before.require(), before.offset)
+        memory = touched.cell.memory
+        assert memory is not None, "a State has memory"
+        value = Value(memory.spec, self._engine, self._what, site=site)
+        value.ready(memory.require(), memory.offset)
         value.made = touched.made
-        cell.settled = value
+        touched.cell.settled = value
+        touched.cell.advance(value)
         return value
+
+    def _lose(self, reason: str, site: Site) -> None:
+        """Some of it may have run: what it changes has no content, the last outputs are gone."""
+        states = [self._version(t, site) for t in self._touched if t.changed]
+        results = [self._output(r, site) for r in self._results if isinstance(r, Result)]
+        for value in (*states, *results):
+            value.lose(reason)
 
     def _output(self, result: Result | Cell, site: Site) -> Value:
         if isinstance(result, Cell):
@@ -312,9 +323,13 @@ def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
     found = {
         id(v.cell): Touched(v.cell, slot)
         for slot, v in enumerate(outside.values)
-        if v.cell is not None and not v.cell.result
+        if v.cell is not None and v.cell.memory is not None
     }
     for node in taken.nodes:
+        for index, operand in enumerate(node.inputs):
+            cell = None if operand.value is None else operand.value.cell
+            if cell is not None and id(cell) in found:
+                found[id(cell)].read |= index not in node.op.overwrites
         if node.op.mutates:
             for reference in node.values:
                 value = reference()

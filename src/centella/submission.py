@@ -200,7 +200,10 @@ class Backend(Protocol):
         ...
 
     def write(self, buffer: Buffer, data: Array) -> None:
-        """Copy flat host bytes to the start of a buffer; they may change afterwards."""
+        """Copy flat host bytes to the start of a buffer, in order with submissions.
+
+        The bytes may change afterwards.
+        """
         ...
 
     def shown(self, buffer: Buffer) -> Any:
