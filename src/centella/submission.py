@@ -13,6 +13,7 @@ from centella.specs import Caps, Spec
 
 Array = np.ndarray[Any, Any]
 Times = Sequence[tuple[int, int]]
+Window = tuple[int, int]
 
 
 class Buffer:
@@ -52,6 +53,11 @@ class Bound:
     """One launch with its operands: slots of the submission, and how each is seen.
 
     A plan keeps the launches that it bound; a backend changes nothing in them.
+
+    Attributes:
+        windows: of each operand the first byte and the number of bytes that are bound; None for
+            all of a buffer. Views and words count from there. Empty where no buffer is larger
+            than a binding.
     """
 
     program: Program | HostProgram
@@ -61,6 +67,7 @@ class Bound:
     inputs: int
     words: list[int]
     groups: int
+    windows: tuple[Window | None, ...] = ()
 
 
 @dataclass(slots=True)
