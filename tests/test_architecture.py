@@ -29,7 +29,7 @@ X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 
 def own(device: ct.Device, **options: Any) -> ct.Device:
     """A device of the same kind with nothing compiled, planned or allocated."""
-    if device.caps.max_buffer == 128 << 20:
+    if device.caps.max_buffer == 256 << 20:
         options["minimum"] = True
     return ct.device(device.name.partition(":")[0], pool="reuse", **options)
 

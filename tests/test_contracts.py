@@ -30,7 +30,7 @@ class Watched(np.ndarray[Any, Any]):
 
 def own(device: ct.Device, **options: Any) -> ct.Device:
     """A device of the same kind with nothing compiled."""
-    if device.caps.max_buffer == 128 << 20:
+    if device.caps.max_buffer == 256 << 20:
         options["minimum"] = True
     return ct.device(device.name.partition(":")[0], **{"pool": "reuse", **options})
 

@@ -20,7 +20,7 @@ LARGE = np.arange(1 << 15, dtype=np.float32)
 
 def own(device: ct.Device) -> ct.Device:
     """A device of the same kind with nothing compiled, planned or allocated."""
-    options = {"minimum": True} if device.caps.max_buffer == 128 << 20 else {}
+    options = {"minimum": True} if device.caps.max_buffer == 256 << 20 else {}
     return ct.device(device.name.partition(":")[0], pool="reuse", **options)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from centella.axes import Axes
 from centella.dtypes import Array, DType, narrow, widen
 from centella.program import Call, HostProgram
 from centella.specs import Caps, Shape, Spec
@@ -53,6 +54,8 @@ class Op(Struct, frozen=True, eq=False):
         overwrites: those of them that it writes whole and never reads: they may hold anything.
         element: `element(values, numbers, attrs) -> value` on traced values, where each element
             of the result depends on the same element of each operand alone.
+        axes: `axes(inputs, outputs, attrs) -> Axes`: how it is divided where an operand is larger
+            than a launch may see; None where it cannot be.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Op(Struct, frozen=True, eq=False):
     mutates: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
+    axes: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], Axes] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:

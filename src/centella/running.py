@@ -308,12 +308,9 @@ class Engine:
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
             slots += prepare.allocate(planned.plan, taken, self.pool)
-            work.launches = planned.launches
-            if any(outside.offsets):
-                work.launches = [
-                    prepare.shifted(step, bound, outside.offsets)
-                    for step, bound in zip(planned.plan.steps, planned.launches, strict=True)
-                ]
+            work.launches = prepare.launches_of(
+                planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
+            )
         for value, _, _ in reads:
             place = results.place_of(value)
             if place is not None and planned is not None:

@@ -30,11 +30,12 @@ from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryEr
 from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps
-from centella.submission import Array, Bound, Buffer, Clock, Submission
+from centella.submission import Array, Bound, Buffer, Clock, Submission, Window
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 BIND_GROUPS = 8192
+Windows = tuple[Window | None, ...]
 
 
 class WebGpuBackend:
@@ -62,9 +63,8 @@ class WebGpuBackend:
             row_alignment=16,
             max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
             max_binding=limits["max-storage-buffer-binding-size"] // 16 * 16,
-            max_buffer=min(limits["max-buffer-size"], limits["max-storage-buffer-binding-size"])
-            // 16
-            * 16,
+            binding_alignment=limits["min-storage-buffer-offset-alignment"],
+            max_buffer=limits["max-buffer-size"] // 16 * 16,
             max_workgroup=min(
                 limits["max-compute-invocations-per-workgroup"],
                 limits["max-compute-workgroup-size-x"],
@@ -76,7 +76,7 @@ class WebGpuBackend:
         )
         self._queue = self.native.queue
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
-        self._groups: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
         self._offsets = Offsets(0)
@@ -118,7 +118,8 @@ class WebGpuBackend:
                 f"{self.caps.max_buffer:,}; this one has {native.size:,}"
             )
         try:  # wgpu says nowhere whether a buffer was destroyed
-            self._new_group(self._layout((False,))[0], [native], self._params)
+            part = (0, min(native.size, self.caps.max_binding))
+            self._new_group(self._layout((False,))[0], [native], (part,), self._params)
         except Exception as error:
             raise DeviceError(
                 f"{self.name}: an imported buffer cannot be bound: {error}"
@@ -247,11 +248,12 @@ class WebGpuBackend:
             params = self._params_buffer(len(work.launches))
             self._queue.write_buffer(params, 0, words)
             count(parameter_bytes=words.nbytes)
+            slots = work.slots
             groups = [
                 self._new_group(
-                    bound.pipeline[1], [work.slots[s].native for s in bound.slots], params
+                    b.pipeline[1], [slots[s].native for s in b.slots], b.windows, params
                 )
-                for bound in work.launches
+                for b in work.launches
             ]
             offsets = Offsets(len(groups))
             dispatches = self._dispatches(work.launches, groups, offsets)
@@ -281,25 +283,31 @@ class WebGpuBackend:
         self._queue.write_buffer(self._params, 0, words)
         count(parameter_bytes=words.nbytes)
         natives = [buffer.native for buffer in work.slots]
-        groups = [self._bind_group(b.pipeline[1], [natives[s] for s in b.slots]) for b in launches]
+        groups = [
+            self._bind_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows)
+            for b in launches
+        ]
         encode(encoder, self._dispatches(launches, groups, self._offsets), stamps)
 
-    def _bind_group(self, layout: Any, natives: list[Any]) -> Any:
-        identity = (id(layout), *map(id, natives))
+    def _bind_group(self, layout: Any, natives: list[Any], windows: Windows) -> Any:
+        identity = (id(layout), *map(id, natives), windows)
         found = self._groups.get(identity)
         if found is not None:
             self._groups.move_to_end(identity)
             return found
-        group = self._new_group(layout, natives, self._params)
+        group = self._new_group(layout, natives, windows, self._params)
         self._groups[identity] = group
         if len(self._groups) > BIND_GROUPS:
             self._groups.popitem(last=False)
         return group
 
-    def _new_group(self, layout: Any, natives: list[Any], params: Any) -> Any:
+    def _new_group(self, layout: Any, natives: list[Any], windows: Windows, params: Any) -> Any:
+        places = [(0, n.size) for n in natives]
+        for operand, window in enumerate(windows):
+            places[operand] = window or places[operand]
         entries = [
-            {"binding": i, "resource": {"buffer": n, "offset": 0, "size": n.size}}
-            for i, n in enumerate(natives)
+            {"binding": i, "resource": {"buffer": n, "offset": start, "size": nbytes}}
+            for i, (n, (start, nbytes)) in enumerate(zip(natives, places, strict=True))
         ]
         entries.append(
             {
