@@ -18,6 +18,7 @@ import centella as ct
 from centella.batch import CommandBatch
 from centella.recording import Recording, innermost
 from centella.submission import Submission
+from tests.devices import own
 
 Array = np.ndarray[Any, Any]
 HERE = Path(__file__).name
@@ -387,7 +388,7 @@ def test_a_kernel_that_does_not_compile(
 
 @pytest.mark.devices("simulator", "webgpu")
 def test_no_room(device: ct.Device) -> None:
-    small = ct.device(device.name.partition(":")[0], memory_limit=1 << 20)
+    small = own(device, memory_limit=1 << 20)
     batch = small.batch()
     x = batch.upload(np.ones(1 << 16, np.float32))
     y = batch.relu(x)
@@ -652,16 +653,16 @@ def test_many_small_uploads_do_not_pile_up(device: ct.Device) -> None:
 
 def test_freed_memory_is_not_written_while_recorded_work_reads_it(device: ct.Device) -> None:
     """`x` has no handle any more, its memory is read by a launch that is not submitted yet."""
-    own = ct.device(device.name.partition(":")[0], pool="reuse")
+    where = own(device)
     data = np.full(1 << 15, 7, np.float32)
     for explicit in (False, True):
-        x = ct.asarray(data, device=own)  # large: written at once
-        own.synchronize()
-        batch = own.batch()
+        x = ct.asarray(data, device=where)  # large: written at once
+        where.synchronize()
+        batch = where.batch()
         y = batch.add(x, 1.0) if explicit else x + 1.0
         del x
         gc.collect()
-        others = [ct.asarray(np.zeros(1 << 15, np.float32), device=own) for _ in range(3)]
+        others = [ct.asarray(np.zeros(1 << 15, np.float32), device=where) for _ in range(3)]
         if explicit:
             batch.execute()
         np.testing.assert_array_equal(y.numpy(), data + 1)
@@ -670,19 +671,19 @@ def test_freed_memory_is_not_written_while_recorded_work_reads_it(device: ct.Dev
 
 @pytest.mark.devices("simulator", "webgpu")
 def test_memory_comes_back(device: ct.Device) -> None:
-    own = ct.device(device.name.partition(":")[0], pool="reuse")
-    x = ct.asarray(X, device=own)
+    where = own(device)
+    x = ct.asarray(X, device=where)
     for _ in range(3):
-        held = own.memory.held
+        held = where.memory.held
         y = x
         for _ in range(5):
             y = ct.relu(y + 1.0)
         y.numpy()
         del y
         gc.collect()
-    assert own.memory.held == held
-    own.pool.trim()
-    assert (own.memory.held or 0) < (held or 0)
+    assert where.memory.held == held
+    where.pool.trim()
+    assert (where.memory.held or 0) < (held or 0)
 
 
 def test_temporaries_are_reused_and_never_read_and_written_at_once(device: ct.Device) -> None:
@@ -782,8 +783,8 @@ def test_views_of_uploads_read_their_own_place(device: ct.Device) -> None:
 
 
 def test_a_plan_holds_no_tensors(device: ct.Device) -> None:
-    own = ct.device(device.name.partition(":")[0], pool="reuse")
-    x = ct.asarray(X, device=own)
+    where = own(device)
+    x = ct.asarray(X, device=where)
     y = ct.relu(x)
     y.numpy()
     refs = [weakref.ref(t._value) for t in (x, y)]
@@ -848,9 +849,9 @@ def test_a_cache_that_is_none(device: ct.Device) -> None:
 @pytest.mark.devices("simulator", "webgpu")
 def test_a_device_takes_a_cache(device: ct.Device) -> None:
     cache = ct.PipelineCache()
-    own = ct.device(device.name.partition(":")[0], cache=cache)
-    assert own.cache is cache
-    (ct.zeros(4, device=own) + 1.0).numpy()
+    where = own(device, cache=cache)
+    assert where.cache is cache
+    (ct.zeros(4, device=where) + 1.0).numpy()
     assert cache.names() == ["add", "fill"]
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import centella as ct
 from centella import nn
+from tests.devices import own
 from tests.seed_surface import attended
-from tests.test_contracts import own
 
 Array = np.ndarray[Any, Any]
 HERE = Path(__file__).parent
