@@ -9,7 +9,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,13 @@ from msgspec.structs import replace
 import centella as ct
 from centella import plan
 from centella.device import Device
+from tests.devices import own
 from tests.sentences import assert_shown, sentences
+from tests.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
-
-
-def own(device: ct.Device, **options: Any) -> ct.Device:
-    """A device of the same kind with nothing compiled, planned or allocated."""
-    if device.caps.max_buffer == 256 << 20:
-        options["minimum"] = True
-    return ct.device(device.name.partition(":")[0], pool="reuse", **options)
-
-
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """What `work` returns on a thread of its own."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(30)
 
 
 def is_held(lock: Any) -> bool:
@@ -48,7 +36,7 @@ def is_held(lock: Any) -> bool:
             lock.release()
         return not taken
 
-    return bool(elsewhere(take))
+    return elsewhere(take)
 
 
 # -- where an op is recorded ----------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 
 import centella as ct
 from centella.load import load
+from tests.devices import own
 from tests.model_common import DATA, activations_of, lengths_of, texts_of
 
 Array = np.ndarray[Any, Any]
@@ -228,11 +229,8 @@ SHIMS: dict[str, type[Shim]] = {
 
 
 @pytest.fixture
-def where(device: ct.Device, request: pytest.FixtureRequest) -> ct.Device:
-    """A device of the same kind with nothing compiled, planned or allocated."""
-    name = request.node.callspec.params["device"]
-    options = {"minimum": True} if name == "webgpu-minimum" else {}
-    return ct.device(device.name.partition(":")[0], pool="reuse", **options)
+def where(device: ct.Device) -> ct.Device:
+    return own(device)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 import centella as ct
 from centella.dtypes import dtype_of, narrow, widen
+from tests.devices import own
 
 Array = np.ndarray[Any, Any]
 OUT, IN = 37, 45
@@ -67,7 +68,7 @@ def test_the_epilogue(device: ct.Device, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "i8"])
 def test_nothing_is_allocated_or_compiled_after_the_first(device: ct.Device, dtype: str) -> None:
-    where = ct.device(device.name.partition(":")[0]) if device.name == "simulator" else device
+    where = own(device) if device.name == "simulator" else device
     cache, x, other = cache_of(where, dtype), random(1, IN), random(1, IN) + 1
     cache.matmul(dtype, x)
     cache.matmul(dtype, other)
@@ -86,7 +87,7 @@ def test_nothing_is_allocated_or_compiled_after_the_first(device: ct.Device, dty
 
 @pytest.mark.parametrize("dtype", ["f32", "i8"])
 def test_a_product_into_a_state(device: ct.Device, dtype: str) -> None:
-    where = ct.device(device.name.partition(":")[0]) if device.name == "simulator" else device
+    where = own(device) if device.name == "simulator" else device
     cache, out = cache_of(where, dtype), ct.State(np.zeros((1, OUT), np.float32), device=where)
     first, second = random(1, IN), ct.asarray(2 * random(1, IN), device=where)
     wanted = random(1, IN) @ weight_of(dtype).T + 1
