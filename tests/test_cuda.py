@@ -406,6 +406,9 @@ class TestMemoryOfCuda:
                 ct.Tensor.from_buffer(native, 4, "f32", device=device)
         with pytest.raises(ct.ShapeError, match="the buffer has 16"):
             ct.Tensor.from_buffer((address, 16), 5, "f32", device=device)
+        wide = self.interface(address, (4,), typestr="<f8")
+        with pytest.raises(ct.DTypeError, match=r"expected an array of f32 .*, got float64"):
+            ct.Tensor.from_buffer(wide, 4, "f32", device=device)
 
     def test_an_import_lives_until_the_last_submission_is_done(self, fake: FakeCuda) -> None:
         device = opened()

@@ -425,7 +425,8 @@ def test_import_with_an_offset(device: ct.Device) -> None:
     np.testing.assert_array_equal(x.numpy(), data[3:18].reshape(3, 5))
     np.testing.assert_array_equal((x[1:].T + 1.0).numpy(), data[8:18].reshape(2, 5).T + 1)
     np.testing.assert_array_equal((x @ x.T).numpy(), (x.numpy() @ x.numpy().T))
-    half = ct.Tensor.from_buffer(data, 10, "f16", offset=2, device=device)
+    raw = data.view(np.uint8)
+    half = ct.Tensor.from_buffer(raw, 10, "f16", offset=2, device=device)
     np.testing.assert_array_equal(half.numpy(), data.view(np.float16)[1:11])
 
 
@@ -447,6 +448,25 @@ def test_import_refuses_arrays(device: ct.Device) -> None:
             ct.Tensor.from_buffer(native, shape, "f32", offset=offset, device=device)
     with pytest.raises(ct.DTypeError, match="not a storage type"):
         ct.Tensor.from_buffer(data, 2, "float64", device=device)
+
+
+@pytest.mark.devices("cpu", "simulator")
+@pytest.mark.parametrize("held", ["f8", "i8", "i4", "u4", "c16", "?", ">f4", "f2"])
+def test_import_refuses_arrays_of_another_dtype(device: ct.Device, held: str) -> None:
+    data = np.ones(16, np.dtype(held))
+    batch = device.batch()
+    with pytest.raises(ct.DTypeError, match=rf"array of f32 .*, got {data.dtype}; convert"):
+        ct.Tensor.from_buffer(data, 4, "f32", device=device)
+    with pytest.raises(ct.DTypeError, match="expected an array of f32"):
+        batch.import_buffer(data, 4, "f32")
+
+
+@pytest.mark.devices("cpu", "simulator")
+@pytest.mark.parametrize("held", ["u1", "V2", "u2"])
+def test_import_takes_bytes_of_any_dtype_and_bf16_as_uint16(device: ct.Device, held: str) -> None:
+    bits = (X.reshape(-1).view(np.uint32) >> 16).astype(np.uint16)
+    x = ct.Tensor.from_buffer(bits.view(held), 12, "bf16", device=device)
+    np.testing.assert_array_equal(x.numpy(), (bits.astype(np.uint32) << 16).view(np.float32))
 
 
 def test_the_device_of_an_imported_array_is_the_cpu() -> None:

@@ -108,6 +108,29 @@ def from_numpy(dtype: np.dtype[Any], op: str = "asarray") -> DType:
     return found
 
 
+def check_elements(op: str, native: Any, dtype: DType) -> None:
+    """Refuse an array over whose memory a tensor of `dtype` would read something else.
+
+    Memory that names no type (an address, a driver's buffer) and plain bytes (uint8, void) may
+    hold any.
+
+    Raises:
+        DTypeError: its elements are of another type.
+    """
+    if isinstance(native, np.ndarray):
+        held = native.dtype
+    else:
+        face = getattr(native, "__cuda_array_interface__", None)
+        if face is None:
+            return
+        held = np.dtype(face["typestr"])
+    if held != dtype.numpy and held != np.uint8 and held.kind != "V":
+        raise DTypeError(
+            f"{op}: expected an array of {dtype.name} (NumPy's {dtype.numpy}), got {held}; convert "
+            f"it, or pass its bytes: .view('uint8')"
+        )
+
+
 def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
     """Host data as an array of a storage type's bytes, and that type.
 

@@ -62,6 +62,7 @@ class Tensor:
 
         Raises:
             DeviceError: it belongs to no open device, or cannot be bound and read.
+            DTypeError: an array of another type; bytes (uint8) may hold any.
             ShapeError: it has fewer bytes than the shape needs.
         """
         kind = dtype_of(dtype)

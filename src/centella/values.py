@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from centella import prepare
-from centella.dtypes import DType
+from centella.dtypes import DType, check_elements
 from centella.errors import ShapeError
 from centella.ledger import began, count, noted
 from centella.recording import Site, Value, call_site
@@ -61,6 +61,7 @@ class Values(Engine):
 
         Raises:
             DeviceError: not memory of this device, or it cannot be bound and read.
+            DTypeError: an array of another type.
             ShapeError: it has fewer bytes than the shape needs.
         """
         strides = dense_strides(shape)
@@ -72,6 +73,7 @@ class Values(Engine):
         with self.lock:
             self.check_lost()
             buffer = self.pool.adopt(native)
+        check_elements("import_buffer", native, dtype)
         first = offset // dtype.itemsize
         plain = Spec(shape, dtype, strides)
         if offset + plain.nbytes > buffer.nbytes:
