@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella import recorder, running
 from centella.batch import CommandBatch
 from centella.recording import Recording, innermost
 from centella.submission import Submission
@@ -793,8 +793,6 @@ def test_a_plan_holds_no_tensors(device: ct.Device) -> None:
 
 
 def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from centella import running
-
     monkeypatch.setattr(running, "PLANS", 4)
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
@@ -807,7 +805,7 @@ def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forms_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["centella.device"], "FORMS", 4)
+    monkeypatch.setattr(recorder, "FORMS", 4)
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         np.testing.assert_array_equal((ct.zeros(n, device=device) + 1.0).numpy(), np.ones(n))

@@ -228,7 +228,7 @@ class Engine:
                 upload.value.ready(arena, offset)
             made = planned.plan if planned else None
             if made is not None:
-                results.settle({p: work.slots[s] for p, s in made.results.items()}, made)
+                results.settle(work.slots, made)
                 recording.last_plan = self.last_plan = made
             recording.scopes.clear()
             if begin:

@@ -52,6 +52,9 @@ class Bound:
     """One launch with its operands: slots of the submission, and how each is seen.
 
     A plan keeps the launches that it bound; a backend changes nothing in them.
+
+    Attributes:
+        parameters: 32-bit words as they lie in memory: the number of groups, then the kernel's.
     """
 
     program: Program | HostProgram
@@ -59,7 +62,7 @@ class Bound:
     slots: tuple[int, ...]
     views: tuple[tuple[Spec, int], ...]
     inputs: int
-    words: list[int]
+    parameters: bytes
     groups: int
 
 
