@@ -465,6 +465,14 @@ def test_a_failed_submission_loses_the_device(name: str, monkeypatch: pytest.Mon
         ct.asarray(X, device=device)
 
 
+def test_waiting_that_is_refused_loses_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ct.device("simulator", pool="reuse")
+    monkeypatch.setattr(device.backend, "submit", refuse(ct.DeviceError("fell off the bus")))
+    with pytest.raises(ct.DeviceLostError, match="simulator was lost: fell off the bus; open it"):
+        device.synchronize()
+    assert device.lost
+
+
 class LostTicket:
     """A submission that the device did not survive."""
 
