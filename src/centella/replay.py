@@ -363,8 +363,8 @@ def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
         if v.cell is not None and v.cell.memory is not None
     }
     for node in taken.nodes:
-        for index, operand in enumerate(node.inputs):
-            cell = None if operand.value is None else operand.value.cell
+        for index, (outer, _, _) in enumerate(node.inputs):
+            cell = None if outer is None else outer.cell
             if cell is not None and id(cell) in found:
                 found[id(cell)].read |= index not in node.op.overwrites
         if node.op.mutates:

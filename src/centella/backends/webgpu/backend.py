@@ -8,10 +8,8 @@ submissions by the queue, so it is reused at once. Bind groups are cached by lay
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Any
 
-import numpy as np
 import wgpu
 
 from centella.backends.webgpu.adapter import (
@@ -21,7 +19,7 @@ from centella.backends.webgpu.adapter import (
     is_software,
     open_device,
 )
-from centella.backends.webgpu.encode import SLOT, Dispatch, Offsets, encode
+from centella.backends.webgpu.encode import SLOT, Dispatch, Offsets, Pipeline, encode
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.prepared import Prepared
 from centella.backends.webgpu.stamps import Stamps
@@ -76,7 +74,7 @@ class WebGpuBackend:
         )
         self._queue = self.native.queue
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
-        self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._groups: dict[tuple[Any, ...], Any] = {}
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
         self._offsets = Offsets(0)
@@ -194,7 +192,7 @@ class WebGpuBackend:
             found = self._layouts[writable] = (group, whole)
         return found
 
-    def compile(self, program: Program | HostProgram) -> Any:
+    def compile(self, program: Program | HostProgram) -> Pipeline:
         """The driver's form of a program."""
         assert isinstance(program, Program)
         if 4 * (1 + len(program.ir.params)) > SLOT:
@@ -211,7 +209,7 @@ class WebGpuBackend:
             )
         except Exception as error:
             raise CompileError(program.name, program.source, str(error)) from error
-        return pipeline, group
+        return pipeline, group, pipeline._internal
 
     # -- submission -------------------------------------------------------------------------------
 
@@ -243,63 +241,57 @@ class WebGpuBackend:
 
     def prepare(self, work: Submission) -> Prepared:
         """Parameters written, groups bound."""
+        launches = work.launches
         with self.lock:
-            words = _parameters(work.launches)
-            params = self._params_buffer(len(work.launches))
-            self._queue.write_buffer(params, 0, words)
-            count(parameter_bytes=words.nbytes)
-            slots = work.slots
+            params, offsets = self._params_buffer(len(launches)), Offsets(len(launches))
+            self._write_params(params, launches)
+            natives = [buffer.native for buffer in work.slots]
             groups = [
-                self._new_group(
-                    b.pipeline[1], [slots[s].native for s in b.slots], b.windows, params
-                )
-                for b in work.launches
+                self._new_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows, params)
+                for b in launches
             ]
-            offsets = Offsets(len(groups))
-            dispatches = self._dispatches(work.launches, groups, offsets)
+            dispatches = self._dispatches(launches, groups, offsets)
         return Prepared(dispatches, groups, params, offsets)
+
+    def _encode(self, encoder: Any, work: Submission, stamps: Stamps | None) -> None:
+        """Launches whose parameters are written now and whose groups are found again."""
+        launches = work.launches
+        if len(launches) > len(self._offsets.at):
+            self._grow_params(len(launches))
+        self._write_params(self._params, launches)
+        natives = [buffer.native for buffer in work.slots]
+        id_of = list(map(id, natives)).__getitem__
+        if len(self._groups) > BIND_GROUPS:
+            self._groups.clear()
+        groups: list[Any] = []
+        for bound in launches:
+            layout = bound.pipeline[1]
+            identity = (id(layout), *map(id_of, bound.slots), bound.windows)
+            group = self._groups.get(identity)
+            if group is None:
+                group = self._new_group(
+                    layout, [natives[s] for s in bound.slots], bound.windows, self._params
+                )
+                self._groups[identity] = group
+            groups.append(group)
+        encode(encoder, self._dispatches(launches, groups, self._offsets), stamps)
+
+    def _write_params(self, params: Any, launches: list[Bound]) -> None:
+        """The parameters of launches, a slot each."""
+        words = b"".join([bound.parameters.ljust(SLOT, b"\0") for bound in launches])
+        self._queue.write_buffer(params, 0, words)
+        count(parameter_bytes=len(words))
 
     def _dispatches(
         self, launches: list[Bound], groups: list[Any], offsets: Offsets
     ) -> list[Dispatch]:
-        return [
-            Dispatch(bound.pipeline[0]._internal, group._internal, at, *self._grid(bound.groups))
-            for bound, group, at in zip(launches, groups, offsets.at, strict=False)
-        ]
-
-    def _grid(self, groups: int) -> tuple[int, int]:
-        """Groups along both sides: folded where one side is too long."""
-        if groups <= self.caps.max_groups:
-            return groups, 1
-        rows = -(-groups // self.caps.max_groups)
-        return -(-groups // rows), rows
-
-    def _encode(self, encoder: Any, work: Submission, stamps: Stamps | None) -> None:
-        """Launches with the parameters of this submission, whose groups are found again."""
-        launches = work.launches
-        if len(launches) > len(self._offsets.at):
-            self._grow_params(len(launches))
-        words = _parameters(launches)
-        self._queue.write_buffer(self._params, 0, words)
-        count(parameter_bytes=words.nbytes)
-        natives = [buffer.native for buffer in work.slots]
-        groups = [
-            self._bind_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows)
-            for b in launches
-        ]
-        encode(encoder, self._dispatches(launches, groups, self._offsets), stamps)
-
-    def _bind_group(self, layout: Any, natives: list[Any], windows: Windows) -> Any:
-        identity = (id(layout), *map(id, natives), windows)
-        found = self._groups.get(identity)
-        if found is not None:
-            self._groups.move_to_end(identity)
-            return found
-        group = self._new_group(layout, natives, windows, self._params)
-        self._groups[identity] = group
-        if len(self._groups) > BIND_GROUPS:
-            self._groups.popitem(last=False)
-        return group
+        most = self.caps.max_groups
+        found: list[Dispatch] = []
+        for bound, group, at in zip(launches, groups, offsets.at, strict=False):
+            down = -(-bound.groups // most)  # folded where one side of a grid is too long
+            across = bound.groups if down == 1 else -(-bound.groups // down)
+            found.append((bound.pipeline[2], group._internal, at, across, down))
+        return found
 
     def _new_group(self, layout: Any, natives: list[Any], windows: Windows, params: Any) -> Any:
         places = [(0, n.size) for n in natives]
@@ -370,12 +362,3 @@ def _check_native(which: str, minimum: bool, native: Any) -> None:
     if which or minimum:
         got = f"webgpu:{which}" if which else "minimum=True"
         raise DeviceError(f"webgpu: a device given as native= is used as it is, got {got}")
-
-
-def _parameters(launches: list[Bound]) -> Array:
-    """The parameters of launches, a slot each: the number of groups, then their words."""
-    words = np.zeros((len(launches), SLOT // 4), np.uint32)
-    for row, bound in zip(words, launches, strict=True):
-        row[0] = bound.groups
-        row[1 : 1 + len(bound.words)] = bound.words
-    return words

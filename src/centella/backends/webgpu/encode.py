@@ -7,7 +7,7 @@ pass and raised where it ends, which is wgpu-py's call again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import wgpu.backends.wgpu_native as native
 
@@ -16,17 +16,13 @@ from centella.backends.webgpu.stamps import Stamps
 SLOT = 256  # bytes of a launch's parameters
 
 
-class Dispatch(NamedTuple):
-    """One launch: driver handles, the offset of its parameters, the grid.
+# One launch: the driver's handles of pipeline and bind group, a pointer to the offset of its
+# parameters, and the grid. A handle does not keep its object alive.
+Dispatch = tuple[Any, Any, Any, int, int]
 
-    The handles do not keep their objects alive.
-    """
 
-    pipeline: Any
-    group: Any
-    offset: Any
-    across: int
-    down: int
+# A compiled program: wgpu-py's pipeline, its layout, and the driver's handle of the pipeline.
+Pipeline = tuple[Any, Any, Any]
 
 
 class Offsets:
