@@ -6,9 +6,10 @@
 
     y = step(x)          # captured at the first call, replayed at every call of this signature
 
-The function is run once with placeholders; what it recorded becomes a plan with buffers of its own.
-A replay allocates, compiles and uploads nothing beyond the arrays that it is given. Tensors and
-States that the function refers to are captured; Python numbers are part of the signature.
+The function is run once with placeholders; what it recorded becomes a plan that is kept ready, with
+inputs and outputs of its own and temporaries that all captures of a device share. A replay
+allocates, compiles and uploads nothing beyond the arrays that it is given. Tensors and States that
+the function refers to are captured; Python numbers are part of the signature.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Compiled(Generic[R]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers that it owns."""
+        """Bytes of its inputs, its outputs, and the temporaries, which captures share."""
         return self._replay.nbytes
 
     def explain(self) -> str:

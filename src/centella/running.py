@@ -47,6 +47,7 @@ from centella.submission import (
     Ticket,
     Times,
 )
+from centella.workspace import Share, Workspace
 
 log: logging.Logger = logging.getLogger("centella.device")
 
@@ -125,6 +126,7 @@ class Engine:
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
         caps: what it can do.
         cache: its PipelineCache.
+        workspace: where its replays compute.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
         serials: numbers of submissions; finished: the last that is known to be done.
@@ -141,6 +143,7 @@ class Engine:
         self.caps: Caps = backend.caps
         self.cache: PipelineCache = PipelineCache() if cache is None else cache
         self.pool: Pool = Pool(backend, pool, memory_limit)
+        self.workspace: Workspace = Workspace(self.pool, self.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
         self._id = next(Engine._ids)
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
@@ -299,8 +302,13 @@ class Engine:
     def work(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
         planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span] = (),
+        temporaries: Share | None = None,
     ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
-        """The submission of a recording, and which of the bytes that come back are meant."""
+        """The submission of a recording, and which of the bytes that come back are meant.
+
+        Args:
+            temporaries: where to compute, if it is to run more than once.
+        """
         slots = [
             packed.where[i] if i in packed.where else v.require()
             for i, v in enumerate(outside.values)
@@ -308,7 +316,7 @@ class Engine:
         work = Submission(slots, packed.writes)
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
-            slots += prepare.allocate(planned.plan, taken, self.pool)
+            slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
             work.launches = planned.launches
             if any(outside.offsets):
                 work.launches = [

@@ -166,11 +166,13 @@ def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
-def _mapped(status: int, message: Any, key: Any, _: Any) -> None:
+def _on_mapped(status: int, message: Any, key: Any, _: Any) -> None:
     then = _waiting.pop(key)
     failed = status != lib.WGPUMapAsyncStatus_Success
     then(native._api.from_c_string_view(message) or f"status {status}" if failed else "")
+
+
+_mapped: Any = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _on_mapped)
 
 
 def mapped(buffer: Any, nbytes: int) -> Any:
