@@ -22,6 +22,7 @@ from centella.recording import DISCARDED, PENDING, Place, Recorded, Upload, Valu
 from centella.specs import Caps, Spec, strided
 from centella.submission import Array, Bound, Buffer, Read, Submission
 from centella.windows import windowed
+from centella.workspace import Share
 
 ARENA = 64 << 20
 UNIT = 256
@@ -158,16 +159,24 @@ def launches_of(
     return found
 
 
-def allocate(made: Plan, taken: Recorded, pool: Pool) -> list[Buffer]:
+def allocate(
+    made: Plan, taken: Recorded, pool: Pool, temporaries: Share | None = None
+) -> list[Buffer]:
     """The buffers of a plan.
+
+    Args:
+        temporaries: where those come from that do not outlive the plan; default: the pool.
 
     Raises:
         OutOfMemoryError, LimitError, TransferForbidden: names the op and line it was for.
     """
+    inside: Pool | Share = pool if temporaries is None else temporaries
+    kept = set(made.results.values())
     buffers: list[Buffer] = []
     for nbytes, maker in zip(made.buffers, made.makers, strict=True):
+        stays = made.externals + len(buffers) in kept
         try:
-            buffers.append(pool.allocate(nbytes))
+            buffers.append((pool if stays else inside).allocate(nbytes))
         except CentellaError as error:
             blame(error, taken.nodes[maker].op.name, taken.nodes[maker].site)
             raise

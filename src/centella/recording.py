@@ -64,6 +64,8 @@ class Cell:
         Raises:
             ContractError: one of them is a batch, which runs when its owner says so.
         """
+        if not self._readers:
+            return []
         waiting: list[Recording] = []
         for found, generation in list(self._readers.items()):
             if found is changer or found.generation != generation:
@@ -80,7 +82,8 @@ class Cell:
         value.cell = self
         value.note = None if self.current is None else self.current.note
         self.current = value
-        self._readers.clear()
+        if self._readers:
+            self._readers.clear()
 
     def roll_back(self) -> None:
         """A recorded change will not happen: the version before is there again, if one is."""

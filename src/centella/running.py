@@ -33,6 +33,7 @@ from centella.program import Program
 from centella.recording import PENDING, Recorded, Recording, Value, blame, innermost
 from centella.specs import Caps
 from centella.submission import Backend, Bound, DoneTicket, Submission, Ticket
+from centella.workspace import Share, Workspace
 
 PLANS = 512
 
@@ -58,6 +59,7 @@ class Engine:
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
         caps: what it can do.
         cache: its PipelineCache.
+        workspace: where its replays compute.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
         flight: submissions that are not known to be done.
@@ -74,6 +76,7 @@ class Engine:
         self.caps: Caps = backend.caps
         self.cache: PipelineCache = PipelineCache() if cache is None else cache
         self.pool: Pool = Pool(backend, pool, memory_limit)
+        self.workspace: Workspace = Workspace(self.pool, self.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
         self._id = next(Engine._ids)
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
@@ -235,8 +238,13 @@ class Engine:
     def work(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
         planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span] = (),
+        temporaries: Share | None = None,
     ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
-        """The submission of a recording, and which of the bytes that come back are meant."""
+        """The submission of a recording, and which of the bytes that come back are meant.
+
+        Args:
+            temporaries: where to compute, if it is to run more than once.
+        """
         slots = [
             packed.where[i] if i in packed.where else v.require()
             for i, v in enumerate(outside.values)
@@ -244,7 +252,7 @@ class Engine:
         work = Submission(slots, packed.writes)
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
-            slots += prepare.allocate(planned.plan, taken, self.pool)
+            slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
             work.launches = prepare.launches_of(
                 planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
             )

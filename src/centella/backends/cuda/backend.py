@@ -85,7 +85,7 @@ class CudaBackend(CudaMemory):
             ticket = CudaTicket(self, event, pinned, places, stamps)
             stream = self._streams.turn().native
             for slot, data in work.uploads:
-                self.write(work.slots[slot], data)
+                self._send(work.slots[slot], data, stream)
             for copy in work.copies:
                 check(driver.cuMemcpyDtoDAsync(
                     work.slots[copy.target].native + copy.start,

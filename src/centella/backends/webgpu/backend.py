@@ -10,8 +10,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import wgpu
 
+from centella.backends.webgpu import raw
 from centella.backends.webgpu.adapter import (
     TIMER,
     family_of,
@@ -19,9 +21,9 @@ from centella.backends.webgpu.adapter import (
     is_software,
     open_device,
 )
-from centella.backends.webgpu.encode import SLOT, Dispatch, Offsets, Pipeline, encode
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.prepared import Prepared
+from centella.backends.webgpu.raw import SLOT, Checked, Dispatch, Encoder, Offsets, Pipeline
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket
 from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
@@ -32,6 +34,7 @@ from centella.submission import Array, Bound, Buffer, Clock, Submission, Window
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 BIND_GROUPS = 8192
 Windows = tuple[Window | None, ...]
 
@@ -88,8 +91,11 @@ class WebGpuBackend:
 
     def allocate(self, nbytes: int) -> Any:
         """Device memory of `nbytes`."""
+        return self._new_buffer(nbytes, STORAGE)
+
+    def _new_buffer(self, nbytes: int, usage: int) -> Any:
         try:
-            return self.native.create_buffer(size=nbytes, usage=STORAGE)
+            return self.native.create_buffer(size=nbytes, usage=usage)
         except Exception as error:
             raise OutOfMemoryError(f"{self.name}: no room for {nbytes:,} bytes: {error}") from error
 
@@ -132,8 +138,8 @@ class WebGpuBackend:
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions."""
-        with self.lock:
-            self._queue.write_buffer(buffer.native, 0, data)
+        with self.lock, Checked():
+            raw.write(self._queue, buffer.native, data)
 
     def shown(self, buffer: Buffer) -> Any:
         """The wgpu buffer."""
@@ -152,16 +158,12 @@ class WebGpuBackend:
         free = self._staging.get(size)
         if free:
             return free.pop()
-        return self.native.create_buffer(size=size, usage=STAGING)
+        return self._new_buffer(size, STAGING)
 
     def _grow_params(self, launches: int) -> None:
         slots = max(launches, 2 * len(self._offsets.at))
-        self._params, self._offsets = self._params_buffer(slots), Offsets(slots)
+        self._params, self._offsets = self._new_buffer(slots * SLOT, PARAMS), Offsets(slots)
         self._groups.clear()  # they bind the one before
-
-    def _params_buffer(self, launches: int) -> Any:
-        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-        return self.native.create_buffer(size=launches * SLOT, usage=usage)
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -216,35 +218,57 @@ class WebGpuBackend:
     def submit(self, work: Submission) -> WebGpuTicket:
         """Start a submission."""
         with self.lock:
-            for slot, data in work.uploads:
-                self.write(work.slots[slot], data)
-            encoder = self.native.create_command_encoder()
-            for copy in work.copies:
-                encoder.copy_buffer_to_buffer(
-                    work.slots[copy.source].native, copy.first, work.slots[copy.target].native,
-                    copy.start, copy.nbytes,
-                )  # fmt: skip
             stamps = None
             if work.timed and work.launches and not self.clock.missing:
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
-            if work.prepared is not None:
-                work.prepared.encode(encoder, stamps)
-            elif work.launches:
-                self._encode(encoder, work, stamps)
-            places, staging = self._encode_reads(encoder, work, stamps)
+            places, nbytes = _places(work, stamps)
+            staging = self._take_staging(nbytes)
             try:
-                self._queue.submit([encoder.finish()])
+                with Checked():
+                    for slot, data in work.uploads:
+                        raw.write(self._queue, work.slots[slot].native, data)
+                    encoder = Encoder(self.native)
+                    self._encode(encoder, work, stamps)
+                    self._encode_reads(encoder, work, stamps, staging, places)
+                    encoder.submit(self._queue)
             except Exception as error:
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
-        return WebGpuTicket(staging, places, self.lock, self.return_staging, stamps)
+        return WebGpuTicket(self.native, staging, nbytes, places, self.return_staging, stamps)
+
+    def _encode(self, encoder: Encoder, work: Submission, stamps: Stamps | None) -> None:
+        """Copies, then launches: in one pass, or each in its own where they are timed."""
+        slots = work.slots
+        for source, first, target, start, nbytes in work.copies:
+            encoder.copy(slots[source].native, first, slots[target].native, start, nbytes)
+        if not work.launches:
+            return
+        prepared: Prepared | None = work.prepared
+        dispatches = self._found(work) if prepared is None else prepared.dispatches
+        if stamps is None:
+            encoder.launch(dispatches)
+            return
+        for index, dispatch in enumerate(dispatches):
+            encoder.launch((dispatch,), stamps.around(index))
+
+    def _encode_reads(
+        self, encoder: Encoder, work: Submission, stamps: Stamps | None, staging: Any,
+        places: list[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        for read, (place, nbytes) in zip(work.reads, places, strict=False):
+            encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
+        if stamps is not None:
+            stamps.copy_to(encoder, staging, places[-1][0])
+        if not places:
+            encoder.clear(staging, 4)  # its end can be waited for; nothing is copied
 
     def prepare(self, work: Submission) -> Prepared:
         """Parameters written, groups bound."""
         launches = work.launches
         with self.lock:
-            params, offsets = self._params_buffer(len(launches)), Offsets(len(launches))
-            self._write_params(params, launches)
+            params, offsets = self._new_buffer(len(launches) * SLOT, PARAMS), Offsets(len(launches))
+            with Checked():
+                self._write_params(params, launches)
             natives = [buffer.native for buffer in work.slots]
             groups = [
                 self._new_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows, params)
@@ -253,7 +277,7 @@ class WebGpuBackend:
             dispatches = self._dispatches(launches, groups, offsets)
         return Prepared(dispatches, groups, params, offsets)
 
-    def _encode(self, encoder: Any, work: Submission, stamps: Stamps | None) -> None:
+    def _found(self, work: Submission) -> list[Dispatch]:
         """Launches whose parameters are written now and whose groups are found again."""
         launches = work.launches
         if len(launches) > len(self._offsets.at):
@@ -274,12 +298,12 @@ class WebGpuBackend:
                 )
                 self._groups[identity] = group
             groups.append(group)
-        encode(encoder, self._dispatches(launches, groups, self._offsets), stamps)
+        return self._dispatches(launches, groups, self._offsets)
 
     def _write_params(self, params: Any, launches: list[Bound]) -> None:
         """The parameters of launches, a slot each."""
         words = b"".join([bound.parameters.ljust(SLOT, b"\0") for bound in launches])
-        self._queue.write_buffer(params, 0, words)
+        raw.write(self._queue, params, np.frombuffer(words, np.uint8))
         count(parameter_bytes=len(words))
 
     def _dispatches(
@@ -308,27 +332,6 @@ class WebGpuBackend:
             }
         )
         return self.native.create_bind_group(layout=layout, entries=entries)
-
-    def _encode_reads(
-        self, encoder: Any, work: Submission, stamps: Stamps | None
-    ) -> tuple[list[tuple[int, int]], Any]:
-        places: list[tuple[int, int]] = []
-        end = 0
-        for read in work.reads:
-            places.append((end, read.nbytes))
-            end += -(-read.nbytes // 16) * 16
-        if stamps is not None:
-            places.append((end, stamps.nbytes))
-            end += stamps.nbytes
-        staging = self._take_staging(max(end, 4))
-        for read, (place, nbytes) in zip(work.reads, places, strict=False):
-            native = work.slots[read.slot].native
-            encoder.copy_buffer_to_buffer(native, read.start, staging, place, nbytes)
-        if stamps is not None:
-            stamps.copy_to(encoder, staging, places[-1][0])
-        if not places:
-            encoder.clear_buffer(staging, 0, 4)  # its end can be waited for; nothing is copied
-        return places, staging
 
     def describe(self) -> dict[str, Any]:
         """Name, driver and limits."""
@@ -362,3 +365,14 @@ def _check_native(which: str, minimum: bool, native: Any) -> None:
     if which or minimum:
         got = f"webgpu:{which}" if which else "minimum=True"
         raise DeviceError(f"webgpu: a device given as native= is used as it is, got {got}")
+
+
+def _places(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:
+    """First byte and number of bytes of each read-back, then of the time stamps; bytes in all."""
+    places: list[tuple[int, int]] = []
+    end = 0
+    sizes = [read.nbytes for read in work.reads]
+    for nbytes in sizes if stamps is None else [*sizes, stamps.nbytes]:
+        places.append((end, nbytes))
+        end += -(-nbytes // 16) * 16
+    return places, max(end, 4)
