@@ -249,6 +249,19 @@ def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, vari
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("n", [3, 130, 600])
+def test_an_infinite_value_stays_infinite(device: ct.Device, n: int, variant: str) -> None:
+    """Where a key counts; its number of parts is no multiple of what is added at a time."""
+    q = ct.zeros((1, 1, 2, 8), device=device)
+    k = np.zeros((1, 1, n, 8), np.float32)
+    v = np.ones((1, 1, n, 8), np.float32)
+    v[0, 0, -1, 0], v[0, 0, 0, 1] = np.inf, -np.inf
+    got = ct.attention(q, *(ct.asarray(x, device=device) for x in (k, v)), variant=variant).numpy()
+    wanted = np.array([np.inf, -np.inf, *[1.0] * 6], np.float32)
+    np.testing.assert_allclose(got[0, 0], [wanted, wanted], rtol=1e-5)
+
+
 @pytest.mark.devices("webgpu", "cuda", "webgpu-hardware")
 def test_every_length_runs_the_same_launches(device: ct.Device) -> None:
     rng, launches = rng_of("lengths"), set[int]()
