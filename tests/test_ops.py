@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 import centella as ct
 from centella import functional, op
 from centella.dtypes import dtype_of, narrow, widen
+from centella.ops.operands import NUMPY
 from centella.tensor import apply_all
 from tests.ops_table import (
     MANY,
@@ -196,6 +197,15 @@ def test_quantised_weights_are_near_what_they_stand_for() -> None:
             ct.quantize_int8(*wrong)
     with pytest.raises(ct.DTypeError, match="finite"):
         ct.quantize_int8(np.full((2, 3), np.nan))
+
+
+def test_erf_on_the_cpu_has_the_bound_of_its_formula() -> None:
+    """3 ulp; bits that pass through a choice are not rounded as numbers."""
+    x = np.linspace(-5, 5, 20001).astype(np.float32)
+    exact = np.array([math.erf(float(v)) for v in x])
+    got = NUMPY.erf(x)
+    assert got.dtype == np.float32
+    assert (np.abs(got - exact) <= 3 * np.spacing(np.abs(exact).astype(np.float32))).all()
 
 
 # -- outliers -------------------------------------------------------------------------------------

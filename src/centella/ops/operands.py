@@ -38,11 +38,11 @@ class _Float32Bits:
 
     @staticmethod
     def where(cond: Any, a: Any, b: Any) -> Any:
-        return np.where(cond, np.float32(a), np.float32(b))
+        return np.where(cond, a, b)
 
     @staticmethod
     def fma(a: Any, b: Any, c: Any) -> Any:
-        return a * np.float32(b) + np.float32(c)
+        return a * b + c
 
     @staticmethod
     def bits(x: Array) -> Array:
