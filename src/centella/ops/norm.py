@@ -120,7 +120,8 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
 
 
 def reference(x: Any, *affine: Any, kind: str, eps: float, vectors: tuple[str, ...]) -> Any:
-    """The NumPy formula."""
+    """The NumPy formula, on rows of neighbouring elements: NumPy adds those pairwise."""
+    x = np.ascontiguousarray(x)
     n = max(x.shape[-1], 1)
     if kind == "layer":
         shifted = x - x[..., :1]
