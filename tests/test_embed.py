@@ -226,6 +226,12 @@ def test_progress_without_rich(
     assert caplog.messages == ["encoded 2 of 3 texts", "encoded 3 of 3 texts"]
 
 
+def test_progress_by_a_function(on_cpu: Embedder) -> None:
+    told: list[tuple[int, int]] = []
+    on_cpu.encode(["a", "b", "c"], batch_size=2, progress=lambda *n: told.append(n))
+    assert told == [(2, 3), (3, 3)]
+
+
 def test_progress_with_rich(on_cpu: Embedder, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
     on_cpu.encode(["a", "b", "c"], batch_size=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ class Embedder:
         texts: str | Iterable[str],
         batch_size: int = 32,
         normalize: bool | None = None,
-        progress: bool = False,
+        progress: bool | Callable[[int, int], None] = False,
     ) -> Array:
         """Vectors of texts.
 
@@ -118,7 +118,8 @@ class Embedder:
             texts: one text, or any number of them (a list, a generator).
             batch_size: most texts in one batch on the device.
             normalize: whether vectors have length 1; None: as the model's folder says.
-            progress: show how far it is: a bar where rich is installed, else log lines.
+            progress: show how far it is: a bar where rich is installed, else log lines; or a
+                function that is called with the number of texts done, and of all.
 
         Returns:
             float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
@@ -217,26 +218,39 @@ def _listed(texts: Any) -> list[Any]:
 
 
 @contextmanager
-def _progress(total: int, show: bool) -> Iterator[Any]:
-    """Gives `advance(texts)`: a bar where rich is installed, else log lines, or nothing."""
+def _progress(
+    total: int, show: bool | Callable[[int, int], None]
+) -> Iterator[Callable[[int], None]]:
+    """Gives `advance(texts)`: the caller's own, a bar where rich is installed, else log lines."""
     if not show:
         yield lambda texts: None
+        return
+    if callable(show):
+        yield _told(total, show)
         return
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        done = 0
-
-        def advance(texts: int) -> None:
-            nonlocal done
-            done += texts
-            import logging
-
-            logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)
-
-        yield advance
+        yield _told(total, _log)
         return
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("encode", total=total)
         yield lambda texts: bar.advance(task, texts)
+
+
+def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]:
+    done = 0
+
+    def advance(texts: int) -> None:
+        nonlocal done
+        done += texts
+        tell(done, total)
+
+    return advance
+
+
+def _log(done: int, total: int) -> None:
+    import logging
+
+    logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)
