@@ -3,54 +3,19 @@
     def test_add(device): ...                                  # runs on every device below
     @pytest.mark.devices("cpu", "webgpu") ...                  # on these
 
-Devices are opened once and poison their memory, so that pads, outputs and reused buffers hold NaN
-until a kernel writes them. A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or `webgpu,cuda`)
-makes it a failure.
+Devices are opened once (`tests/devices.py`). A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or
+`webgpu,cuda`) makes it a failure.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 import centella as ct
-from tests.pads import define_pads
-
-POOL = os.environ.get("CENTELLA_POOL", "poison")
-GPU = ("cuda", "webgpu-hardware")
-DEVICES = ("cpu", "simulator", "webgpu", "webgpu-minimum", *GPU)
-
-
-def _hardware() -> str:
-    """The first adapter that is a GPU, by its place in the list."""
-    from centella.backends import webgpu
-
-    for index, adapter in enumerate(webgpu.adapters()):
-        if not webgpu.is_software(adapter):
-            return f"webgpu:{index}"
-    raise ct.DeviceError("no hardware WebGPU adapter")
-
-
-@functools.cache
-def open_device(name: str) -> ct.Device | str:
-    """The device of a parameter, or the reason why there is none."""
-    options: dict[str, Any] = {} if name == "cpu" else {"pool": POOL}
-    if name == "simulator":  # fills what it allocates with NaN itself, and checks every bound
-        options["pool"] = "exact"
-    if name == "webgpu-minimum":
-        options["minimum"] = True
-    try:
-        spelled = _hardware() if name == "webgpu-hardware" else name.removesuffix("-minimum")
-        opened = ct.device(spelled, **options)
-    except (ct.CentellaError, ImportError, OSError) as error:
-        return f"{name}: {error}"
-    if name == "cuda" and POOL == "exact":  # for compute-sanitizer
-        define_pads(opened.backend)
-    return opened
+from tests.devices import DEVICES, GPU, open_device
 
 
 @pytest.fixture

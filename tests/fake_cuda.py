@@ -39,7 +39,9 @@ class FakeCuda:
     driver: Any
     ops: list[Op] = field(default_factory=list)
     retained: int = 0
-    syncs: int = 0
+    syncs: int = 0  # waits for a whole context
+    waits: int = 0  # waits for a stream or an event
+    made: int = 0  # streams that were created, or destroyed
     streams: dict[int, int] = field(default_factory=dict)  # handle to context
     devices: dict[int, int] = field(default_factory=lambda: {PRIMARY: 0, PRIMARY + 1: 1})
     memory: dict[int, tuple[Any, int, int]] = field(default_factory=dict)  # array, size, context
@@ -138,9 +140,11 @@ class FakeCuda:
     # -- streams and events -----------------------------------------------------------------------
 
     def cuStreamCreate(self, flags: int) -> Any:
+        self.made += 1
         return self._ok(self.driver.CUstream(self.new_stream(self._current[-1])))
 
     def cuStreamDestroy(self, stream: Any) -> Any:
+        self.made += 1
         del self.streams[int(stream)]
         return self._ok()
 
@@ -152,6 +156,7 @@ class FakeCuda:
         return self._ok(self.driver.CUcontext(self.streams[int(stream)]))
 
     def cuStreamSynchronize(self, stream: Any) -> Any:
+        self.waits += 1
         return self._ok()
 
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> Any:
@@ -176,6 +181,7 @@ class FakeCuda:
         return self._ok()
 
     def cuEventSynchronize(self, event: Any) -> Any:
+        self.waits += 1
         return self._ok()
 
     # -- memory -----------------------------------------------------------------------------------

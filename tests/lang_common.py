@@ -8,6 +8,7 @@ the words. Tint, the WGSL compiler of browsers, parses every module too where it
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -269,6 +270,26 @@ def collatz(n: Any) -> Any:
                 x.set(x * 3 + 1)
         steps += 1
     return steps
+
+
+# -- compilers ------------------------------------------------------------------------------------
+
+
+def cuda_tool(name: str) -> str | None:
+    """A tool of NVIDIA's wheels (`ptxas` is in `nvidia-cuda-nvcc`), or on the PATH."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for found in sorted(Path(folder).glob(f"*/bin/{name}")):
+            return str(found)
+    return shutil.which(name)
+
+
+def assembler() -> str:
+    """NVIDIA's ptxas; the test is skipped where there is none."""
+    found = cuda_tool("ptxas")
+    if found is None:
+        pytest.skip("no ptxas here (pip install nvidia-cuda-nvcc)")
+    return found
 
 
 # -- Tint ------------------------------------------------------------------------------------------

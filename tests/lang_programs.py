@@ -8,6 +8,7 @@ an exchange, which stands only where all threads come, it reads a word of its ne
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,11 +181,8 @@ class Host:
         return x.view(np.uint32)
 
 
-class Thread:
-    """One thread of a random program: its variables, the values it named, its words of memory.
-
-    `read(place, slot, chunk)` is a word of its own, alone or out of a chunk.
-    """
+class Thread(ABC):
+    """One thread of a random program: its variables, the values it named, its words of memory."""
 
     def __init__(self, o: Any, me: Any, group: Any, params: list[Any]) -> None:
         self.o, self.me, self.group, self.params = o, me, group, params
@@ -192,8 +190,9 @@ class Thread:
         self.vars = [self.everyone * 3 + k for k in range(VARS)]
         self.named: list[Any] = [me]
 
+    @abstractmethod
     def read(self, place: str, slot: int, chunk: bool = False) -> Any:
-        raise NotImplementedError
+        """A word of its own, alone or out of a chunk."""
 
     def value(self, node: Node) -> Any:
         o, (kind, *rest) = self.o, node

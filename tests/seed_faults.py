@@ -125,7 +125,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "streams made for an op",
         "one created and destroyed by each",
-        ("test_floor_faults.py::test_no_stream_is_made_for_an_op",),
+        (
+            "test_cuda.py::TestStreamsOfCuda::test_no_stream_is_made_for_an_op",
+            "test_floor_faults.py::test_no_stream_is_made_for_an_op",
+        ),
     ),
     Fault(
         "pages that claim what the code does not do",

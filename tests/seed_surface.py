@@ -18,6 +18,7 @@ import pytest
 
 import centella as ct
 from centella import nn
+from tests.foreign import CudaArray, foreign
 from tests.test_blocks import WIDTH, stored
 
 Array = np.ndarray[Any, Any]
@@ -98,29 +99,6 @@ Q, K, V = (
     for heads in (HEADS, KV_HEADS, KV_HEADS)
 )
 ENCODER, DECODER, FRONTEND = (stored(name) for name in ("encoder_post", "decoder_post", "frontend"))
-
-
-class CudaArray:
-    """Memory of the application's, as CUDA libraries show it."""
-
-    def __init__(self, tensor: ct.Tensor) -> None:
-        self.tensor = tensor
-        address, offset = tensor.native
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "version": 3, "shape": tensor.shape, "typestr": "<f4", "strides": None,
-            "data": (address + offset, False),
-        }  # fmt: skip
-
-
-def foreign(device: ct.Device, data: Array) -> Any:
-    """Memory that centella did not make, with data in it."""
-    kind = device.name.partition(":")[0]
-    if kind == "webgpu":
-        import wgpu
-
-        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
-        return device.native.create_buffer_with_data(data=data, usage=usage)
-    return CudaArray(ct.asarray(data, device=device)) if kind == "cuda" else data.copy()
 
 
 def batch_scene(device: ct.Device) -> Scene:

@@ -9,7 +9,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,13 @@ from msgspec.structs import replace
 import centella as ct
 from centella import plan
 from centella.device import Device
+from tests.devices import own
 from tests.sentences import assert_shown, sentences
+from tests.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
-
-
-def own(device: ct.Device, **options: Any) -> ct.Device:
-    """A device of the same kind with nothing compiled, planned or allocated."""
-    if device.caps.max_buffer == 128 << 20:
-        options["minimum"] = True
-    return ct.device(device.name.partition(":")[0], pool="reuse", **options)
-
-
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """What `work` returns on a thread of its own."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(30)
 
 
 def is_held(lock: Any) -> bool:
@@ -48,7 +36,7 @@ def is_held(lock: Any) -> bool:
             lock.release()
         return not taken
 
-    return bool(elsewhere(take))
+    return elsewhere(take)
 
 
 # -- where an op is recorded ----------------------------------------------------------------------
@@ -102,12 +90,61 @@ def test_many_bytes_of_results_flush(device: ct.Device, monkeypatch: pytest.Monk
     x.numpy()
     monkeypatch.setattr(device, "_temporary_limit", 4 * x.spec.storage_bytes)
     kept = [x + float(i) for i in range(5)]
-    assert all(t.is_resident for t in kept)
+    assert not any(t.is_resident for t in kept)
     after = x + 5.0
+    assert all(t.is_resident for t in kept)
     assert not after.is_resident
     with device.batch():
         inside = [x + float(i) for i in range(6)]
         assert not any(t.is_resident for t in inside)
+
+
+def refused(error: Exception) -> Callable[..., Any]:
+    """What stands for a call that the device refuses."""
+
+    def call(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("error", [ct.OutOfMemoryError, ct.LimitError])
+@pytest.mark.parametrize("call", ["submit", "allocate"])
+def test_a_full_recording_that_fails_leaves_the_next_op_unrecorded(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
+) -> None:
+    where = own(device)
+    state = ct.State(np.zeros(3, np.float32), device=where)
+    cache = ct.KVCache(1, 1, 1, 1024, device=where)
+    one = ct.asarray(np.ones(3, np.float32), device=where)
+    where.synchronize()
+    for _ in range(64):
+        state.assign(state.value + one)
+        key = ct.zeros((1, 1, 1, 1), device=where)
+        cache.append(key, key)
+        cache.truncate(cache.length)
+    steps: list[Callable[[], Any]] = [
+        lambda: state.assign(one),
+        lambda: cache.begin(2),
+        lambda: cache.truncate(7),
+        lambda: ct.asarray(X, device=where),
+        lambda: one + 1.0,
+    ]
+    recorded = len(where.implicit().nodes)
+    before, length = state.value._value, cache.length
+    with monkeypatch.context() as patch:
+        patch.setattr(where, "_temporary_limit", 0)
+        patch.setattr(where.backend if call == "submit" else where.pool, call, refused(error("no")))
+        for step in steps:
+            with pytest.raises(error, match="no"):
+                step()
+            assert state.value._value is before
+            assert cache.length == length
+            assert len(where.implicit().nodes) == recorded
+    state.assign(state.value + one)
+    assert np.array_equal(state.numpy(), np.full(3, 65))
+    assert np.array_equal(cache.begin(2).numpy(), [64])
+    assert cache.lengths == (66,)
 
 
 def test_scopes_and_synchronize_flush_a_recording_and_no_batch(device: ct.Device) -> None:
@@ -291,7 +328,8 @@ def test_a_flush_plans_compiles_and_allocates_then_submits(
 def test_a_fault_in_the_simulator_loses_the_recording_alone(device: ct.Device) -> None:
     where = own(device)
     x = ct.asarray(X.reshape(-1), device=where)
-    x.numpy()
+    other = ct.State(X, device=where)
+    where.synchronize()
     out = ct.empty(12, device=where)
     beyond(x, out, threads=12)
     lost = out + 1.0
@@ -301,6 +339,7 @@ def test_a_fault_in_the_simulator_loses_the_recording_alone(device: ct.Device) -
         lost.numpy()
     assert not where.lost
     np.testing.assert_array_equal((x + 1.0).numpy(), X.reshape(-1) + 1)
+    np.testing.assert_array_equal(other.numpy(), X)
 
 
 class Late:
@@ -386,7 +425,13 @@ SHOWN = {
     "state.readers_on_another_thread_run_first",
     "While a batch has yet": "state.a_batch_that_has_yet_to_read_refuses_the_change",
     "Using a version that is not": "state.a_stale_version_is_refused_with_the_lines",
-    "When its recording fails": "state.a_failed_batch_takes_the_change_back",
+    "When its recording fails": "state.a_failed_batch_takes_the_change_back "
+    "architecture.a_full_recording_that_fails_leaves_the_next_op_unrecorded",
+    "When it fails after some of it": "state.a_fault_leaves_what_was_changed_without_content "
+    "state.a_fault_in_a_replay_leaves_what_it_changes_without_content "
+    "state.a_formula_that_fails_leaves_no_content_on_the_cpu "
+    "state.a_state_of_a_batch_that_failed_is_assigned "
+    "kv_cache.a_cache_is_reset_after_a_fault",
     # where
     "**Where an op is recorded.** On the open batch": "batch.operands_in_two_open_batches "
     "batch.operators_record_on_the_innermost_batch batch.an_open_batch_belongs_to_its_thread "
@@ -396,12 +441,14 @@ SHOWN = {
     "batch.a_tensor_of_another_thread_flushes_its_recording_whole "
     "batch.a_lazy_operand_is_run_before_the_batch",
     # when
-    "**When an implicit recording is flushed.**": "batch.the_implicit_recording_is_flushed_when_it_is_long "
-    "batch.many_small_uploads_do_not_pile_up "
-    "architecture.results_are_limited_by_the_largest_buffer architecture.many_bytes_of_results_flush "
-    "batch.a_tensor_of_another_thread_flushes_its_recording_whole "
+    "**When an implicit recording is flushed.**": "batch.a_tensor_of_another_thread_flushes_its_recording_whole "
     "ledger.entering_and_leaving_flush_what_is_recorded "
     "architecture.scopes_and_synchronize_flush_a_recording_and_no_batch",
+    "It is full with 256 nodes": "batch.the_implicit_recording_is_flushed_when_it_is_long "
+    "batch.many_small_uploads_do_not_pile_up "
+    "architecture.results_are_limited_by_the_largest_buffer architecture.many_bytes_of_results_flush",
+    "A full one is run before": "architecture.a_full_recording_that_fails_leaves_the_next_op_unrecorded "
+    "architecture.many_bytes_of_results_flush",
     "A batch is never flushed": "batch.a_batch_is_never_flushed_by_itself batch.read_before_execute "
     "batch.operators_record_on_the_innermost_batch "
     "architecture.scopes_and_synchronize_flush_a_recording_and_no_batch",

@@ -6,6 +6,7 @@ CUDA driver; the arrays that go into and come out of the CPU and the simulator.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 
 import centella as ct
 from centella.load import load
+from tests.devices import own
 from tests.model_common import DATA, activations_of, lengths_of, texts_of
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +30,7 @@ STATED = (  # what every shim sees for itself
 )  # fmt: skip
 
 
-class Shim:
+class Shim(ABC):
     """Counts raw calls of one device.
 
     Attributes:
@@ -45,9 +47,9 @@ class Shim:
         self._works = self._reads = 0  # since the last submission
         self.install()
 
+    @abstractmethod
     def install(self) -> None:
         """Put counters around the raw calls."""
-        raise NotImplementedError
 
     def around(self, owner: Any, name: str, amounts: Amounts, *, after: bool = False) -> None:
         """Count what `amounts` says of each call; `after`: of its result."""
@@ -136,14 +138,14 @@ class SimulatorShim(Shim):
 
 
 class WebGpuShim(Shim):
-    """A wgpu device and its queue, encoders and passes, and the raw dispatches of replays."""
+    """A wgpu device, its queue and encoders, and the raw dispatches into a pass."""
 
     def install(self) -> None:
         from wgpu.backends import wgpu_native
 
-        from centella.backends.webgpu import prepared
+        from centella.backends.webgpu import encode
 
-        raw_calls: Any = vars(prepared)["native"]
+        raw_calls: Any = vars(encode)["native"]
         native = self.backend.native
         encoder: Any = wgpu_native.GPUCommandEncoder
         self.around(native.queue, "write_buffer", self._write)
@@ -151,9 +153,6 @@ class WebGpuShim(Shim):
         self.around(native, "create_buffer", self._buffer)
         self.around(native, "create_compute_pipeline", lambda **_: {"compiles": 1})
         self.around(encoder, "copy_buffer_to_buffer", self._copy)
-        self.around(
-            wgpu_native.GPUComputePassEncoder, "dispatch_workgroups", lambda *_: {"launches": 1}
-        )
         lib, name = raw_calls.lib, "wgpuComputePassEncoderDispatchWorkgroups"
         raw = SimpleNamespace(**{
             n: getattr(lib, n)
@@ -161,7 +160,7 @@ class WebGpuShim(Shim):
                       name)
         })  # fmt: skip
         self.around(raw, name, lambda *_: {"launches": 1})
-        self.patch.setattr(prepared, "native", SimpleNamespace(lib=raw, ffi=raw_calls.ffi))
+        self.patch.setattr(encode, "native", SimpleNamespace(lib=raw, ffi=raw_calls.ffi))
 
     def _write(self, buffer: Any, offset: int, data: Any) -> dict[str, int]:
         import wgpu
@@ -230,11 +229,8 @@ SHIMS: dict[str, type[Shim]] = {
 
 
 @pytest.fixture
-def where(device: ct.Device, request: pytest.FixtureRequest) -> ct.Device:
-    """A device of the same kind with nothing compiled, planned or allocated."""
-    name = request.node.callspec.params["device"]
-    options = {"minimum": True} if name == "webgpu-minimum" else {}
-    return ct.device(device.name.partition(":")[0], pool="reuse", **options)
+def where(device: ct.Device) -> ct.Device:
+    return own(device)
 
 
 @pytest.fixture

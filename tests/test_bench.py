@@ -11,13 +11,14 @@ import pytest
 import centella as ct
 from centella.bench import Report, cached, encoder, ffn, floor
 from centella.bench.figures import seconds, verify
+from tests.devices import own
 
 
 @pytest.fixture(name="report")
 def _report(device: ct.Device) -> Report:
     # The simulator's pool of the tests reuses nothing, and so allocates at every call.
     exact = device.name == "simulator"
-    return floor(ct.device("simulator") if exact else device, small=True)
+    return floor(own(device) if exact else device, small=True)
 
 
 def test_the_floors_claims(report: Report, device: ct.Device) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +110,30 @@ def test_narrow_activations(device: ct.Device, dtype: str) -> None:
     assert error.max() < (0.03 if dtype == "f16" else 0.25)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
-def test_activations_have_a_name(activation: str) -> None:
-    model = BertModel(BertConfig.from_dict({**CONFIG, "hidden_act": activation}))
+def gelu_tanh(x: Array) -> Array:
+    made: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return made
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_have_a_name(name: str) -> None:
+    model = BertModel(BertConfig.from_dict({**CONFIG, "hidden_act": name}))
     rng = np.random.default_rng(1)
+    weight, bias, x = (rng.standard_normal(s, np.float32) for s in ((80, 48), (80,), (3, 48)))
     layer = model.encoder.layer[0].intermediate
-    weights = {"dense.weight": (80, 48), "dense.bias": (80,)}
-    layer.load_parameters(
-        {n: rng.standard_normal(s).astype(np.float32) for n, s in weights.items()}, device="cpu"
-    )
-    assert np.isfinite(layer(ct.zeros((1, 48), device="cpu")).numpy()).all()
+    layer.load_parameters({"dense.weight": weight, "dense.bias": bias}, device="cpu")
+    wanted = ACTIVATIONS[name](x.astype(np.float64) @ weight.T + bias)
+    got = layer(ct.asarray(x, device="cpu")).numpy()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ BOUND = {"f32": 1e-11, "f16": 1e-5, "bf16": 3e-4}  # of the squared error over a
 DTYPES = ("f32", "f16", "bf16")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+M = TypeVar("M", bound=nn.Module)
 
 
 def stored(name: str) -> Arrays:
@@ -24,7 +25,7 @@ def stored(name: str) -> Arrays:
         return {key: file[key] for key in file.files}
 
 
-def loaded(module: nn.Module, arrays: Arrays, device: ct.Device, dtype: str) -> nn.Module:
+def loaded(module: M, arrays: Arrays, device: ct.Device, dtype: str) -> M:
     weights = {n: a for n, a in arrays.items() if n not in ("x", "y", "memory")}
     module.load_parameters(weights, device=device, dtype=dtype)
     return module
@@ -51,10 +52,18 @@ def encoder(name: str) -> nn.EncoderBlock:
     return nn.EncoderBlock(WIDTH, HEADS, INNER, norm_first=False)
 
 
-def decoder(name: str) -> nn.DecoderBlock:
-    if name == "decoder_pre":
-        return nn.DecoderBlock(WIDTH, HEADS, INNER, unbiased=UNBIASED)
-    return nn.DecoderBlock(WIDTH, HEADS, INNER, norm_first=False)
+def decoder(
+    name: str, device: ct.Device, dtype: str
+) -> tuple[Arrays, nn.DecoderBlock, tuple[ct.Tensor, ct.Tensor]]:
+    """What is stored, the block with its weights, and the keys and values of the memory."""
+    arrays, first = stored(name), name == "decoder_pre"
+    block = nn.DecoderBlock(
+        WIDTH, HEADS, INNER, norm_first=first, unbiased=UNBIASED if first else ()
+    )
+    loaded(block, arrays, device, dtype)
+    both = block.encoder_attn.keys_values(given(arrays, "memory", device, dtype))
+    ct.fetch(*both).result()
+    return arrays, block, both
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,12 +95,8 @@ def test_padding_changes_nothing(device: ct.Device, name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["decoder_pre", "decoder_post"])
 def test_decoder_block(device: ct.Device, name: str, dtype: str) -> None:
-    arrays = stored(name)
-    block = loaded(decoder(name), arrays, device, dtype)
-    assert isinstance(block, nn.DecoderBlock)
-    x, memory = (given(arrays, n, device, dtype) for n in ("x", "memory"))
-    both = block.encoder_attn.keys_values(memory)
-    ct.fetch(*both).result()
+    arrays, block, both = decoder(name, device, dtype)
+    x = given(arrays, "x", device, dtype)
     with ct.ledger() as led:
         y = block(x, both)
         # norm, q k v, attention, out; norm, q, attention, out; norm, up, down
@@ -102,12 +107,9 @@ def test_decoder_block(device: ct.Device, name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["decoder_pre", "decoder_post"])
 def test_a_decoder_block_step_by_step(device: ct.Device, name: str, dtype: str) -> None:
-    arrays = stored(name)
-    block = loaded(decoder(name), arrays, device, dtype)
-    assert isinstance(block, nn.DecoderBlock)
+    arrays, block, both = decoder(name, device, dtype)
     batch, length, _ = arrays["x"].shape
     cache = ct.KVCache(batch, HEADS, WIDTH // HEADS, length, dtype=dtype, device=device)
-    both = block.encoder_attn.keys_values(given(arrays, "memory", device, dtype))
     x = given(arrays, "x", device, dtype)
     rows = [block(x[:, :3], both, cache=cache)]
     rows += [block(x[:, i : i + 1], both, cache=cache) for i in range(3, length)]
@@ -119,12 +121,9 @@ def test_a_decoder_block_step_by_step(device: ct.Device, name: str, dtype: str) 
 
 @pytest.mark.parametrize("name", ["decoder_pre", "decoder_post"])
 def test_a_decoder_step_is_replayed(device: ct.Device, name: str) -> None:
-    arrays = stored(name)
-    block = loaded(decoder(name), arrays, device, "f32")
-    assert isinstance(block, nn.DecoderBlock)
+    arrays, block, both = decoder(name, device, "f32")
     batch, length, width = arrays["x"].shape
     cache = ct.KVCache(batch, HEADS, WIDTH // HEADS, length, device=device)
-    both = block.encoder_attn.keys_values(given(arrays, "memory", device, "f32"))
     step = device.compile(
         lambda x: block(x, both, cache=cache), np.zeros((batch, 1, width), np.float32)
     )

@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -26,40 +26,12 @@ from centella.device import Device, devices
 from centella.dtypes import ALL
 from centella.specs import Spec
 from tests.fake_cuda import PRIMARY, FakeCuda, Op
+from tests.foreign import Exporter, Owner
+from tests.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
 MODULE = sys.modules["centella.device"]  # `centella.device` is the function
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
-
-
-class Owner:
-    """Something that can be watched."""
-
-
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """What `work` returns on a thread of its own."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(30)
-
-
-class Exporter:
-    """An array of another library, as DLPack sees it.
-
-    Args:
-        capsule: makes one for (stream, max_version).
-    """
-
-    def __init__(self, device: tuple[int, int], capsule: Callable[..., Any]) -> None:
-        self.device = device
-        self.capsule = capsule
-        self.asked: list[Any] = []
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device
-
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
-        self.asked.append(stream)
-        return self.capsule(stream, max_version)
 
 
 @pytest.fixture
@@ -182,6 +154,28 @@ class TestStreamsOfCuda:
         assert launches == [theirs, inner.stream, theirs, theirs, own]
         assert inner.stream not in fake.streams
         assert theirs in fake.streams
+
+    def test_a_batch_is_one_unbroken_run_of_launches(self, fake: FakeCuda) -> None:
+        """Contract 2: one stream, no copy between them, and nobody waits."""
+        device = opened()
+        batch = device.batch()
+        x, same = batch.upload(X), batch.upload(np.eye(4, dtype=np.float32))
+        for _ in range(20):
+            x = batch.add(batch.matmul(x, same), 1.0)
+        batch.execute()
+        own = device.native.stream
+        assert [(op.what, op.stream) for op in fake.ops] == [("copy", own), *[("launch", own)] * 40]
+        assert (fake.waits, fake.syncs) == (0, 0)
+
+    def test_no_stream_is_made_for_an_op(self, fake: FakeCuda) -> None:
+        device = opened()
+        x = ct.asarray(X, device=device)
+        x.numpy()
+        before = fake.made
+        for _ in range(5):
+            ct.softmax(ct.relu(x @ x.T)).numpy()
+        assert fake.made == before
+        assert len({op.stream for op in fake.ops}) == 1
 
     def test_what_was_recorded_before_goes_to_the_stream_before(self, fake: FakeCuda) -> None:
         device = opened()

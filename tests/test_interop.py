@@ -22,40 +22,11 @@ import centella as ct
 from centella import dlpack
 from centella.dtypes import ALL, DType
 from centella.specs import Spec, dense_strides
+from tests.foreign import Exporter, Owner, wgpu_buffer
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 FAR = 0x7F0000000000  # an address that nobody may read
-
-
-class Owner:
-    """Something that can be watched."""
-
-
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """What `work` returns on a thread of its own."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(30)
-
-
-class Exporter:
-    """An array of another library, as DLPack sees it.
-
-    Args:
-        capsule: makes one for (stream, max_version).
-    """
-
-    def __init__(self, device: tuple[int, int], capsule: Callable[..., Any]) -> None:
-        self.device = device
-        self.capsule = capsule
-        self.asked: list[Any] = []
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device
-
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
-        self.asked.append(stream)
-        return self.capsule(stream, max_version)
 
 
 # -- capsules -------------------------------------------------------------------------------------
@@ -357,11 +328,8 @@ class TestWgpuDevices:
         assert ct.device("webgpu", native=native, pool="exact") is not own
 
     def test_closing_leaves_it_and_its_buffers(self, device: ct.Device) -> None:
-        import wgpu
-
         native = self.made(device)
-        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
-        theirs = native.create_buffer_with_data(data=X, usage=usage)
+        theirs = wgpu_buffer(native, X)
         own = ct.device(native=native)
         x = ct.Tensor.from_buffer(theirs, X.shape, "f32", device=own)
         np.testing.assert_array_equal((x + 1.0).numpy(), X + 1)

@@ -373,6 +373,31 @@ def test_a_cache_made_in_a_batch_that_failed(device: ct.Device) -> None:
         made[0].begin()
 
 
+@ct.kernel(workgroup=1)
+def outside(x: ct.In[ct.f32], y: ct.Out[ct.f32]) -> None:
+    y[0] = x[ct.lang.global_id() + 4096]
+
+
+@pytest.mark.devices("cpu", "simulator")
+def test_a_cache_is_reset_after_a_fault(device: ct.Device) -> None:
+    """What failed is what was to be appended, or something beside it."""
+    d = decoder(device, layers=2)
+    d.step(2)
+    d.check()
+    bad, shape = ct.empty(1, device=device), (BATCH, SHARED, 1, 5)
+    outside(ct.zeros(1, device=device), bad, threads=1)
+    k = bad.reshape(1, 1, 1, 1) + ct.zeros(shape, device=device)
+    d.cache.append(k, k)
+    with pytest.raises(ct.SimulationError):
+        ct.fetch(k, d.cache.attend(ct.zeros((BATCH, HEADS, 1, 5), device=device))).result()
+    d.cache.reset()
+    d.past = [Past(BATCH, 5) for _ in d.past]
+    assert d.cache.lengths == (0, 0)
+    d.step(3)
+    d.step(1)
+    d.check()
+
+
 def test_a_batch_without_with_has_the_whole_step(device: ct.Device) -> None:
     """A step is recorded where its keys wait, and fails or runs with them."""
     d = decoder(device)

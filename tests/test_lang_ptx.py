@@ -8,10 +8,8 @@ do is taken from the PTX ISA.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -41,6 +39,7 @@ from centella.lang.ptx import (
     shared_layout,
 )
 from centella.lang.simulate import simulate
+from tests.lang_common import cuda_tool
 from tests.lang_programs import GROUPS as PROGRAM_GROUPS
 from tests.lang_programs import SCALARS, Node, first_words, on_host, program, programs
 
@@ -51,17 +50,8 @@ GROUPS = 2
 # -- tools ----------------------------------------------------------------------------------------
 
 
-def find_tool(name: str) -> str | None:
-    """A CUDA tool of NVIDIA's wheels, or on the PATH."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for found in sorted(Path(folder).glob(f"*/bin/{name}")):
-            return str(found)
-    return shutil.which(name)
-
-
-PTXAS = find_tool("ptxas")
-NVDISASM = find_tool("nvdisasm")
+PTXAS = cuda_tool("ptxas")
+NVDISASM = cuda_tool("nvdisasm")
 needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="no ptxas: pip install nvidia-cuda-nvcc")
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
-import shutil
 import subprocess
-import sysconfig
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,7 +32,7 @@ from centella.op import get, registry
 from centella.specs import Caps, Spec
 from centella.submission import Submission
 from centella.tensor import apply_all
-from tests.lang_common import ORDERS, Tensor, tint, webgpu
+from tests.lang_common import ORDERS, Tensor, assembler, tint, webgpu
 
 MOST_STATEMENTS = 6_000
 MINIMUM = Caps(target="ir")  # WebGPU's guaranteed limits
@@ -797,15 +795,6 @@ def test_tint_accepts_every_kernel() -> None:
     found = kernels()
     faults = tint([emit_wgsl(ir) for ir in found.values()])
     assert {n: f for n, f in zip(found, faults, strict=True) if f} == {}
-
-
-def assembler() -> str:
-    """NVIDIA's ptxas: on the PATH, or in the wheel `nvidia-cuda-nvcc`."""
-    wheel = Path(sysconfig.get_path("purelib")) / "nvidia"
-    found = shutil.which("ptxas") or next(map(str, sorted(wheel.glob("*/bin/ptxas"))), None)
-    if found is None:
-        pytest.skip("no ptxas here (pip install nvidia-cuda-nvcc)")
-    return found
 
 
 def test_ptxas_accepts_every_kernel(tmp_path: Path) -> None:

@@ -476,7 +476,9 @@ def no_race(memory: Any, me: Any) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_no_race_where_there_is_none(order: str) -> None:
     y = {"y": empty((16,), f32)}
-    launch(record(shared_kernel(no_race), y, 8), y, 2, order=order)
+    report = launch(record(shared_kernel(no_race), y, 8), y, 2, order=order)
+    assert report.written[0].all()
+    np.testing.assert_array_equal(y["y"].numpy(), 1.0)
 
 
 def test_global_races() -> None:

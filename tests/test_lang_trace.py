@@ -1214,7 +1214,7 @@ def test_lines_of_statements() -> None:
 
 
 def test_tracing_and_emission_are_quick() -> None:
-    """About 10 us a statement; the bound leaves room for a busy machine."""
+    """About 10 us a statement, of this thread's own time; the bound leaves room for a slow machine."""
 
     def tile(x: In[f32], y: Out[f32], *, size: int) -> None:
         sums = lang.vars(f32, size, size)
@@ -1229,10 +1229,10 @@ def test_tracing_and_emission_are_quick() -> None:
 
     best = math.inf
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         ir = trace(tile, size=8)
         emit_wgsl(ir)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert len(ir.body) > 3000
     assert best / len(ir.body) < 40e-6
 

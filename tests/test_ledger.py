@@ -12,16 +12,11 @@ import pytest
 
 import centella as ct
 from centella.ledger import count
+from tests.devices import own
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 LARGE = np.arange(1 << 15, dtype=np.float32)
-
-
-def own(device: ct.Device) -> ct.Device:
-    """A device of the same kind with nothing compiled, planned or allocated."""
-    options = {"minimum": True} if device.caps.max_buffer == 128 << 20 else {}
-    return ct.device(device.name.partition(":")[0], pool="reuse", **options)
 
 
 def chain(device: ct.Device, data: Array = X) -> ct.Tensor:
@@ -406,7 +401,7 @@ def test_forbid_nests_and_ends() -> None:
 
 
 def test_memory_tells_use_peak_and_budget(device: ct.Device) -> None:
-    where = ct.device(device.name.partition(":")[0], pool="reuse", memory_limit=1 << 20)
+    where = own(device, memory_limit=1 << 20)
     assert where.memory.budget == 1 << 20
     x = ct.asarray(LARGE, device=where)
     y = x + 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import centella as ct
 from centella.dtypes import dtype_of, narrow, widen
+from tests.devices import own
 
 Array = np.ndarray[Any, Any]
 OUT, IN = 37, 45
@@ -66,7 +68,7 @@ def test_the_epilogue(device: ct.Device, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "i8"])
 def test_nothing_is_allocated_or_compiled_after_the_first(device: ct.Device, dtype: str) -> None:
-    where = ct.device(device.name.partition(":")[0]) if device.name == "simulator" else device
+    where = own(device) if device.name == "simulator" else device
     cache, x, other = cache_of(where, dtype), random(1, IN), random(1, IN) + 1
     cache.matmul(dtype, x)
     cache.matmul(dtype, other)
@@ -85,7 +87,7 @@ def test_nothing_is_allocated_or_compiled_after_the_first(device: ct.Device, dty
 
 @pytest.mark.parametrize("dtype", ["f32", "i8"])
 def test_a_product_into_a_state(device: ct.Device, dtype: str) -> None:
-    where = ct.device(device.name.partition(":")[0]) if device.name == "simulator" else device
+    where = own(device) if device.name == "simulator" else device
     cache, out = cache_of(where, dtype), ct.State(np.zeros((1, OUT), np.float32), device=where)
     first, second = random(1, IN), ct.asarray(2 * random(1, IN), device=where)
     wanted = random(1, IN) @ weight_of(dtype).T + 1
@@ -115,6 +117,96 @@ def test_a_product_into_a_state_in_a_capture(device: ct.Device) -> None:
         replay(ct.asarray(factor * random(2, IN), device=device))
         wanted = factor * random(2, IN) @ weight_of("f16").T
         np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-5, atol=1e-3)
+
+
+def test_a_call_is_one_write_one_submission_one_read(device: ct.Device) -> None:
+    cache, x, bias = cache_of(device, "f16"), random(2, IN), random(OUT)
+    wanted = x @ weight_of("f16").T + bias
+    cache.matmul("f16", x, bias=bias)
+    with ct.ledger() as led, ct.forbid("compile", "allocation"):
+        got = cache.matmul("f16", x, bias=bias)
+        led.expect(
+            uploads=1, submissions=1, downloads=1, launches=1, copies=0, plans=0,
+            parameter_bytes=0,
+        )  # fmt: skip
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_threads_share_a_cache(device: ct.Device) -> None:
+    cache = cache_of(device, "f32", "f16")
+    inputs = [(dtype, i * random(1 + i % 2, IN)) for i in range(24) for dtype in ("f32", "f16")]
+
+    def product(call: tuple[str, Array]) -> Array:
+        return cache.matmul(*call)
+
+    with ThreadPoolExecutor(8) as pool:
+        for (dtype, x), got in zip(inputs, pool.map(product, inputs), strict=True):
+            np.testing.assert_allclose(got, x @ weight_of(dtype).T, rtol=1e-5, atol=1e-3)
+
+
+def test_weights_are_replaced_while_threads_use_them(device: ct.Device) -> None:
+    cache, x = cache_of(device, "f32"), random(1, IN)
+    one = x @ weight_of("f32").T
+    seen: set[int] = set()
+
+    def use(turn: int) -> None:
+        if turn % 8 == 0:
+            cache.upload_weight("f32", (1 + turn // 8) * random(OUT, IN))
+        got = cache.matmul("f32", x)
+        factor = round(float((got / one).mean()))
+        np.testing.assert_allclose(got, factor * one, rtol=1e-5, atol=1e-3)
+        seen.add(factor)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(32)))
+    assert seen <= {1, 2, 3, 4}
+
+
+def test_captures_are_few_however_many_shapes_there_are(device: ct.Device) -> None:
+    where = ct.device(device.name.partition(":")[0]) if device.name == "simulator" else device
+    cache = cache_of(where, "f32")
+    captures = cache._weights["f32"].replayed
+    for m in range(1, 13):
+        np.testing.assert_allclose(
+            cache.matmul("f32", random(m, IN)), random(m, IN) @ weight_of("f32").T, 1e-5, 1e-4
+        )
+    assert captures.signatures == 8
+    first = set(captures._made)
+    cache.matmul("f32", random(3, IN))
+    assert set(captures._made) == first
+    for _ in range(2):  # once is no reason to let another go
+        cache.matmul("f32", random(40, IN))
+    assert captures.signatures == 8
+    assert len(first & set(captures._made)) == 7
+    large = np.ones((2000, IN), np.float32)
+    for _ in range(2):
+        np.testing.assert_allclose(
+            cache.matmul("f32", large)[:1], large[:1] @ weight_of("f32").T, 1e-5, 1e-4
+        )
+    assert len(first & set(captures._made)) == 7
+
+
+def test_the_memory_of_a_weight_comes_back(device: ct.Device) -> None:
+    where = ct.device(device.name.partition(":")[0]) if device.name == "simulator" else device
+    cache = cache_of(where, "f32")
+    cache.matmul("f32", random(1, IN))
+    where.pool.drain()
+    live = where.memory.live
+    for turn in range(3):
+        cache.upload_weight("other", random(OUT, IN))
+        cache.matmul("other", random(1 + turn, IN))
+        cache.remove("other")
+    where.pool.drain()
+    assert where.memory.live == live  # without help of the garbage collector
+
+
+def test_a_product_of_arrays_is_no_part_of_a_capture(device: ct.Device) -> None:
+    cache, x = cache_of(device, "f32"), random(1, IN)
+    with pytest.raises(ct.ContractError, match="read while a function is captured; return it"):
+        device.compile(lambda t: t + cache.matmul("f32", x), random(1, OUT))
+    with device.batch():  # a batch goes on: the product has its own submission
+        got = cache.matmul("f32", x)
+    np.testing.assert_allclose(got, x @ weight_of("f32").T, 1e-5, 1e-4)
 
 
 def test_other_lengths_of_one_kind_compile_nothing(device: ct.Device) -> None:

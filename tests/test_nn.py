@@ -80,6 +80,14 @@ def test_a_large_tensor_is_an_upload_of_its_own(device: ct.Device) -> None:
     np.testing.assert_array_equal(y, np.ones((2, 100), np.float32))
 
 
+def test_a_module_without_forward_says_what_it_lacks() -> None:
+    class Half(nn.Module):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"^Half: expected a method forward\(...\)"):
+        Half()(ct.zeros(1, device="cpu"))
+
+
 def test_forward(device: ct.Device) -> None:
     block, given = Block(), tensors()
     block.load_parameters(given, device=device)

@@ -44,7 +44,9 @@ def reference_of(name: str, case: Case, dtype: str, values: list[Array]) -> tupl
     wide = [v.astype(np.float64 if v.dtype.kind == "f" else v.dtype) for v in values]
     attrs = {k: v for k, v in attrs_of(case, dtype).items() if k != "variant"}
     with np.errstate(all="ignore"):
-        result = op.get(name).reference(*wide, **attrs)
+        formula = op.get(name).reference
+        assert formula is not None
+        result = formula(*wide, **attrs)
     return result if isinstance(result, tuple) else (np.asarray(result),)
 
 
@@ -279,6 +281,7 @@ def test_a_maximum_that_moves_from_part_to_part(device: ct.Device, variant: str)
     tensors = [ct.asarray(x, device=device) for x in (q, k, v)]
     got = ct.attention(*tensors, scale=1.0, variant=variant)
     reference = op.get("attention").reference
+    assert reference is not None
     wanted = reference(*(x.astype(np.float64) for x in (q, k, v)), masks=(), causal=False,
                        scale=1.0).transpose(0, 2, 1, 3)  # fmt: skip
     np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-4, atol=2e-4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella import functional
+from centella import functional, lang
 
 
 def counted(device: ct.Device) -> ct.State:
@@ -130,6 +130,121 @@ def test_results_share_no_memory_with_a_state(device: ct.Device) -> None:
     assert np.array_equal(source.numpy(), np.ones((2, 4)))
     assert np.array_equal(kept.numpy(), np.ones(8))
     assert np.array_equal(moved.numpy(), np.ones((2, 4)))
+
+
+# -- what a failure leaves ------------------------------------------------------------------------
+
+
+@ct.kernel(workgroup=32)
+def picked(x: ct.In[ct.f32], at: ct.In[ct.u32], y: ct.Out[ct.f32]) -> None:
+    """Reads where it is told to: a fault where that is out of bounds."""
+    y[lang.global_id()] = x[at[lang.global_id()]]
+
+
+NO_CONTENT = (
+    r"^\w+ \(recorded at .*test_state\.py:\d+\) was never computed: .*"
+    r"State \[3, 4\] f32 has no content until it is assigned$"
+)
+
+
+def pick(device: ct.Device, x: ct.Tensor, at: int) -> ct.Tensor:
+    y = ct.empty(32, device=device)
+    picked(x, ct.asarray(np.full(32, at, np.uint32), device=device), y, threads=32)
+    return y
+
+
+def uses(state: ct.State) -> list[Any]:
+    """All that needs what a State holds."""
+    other = ct.State.empty((3, 4), device=state.device)
+    return [
+        state.numpy, lambda: state.value + 1, lambda: state.value.native,
+        lambda: other.assign(state), lambda: state.assign(state.value * 2),
+        lambda: ct.fetch(state.value),
+    ]  # fmt: skip
+
+
+@pytest.mark.devices("simulator")
+def test_a_fault_leaves_what_was_changed_without_content(device: ct.Device) -> None:
+    state, other, x = counted(device), counted(device), ct.zeros(32, device=device)
+    device.synchronize()
+    before = state.value
+    state.assign(5)  # the memory changes before the fault
+    bad = pick(device, x, 1 << 20)
+    with pytest.raises(ct.SimulationError):
+        bad.numpy()
+    with pytest.raises(ct.ContractError, match="a stale version"):
+        before.numpy()
+    for use in uses(state):
+        with pytest.raises(ct.ContractError, match=NO_CONTENT):
+            use()
+    assert np.array_equal(other.numpy(), np.arange(12).reshape(3, 4))
+    with pytest.raises(ZeroDivisionError), device.batch():
+        state.assign(6)
+        _ = 1 / 0
+    with pytest.raises(ct.ContractError, match=NO_CONTENT):
+        state.numpy()
+    state.assign(np.arange(4, dtype=np.float32))
+    state.assign(state.value + 1)
+    assert np.array_equal(state.numpy(), np.tile(np.arange(1, 5), (3, 1)))
+
+
+@pytest.mark.devices("simulator")
+def test_a_fault_in_a_replay_leaves_what_it_changes_without_content(device: ct.Device) -> None:
+    state, x = counted(device), ct.zeros(32, device=device)
+
+    def step(at: ct.Tensor) -> ct.Tensor:
+        state.assign(state.value + 1)
+        y = ct.empty(32, device=device)
+        picked(x, at, y, threads=32)
+        return y
+
+    def anew(at: ct.Tensor) -> ct.Tensor:
+        state.assign(0)
+        return step(at)
+
+    fine, bad = np.zeros(32, np.uint32), np.full(32, 1 << 20, np.uint32)
+    compiled = device.compile(step, fine)
+    restarted = device.compile(anew, fine)
+    last = compiled(fine)
+    assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4) + 1)
+    with pytest.raises(ct.SimulationError):
+        compiled(bad)
+    with pytest.raises(ct.ContractError, match="a result of step: a stale version"):
+        last.numpy()
+    for use in (*uses(state), lambda: compiled(fine)):
+        with pytest.raises(ct.ContractError, match=NO_CONTENT):
+            use()
+    restarted(fine)
+    assert np.array_equal(state.numpy(), np.ones((3, 4)))
+    compiled(fine)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 2))
+
+
+@pytest.mark.devices("cpu")
+def test_a_formula_that_fails_leaves_no_content_on_the_cpu(device: ct.Device) -> None:
+    state, x = ct.State(np.zeros(32, np.float32), device=device), ct.zeros(32, device=device)
+    for _ in range(2):
+        state.assign(pick(device, x, 1 << 20))
+        for _ in range(2):
+            with pytest.raises(ct.SimulationError):
+                state.numpy()
+            with pytest.raises(ct.SimulationError):
+                (state.value + 1).numpy()
+        state.assign(3)
+        state.assign(state.value + 1)
+        assert np.array_equal(state.numpy(), np.full(32, 4))
+
+
+def test_a_state_of_a_batch_that_failed_is_assigned(device: ct.Device) -> None:
+    made: list[ct.State] = []
+    with pytest.raises(ZeroDivisionError), device.batch():
+        made.append(counted(device))
+        _ = 1 / 0
+    for use in uses(made[0]):
+        with pytest.raises(ct.ContractError, match=NO_CONTENT):
+            use()
+    made[0].assign(2)
+    assert np.array_equal(made[0].numpy(), np.full((3, 4), 2))
 
 
 DTYPES = ("f32", "f16", "bf16", "i32", "u32", "i8", "u8", "bool")

@@ -17,17 +17,10 @@ from hypothesis import strategies as st
 import centella as ct
 from centella.specs import make_spec
 from centella.views import indexed, reshaped
+from tests.foreign import foreign, wgpu_buffer
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
-
-
-class Owned(np.ndarray[Any, Any]):
-    """An array that a weak reference can watch."""
-
-
-def owned(array: Array) -> Owned:
-    return array.copy().view(Owned)
 
 
 # -- from the host --------------------------------------------------------------------------------
@@ -485,7 +478,7 @@ def test_the_device_of_an_imported_array_is_the_cpu() -> None:
 
 def test_an_imported_array_lives_until_its_last_submission_is_done() -> None:
     device = ct.device("cpu", pool="reuse")
-    data = owned(X)
+    data = foreign(device, X)
     watch = weakref.ref(data)
     x = ct.Tensor.from_buffer(data, X.shape, "f32", device=device)
     y = x + 1.0
@@ -529,20 +522,8 @@ def test_dlpack_on_the_cpu() -> None:
 class TestWgpuBuffers:
     """Buffers that the application made on the same wgpu device."""
 
-    @staticmethod
-    def buffer(device: ct.Device, data: Array, usage: str = "STORAGE COPY_SRC COPY_DST") -> Any:
-        import wgpu
-
-        flags = 0
-        for name in usage.split():
-            flags |= getattr(wgpu.BufferUsage, name)
-        made = device.native.create_buffer(size=data.nbytes, usage=flags)
-        if "COPY_DST" in usage:
-            device.native.queue.write_buffer(made, 0, data)
-        return made
-
     def test_it_is_read_in_place(self, device: ct.Device) -> None:
-        buffer = self.buffer(device, X)
+        buffer = wgpu_buffer(device.native, X)
         with ct.ledger() as led:
             x = ct.Tensor.from_buffer(buffer, (3, 4), "f32")
             batch = device.batch()
@@ -558,7 +539,7 @@ class TestWgpuBuffers:
 
     def test_offsets_and_odd_shapes(self, device: ct.Device) -> None:
         data = np.arange(1, 42, dtype=np.float32)
-        buffer = self.buffer(device, data)
+        buffer = wgpu_buffer(device.native, data)
         x = ct.Tensor.from_buffer(buffer, (2, 19), "f32", offset=12, device=device)
         want = data[3:41].reshape(2, 19)
         np.testing.assert_array_equal(x.numpy(), want)
@@ -568,34 +549,36 @@ class TestWgpuBuffers:
         np.testing.assert_allclose(ct.sum(whole).numpy(), data.sum())
         np.testing.assert_array_equal((whole * 2.0).numpy(), 2 * data)
         half = np.arange(6, dtype=np.float16)
-        y = ct.Tensor.from_buffer(self.buffer(device, half), 5, "f16", offset=2, device=device)
+        y = ct.Tensor.from_buffer(
+            wgpu_buffer(device.native, half), 5, "f16", offset=2, device=device
+        )
         np.testing.assert_array_equal((y + y).numpy(), 2 * half[1:])
 
     def test_what_cannot_be_imported(self, device: ct.Device) -> None:
         other = ct.device("webgpu", pool="reuse")
         for native, text in (
-            (self.buffer(other, X), "expected a buffer of this wgpu device"),
+            (wgpu_buffer(other.native, X), "expected a buffer of this wgpu device"),
             (X, "expected a buffer of this wgpu device"),
-            (self.buffer(device, X, "STORAGE COPY_DST"), "needs usage STORAGE and COPY_SRC"),
-            (self.buffer(device, X, "UNIFORM COPY_SRC"), "needs usage STORAGE and COPY_SRC"),
+            (wgpu_buffer(device.native, X, "STORAGE COPY_DST"), "needs usage STORAGE and COPY_SRC"),
+            (wgpu_buffer(device.native, X, "UNIFORM COPY_SRC"), "needs usage STORAGE and COPY_SRC"),
         ):
             with pytest.raises(ct.DeviceError, match=text):
                 ct.Tensor.from_buffer(native, 4, "f32", device=device)
-        mapped = self.buffer(device, X)
+        mapped = wgpu_buffer(device.native, X)
         mapped = device.native.create_buffer(size=16, usage=mapped.usage, mapped_at_creation=True)
         with pytest.raises(ct.DeviceError, match="must not be mapped"):
             ct.Tensor.from_buffer(mapped, 4, "f32", device=device)
         mapped.unmap()
-        destroyed = self.buffer(device, X)
+        destroyed = wgpu_buffer(device.native, X)
         destroyed.destroy()
         with pytest.raises(ct.DeviceError, match=r"(?s)cannot be bound: .*destroyed"):
             ct.Tensor.from_buffer(destroyed, 4, "f32", device=device)
         assert not device.lost
         with pytest.raises(ct.ShapeError, match="the buffer has 48"):
-            ct.Tensor.from_buffer(self.buffer(device, X), 13, "f32", device=device)
+            ct.Tensor.from_buffer(wgpu_buffer(device.native, X), 13, "f32", device=device)
 
     def test_it_lives_until_the_last_submission_is_done(self, device: ct.Device) -> None:
-        buffer = self.buffer(device, X)
+        buffer = wgpu_buffer(device.native, X)
         watch = weakref.ref(buffer)
         x = ct.Tensor.from_buffer(buffer, (3, 4), "f32", device=device)
         y = x + 1.0
@@ -613,7 +596,7 @@ class TestWgpuBuffers:
         assert watch() is None
 
     def test_it_is_never_destroyed(self, device: ct.Device) -> None:
-        buffer = self.buffer(device, X)
+        buffer = wgpu_buffer(device.native, X)
         for pool in ("reuse", "exact"):
             own = ct.device("webgpu", native=device.native, pool=pool)
             for _ in range(2):

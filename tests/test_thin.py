@@ -19,9 +19,8 @@ from centella.ops.matmul import launches
 from centella.ops.matmul.thin import Thin
 from centella.program import Call, parameter_words
 from centella.specs import Caps, Spec, make_spec
-from tests.lang_common import Tensor
+from tests.lang_common import Tensor, assembler
 from tests.test_lang_ptx import execute
-from tests.test_lang_shipped import assembler
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,

@@ -17,6 +17,7 @@ import centella as ct
 from centella import trace
 from centella.errors import DeviceLostError
 from centella.ledger import began
+from tests.devices import own
 
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 W = np.arange(20, dtype=np.float32).reshape(4, 5) / 10
@@ -252,8 +253,7 @@ def check_format(events: list[dict[str, Any]]) -> None:
 
 
 def test_a_trace_has_a_host_and_a_device(device: ct.Device, tmp_path: Path) -> None:
-    options = {"minimum": True} if not timed(device) else {}
-    where = ct.device(device.name.partition(":")[0], pool="reuse", **options)
+    where = own(device)
     large = np.ones((1 << 15,), np.float32)
     with ct.ledger(timing=True) as led:
         w = ct.asarray(W, device=where)

@@ -26,6 +26,7 @@ OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
 def formula(name: str, **attrs: Any) -> Formula:
     """The NumPy formula of an op, with some attributes given."""
     reference = op.get(name).reference
+    assert reference is not None
     return lambda *arrays, **more: reference(*arrays, **attrs, **more)
 
 
@@ -176,4 +177,5 @@ def test_a_fused_chain_is_its_ops() -> None:
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_witness(name: str) -> None:
-    assert name in {ours for ours, _ in FORMULAS.values()} | MOVES | {"mean_pool", "fused"}
+    witnessed = {FORMULAS[row][0] for row in ROWS}
+    assert name in witnessed | MOVES | {"mean_pool", "fused"}  # these two have tests above

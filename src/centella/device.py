@@ -16,7 +16,9 @@ from centella.opening import GPUS, choose, forked, kind_of, open_backend, spelle
 from centella.pipelines import PipelineCache
 from centella.program import exact
 from centella.recording import (
+    FAILED,
     PENDING,
+    READY,
     Cell,
     Form,
     Operand,
@@ -136,6 +138,7 @@ class Device(Values):
         Raises:
             ContractError: operands wait for two open batches, or were not kept.
             DeviceError: an operand lives on another device.
+            CentellaError: what had to run first failed; the op is not recorded.
         """
         for value, _ in operands:
             if value.device is not self:
@@ -148,18 +151,36 @@ class Device(Values):
             self.check_lost()
             if target is None:
                 target = self._target(form, operands)
+            if not target.explicit:
+                self._make_room(target)
             inputs: list[Operand] = []
-            for (value, offset), spec in zip(operands, form.inputs, strict=True):
-                if value.state == PENDING and value.recording is not target:
-                    self._flush_value(value)
+            read: list[Cell] = []
+            for index, ((value, offset), spec) in enumerate(
+                zip(operands, form.inputs, strict=True)
+            ):
+                if value.cell is not None:
+                    value.check_current()
+                    read.append(value.cell)
+                if value.state != READY and value.recording is not target:
+                    value = self._there(value, form.op, index)
                 inputs.append(target.operand(value, spec, offset))
             changed = self._changed(form, operands, target) if form.op.mutates else ()
+            # From here on nothing fails: an op that raises is not recorded.
             made = target.add(form, tuple(inputs), site)
+            for cell in read:
+                cell.read_by(target)
             for cell, value in zip(changed, made, strict=False):
                 cell.advance(value)
-            if not target.explicit:
-                self._after_implicit(target)
             return made
+
+    def _there(self, value: Value, op: Op, index: int) -> Value:
+        """An operand of another recording, once that has run; or memory to be overwritten."""
+        if value.state == PENDING:
+            self._flush_value(value)
+        elif value.state == FAILED and index in op.overwrites:
+            memory = None if value.cell is None else value.cell.memory
+            return memory or value
+        return value
 
     def _changed(
         self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording
@@ -170,7 +191,6 @@ class Device(Values):
             value, _ = operands[index]
             if value.cell is None:
                 raise ContractError(f"{form.op.name}: operand {index} is no State")
-            value.check_current()
             if sum(other is value for other, _ in operands) > 1:
                 raise ContractError(
                     f"{form.op.name}: {value.cell.what} is read and changed at once"
@@ -193,14 +213,15 @@ class Device(Values):
                 explicit = mine
         return explicit or innermost(self) or self.implicit()
 
-    def _after_implicit(self, target: Recording) -> None:
-        target.scopes.update(open_scopes())
+    def _make_room(self, target: Recording) -> None:
+        """Run an implicit recording that is full, before it gets one more op or upload."""
         if (
             len(target.nodes) >= IMPLICIT_NODES
             or target.result_bytes > self._temporary_limit
             or len(target.uploads) >= IMPLICIT_NODES
         ):
             self.run(target)
+        target.scopes.update(open_scopes())
 
     def _flush_value(self, value: Value) -> None:
         """Make a pending value ready: run the recording it waits for, whole."""
@@ -261,9 +282,8 @@ class Device(Values):
             if target is not None:
                 return target.add_upload(spec, raw, site)
             mine = self.implicit()
-            value = mine.add_upload(spec, raw, site)
-            self._after_implicit(mine)
-            return value
+            self._make_room(mine)
+            return mine.add_upload(spec, raw, site)
 
     def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A function captured for arguments like these, to be replayed: see `ct.jit`.

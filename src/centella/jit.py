@@ -13,85 +13,27 @@ States that the function refers to are captured; Python numbers are part of the 
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from centella.device import Device, current_device
-from centella.device import device as open_device
-from centella.dtypes import from_host_array
-from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
-from centella.prepare import storage_of
-from centella.program import exact
-from centella.recording import OUTSIDE, Recording, Value, call_site, innermost
+from centella.device import Device
+from centella.dtypes import Array
+from centella.errors import ContractError, DeviceError, ShapeError
+from centella.pending import Pending
+from centella.readback import bytes_of, decode, sparse
+from centella.recording import OUTSIDE, Recording, Value, call_site
 from centella.replay import Replay
-from centella.specs import Spec
+from centella.signature import Call, fill, flatten
 from centella.state import State
-from centella.submission import Array
 from centella.tensor import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Leaf = Tensor | Array
-
-
-class _Slot:
-    """Where a leaf stood in nested containers."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-def _flatten(value: Any, leaves: list[Any], kinds: tuple[type, ...]) -> Any:
-    """Nested tuples, lists and dicts with their leaves taken out, in order."""
-    if isinstance(value, kinds):
-        leaves.append(value)
-        return _Slot(len(leaves) - 1)
-    if isinstance(value, (tuple, list)):
-        parts = [_flatten(v, leaves, kinds) for v in value]
-        if isinstance(value, list):
-            return parts
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, dict):
-        return {k: _flatten(v, leaves, kinds) for k, v in value.items()}
-    return value
-
-
-def _fill(shape: Any, leaves: Sequence[Any]) -> Any:
-    """Undo `_flatten` with other leaves."""
-    if isinstance(shape, _Slot):
-        return leaves[shape.index]
-    if isinstance(shape, list):
-        return [_fill(v, leaves) for v in shape]
-    if isinstance(shape, tuple):
-        parts = [_fill(v, leaves) for v in shape]
-        return type(shape)(*parts) if hasattr(shape, "_fields") else tuple(parts)
-    if isinstance(shape, dict):
-        return {k: _fill(v, leaves) for k, v in shape.items()}
-    return shape
-
-
-def _key(shape: Any) -> Any:
-    """A container's form as a dictionary key."""
-    if isinstance(shape, _Slot):
-        return "leaf"
-    if isinstance(shape, (tuple, list)):
-        return type(shape), tuple(_key(v) for v in shape)
-    if isinstance(shape, dict):
-        return dict, tuple((k, _key(v)) for k, v in shape.items())
-    try:
-        hash(shape)
-    except TypeError as error:
-        raise DTypeError(
-            f"jit: expected tensors, arrays, numbers and containers of them, got "
-            f"{type(shape).__name__}"
-        ) from error
-    same = isinstance(shape, float) and shape != shape  # every NaN is one constant
-    return type(shape), "nan" if same else exact(shape)
 
 
 class Compiled(Generic[R]):
@@ -112,24 +54,21 @@ class Compiled(Generic[R]):
         device: str | Device | None = None,
     ) -> None:  # fmt: skip
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
-        leaves: list[Leaf] = []
-        shape = _flatten((tuple(args), kwargs), leaves, (Tensor, np.ndarray))
-        self.device: Device = open_device(device) if device is not None else _device_of(leaves)
-        self._specs = [_spec_of(self.device, leaf) for leaf in leaves]
-        self._signature = _signature(self.device, shape, leaves)
+        example = Call(self.name, device, args, kwargs)
+        self.device: Device = example.device
+        self._captured_for = str(example)
+        self._signature = example.signature
         self.device.flush_thread()
         recording = Recording(self.device, explicit=True)
         recording.marks = []
         inputs = [
             Value(spec, self.device, f"input {i} of {self.name}", recording, OUTSIDE, call_site())
-            for i, spec in enumerate(self._specs)
+            for i, spec in enumerate(example.specs)
         ]
         given = [Tensor(value, value.spec) for value in inputs]
-        result = self._capture(fn, _fill(shape, given), recording)
+        result = self._capture(fn, fill(example.shape, given), recording)
         outputs: list[Tensor] = []
-        self._shape = _flatten(result, outputs, (Tensor,))
-        with recording:  # what lies among the inputs is overwritten by the next ones
-            outputs = [t.copy() if t._value in inputs else t for t in outputs]
+        self._shape = flatten(result, outputs, (Tensor,))
         if not outputs and recording.empty:
             raise ContractError(f"{self.name}: expected tensors to be returned or States changed")
         for tensor in outputs:
@@ -138,10 +77,13 @@ class Compiled(Generic[R]):
                     f"{self.name}: captured on {self.device.name}, returns a tensor on "
                     f"{tensor.device.name}"
                 )
+        with recording:  # what lies among the inputs is overwritten by the next ones
+            outputs = [t.copy() if t._value in inputs or sparse(t.spec) else t for t in outputs]
         self._views = [(t.spec, t._offset) for t in outputs]
         self._replay = Replay(
-            self.device, recording, inputs, [t._value for t in outputs], self.name
-        )
+            self.device, recording, inputs, [t._value for t in outputs],
+            [bytes_of(t._value, t.spec, t._offset) for t in outputs if t.size], self.name,
+        )  # fmt: skip
 
     def _capture(self, fn: Callable[..., R], given: Any, recording: Recording) -> R:
         args, kwargs = given
@@ -182,19 +124,33 @@ class Compiled(Generic[R]):
         Raises:
             ContractError: the arguments have another signature.
         """
-        leaves: list[Leaf] = []
-        shape = _flatten((args, kwargs), leaves, (Tensor, np.ndarray))
-        signature = _signature(self.device, shape, leaves)
-        if signature != self._signature:
-            raise ContractError(
-                f"{self.name}: captured for {_said(self._signature)}, got {_said(signature)}"
-            )
-        return self._run(leaves, out)
+        return self._run(self._checked(args, kwargs), out)
 
-    def _run(self, leaves: Sequence[Leaf], out: State | Sequence[State] | None = None) -> R:
-        site = call_site()
-        given = [self._input(x, spec) for x, spec in zip(leaves, self._specs, strict=True)]
-        _, values = self._replay.run(given, site)
+    def fetch(self, *args: Any, **kwargs: Any) -> Pending[Any]:
+        """Replay it and bring its outputs to the host, in one submission.
+
+        Threads may share it: each gets the outputs of its own call.
+
+        Args:
+            args, kwargs: as captured.
+
+        Returns:
+            A Pending of what the function returned, with NumPy arrays in place of tensors.
+
+        Raises:
+            ContractError: the arguments have another signature, or a function is being captured.
+            TransferForbidden: inside `ct.forbid("transfer")`, before anything is run.
+        """
+        return self._fetch(self._checked(args, kwargs))
+
+    def _checked(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        call = Call(self.name, self.device, args, kwargs)
+        if call.signature != self._signature:
+            raise ContractError(f"{self.name}: captured for {self._captured_for}, got {call}")
+        return call
+
+    def _run(self, call: Call, out: State | Sequence[State] | None = None) -> R:
+        values = self._replay.run(self._given(call), call_site())
         outputs = [
             Tensor(v, spec, offset) for v, (spec, offset) in zip(values, self._views, strict=True)
         ]
@@ -206,107 +162,126 @@ class Compiled(Generic[R]):
                 )
             for state, tensor in zip(states, outputs, strict=True):
                 state.assign(tensor)
-        return _fill(self._shape, outputs)  # type: ignore[no-any-return]  # as fn returned it
+        return fill(self._shape, outputs)  # type: ignore[no-any-return]  # as fn returned it
 
-    def _input(self, x: Leaf, spec: Spec) -> Array | Value:
-        if not isinstance(x, Tensor):
-            array, kind = from_host_array(self.name, x, None)
-            return storage_of(array, self.device.spec(array.shape, kind), 0)
-        whole = x.contiguous()
-        self.device.materialise(whole._value)
-        return whole._value
+    def _fetch(self, call: Call) -> Pending[Any]:
+        if call.capturing:
+            raise ContractError(f"{self.name}: read while a function is captured; return it")
+        ticket = self._replay.fetch(self._given(call), call_site())
 
+        def finish() -> Any:
+            arrays: list[Array] = []
+            position = 0
+            for spec, _ in self._views:
+                raw = ticket.data(position) if spec.size else np.empty(0, np.uint8)
+                position += bool(spec.size)
+                arrays.append(decode(raw, spec))
+            return fill(self._shape, arrays)
 
-def _device_of(leaves: Sequence[Leaf]) -> Device:
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            return leaf.device
-    return current_device()
+        return Pending([ticket], finish)
 
-
-def _spec_of(device: Device, leaf: Leaf) -> Spec:
-    if isinstance(leaf, Tensor):
-        if leaf.device is not device:
-            raise DeviceError(
-                f"jit: expected tensors on {device.name}, got one on {leaf.device.name}; move it "
-                f"with .to(device)"
-            )
-        return device.spec(leaf.shape, leaf.dtype)
-    array, kind = from_host_array("jit", leaf, None)
-    return device.spec(array.shape, kind)
-
-
-def _signature(device: Device, shape: Any, leaves: Sequence[Leaf]) -> tuple[Any, ...]:
-    specs = [_spec_of(device, leaf) for leaf in leaves]
-    return (_key(shape), *((s.shape, s.dtype.name) for s in specs))
-
-
-def _said(signature: tuple[Any, ...]) -> str:
-    """The inputs of a signature, as errors print them."""
-    inputs = ", ".join(f"{name} {list(shape)}" for shape, name in signature[1:])
-    return f"({inputs})" if inputs else "(no tensors)"
+    def _given(self, call: Call) -> list[Array | Value]:
+        """Host arrays as they are; tensors as values that lie as the launches read them."""
+        given: list[Array | Value] = []
+        for leaf in call.leaves:
+            if isinstance(leaf, Tensor):
+                value = leaf.contiguous()._value
+                self.device.materialise(value)
+                given.append(value)
+            else:
+                given.append(leaf)
+        return given
 
 
 class Jitted(Generic[P, R]):
-    """A function that is captured at the first call of each signature and replayed after it."""
+    """A function that is captured at the first call of each signature and replayed after it.
 
-    def __init__(self, fn: Callable[P, R], device: str | Device | None = None) -> None:
+    Args:
+        maxsize: captures to keep, the least recently used is dropped; None: all.
+    """
+
+    def __init__(
+        self, fn: Callable[P, R], device: str | Device | None = None, maxsize: int | None = None
+    ) -> None:
+        if maxsize is not None and maxsize < 1:
+            raise ShapeError(f"jit: maxsize: expected 1 or more, or None, got {maxsize!r}")
         self._fn = fn
         self._device = device
-        self._made: dict[Any, Compiled[R]] = {}
+        self._maxsize = maxsize
+        self._made: OrderedDict[Any, Compiled[R]] = OrderedDict()
+        self._lock = threading.RLock()  # one capture of a signature, whatever the threads
+        self._name: str = getattr(fn, "__name__", type(fn).__name__)
         update_wrapper(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Replay, after a capture where the signature is new; inside a capture, just call it."""
-        leaves: list[Leaf] = []
-        shape = _flatten((args, kwargs), leaves, (Tensor, np.ndarray))
-        device = open_device(self._device) if self._device is not None else _device_of(leaves)
-        inside = innermost(device)
-        if inside is not None and inside.marks is not None:
+        call = Call(self._name, self._device, args, kwargs)
+        if call.capturing:
             return self._fn(*args, **kwargs)
-        key = (device, _signature(device, shape, leaves))
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = Compiled(self._fn, args, dict(kwargs), device)
-        return found._run(leaves)
+        return self._compiled(call, args, kwargs)._run(call)
+
+    def fetch(self, *args: P.args, **kwargs: P.kwargs) -> Pending[Any]:
+        """Replay and bring the outputs to the host, in one submission: see `Compiled.fetch`."""
+        call = Call(self._name, self._device, args, kwargs)
+        return self._compiled(call, args, kwargs)._fetch(call)
+
+    def _compiled(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Compiled[R]:
+        key = (call.device, call.signature)
+        with self._lock:
+            found = self._made.get(key)
+            if found is None:
+                found = self._made[key] = Compiled(self._fn, args, dict(kwargs), call.device)
+                if self._maxsize is not None and len(self._made) > self._maxsize:
+                    self._made.popitem(last=False)
+            else:
+                self._made.move_to_end(key)
+        return found
 
     @property
     def signatures(self) -> int:
-        """Signatures captured so far, each with buffers of its own."""
+        """Signatures captured and kept, each with buffers of its own."""
         return len(self._made)
 
     def clear(self) -> None:
         """Forget all captures and release their buffers."""
-        self._made.clear()
+        with self._lock:
+            self._made.clear()
 
 
 @overload
 def jit(  # noqa: D418
-    fn: Callable[P, R], /, *, device: str | Device | None = None
+    fn: Callable[P, R], /, *, device: str | Device | None = None, maxsize: int | None = None
 ) -> Jitted[P, R]:
     """`@ct.jit`."""
 
 
 @overload
 def jit(  # noqa: D418  # the rule of tests/test_exports.py knows no overloads
-    *, device: str | Device | None = None
+    *, device: str | Device | None = None, maxsize: int | None = None
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]:
     """`@ct.jit(device=...)`."""
 
 
-def jit(fn: Any = None, /, *, device: str | Device | None = None) -> Any:
+def jit(
+    fn: Any = None, /, *, device: str | Device | None = None, maxsize: int | None = None
+) -> Any:
     """Capture a function once per signature and replay it: `@ct.jit` or `@ct.jit(device=...)`.
 
     Args:
         fn: takes and returns tensors (also in tuples, lists, dicts); it must record the same work
             for equal signatures, and may not read a value.
+        maxsize: captures to keep, as `functools.lru_cache` does; None: one of every signature.
 
     Returns:
-        The function; outputs of a call are valid until its next call of the same signature.
+        The function; outputs of a call are valid until its next call of the same signature. Its
+        `fetch(...)` gives arrays on the host instead, in the replay's own submission.
+
+    Raises:
+        ShapeError: a maxsize below 1.
     """
     if fn is not None:
-        return Jitted(fn, device)
-    return lambda function: Jitted(function, device)
+        return Jitted(fn, device, maxsize)
+    return lambda function: Jitted(function, device, maxsize)
 
 
 __all__ = ["Compiled", "Jitted", "jit"]

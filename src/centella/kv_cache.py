@@ -278,8 +278,13 @@ class KVCache:
         self._steps.mark(lambda filled: filled.cut(wanted))
 
     def reset(self) -> None:
-        """Forget everything; memory stays."""
-        self.truncate(0)
+        """Zeros everywhere, as after a failure that left no content; memory stays.
+
+        `truncate(0)` forgets as much and writes only the lengths.
+        """
+        for state in (self._steps, *(state for pair in self._layers for state in pair)):
+            state.assign(full((), 0, state.dtype, self.device))
+        self._steps.mark(lambda filled: filled.cut((0,) * self.shape[0]))
 
     # -- reading it -------------------------------------------------------------------------------
 

@@ -4,12 +4,15 @@
     cache.upload_weight("up", up, dtype="f16")             # [out, in], sent once
     y = cache.matmul("up", x, activation="gelu")           # x W^T, as often as you like
 
-On resident tensors a product is one recorded launch like any other; a NumPy array is sent, computed
-with and read back. After the first call of a shape nothing is allocated or compiled.
+On resident tensors a product is one recorded launch like any other. NumPy arrays are sent, computed
+with and read back: small ones by a replay that is captured at the first call of a shape, so that a
+call is one write and one submission. After that call nothing is allocated or compiled.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -21,11 +24,15 @@ from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of, from_host_array, i8, quantize_int8
 from centella.errors import DTypeError, LimitError, ShapeError, WeightsError
 from centella.functional import linear
+from centella.jit import Jitted
 from centella.specs import Shape
 from centella.state import State
 from centella.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
+REPLAYED = 256 << 10  # bytes of operands up to which a call replays: to move more takes its time
+SHAPES = 8  # captures that are kept for each weight
+LATELY = 16  # calls of a weight in which a shape has to come again to take an older one's place
 
 
 class CachedWeight(Struct, frozen=True):
@@ -37,11 +44,42 @@ class CachedWeight(Struct, frozen=True):
     nbytes: int
 
 
-class _Weight(Struct, frozen=True):
-    """A weight on the device, with the factors of its rows where it is quantised."""
+class _Weight:
+    """A weight on the device, with the factors of its rows where it is quantised.
 
-    stored: Tensor
-    scale: Tensor | None
+    Attributes:
+        product: (x, bias, residual, activation, alpha) to f(alpha x W^T + bias) + residual.
+        replayed: the same, captured for each shape.
+    """
+
+    __slots__ = ("_lately", "product", "replayed", "scale", "stored")
+
+    def __init__(self, stored: Tensor, scale: Tensor | None = None) -> None:
+        def matmul(
+            x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
+            alpha: float,
+        ) -> Tensor:  # fmt: skip
+            return linear(
+                x, stored, bias, scale=scale, activation=activation, residual=residual, alpha=alpha
+            )
+
+        self.stored = stored
+        self.scale = scale
+        self.product: Callable[..., Tensor] = matmul
+        self.replayed: Jitted[..., Tensor] = Jitted(matmul, stored.device, SHAPES)
+        self._lately: deque[list[Shape | None]] = deque(maxlen=LATELY)
+
+    def replays(self, operands: Sequence[Tensor | Array | None]) -> bool:
+        """Whether a call is worth a capture: few bytes from the host, of a shape that recurs."""
+        nbytes = 0
+        for value in operands:
+            if isinstance(value, Tensor):
+                return False
+            nbytes += 0 if value is None else value.nbytes
+        shapes = [None if value is None else value.shape for value in operands]
+        again = shapes in self._lately
+        self._lately.append(shapes)
+        return nbytes <= REPLAYED and (again or self.replayed.signatures < SHAPES)
 
     @property
     def nbytes(self) -> int:
@@ -91,11 +129,11 @@ class MatmulCache:
             made = _Weight(asarray(stored, device=self.device), asarray(scale, device=self.device))
         elif isinstance(array, Tensor):
             self._check(name, array.shape, kind or array.dtype)
-            made = _Weight(asarray(array, kind, self.device).contiguous(), None)
+            made = _Weight(asarray(array, kind, self.device).contiguous())
         else:
             data, own = from_host_array("upload_weight", array, kind)
             self._check(name, data.shape, own)
-            made = _Weight(asarray(data, own, self.device), None)
+            made = _Weight(asarray(data, own, self.device))
         self._weights[name] = made
 
     def _check(self, name: str, shape: Shape, dtype: DType, quantised: bool = False) -> None:
@@ -175,18 +213,18 @@ class MatmulCache:
             ShapeError, DTypeError: as `ct.linear`; an `out` of another shape or dtype.
         """
         weight = self._find(name)
-        y = linear(
-            self._resident(x), weight.stored, self._resident(bias), scale=weight.scale,
-            activation=activation, residual=self._resident(residual), alpha=alpha,
-        )  # fmt: skip
+        operands = [_data(x), _data(bias), _data(residual)]
+        if out is None and weight.replays(operands):
+            replayed: Array = weight.replayed.fetch(*operands, activation, alpha).result()
+            return replayed
+        y = weight.product(*map(self._resident, operands), activation, alpha)
         if out is not None:
             _assign(out, y)
             return out
         return y if isinstance(x, Tensor) else y.numpy()
 
-    def _resident(self, value: Any) -> Any:
-        given = value is None or isinstance(value, Tensor)
-        return value if given else asarray(value, device=self.device)
+    def _resident(self, value: Tensor | Array | None) -> Tensor | None:
+        return asarray(value, device=self.device) if isinstance(value, np.ndarray) else value
 
     def _find(self, name: str) -> _Weight:
         found = self._weights.get(name)
@@ -194,6 +232,13 @@ class MatmulCache:
             known = ", ".join(map(repr, self._weights)) or "none"
             raise WeightsError(f"MatmulCache: no weight {name!r}; there are {known}")
         return found
+
+
+def _data(value: Any) -> Tensor | Array | None:
+    """An operand: what is no tensor is host data."""
+    if value is None or isinstance(value, (np.ndarray, Tensor)):
+        return value
+    return from_host_array("MatmulCache", value, None)[0]
 
 
 def _assign(out: Any, y: Tensor) -> None:

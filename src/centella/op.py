@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from centella.axes import Axes
 from centella.dtypes import Array, DType, narrow, widen
 from centella.program import Call, HostProgram
 from centella.specs import Caps, Shape, Spec
@@ -43,24 +44,30 @@ class Op(Struct, frozen=True, eq=False):
     Attributes:
         name: as users call it.
         rule: `rule(specs, attrs) -> outputs (shape, dtype)`; raises ShapeError or DTypeError.
-        reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays.
+        reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays;
+            None for an op that has another host program.
         lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
         takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
         variants: names that `variant=` accepts, for tests and benchmarks.
         mutates: inputs that it changes in place, each a State: output `i` is the next version of
             input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
+        overwrites: those of them that it writes whole and never reads: they may hold anything.
         element: `element(values, numbers, attrs) -> value` on traced values, where each element
             of the result depends on the same element of each operand alone.
+        axes: `axes(inputs, outputs, attrs) -> Axes`: how it is divided where an operand is larger
+            than a launch may see; None where it cannot be.
     """
 
     name: str
     rule: Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None
     lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
     takes: Callable[[int, Spec], bool] = anything
     variants: tuple[str, ...] = ()
     mutates: tuple[int, ...] = ()
+    overwrites: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
+    axes: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], Axes] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:
@@ -78,6 +85,7 @@ class Op(Struct, frozen=True, eq=False):
         wide_in = [s.dtype for s in inputs]
         targets = [(s.shape, s.dtype) for s in outputs]
         reference = self.reference
+        assert reference is not None, "an op without a formula has a host program of its own"
         plain = {k: v for k, v in attrs.items() if k != "variant"}
         mutates = self.mutates
 
@@ -86,7 +94,7 @@ class Op(Struct, frozen=True, eq=False):
             return [arrays[i] for i in mutates]
 
         if mutates:
-            return HostProgram(f"numpy:{self.name}", self.name, change)
+            return HostProgram(f"numpy:{self.name}", self.name, change, self.overwrites)
 
         def call(arrays: list[Array]) -> list[Array]:
             wide = [widen(a, d) for a, d in zip(arrays, wide_in, strict=True)]

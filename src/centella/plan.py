@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella import placement
+from centella.divide import divided
 from centella.errors import CentellaError, LimitError
 from centella.fuse import fuse
 from centella.op import Op
@@ -56,7 +57,8 @@ class Step(Struct, frozen=True):
     Attributes:
         slots, views: its operands' buffers, and how each is seen; the first `inputs` are read.
         words: raw parameters, with the static part of every offset.
-        patches: (word, slot) where an external buffer's own offset is added when the plan runs.
+        patches: (word, operand) of each offset: that of an external buffer is added when the plan
+            runs, and a window's beginning taken off.
         node: index of the node that it belongs to.
     """
 
@@ -184,7 +186,7 @@ def build(
         sizes,
         makers,
         {(i, o): where[i, o] for i, n in enumerate(plain) for o, w in enumerate(n.wanted) if w},
-        tuple([s for i, n in enumerate(plain) if alive[i] for s in _steps(i, n, where, first)]),
+        tuple([s for i, n in enumerate(plain) if alive[i] for s in _steps(i, n, where)]),
         tuple(plain),
         sum(not a for a in needed),
         sum(needed) - sum(alive),
@@ -255,7 +257,7 @@ def _lifetimes(
     return values
 
 
-def _steps(index: int, node: PlanNode, where: Mapping[Place, int], externals: int) -> list[Step]:
+def _steps(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[Step]:
     lowered: _Lowering | None = node.form.lowered
     if lowered is None:
         return []
@@ -265,7 +267,7 @@ def _steps(index: int, node: PlanNode, where: Mapping[Place, int], externals: in
     slots = (*inputs, *outputs, *scratch)
     offsets = [s.offset for s in node.inputs]
     shift = {i: offset for i, offset in enumerate(offsets) if offset}
-    return [_step(index, each, slots, shift, len(inputs), externals) for each in lowered.launches]
+    return [_step(index, each, slots, shift, len(inputs)) for each in lowered.launches]
 
 
 class _Launch(Struct, frozen=True):
@@ -297,7 +299,7 @@ def _lower(form: Form, caps: Caps) -> None:
         launch = _Launch(program, tuple(range(len(views))), views, (), (), 1)
         form.lowered = _Lowering((launch,), ())
         return
-    lowered = form.op.lower(form.inputs, form.outputs, attrs, caps)
+    lowered = divided(form.op, form.inputs, form.outputs, attrs, caps)
     form.lowered = _Lowering(
         tuple(_launch(call, caps) for call in lowered.calls if call.groups),
         tuple(spec.storage_bytes for spec in lowered.temporaries),
@@ -330,7 +332,6 @@ def _step(
     where: tuple[int, ...],
     shift: Mapping[int, int],
     inputs: int,
-    externals: int,
 ) -> Step:
     """A launch on its slots; `shift` has the elements that an input begins later by."""
     operands = launch.operands
@@ -343,5 +344,4 @@ def _step(
         words = tuple(moved)
         pairs = zip(views, operands, strict=True)
         views = tuple([(spec, offset + shift.get(i, 0)) for (spec, offset), i in pairs])
-    patches = tuple([(p, slots[o]) for p, o in launch.patched if slots[o] < externals])
-    return Step(launch.program, slots, views, inputs, words, patches, launch.groups, index)
+    return Step(launch.program, slots, views, inputs, words, launch.patched, launch.groups, index)

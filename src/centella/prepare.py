@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from centella.errors import CentellaError
 from centella.ledger import permit
 from centella.plan import Plan, Step
 from centella.pool import Pool
 from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
-from centella.specs import Spec, strided
+from centella.specs import Caps, Spec, strided
 from centella.submission import Array, Bound, Buffer, Read, Submission
+from centella.windows import windowed
 
 ARENA = 64 << 20
 UNIT = 256
@@ -118,11 +120,37 @@ def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
     for index in moved:
         spec, offset = views[index]
         views[index] = (spec, offset + offsets[step.slots[index]])
-    for position, slot in step.patches:
-        words[position] += offsets[slot]
-    return Bound(
-        bound.program, bound.pipeline, bound.slots, tuple(views), bound.inputs, words, bound.groups
-    )
+    for position, operand in step.patches:
+        if operand in moved:
+            words[position] += offsets[step.slots[operand]]
+    return replace(bound, views=tuple(views), words=words)
+
+
+def launches_of(
+    made: Plan, bound: list[Bound], offsets: Sequence[int], slots: Sequence[Buffer],
+    taken: Recorded, caps: Caps,
+) -> list[Bound]:  # fmt: skip
+    """The launches of a plan on the buffers that it runs with.
+
+    Args:
+        bound: as for buffers that begin at their first element and are bound whole.
+        offsets: elements from each external buffer to its first.
+
+    Raises:
+        LimitError: one would see more of a buffer than the device can bind.
+    """
+    if any(offsets):
+        bound = [shifted(s, b, offsets) for s, b in zip(made.steps, bound, strict=True)]
+    if all(buffer.nbytes <= caps.max_binding for buffer in slots):
+        return bound
+    found: list[Bound] = []
+    for step, each in zip(made.steps, bound, strict=True):
+        try:
+            found.append(windowed(each, step.patches, slots, caps))
+        except CentellaError as error:
+            blame(error, taken.nodes[step.node].op.name, taken.nodes[step.node].site)
+            raise
+    return found
 
 
 def allocate(made: Plan, taken: Recorded, pool: Pool) -> list[Buffer]:

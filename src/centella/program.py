@@ -131,11 +131,15 @@ class Program(Struct, frozen=True, eq=False):
 
 
 class HostProgram(Struct, frozen=True, eq=False):
-    """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out."""
+    """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out.
+
+    `overwrites` are inputs that it writes whole and never reads.
+    """
 
     key: str
     name: str
     call: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]]
+    overwrites: tuple[int, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HostProgram) and self.key == other.key

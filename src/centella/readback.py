@@ -11,6 +11,7 @@ from centella.dtypes import Array, bf16, widen
 from centella.history import happened
 from centella.op import get
 from centella.pending import Pending
+from centella.prepare import Span
 from centella.recording import Value
 from centella.specs import Spec, strided
 from centella.submission import Ticket
@@ -40,7 +41,7 @@ def read_back(seen: Iterable[Seen], *, peek: bool = False) -> Pending[list[Array
     tickets: list[Ticket] = []
     places: dict[int, tuple[Ticket, int]] = {}
     for device, indices in where.items():
-        spans = [_bytes_of(*parts[i]) for i in indices]
+        spans = [bytes_of(*parts[i]) for i in indices]
         tickets.append(device.read(spans, peek=peek))
         moved = zip((given[i][0] for i in indices), (n for _, _, n in spans), strict=True)
         happened(moved, "peeked" if peek else "downloaded")
@@ -51,16 +52,20 @@ def read_back(seen: Iterable[Seen], *, peek: bool = False) -> Pending[list[Array
         for index, (_, spec, _) in enumerate(parts):
             ticket, position = places.get(index, (None, 0))
             raw = np.empty(0, np.uint8) if ticket is None else ticket.data(position)
-            out.append(_decode(raw, spec))
+            out.append(decode(raw, spec))
         return out
 
     return Pending(tickets, finish)
 
 
+def sparse(spec: Spec) -> bool:
+    """Whether a view is better copied together on the device before it is read."""
+    return spec.span > max(2 * spec.size, COMPACT // spec.dtype.itemsize)
+
+
 def _compact(value: Value, spec: Spec, offset: int) -> Seen:
-    """A sparse view is copied together on the device before it is read."""
     waits = value.recording is not None and value.recording.explicit
-    if waits or spec.span <= 2 * spec.size or spec.span * spec.dtype.itemsize <= COMPACT:
+    if waits or not sparse(spec):
         return value, spec, offset
     device = value.device
     form = device.form(get("copy"), (spec,), {})
@@ -68,12 +73,14 @@ def _compact(value: Value, spec: Spec, offset: int) -> Seen:
     return made, made.spec, 0
 
 
-def _bytes_of(value: Value, spec: Spec, offset: int) -> tuple[Value, int, int]:
+def bytes_of(value: Value, spec: Spec, offset: int) -> Span:
+    """The bytes of a value that a view of it spans."""
     item = spec.dtype.itemsize
     return value, offset * item, spec.span * item
 
 
-def _decode(raw: Array, spec: Spec) -> Array:
+def decode(raw: Array, spec: Spec) -> Array:
+    """Bytes that came back as the array that they are; a copy where they have gaps."""
     array = strided(raw, spec)
     if spec.dtype is bf16:
         return widen(array, bf16)

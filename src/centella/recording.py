@@ -38,15 +38,17 @@ class Cell:
 
     Attributes:
         what: how errors call it.
-        result: it is a replay's: its versions have nothing in common but the memory.
+        memory: a value in the memory where every version lies, its content undefined; None for a
+            replay's result, whose versions have nothing in common but the memory.
         current: the newest version, recorded or computed.
-        settled: the newest version that was submitted; what a failed recording goes back to.
+        settled: the newest version that was submitted, which a failed recording goes back to; None
+            when nothing is there to go back to.
     """
 
-    __slots__ = ("_readers", "current", "result", "settled", "what")
+    __slots__ = ("_readers", "current", "memory", "settled", "what")
 
-    def __init__(self, what: str, *, result: bool = False) -> None:
-        self.result: bool = result
+    def __init__(self, what: str, memory: Value | None = None) -> None:
+        self.memory: Value | None = memory
         self.what: str = what
         self.current: Value | None = None
         self.settled: Value | None = None
@@ -81,7 +83,7 @@ class Cell:
         self._readers.clear()
 
     def roll_back(self) -> None:
-        """A recorded change will not happen."""
+        """A recorded change will not happen: the version before is there again, if one is."""
         self.current = self.settled or self.current
         self._readers.clear()
 
@@ -141,6 +143,12 @@ class Value:
         if self.cell is not None and state == FAILED:
             self.cell.roll_back()
 
+    def lose(self, reason: str) -> None:
+        """It has failed half way: of what it is a version of, no content is left."""
+        if self.cell is not None:
+            self.cell.settled = None
+        self.drop(FAILED, reason)
+
     def check_current(self) -> None:
         """Raise unless it is the newest version of what it is a version of.
 
@@ -170,7 +178,10 @@ class Value:
                 f"{label} was not kept: declare it in execute(outputs=[...]) or batch.keep(t)"
             )
         if self.state == FAILED:
-            raise ContractError(f"{label} was never computed: {self.reason}")
+            until = ""
+            if self.cell is not None and self.cell.memory is not None:
+                until = f"; {self.cell.what} has no content until it is assigned"
+            raise ContractError(f"{label} was never computed: {self.reason}{until}")
         raise ContractError(f"{label} is not computed yet: call execute() on its batch first")
 
 
@@ -280,9 +291,6 @@ class Recording:
         Raises:
             ContractError: the value has failed, was discarded, or waits for another batch.
         """
-        if value.cell is not None:
-            value.check_current()
-            value.cell.read_by(self)
         if value.recording is not self:
             value.require()
         elif value.place is not OUTSIDE:
@@ -326,7 +334,7 @@ class Recording:
         self.result_bytes = taken.result_bytes
 
     def fail(self, reason: str = "its recording was dropped") -> None:
-        """Drop everything recorded: values of it raise when used."""
+        """Drop everything recorded: values of it raise when used, States are as before it."""
         self.take().fail(reason)
 
 
@@ -337,12 +345,19 @@ class Recorded(Struct, eq=False):
     uploads: list[Upload]
     result_bytes: int = 0
 
+    def _values(self) -> list[Value]:
+        made = [ref() for node in self.nodes for ref in node.values]
+        return [v for v in (*made, *(u.value for u in self.uploads)) if v is not None]
+
     def fail(self, reason: str) -> None:
-        """Give it up: its values raise when used."""
-        values = [ref() for node in self.nodes for ref in node.values]
-        for value in (*values, *(u.value for u in self.uploads)):
-            if value is not None:
-                value.drop(FAILED, reason)
+        """Give it up before any of it has run: its values raise when used."""
+        for value in self._values():
+            value.drop(FAILED, reason)
+
+    def lose(self, reason: str) -> None:
+        """Give it up after some of it may have run: what it changes has no content any more."""
+        for value in self._values():
+            value.lose(reason)
 
 
 # The current recordings of this thread and task, innermost last. A task inherits its parent's;

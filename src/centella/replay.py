@@ -18,9 +18,11 @@ from centella.errors import ContractError
 from centella.history import Replayed
 from centella.ledger import began, permit, timelines
 from centella.plan import Plan
+from centella.prepare import Span
 from centella.recording import FAILED, PENDING, Cell, Place, Recorded, Recording, Site, Value
 from centella.running import Engine
-from centella.submission import Array, Buffer, Copy, Submission, Ticket
+from centella.specs import strided
+from centella.submission import Array, Buffer, Copy, Read, Submission, Ticket
 
 UNIT = 256
 DROPPED = "it was recorded while a function was captured; what a captured function returns is kept"
@@ -46,10 +48,12 @@ class Touched(Struct, eq=False):
 
     Attributes:
         slot: of its buffer; made: what the history of each new version says.
+        read: they need what it holds; else they overwrite it whole before they read it.
     """
 
     cell: Cell
     slot: int
+    read: bool = False
     changed: bool = False
     made: Replayed | None = None
 
@@ -78,6 +82,7 @@ class Replay:
         recording: what was captured; it is emptied.
         inputs: placeholders that the recording reads; `run` gives them data.
         outputs: values that each run gives.
+        reads: what of them `fetch` brings back: bytes counted from each value's start.
         what: how errors call it.
 
     Raises:
@@ -86,20 +91,21 @@ class Replay:
 
     def __init__(
         self, engine: Engine, recording: Recording, inputs: Sequence[Value],
-        outputs: Sequence[Value], what: str,
+        outputs: Sequence[Value], reads: Sequence[Span], what: str,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._what = what
         self._marks: list[Mark] = list(recording.marks or ())
         self._inputs = Inputs(inputs)
+        self._results: list[Result | Cell] = []
         taken = recording.take()
         with engine.lock:
             try:
-                self._build(taken, outputs)
+                self._build(taken, outputs, reads)
             finally:
                 taken.fail(DROPPED)
 
-    def _build(self, taken: Recorded, outputs: Sequence[Value]) -> None:
+    def _build(self, taken: Recorded, outputs: Sequence[Value], reads: Sequence[Span]) -> None:
         engine = self._engine
         for value in outputs:
             value.check_current()
@@ -122,21 +128,31 @@ class Replay:
         if self._inputs.values:
             self._inputs.slot = outside.index[id(self._inputs.values[0])]
         self._touched = _touched(taken, outside)
-        self._borrowed = [v for v in outside.values if v.cell is not None and v.cell.result]
+        self._borrowed = [v for v in outside.values if v.cell is not None and v.cell.memory is None]
         for touched in self._touched:
             touched.made = self._changed(touched.slot)
-        self._results: list[Result | Cell] = []
+        lies: dict[int, tuple[int, int]] = {}
         for value in outputs:
-            if value.cell is not None:
-                self._results.append(value.cell)
-                continue
             place = results.place_of(value)
             slot = outside.index[id(value)] if place is None else places[place]
             offset = value.offset if place is None else 0
-            cell = Cell(f"a result of {self._what}", result=True)
+            lies[id(value)] = slot, offset
+            if value.cell is not None:
+                self._results.append(value.cell)
+                continue
+            cell = Cell(f"a result of {self._what}")
             self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
+        self._meant = prepare.add_reads(work, reads, lies, engine.backend.unit)
+        self._reads: list[Read] = work.reads
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
+
+    def __del__(self) -> None:
+        # Nothing will overwrite the last outputs. A version and its cell refer to each other:
+        # until that ends, only the garbage collector would give their memory back.
+        for result in self._results:
+            if isinstance(result, Result) and result.cell.current is not None:
+                result.cell.current.cell = None
 
     def _changed(self, slot: int) -> Replayed | None:
         """What the history of a State says after each run, if the launches change it."""
@@ -176,20 +192,39 @@ class Replay:
         """Bytes of the buffers that it owns."""
         return self._inputs.nbytes + sum(b.nbytes for b in self._slots[self._externals :])
 
-    def run(self, given: Sequence[Array | Value], site: Site) -> tuple[Ticket, list[Value]]:
+    def run(self, given: Sequence[Array | Value], site: Site) -> list[Value]:
         """Run it once more.
 
         Args:
-            given: for each input host bytes in its layout, or a value on the device that lies so.
+            given: for each input a host array of its shape, or a value on the device that lies so.
             site: the line that asks.
 
         Returns:
-            The submission under way, and the outputs, valid until the next run.
+            The outputs, valid until the next run.
 
         Raises:
             ContractError: a batch that has not been executed reads what this run overwrites, or
-                changes a State that it uses.
+                changes a State that it uses; or a State that it reads has no content.
         """
+        return self._run(given, site, [], ())[1]
+
+    def fetch(self, given: Sequence[Array | Value], site: Site) -> Ticket:
+        """Run it once more and bring back what it was made to: all in one submission.
+
+        Whoever else runs it meanwhile, this ticket has the data of this run.
+
+        Raises:
+            ContractError: as `run`.
+            TransferForbidden: inside `forbid("transfer")`, before anything is run.
+        """
+        if self._reads:
+            permit(f"read of {self._what}", "downloads")
+        return self._run(given, site, self._reads, self._meant)[0]
+
+    def _run(
+        self, given: Sequence[Array | Value], site: Site, reads: list[Read],
+        meant: Sequence[tuple[int, int]],
+    ) -> tuple[Ticket, list[Value]]:  # fmt: skip
         engine = self._engine
         with engine.lock:
             engine.check_lost()
@@ -200,15 +235,19 @@ class Replay:
             try:
                 uploads, copies, slots = self._given(given)
                 undo = self._mark()
-                work = Submission(slots, uploads, self._launches, [], copies, self._prepared, timed)
-                ticket = engine.hand_over(work, (), lambda: None, lambda reason: None)
+                work = Submission(
+                    slots, uploads, self._launches, reads, copies, self._prepared, timed
+                )
+                ticket = engine.hand_over(
+                    work, meant, lambda: None, lambda why: self._lose(why, site)
+                )
             except BaseException:
                 _back(undo)
                 self._inputs.last = [None] * len(given)  # what was to be copied was not
                 raise
             for touched in self._touched:
                 if touched.changed:
-                    touched.cell.advance(self._version(touched, site))
+                    self._version(touched, site)
             values = [self._output(result, site) for result in self._results]
             if begin:
                 note_work(engine, work, ticket, begin, self.plan, self._sites)
@@ -232,6 +271,8 @@ class Replay:
                         f"{touched.cell.what}; execute that first"
                     )
                 self._engine.run(current.recording)
+            elif current is not None and touched.read:
+                current.require()
             if touched.changed:
                 for reader in touched.cell.unread(None):
                     self._engine.run(reader)
@@ -259,7 +300,7 @@ class Replay:
                 slots.append(buffer)
                 inputs.last[index] = x
             elif packed is not None:
-                packed[start : start + x.nbytes] = x
+                strided(packed, inputs.values[index].spec, start)[...] = x
                 inputs.last[index] = None
         if packed is None:
             return [], copies, slots
@@ -281,14 +322,21 @@ class Replay:
         return before
 
     def _version(self, touched: Touched, site: Site) -> Value:
-        cell = touched.cell
-        before = cell.current
-        assert before is not None, "a cell is made with its first version"
-        value = Value(before.spec, self._engine, before.what, site=site)
-        value.ready(before.require(), before.offset)
+        memory = touched.cell.memory
+        assert memory is not None, "a State has memory"
+        value = Value(memory.spec, self._engine, self._what, site=site)
+        value.ready(memory.require(), memory.offset)
         value.made = touched.made
-        cell.settled = value
+        touched.cell.settled = value
+        touched.cell.advance(value)
         return value
+
+    def _lose(self, reason: str, site: Site) -> None:
+        """Some of it may have run: what it changes has no content, the last outputs are gone."""
+        states = [self._version(t, site) for t in self._touched if t.changed]
+        results = [self._output(r, site) for r in self._results if isinstance(r, Result)]
+        for value in (*states, *results):
+            value.lose(reason)
 
     def _output(self, result: Result | Cell, site: Site) -> Value:
         if isinstance(result, Cell):
@@ -312,9 +360,13 @@ def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
     found = {
         id(v.cell): Touched(v.cell, slot)
         for slot, v in enumerate(outside.values)
-        if v.cell is not None and not v.cell.result
+        if v.cell is not None and v.cell.memory is not None
     }
     for node in taken.nodes:
+        for index, operand in enumerate(node.inputs):
+            cell = None if operand.value is None else operand.value.cell
+            if cell is not None and id(cell) in found:
+                found[id(cell)].read |= index not in node.op.overwrites
         if node.op.mutates:
             for reference in node.values:
                 value = reference()

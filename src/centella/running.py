@@ -222,7 +222,7 @@ class Engine:
                 noted("record", recording.begun, self.name, operations=len(taken.nodes),
                       uploads=len(taken.uploads))  # fmt: skip
                 work.timed = bool(timelines())
-            ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.fail)
+            ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.lose)
             for upload, arena, offset in packed.places:
                 upload.value.ready(arena, offset)
             made = planned.plan if planned else None
@@ -308,12 +308,9 @@ class Engine:
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
             slots += prepare.allocate(planned.plan, taken, self.pool)
-            work.launches = planned.launches
-            if any(outside.offsets):
-                work.launches = [
-                    prepare.shifted(step, bound, outside.offsets)
-                    for step, bound in zip(planned.plan.steps, planned.launches, strict=True)
-                ]
+            work.launches = prepare.launches_of(
+                planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
+            )
         for value, _, _ in reads:
             place = results.place_of(value)
             if place is not None and planned is not None:
@@ -325,14 +322,14 @@ class Engine:
 
     def hand_over(
         self, work: Submission, meant: Sequence[tuple[int, int]], undo: Callable[[], None],
-        fail: Callable[[str], None],
+        lose: Callable[[str], None],
     ) -> Ticket:  # fmt: skip
         """Hand work to the backend.
 
         Args:
             meant: which of the bytes that come back were asked for: first and number.
             undo: called when nothing was submitted and it may be tried again.
-            fail: called with the reason when it cannot.
+            lose: called with the reason when it cannot: some of it may have run.
         """
         try:
             ticket: Ticket = DoneTicket()
@@ -345,14 +342,14 @@ class Engine:
             undo()
             raise
         except SimulationError as error:
-            fail(str(error))
+            lose(str(error))
             raise
         except Exception as error:
-            fail("the device was lost")
+            lose("the device was lost")
             self.lose(str(error))
             raise DeviceLostError(f"{self.name} was lost: {error}; open it again") from error
         except BaseException:
-            fail("its submission was interrupted")
+            lose("its submission was interrupted")
             raise
         imported = tuple(b for b in work.slots if b.owner is not None)
         watched = Watched(self, ticket, meant, imported)

@@ -74,13 +74,12 @@ class Spec(Struct, frozen=True, cache_hash=True):
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes a buffer of its own needs: whole rows, rounded up to 16 bytes, at least 16."""
-        if self.size == 0:
-            return 16
-        elements = self.span
-        if len(self.shape) >= 2:
-            elements = max(elements, self.shape[0] * self.strides[0])
-        return -(-elements * self.dtype.itemsize // 16) * 16
+        """Bytes from the first element to the end of the last one's 16-byte chunk, at least 16.
+
+        A buffer of its own has so many, and a launch touches no more of a larger one: pads of rows
+        end with a chunk.
+        """
+        return max(16, -(-self.span * self.dtype.itemsize // 16) * 16)
 
     @property
     def unit_rows(self) -> bool:
@@ -131,7 +130,8 @@ class Caps(Struct, frozen=True):
         target: "numpy", "ir" (the simulator), "wgsl" or "ptx".
         row_alignment: bytes that rows of rank >= 2 are rounded up to (1 on the CPU).
         max_storage_buffers: tensor arguments one kernel may bind.
-        max_binding: bytes of one binding.
+        max_binding: bytes of one binding: what a launch sees of a buffer.
+        binding_alignment: bytes that a binding of a part of a buffer begins on a multiple of.
         max_buffer: bytes of one allocation.
         max_workgroup: threads a workgroup may have.
         max_shared: bytes of workgroup memory a kernel may use.
@@ -146,6 +146,7 @@ class Caps(Struct, frozen=True):
     row_alignment: int = 16
     max_storage_buffers: int = 8
     max_binding: int = 128 << 20
+    binding_alignment: int = 256
     max_buffer: int = 256 << 20
     max_workgroup: int = 256
     max_shared: int = 16 << 10
@@ -154,3 +155,8 @@ class Caps(Struct, frozen=True):
     native_f16_pack: bool = False
     arch: str = ""
     family: str = "cpu"
+
+    @property
+    def safe_binding(self) -> int:
+        """Bytes that a binding has room for wherever they begin."""
+        return self.max_binding - self.binding_alignment

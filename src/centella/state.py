@@ -41,7 +41,7 @@ class State:
         first = asarray(data, dtype, device)
         self.spec: Spec = first.device.spec(first.shape, first.dtype)
         self._cell = _cell(self.spec, first.device, name)
-        self._cell.settled = None  # a batch that fails leaves no content to go back to
+        self._cell.settled = None  # a batch that fails leaves nothing to go back to
         self.assign(first)
 
     @classmethod
@@ -90,6 +90,8 @@ class State:
     def assign(self, data: Any) -> None:
         """Replace the content, in place: a tensor, array or number that broadcasts to the shape.
 
+        Where a change that failed has left no content, this gives it one.
+
         Raises:
             DTypeError, ShapeError: another dtype, or a shape that does not broadcast to this one.
         """
@@ -126,7 +128,7 @@ def _cell(spec: Spec, device: Device, name: str) -> Cell:
     first = device.reserve(spec)
     buffer = first.require()
     buffer.mutable = True
-    cell = Cell(name or f"State {list(spec.shape)} {spec.dtype.name}")
+    cell = Cell(name or f"State {list(spec.shape)} {spec.dtype.name}", first)
     cell.advance(first)
     cell.settled = first
     return cell

@@ -13,6 +13,7 @@ from centella.specs import Caps, Spec
 
 Array = np.ndarray[Any, Any]
 Times = Sequence[tuple[int, int]]
+Window = tuple[int, int]
 
 
 class Buffer:
@@ -51,6 +52,11 @@ class Bound(Struct, eq=False):
     """One launch with its operands: slots of the submission, and how each is seen.
 
     A plan keeps the launches that it bound; a backend changes nothing in them.
+
+    Attributes:
+        windows: of each operand the first byte and the number of bytes that are bound; None for
+            all of a buffer. Views and words count from there. Empty where no buffer is larger
+            than a binding.
     """
 
     program: Program | HostProgram
@@ -60,6 +66,7 @@ class Bound(Struct, eq=False):
     inputs: int
     words: list[int]
     groups: int
+    windows: tuple[Window | None, ...] = ()
 
 
 class Read(Struct, eq=False):
@@ -200,7 +207,10 @@ class Backend(Protocol):
         ...
 
     def write(self, buffer: Buffer, data: Array) -> None:
-        """Copy flat host bytes to the start of a buffer; they may change afterwards."""
+        """Copy flat host bytes to the start of a buffer, in order with submissions.
+
+        The bytes may change afterwards.
+        """
         ...
 
     def shown(self, buffer: Buffer) -> Any:

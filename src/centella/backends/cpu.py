@@ -1,9 +1,8 @@
 """The CPU: NumPy formulas, run in order on one worker thread.
 
 A buffer has no memory of its own: its `native` is the flat host array that was written or computed
-last, set when the program that writes it has run, which is why submissions of one device run in
-order. A formula that fails leaves `Failed` there: whoever reads it raises, and everything else goes
-on.
+last. The worker alone sets it and reads it, so writes and submissions keep their order. A formula
+that fails leaves `Failed` there: whoever reads it raises, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -71,10 +70,15 @@ def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
     return array
 
 
+def _start_anew(buffer: Buffer) -> None:
+    """Forget that what was last to be put into a buffer failed: it is written again."""
+    if isinstance(buffer.native, Failed):
+        buffer.native = None
+
+
 def copied(work: Submission, copy: Copy) -> None:
     """Copy bytes between the host arrays of two slots."""
-    if isinstance(work.slots[copy.target].native, Failed):
-        work.slots[copy.target].native = None  # as of the last time; it starts anew
+    _start_anew(work.slots[copy.target])
     source = flat(work.slots[copy.source]).view(np.uint8)
     target = flat(work.slots[copy.target]).view(np.uint8)
     data = source[copy.first : copy.first + copy.nbytes]
@@ -169,8 +173,10 @@ class CpuBackend:
         """Nothing to do."""
 
     def write(self, buffer: Buffer, data: Array) -> None:
-        """Give a new buffer a copy of host bytes."""
-        buffer.native = data.copy()
+        """Give a buffer a copy of host bytes, after what was submitted before."""
+        copy = data.copy()
+        with self._gate:
+            self._worker.submit(setattr, buffer, "native", copy)
 
     def shown(self, buffer: Buffer) -> Array:
         """The host array of a buffer, read-only; waits until it is computed."""
@@ -227,6 +233,8 @@ class CpuBackend:
     def _launch(self, work: Submission, bound: Bound) -> CentellaError | None:
         assert isinstance(bound.program, HostProgram)
         ins, outs = bound.slots[: bound.inputs], bound.slots[bound.inputs :]
+        for index in bound.program.overwrites:
+            _start_anew(work.slots[ins[index]])
         try:
             arrays = [
                 view(work.slots[slot], spec, offset)

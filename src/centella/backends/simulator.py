@@ -131,9 +131,14 @@ class SimulatorBackend:
 
     def _launch(self, work: Submission, bound: Bound, words: Array) -> None:
         ir = bound.pipeline
+        whole = [work.slots[slot].native for slot in bound.slots]
+        for operand, window in enumerate(bound.windows):
+            if window is not None:
+                start, nbytes = window
+                whole[operand] = whole[operand][start // 4 : (start + nbytes) // 4]
         natives = [
-            work.slots[slot].native[: last_word(spec, offset)]
-            for slot, (spec, offset) in zip(bound.slots, bound.views, strict=True)
+            native[: last_word(spec, offset)]
+            for native, (spec, offset) in zip(whole, bound.views, strict=True)
         ]
         report = simulate(
             ir,

@@ -65,9 +65,6 @@ def op_of(kernel: Kernel) -> UserOp:
     def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
         return (*((specs[i].shape, specs[i].dtype) for i in mutates), *attrs["outs"])
 
-    def reference(*arrays: Any, **attrs: Any) -> Any:
-        raise NotImplementedError("a user's kernel has no NumPy formula")
-
     def lower(
         inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
     ) -> Lowered:
@@ -82,7 +79,7 @@ def op_of(kernel: Kernel) -> UserOp:
         return Lowered((Call(kernel, tuple(refs), scalars, constants, attrs["groups"]),))
 
     name = f"kernel:{kernel.name}:{next(_names)}"
-    return UserOp(name, rule, reference, lower, mutates=mutates, kernel=kernel)
+    return UserOp(name, rule, None, lower, mutates=mutates, kernel=kernel)
 
 
 def _padded(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +34,10 @@ class Operand:
 
     __slots__ = ()
     type: str
+    _expr: Callable[[], Expr]  # the value here and now
 
     def __hash__(self) -> int:
         return id(self)  # `==` records
-
-    def _expr(self) -> Expr:
-        """The value here and now; `Expr` and `Var` say how (this class is only their base)."""
-        raise NotImplementedError
 
     @property
     def dtype(self) -> dtypes.DType:

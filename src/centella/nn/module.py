@@ -68,8 +68,15 @@ class Module:
     ignored: tuple[str, ...] = ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What the module computes."""
-        raise NotImplementedError(f"{type(self).__name__}.forward")
+        """What the module computes; a subclass says how.
+
+        Raises:
+            NotImplementedError: it does not.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected a method forward(...) that gives a Tensor; calling a "
+            f"module calls it"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """`forward`."""

@@ -46,4 +46,5 @@ def lower(
     return Lowered((replace(call, tensors=refs, face=form),))
 
 
-ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), doc=__doc__ or "")
+ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), overwrites=(0,),
+            doc=__doc__ or "")  # fmt: skip

@@ -63,7 +63,9 @@ def _chain(xs: list[Any], steps: tuple[Step, ...], numbers: dict[str, Any]) -> A
         operands = [have[k] for k in step.operands]
         if step.name in ALONG_ROWS and step.operands[0] >= len(xs):
             operands[0] = np.ascontiguousarray(operands[0])  # NumPy adds in the order of memory
-        value = get(step.name).reference(*operands, **dict(step.attrs), **given)
+        formula = get(step.name).reference
+        assert formula is not None, "every op that is fused has one"
+        value = formula(*operands, **dict(step.attrs), **given)
         have.append(_rounded(np.asarray(value), dtype_of(step.dtype)))
     return have[-1]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from centella.backends.webgpu.adapter import (
     is_software,
     open_device,
 )
+from centella.backends.webgpu.encode import SLOT, Dispatch, Offsets, encode
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.prepared import Prepared
 from centella.backends.webgpu.stamps import Stamps
@@ -30,12 +30,12 @@ from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryEr
 from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps
-from centella.submission import Array, Bound, Buffer, Clock, Submission
+from centella.submission import Array, Bound, Buffer, Clock, Submission, Window
 
-SLOT = 256
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 BIND_GROUPS = 8192
+Windows = tuple[Window | None, ...]
 
 
 class WebGpuBackend:
@@ -63,9 +63,8 @@ class WebGpuBackend:
             row_alignment=16,
             max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
             max_binding=limits["max-storage-buffer-binding-size"] // 16 * 16,
-            max_buffer=min(limits["max-buffer-size"], limits["max-storage-buffer-binding-size"])
-            // 16
-            * 16,
+            binding_alignment=limits["min-storage-buffer-offset-alignment"],
+            max_buffer=limits["max-buffer-size"] // 16 * 16,
             max_workgroup=min(
                 limits["max-compute-invocations-per-workgroup"],
                 limits["max-compute-workgroup-size-x"],
@@ -77,10 +76,10 @@ class WebGpuBackend:
         )
         self._queue = self.native.queue
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
-        self._groups: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
-        self._params_slots = 0
+        self._offsets = Offsets(0)
         self._grow_params(256)
 
     def runs_on(self, native: Any) -> bool:
@@ -119,7 +118,8 @@ class WebGpuBackend:
                 f"{self.caps.max_buffer:,}; this one has {native.size:,}"
             )
         try:  # wgpu says nowhere whether a buffer was destroyed
-            self._new_group(self._layout((False,))[0], [native], self._params)
+            part = (0, min(native.size, self.caps.max_binding))
+            self._new_group(self._layout((False,))[0], [native], (part,), self._params)
         except Exception as error:
             raise DeviceError(
                 f"{self.name}: an imported buffer cannot be bound: {error}"
@@ -157,8 +157,8 @@ class WebGpuBackend:
         return self.native.create_buffer(size=size, usage=STAGING)
 
     def _grow_params(self, launches: int) -> None:
-        self._params_slots = max(launches, 2 * self._params_slots)
-        self._params = self._params_buffer(self._params_slots)
+        slots = max(launches, 2 * len(self._offsets.at))
+        self._params, self._offsets = self._params_buffer(slots), Offsets(slots)
         self._groups.clear()  # they bind the one before
 
     def _params_buffer(self, launches: int) -> Any:
@@ -233,7 +233,6 @@ class WebGpuBackend:
             if work.prepared is not None:
                 work.prepared.encode(encoder, stamps)
             elif work.launches:
-                self._write_params(work.launches)
                 self._encode(encoder, work, stamps)
             places, staging = self._encode_reads(encoder, work, stamps)
             try:
@@ -249,61 +248,66 @@ class WebGpuBackend:
             params = self._params_buffer(len(work.launches))
             self._queue.write_buffer(params, 0, words)
             count(parameter_bytes=words.nbytes)
-            dispatches = []
-            for position, bound in enumerate(work.launches):
-                pipeline, layout = bound.pipeline
-                natives = [work.slots[s].native for s in bound.slots]
-                group = self._new_group(layout, natives, params)
-                dispatches.append((pipeline, group, position * SLOT, self._grid(bound.groups)))
-        return Prepared(dispatches, params)
+            slots = work.slots
+            groups = [
+                self._new_group(
+                    b.pipeline[1], [slots[s].native for s in b.slots], b.windows, params
+                )
+                for b in work.launches
+            ]
+            offsets = Offsets(len(groups))
+            dispatches = self._dispatches(work.launches, groups, offsets)
+        return Prepared(dispatches, groups, params, offsets)
+
+    def _dispatches(
+        self, launches: list[Bound], groups: list[Any], offsets: Offsets
+    ) -> list[Dispatch]:
+        return [
+            Dispatch(bound.pipeline[0]._internal, group._internal, at, *self._grid(bound.groups))
+            for bound, group, at in zip(launches, groups, offsets.at, strict=False)
+        ]
 
     def _grid(self, groups: int) -> tuple[int, int]:
         """Groups along both sides: folded where one side is too long."""
+        if groups <= self.caps.max_groups:
+            return groups, 1
         rows = -(-groups // self.caps.max_groups)
         return -(-groups // rows), rows
 
-    def _write_params(self, launches: list[Bound]) -> None:
-        if len(launches) > self._params_slots:
+    def _encode(self, encoder: Any, work: Submission, stamps: Stamps | None) -> None:
+        """Launches with the parameters of this submission, whose groups are found again."""
+        launches = work.launches
+        if len(launches) > len(self._offsets.at):
             self._grow_params(len(launches))
         words = _parameters(launches)
         self._queue.write_buffer(self._params, 0, words)
         count(parameter_bytes=words.nbytes)
+        natives = [buffer.native for buffer in work.slots]
+        groups = [
+            self._bind_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows)
+            for b in launches
+        ]
+        encode(encoder, self._dispatches(launches, groups, self._offsets), stamps)
 
-    def _encode(self, encoder: Any, work: Submission, stamps: Stamps | None) -> None:
-        everything = range(len(work.launches))
-        if stamps is None:
-            self._encode_pass(encoder.begin_compute_pass(), work, everything)
-            return
-        for position in everything:
-            run = encoder.begin_compute_pass(timestamp_writes=stamps.around(position))
-            self._encode_pass(run, work, (position,))
-
-    def _encode_pass(self, run: Any, work: Submission, positions: Iterable[int]) -> None:
-        for position in positions:
-            bound = work.launches[position]
-            pipeline, layout = bound.pipeline
-            group = self._bind_group(layout, [work.slots[s].native for s in bound.slots])
-            run.set_pipeline(pipeline)
-            run.set_bind_group(0, group, [position * SLOT])
-            run.dispatch_workgroups(*self._grid(bound.groups), 1)
-        run.end()
-
-    def _bind_group(self, layout: Any, natives: list[Any]) -> Any:
-        identity = (id(layout), *map(id, natives))
+    def _bind_group(self, layout: Any, natives: list[Any], windows: Windows) -> Any:
+        identity = (id(layout), *map(id, natives), windows)
         found = self._groups.get(identity)
         if found is not None:
             self._groups.move_to_end(identity)
             return found
-        group = self._new_group(layout, natives, self._params)
+        group = self._new_group(layout, natives, windows, self._params)
         self._groups[identity] = group
         if len(self._groups) > BIND_GROUPS:
             self._groups.popitem(last=False)
         return group
 
-    def _new_group(self, layout: Any, natives: list[Any], params: Any) -> Any:
+    def _new_group(self, layout: Any, natives: list[Any], windows: Windows, params: Any) -> Any:
+        places = [(0, n.size) for n in natives]
+        for operand, window in enumerate(windows):
+            places[operand] = window or places[operand]
         entries = [
-            {"binding": i, "resource": {"buffer": n, "offset": 0, "size": n.size}}
-            for i, n in enumerate(natives)
+            {"binding": i, "resource": {"buffer": n, "offset": start, "size": nbytes}}
+            for i, (n, (start, nbytes)) in enumerate(zip(natives, places, strict=True))
         ]
         entries.append(
             {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from centella.axes import LETTERS, Axes, Fold, axes, spread
 from centella.dtypes import i8
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -195,7 +196,22 @@ def linear_lower(
     return product_calls("linear", product, attrs.get("variant"), caps)
 
 
+def matmul_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Batches, rows and columns of the result; along k what the parts give is added."""
+    a, b = inputs
+    lead = LETTERS[: len(outputs[0].shape) - 2]
+    left, right = (spread(s.shape[:-2], lead) for s in (a, b))
+    return axes([f"{left}mk", f"{right}kn"], [f"{lead}mn"], fold=Fold("k"))
+
+
+def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Rows of x, outputs of the weight; the epilogue needs whole sums."""
+    lead = LETTERS[: len(outputs[0].shape) - 1]
+    more = [f"{lead}n" if name == "residual" else "n" for name in attrs["extras"]]
+    return axes([f"{lead}.", "n.", *more], [f"{lead}n"])
+
+
 MATMUL = Op("matmul", matmul_rule, matmul_reference, matmul_lower, takes_matrix, VARIANTS,
-            doc="C = alpha A B")  # fmt: skip
+            axes=matmul_axes, doc="C = alpha A B")  # fmt: skip
 LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_rows, ALONG_K,
-            doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip
+            axes=linear_axes, doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip

@@ -1,0 +1,136 @@
+"""How a captured function is called: tensors and arrays taken out, the rest as a signature.
+
+Arguments and results may be nested tuples, lists and dicts. Equal signatures are served by one
+capture: the containers, the Python numbers in them, and shape and dtype of each leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from centella.device import Device, current_device
+from centella.device import device as open_device
+from centella.dtypes import Array, from_host_array
+from centella.errors import DeviceError, DTypeError
+from centella.program import exact
+from centella.recording import innermost
+from centella.specs import Spec
+from centella.tensor import Tensor
+
+Leaf = Tensor | Array
+
+
+class _Slot:
+    """Where a leaf stood in nested containers."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def flatten(value: Any, leaves: list[Any], kinds: tuple[type, ...]) -> Any:
+    """Nested tuples, lists and dicts with their leaves taken out, in order."""
+    if isinstance(value, kinds):
+        leaves.append(value)
+        return _Slot(len(leaves) - 1)
+    if isinstance(value, (tuple, list)):
+        parts = [flatten(v, leaves, kinds) for v in value]
+        if isinstance(value, list):
+            return parts
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, dict):
+        return {k: flatten(v, leaves, kinds) for k, v in value.items()}
+    return value
+
+
+def fill(shape: Any, leaves: Sequence[Any]) -> Any:
+    """Undo `flatten` with other leaves."""
+    if isinstance(shape, _Slot):
+        return leaves[shape.index]
+    if isinstance(shape, list):
+        return [fill(v, leaves) for v in shape]
+    if isinstance(shape, tuple):
+        parts = [fill(v, leaves) for v in shape]
+        return type(shape)(*parts) if hasattr(shape, "_fields") else tuple(parts)
+    if isinstance(shape, dict):
+        return {k: fill(v, leaves) for k, v in shape.items()}
+    return shape
+
+
+def _key(shape: Any) -> Any:
+    """A container's form as a dictionary key."""
+    if isinstance(shape, _Slot):
+        return "leaf"
+    if isinstance(shape, (tuple, list)):
+        return type(shape), tuple(_key(v) for v in shape)
+    if isinstance(shape, dict):
+        return dict, tuple((k, _key(v)) for k, v in shape.items())
+    try:
+        hash(shape)
+    except TypeError as error:
+        raise DTypeError(
+            f"jit: expected tensors, arrays, numbers and containers of them, got "
+            f"{type(shape).__name__}"
+        ) from error
+    same = isinstance(shape, float) and shape != shape  # every NaN is one constant
+    return type(shape), "nan" if same else exact(shape)
+
+
+class Call:
+    """The arguments of a call: tensors and host arrays taken out, the rest as a key.
+
+    Attributes:
+        leaves: arrays as what holds the bytes of their storage type.
+        signature: what a capture is for; the specs of the leaves come after the rest.
+        shape: the arguments with a place for each leaf.
+    """
+
+    __slots__ = ("device", "leaves", "shape", "signature")
+
+    def __init__(
+        self, name: str, device: str | Device | None, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        leaves: list[Leaf] = []
+        self.shape: Any = flatten((tuple(args), kwargs), leaves, (Tensor, np.ndarray))
+        self.device: Device = _device_of(leaves) if device is None else open_device(device)
+        specs = [self._taken(name, leaves, index) for index in range(len(leaves))]
+        self.leaves: list[Leaf] = leaves
+        self.signature: tuple[Any, ...] = (_key(self.shape), *specs)
+
+    def _taken(self, name: str, leaves: list[Leaf], index: int) -> Spec:
+        leaf = leaves[index]
+        if not isinstance(leaf, Tensor):
+            leaves[index], kind = from_host_array(name, leaf, None)
+            return self.device.spec(leaves[index].shape, kind)
+        if leaf.device is not self.device:
+            raise DeviceError(
+                f"{name}: expected tensors on {self.device.name}, got one on {leaf.device.name}; "
+                f"move it with .to(device)"
+            )
+        return self.device.spec(leaf.shape, leaf.dtype)
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """How each leaf lies on the device."""
+        return self.signature[1:]
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a function is being captured on the device."""
+        inside = innermost(self.device)
+        return inside is not None and inside.marks is not None
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{s.dtype.name} {list(s.shape)}" for s in self.specs)
+        return f"({said})" if said else "(no tensors)"
+
+
+def _device_of(leaves: Sequence[Leaf]) -> Device:
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            return leaf.device
+    return current_device()

@@ -1,0 +1,54 @@
+"""The devices that tests run on, and devices of a test's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import centella as ct
+from tests.pads import define_pads
+
+POOL = os.environ.get("CENTELLA_POOL", "poison")
+GPU = ("cuda", "webgpu-hardware")
+DEVICES = ("cpu", "simulator", "webgpu", "webgpu-minimum", *GPU)
+
+_spelled: dict[ct.Device, tuple[str, dict[str, Any]]] = {}  # how each was opened, its pool apart
+
+
+def _hardware() -> str:
+    """The first adapter that is a GPU, by its place in the list."""
+    from centella.backends import webgpu
+
+    for index, adapter in enumerate(webgpu.adapters()):
+        if not webgpu.is_software(adapter):
+            return f"webgpu:{index}"
+    raise ct.DeviceError("no hardware WebGPU adapter")
+
+
+@functools.cache
+def open_device(kind: str) -> ct.Device | str:
+    """The device of one of `DEVICES`, opened once, or the reason why there is none.
+
+    Its memory is poisoned, so that pads, outputs and reused buffers hold NaN until a kernel writes
+    them.
+    """
+    pool = {} if kind == "cpu" else {"pool": POOL}
+    if kind == "simulator":  # fills what it allocates with NaN itself, and checks every bound
+        pool = {"pool": "exact"}
+    limits = {"minimum": True} if kind == "webgpu-minimum" else {}
+    try:
+        name = _hardware() if kind == "webgpu-hardware" else kind.removesuffix("-minimum")
+        made = ct.device(name, **pool, **limits)
+    except (ct.CentellaError, ImportError, OSError) as error:
+        return f"{kind}: {error}"
+    if kind == "cuda" and POOL == "exact":  # for compute-sanitizer
+        define_pads(made.backend)
+    _spelled[made] = name, limits
+    return made
+
+
+def own(device: ct.Device, **options: Any) -> ct.Device:
+    """Another device of the same kind, with nothing compiled, planned or allocated."""
+    name, limits = _spelled[device]
+    return ct.device(name, **{"pool": "reuse", **limits, **options})
