@@ -81,7 +81,7 @@ class Embedder:
     Attributes:
         model: the encoder; calling the Embedder calls it.
         tokenizer: text to token ids.
-        config: length limit, pooling, normalisation.
+        config: length limit (`config.max_length` tokens), pooling, normalisation.
     """
 
     def __init__(self, model: BertModel, tokenizer: Tokenizer, config: EmbedderConfig) -> None:
@@ -92,6 +92,7 @@ class Embedder:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
+        self._told_of_cut = False
 
     def __repr__(self) -> str:
         return f"Embedder({type(self.model).__name__}, dim={self.dim}, {self.model.device!r})"
@@ -113,6 +114,9 @@ class Embedder:
         progress: bool | Callable[[int, int], None] = False,
     ) -> Array:
         """Vectors of texts.
+
+        A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
+        part in its vector. The first that is cut is logged as a warning.
 
         Args:
             texts: one text, or any number of them (a list, a generator).
@@ -161,7 +165,24 @@ class Embedder:
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
-        return self.tokenizer.encode(texts, self.config.max_length)
+        ids = self.tokenizer.encode(texts, self.config.max_length)
+        if not self._told_of_cut:
+            self._tell_of_cut(texts, ids)
+        return ids
+
+    def _tell_of_cut(self, texts: list[str], ids: list[list[int]]) -> None:
+        most = self.config.max_length
+        for index, (text, found) in enumerate(zip(texts, ids, strict=True)):
+            if len(found) < most or (whole := len(self.tokenizer.encode([text])[0])) <= most:
+                continue
+            import logging
+
+            logging.getLogger("centella.embed").warning(
+                "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
+                "further texts that are cut are not reported", index, whole, most,
+            )  # fmt: skip
+            self._told_of_cut = True
+            return
 
     def _submit(
         self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool | None

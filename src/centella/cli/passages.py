@@ -12,7 +12,7 @@ from centella.errors import CentellaError
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
 TABLES = ("features.md", "from-trueno.md")  # of names, to look things up in: nobody reads them
-LONG = 700  # characters; about the 256 tokens that MiniLM reads, with room to spare
+LONG = 600  # characters: of prose some 150 tokens, of dense tables the 256 that MiniLM reads
 
 
 class Passage(Struct, frozen=True):
