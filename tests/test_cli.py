@@ -192,6 +192,7 @@ def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
     result = call("embed", "--file", lines, "--output", array, *options)
     saved = np.load(array)
     assert f"out.npy: 3 x {saved.shape[1]} float32" in result.output.replace("\n", "")
+    assert "lines.txt: blank lines have no vector: 1 left out (2)" in result.stderr
     piped = call("embed", "--file", "-", "--json", *options, stdin="first\nsecond\nthird\n")
     vectors = np.array([row["embedding"] for row in json.loads(piped.stdout)], np.float32)
     np.testing.assert_allclose(saved, vectors, atol=1e-6)
@@ -201,10 +202,23 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     tiny = ("--model", TINY)
     assert "no text; try" in failed("embed", *tiny)
     assert "not both" in failed("embed", "a", "--file", "b", *tiny)
-    assert "nope.txt" in failed("embed", "--file", tmp_path / "nope.txt", *tiny)
+    nope = tmp_path / "nope.txt"
+    assert failed("embed", "--file", nope, *tiny).endswith(f"{nope}: no such file or directory")
+    assert failed("embed", "--file", tmp_path, *tiny).endswith(f"{tmp_path}: is a directory")
+    assert "expected texts, got an empty one" in failed("embed", "a", " ", *tiny)
+    (tmp_path / "latin.txt").write_bytes("a\ngrüße\n".encode("latin-1"))
+    text = failed("embed", "--file", tmp_path / "latin.txt", *tiny)
+    assert text.endswith("latin.txt: line 2 is no UTF-8 text")
     assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
     missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
     assert "expected a model folder" in missing
+
+
+def test_lines_are_those_of_the_file() -> None:
+    text = "\ufeffone\r\ntwo\u2028still two\x0cand still\rthree"
+    options = ("--model", TINY, "--device", "cpu", "--json")
+    rows = json.loads(call("embed", "--file", "-", *options, stdin=text).stdout)
+    assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
@@ -222,8 +236,12 @@ def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n in absent else find(n, *a)
     )
-    for command in (("demo",), ("embed", "text")):
-        assert failed(*command, "--device", "cpu").endswith(PIP)
+    assert failed("embed", "text", "--device", "cpu").endswith(PIP)
+    demo = call("demo", "--device", "cpu")  # which names its device before it looks for weights
+    assert demo.exit_code == 1
+    assert demo.stderr.startswith("centella: ")
+    assert demo.stderr.endswith(f"{PIP}\n")
+    assert demo.stdout.count("\n") == demo.stderr.count("\n") == 1
 
 
 def test_debug_raises_what_it_would_print() -> None:
