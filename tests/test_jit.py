@@ -162,7 +162,7 @@ def test_arrays_go_to_the_device_that_is_named(
     device: ct.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CENTELLA_DEVICE", "cpu")
-    x = RNG.standard_normal((3, 7)).astype(np.float32)
+    x: Any = RNG.standard_normal((3, 7)).astype(np.float32)
     with pytest.raises(ct.DeviceError, match=r"on cpu and .*\. No argument of") as error:
         ct.jit(layer(device))(x)
     assert str(error.value).endswith("name its own: @ct.jit(device=...)")

@@ -152,8 +152,9 @@ def host_array(kernel: Kernel, name: str, value: Any, param: TensorParam) -> np.
     """
     array = np.asarray(value)
     wanted = param.dtype
-    checked = wanted is not None and wanted is not bf16 and param.mode != "out"
-    if checked and hasattr(value, "dtype") and array.dtype != wanted.numpy:
+    if wanted is None or wanted is bf16 or param.mode == "out" or not hasattr(value, "dtype"):
+        return array
+    if array.dtype != wanted.numpy:
         raise DTypeError(
             f"{kernel.name}: expected {wanted.name} for {name!r}, got an array of {array.dtype}"
         )
