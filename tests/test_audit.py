@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,36 +136,38 @@ class SimulatorShim(Shim):
         self.around(simulator, "_parameters", words, after=True)
 
 
+class Calls:
+    """A library whose functions can be replaced; cffi's own cannot."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
 class WebGpuShim(Shim):
-    """A wgpu device, its queue and encoders, and the raw dispatches into a pass."""
+    """What is called of wgpu-native: its queue, encoders and passes; and what wgpu-py makes."""
 
     def install(self) -> None:
-        from wgpu.backends import wgpu_native
+        from centella.backends.webgpu import raw
 
-        from centella.backends.webgpu import encode
+        native: Any = raw.lib
+        self.usage = native.wgpuBufferGetUsage
+        counted = Calls(native)
+        self.around(counted, "wgpuQueueWriteBuffer", self._write)
+        self.around(counted, "wgpuQueueSubmit", self.submitted)
+        self.around(counted, "wgpuCommandEncoderCopyBufferToBuffer", self._copy)
+        launch = "wgpuComputePassEncoderDispatchWorkgroups"
+        self.around(counted, launch, lambda *_: {"launches": 1})
+        self.patch.setattr(raw, "lib", counted)
+        self.around(self.backend.native, "create_buffer", self._buffer)
+        self.around(self.backend.native, "create_compute_pipeline", lambda **_: {"compiles": 1})
 
-        raw_calls: Any = vars(encode)["native"]
-        native = self.backend.native
-        encoder: Any = wgpu_native.GPUCommandEncoder
-        self.around(native.queue, "write_buffer", self._write)
-        self.around(native.queue, "submit", self.submitted)
-        self.around(native, "create_buffer", self._buffer)
-        self.around(native, "create_compute_pipeline", lambda **_: {"compiles": 1})
-        self.around(encoder, "copy_buffer_to_buffer", self._copy)
-        lib, name = raw_calls.lib, "wgpuComputePassEncoderDispatchWorkgroups"
-        raw = SimpleNamespace(**{
-            n: getattr(lib, n)
-            for n in ("wgpuComputePassEncoderSetPipeline", "wgpuComputePassEncoderSetBindGroup",
-                      name)
-        })  # fmt: skip
-        self.around(raw, name, lambda *_: {"launches": 1})
-        self.patch.setattr(encode, "native", SimpleNamespace(lib=raw, ffi=raw_calls.ffi))
-
-    def _write(self, buffer: Any, offset: int, data: Any) -> dict[str, int]:
+    def _write(self, _: Any, buffer: Any, __: int, ___: Any, nbytes: int) -> dict[str, int]:
         import wgpu
 
-        nbytes = memoryview(data).nbytes
-        if buffer.usage & wgpu.BufferUsage.UNIFORM:
+        if self.usage(buffer) & wgpu.BufferUsage.UNIFORM:
             return {"parameter_bytes": nbytes}
         return {"uploads": 1, "upload_bytes": nbytes}
 
@@ -180,9 +181,9 @@ class WebGpuShim(Shim):
     def _copy(self, _: Any, source: Any, __: int, target: Any, ___: int, n: int) -> dict[str, int]:
         import wgpu
 
-        if source.usage & wgpu.BufferUsage.QUERY_RESOLVE:
+        if self.usage(source) & wgpu.BufferUsage.QUERY_RESOLVE:
             return {"timing_bytes": n}
-        if target.usage & wgpu.BufferUsage.MAP_READ:
+        if self.usage(target) & wgpu.BufferUsage.MAP_READ:
             return {"bytes_back": n}
         return {"copies": 1, "copy_bytes": n}
 

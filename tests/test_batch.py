@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 from msgspec.structs import force_setattr
 
 import centella as ct
+from centella import recorder, running
 from centella.batch import CommandBatch
 from centella.recording import Recording, innermost
 from centella.submission import Submission
@@ -469,6 +469,14 @@ def test_a_failed_submission_loses_the_device(name: str, monkeypatch: pytest.Mon
         ct.asarray(X, device=device)
 
 
+def test_waiting_that_is_refused_loses_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ct.device("simulator", pool="reuse")
+    monkeypatch.setattr(device.backend, "submit", refuse(ct.DeviceError("fell off the bus")))
+    with pytest.raises(ct.DeviceLostError, match="simulator was lost: fell off the bus; open it"):
+        device.synchronize()
+    assert device.lost
+
+
 class LostTicket:
     """A submission that the device did not survive."""
 
@@ -797,8 +805,6 @@ def test_a_plan_holds_no_tensors(device: ct.Device) -> None:
 
 
 def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from centella import running
-
     monkeypatch.setattr(running, "PLANS", 4)
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
@@ -811,7 +817,7 @@ def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forms_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["centella.device"], "FORMS", 4)
+    monkeypatch.setattr(recorder, "FORMS", 4)
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         np.testing.assert_array_equal((ct.zeros(n, device=device) + 1.0).numpy(), np.ones(n))

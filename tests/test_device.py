@@ -273,6 +273,18 @@ def test_memory_is_told() -> None:
 # -- threads --------------------------------------------------------------------------------------
 
 
+@pytest.mark.devices("cpu", "simulator", "webgpu")
+def test_nothing_is_in_use_on_a_closed_device(device: ct.Device) -> None:
+    own = ct.device(device.name.partition(":")[0], pool="reuse")
+    x = ct.asarray(X, device=own) + 1.0
+    x.numpy()
+    assert own.memory.live
+    own.close()
+    del x
+    own.let_go()
+    assert (own.memory.live, own.memory.held) == (0, 0)
+
+
 def test_a_device_of_one_thread_is_used_in_another(device: ct.Device) -> None:
     x = ct.asarray(X, device=device)
     found: list[Array] = []

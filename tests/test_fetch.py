@@ -12,6 +12,7 @@ import pytest
 
 import centella as ct
 from centella import functional
+from centella.workspace import Workspace
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
@@ -304,3 +305,79 @@ def test_outputs_outlive_their_capture_and_no_longer(device: ct.Device) -> None:
     del again
     where.pool.drain()
     assert where.memory.live == live  # without help of the garbage collector
+
+
+# -- temporaries are shared -----------------------------------------------------------------------
+
+
+def chain(x: Any) -> Any:
+    """Each step needs what the one before made, and nothing is fused with it."""
+    return functional.softmax(functional.softmax(functional.softmax(x * 2.0)))
+
+
+def test_captures_compute_in_the_same_memory(device: ct.Device) -> None:
+    where = own(device)
+    fn = ct.jit(chain, device=where)
+    sizes = (1300, 900, 1200, 700)
+    inputs = {n: random(4, n) for n in sizes}
+    wanted = {n: chain(ct.asarray(x, device=where)).numpy() for n, x in inputs.items()}
+    before = {id(b) for b in where.workspace.held}
+    for _ in range(2):
+        for n, x in inputs.items():  # by turns, the largest first
+            assert np.array_equal(fn.fetch(x).result(), wanted[n])
+    new = [b for b in where.workspace.held if id(b) not in before]
+    replays = [compiled._replay for compiled in fn._made.values()]
+    used = [{id(b) for b in r._slots[r._externals :]} & {id(b) for b in new} for r in replays]
+    assert all(one <= used[0] for one in used)
+    largest = max(wanted[n].nbytes for n in sizes)
+    assert sum(b.nbytes for b in new) <= 4 * largest
+    made = [(fn.fetch(x), wanted[n]) for n, x in inputs.items()]  # all under way at once
+    for pending, right in made:
+        assert np.array_equal(pending.result(), right)
+
+
+def test_threads_compute_in_the_same_memory(device: ct.Device) -> None:
+    where = own(device)
+    fns = [ct.jit(chain, device=where), ct.jit(lambda x: chain(x) + 1.0, device=where)]
+    inputs = [random(2, 50 + 13 * (i % 3)) for i in range(18)]
+    wanted = [chain(ct.asarray(x, device=where)).numpy() for x in inputs]
+
+    def work(index: int) -> None:
+        i = index % len(inputs)
+        for offset, fn in enumerate(fns):
+            assert np.allclose(fn.fetch(inputs[i]).result(), wanted[i] + offset, atol=1e-6)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(3 * len(inputs))))
+
+
+def test_shared_memory_goes_with_the_last_capture(device: ct.Device) -> None:
+    where = own(device)
+    one, two = (ct.jit(chain, device=where) for _ in range(2))
+    held = len(where.workspace.held)
+    x = random(3, 77)
+    results = [fn.fetch(x).result() for fn in (one, two)]
+    shared = len(where.workspace.held)
+    assert shared > held or where.name == "cpu"
+    one.clear()
+    assert np.array_equal(two.fetch(x).result(), results[1])
+    two.clear()
+    assert len(where.workspace.held) <= held
+    assert np.array_equal(results[0], results[1])
+
+
+def test_a_plan_takes_no_buffer_twice_and_none_that_is_too_large_to_bind() -> None:
+    where = ct.device("simulator", pool="reuse")
+    workspace = Workspace(where.pool, most=4096)
+    first = workspace.share()
+    held = [first.allocate(n) for n in (1000, 1000, 3000, 9000)]
+    assert len(set(held)) == 4
+    second = workspace.share()
+    assert second.allocate(500) in held[:2]
+    assert second.allocate(1000) in held[:2]
+    assert second.allocate(1000) is held[2]
+    assert second.allocate(1000) not in held  # 9000 cannot be bound whole
+    assert second.allocate(8000) is held[3]
+    assert len(workspace.held) == 5
+    del held, first, second
+    assert not workspace.held

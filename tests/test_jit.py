@@ -416,9 +416,8 @@ def test_an_input_that_failed_fails_the_replay(device: ct.Device) -> None:
 
 
 def test_a_write_says_nothing_of_the_work_before_it(device: ct.Device) -> None:
-    engine = device
     batch = device.batch()
     batch.upload(np.ones(3, np.float32))
-    before = engine.finished
+    before = device.flight.finished
     batch.execute().result()
-    assert engine.finished == before
+    assert device.flight.finished == before

@@ -609,7 +609,7 @@ def run(case: Case) -> Seen:
         for bound in work.launches:
             natives = [work.slots[s].native for s in bound.slots]
             words = [n.copy() for n in natives]
-            params = np.array(bound.words, np.uint32)
+            params = np.frombuffer(bound.parameters, np.uint32)[1:]
             launch = Launch(bound.pipeline, words, params, bound.groups, bound.views)
             submit(Submission(work.slots, [], [bound]))
             launch.after = [n.copy() for n in natives]

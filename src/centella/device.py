@@ -1,44 +1,22 @@
-"""A device: where operations are recorded and run; and how one is opened."""
+"""A device as applications call it, and how one is opened: once for each name."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
-from centella.errors import ContractError, DeviceError, LimitError
-from centella.ledger import Ledger, on_flush, open_scopes, permit
-from centella.op import Op
+from centella.errors import DeviceError
+from centella.ledger import Ledger, on_flush
 from centella.opening import GPUS, choose, forked, kind_of, open_backend, spelled
-from centella.pipelines import PipelineCache
-from centella.program import exact
-from centella.recording import (
-    FAILED,
-    PENDING,
-    READY,
-    Cell,
-    Form,
-    Operand,
-    Recording,
-    Value,
-    call_site,
-    innermost,
-)
-from centella.specs import Spec
-from centella.submission import Array, Backend, Buffer
-from centella.values import Values
-
-INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
-
-IMPLICIT_NODES = 256
-DIRECT = 64 << 10
-FORMS = 8192
+from centella.recorder import Recorder
+from centella.recording import Value, innermost
 
 
-class Device(Values):
+class Device(Recorder):
     """One open device; `ct.device(...)` gives it.
 
     Attributes:
@@ -46,16 +24,6 @@ class Device(Values):
         caps: what it can do.
         cache: its PipelineCache.
     """
-
-    def __init__(
-        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
-        memory_limit: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(backend, pool=pool, cache=cache, memory_limit=memory_limit)
-        self._forms: dict[Any, Form] = {}
-        self._local = threading.local()
-        self._implicit: WeakSet[Recording] = WeakSet()
-        self._temporary_limit = max(64 << 20, min(self.caps.max_buffer, 16 << 30) // 16)
 
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"
@@ -73,176 +41,6 @@ class Device(Values):
         """Name, driver and limits, as `centella info` prints them."""
         return self.backend.describe()
 
-    # -- recording --------------------------------------------------------------------------------
-
-    def implicit(self) -> Recording:
-        """The recording of lazily used operators on this thread."""
-        mine = getattr(self._local, "implicit", None)
-        if mine is None:
-            mine = self._local.implicit = Recording(self, explicit=False)
-            with self.lock:
-                self._implicit.add(mine)
-        return mine
-
-    def form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
-        """What `op` makes of operands that lie so.
-
-        Raises:
-            ShapeError, DTypeError: from the op's rule.
-            LimitError: a result would be larger than the device allows.
-        """
-        key = (op, specs, *[(name, exact(value)) for name, value in attrs.items()])
-        found = self._forms.get(key)
-        if found is None:
-            if len(self._forms) >= FORMS:
-                self._forms.clear()
-            found = self._forms[key] = self._new_form(op, specs, attrs)
-        return found
-
-    def _new_form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
-        outputs = tuple(self.spec(shape, dtype) for shape, dtype in op.rule(specs, attrs))
-        for spec in outputs:
-            if spec.storage_bytes > self.caps.max_buffer:
-                raise LimitError(
-                    f"{op.name}: a result of {spec.storage_bytes:,} bytes; {self.name} allows "
-                    f"{self.caps.max_buffer:,}"
-                )
-        for spec in (*specs, *outputs):
-            if spec.span >= INDEX_LIMIT:
-                raise LimitError(
-                    f"{op.name}: expected tensors of fewer than {INDEX_LIMIT:,} elements, got "
-                    f"{list(spec.shape)}"
-                )
-        copies = () if self.caps.target == "numpy" else tuple(
-            i for i, s in enumerate(specs) if not op.takes(i, s)
-        )  # fmt: skip
-        nbytes = sum(spec.storage_bytes for spec in outputs)
-        return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
-
-    def record(
-        self, op: Op, operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
-    ) -> tuple[Value, ...]:
-        """Record one op; operands are (value, seen as, element offset)."""
-        form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
-        return self.add(form, [(value, offset) for value, _, offset in operands])
-
-    def add(
-        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording | None = None
-    ) -> tuple[Value, ...]:
-        """Record one op; operands are (value, element offset), seen as the form's inputs say.
-
-        Args:
-            target: where; default: the batch that an operand waits for, else the innermost open
-                batch of this thread and task, else this thread's implicit recording.
-
-        Raises:
-            ContractError: operands wait for two open batches, or were not kept.
-            DeviceError: an operand lives on another device.
-            CentellaError: what had to run first failed; the op is not recorded.
-        """
-        for value, _ in operands:
-            if value.device is not self:
-                raise DeviceError(
-                    f"{form.op.name}: operands on {self.name} and {value.device.name}; "
-                    f"move one with .to(device)"
-                )
-        site = call_site()
-        with self.lock:
-            self.check_lost()
-            if target is None:
-                target = self._target(form, operands)
-            if not target.explicit:
-                self._make_room(target)
-            inputs: list[Operand] = []
-            read: list[Cell] = []
-            for index, ((value, offset), spec) in enumerate(
-                zip(operands, form.inputs, strict=True)
-            ):
-                if value.cell is not None:
-                    value.check_current()
-                    read.append(value.cell)
-                if value.state != READY and value.recording is not target:
-                    value = self._there(value, form.op, index)
-                inputs.append(target.operand(value, spec, offset))
-            changed = self._changed(form, operands, target) if form.op.mutates else ()
-            # From here on nothing fails: an op that raises is not recorded.
-            made = target.add(form, tuple(inputs), site)
-            for cell in read:
-                cell.read_by(target)
-            for cell, value in zip(changed, made, strict=False):
-                cell.advance(value)
-            return made
-
-    def _there(self, value: Value, op: Op, index: int) -> Value:
-        """An operand of another recording, once that has run; or memory to be overwritten."""
-        if value.state == PENDING:
-            self._flush_value(value)
-        elif value.state == FAILED and index in op.overwrites:
-            memory = None if value.cell is None else value.cell.memory
-            return memory or value
-        return value
-
-    def _changed(
-        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording
-    ) -> list[Cell]:
-        """The cells that an op changes, once everything else that reads them has run."""
-        cells: list[Cell] = []
-        for index in form.op.mutates:
-            value, _ = operands[index]
-            if value.cell is None:
-                raise ContractError(f"{form.op.name}: operand {index} is no State")
-            if sum(other is value for other, _ in operands) > 1:
-                raise ContractError(
-                    f"{form.op.name}: {value.cell.what} is read and changed at once"
-                )
-            for reader in value.cell.unread(target):
-                self.run(reader)
-            cells.append(value.cell)
-        return cells
-
-    def _target(self, form: Form, operands: Sequence[tuple[Value, int]]) -> Recording:
-        explicit: Recording | None = None
-        for value, _ in operands:
-            mine = value.recording
-            if mine is not None and mine.explicit:
-                if explicit is not None and explicit is not mine:
-                    raise ContractError(
-                        f"{form.op.name}: operands wait for two open batches; execute one of them "
-                        f"first"
-                    )
-                explicit = mine
-        return explicit or innermost(self) or self.implicit()
-
-    def _make_room(self, target: Recording) -> None:
-        """Run an implicit recording that is full, before it gets one more op or upload."""
-        if (
-            len(target.nodes) >= IMPLICIT_NODES
-            or target.result_bytes > self._temporary_limit
-            or len(target.uploads) >= IMPLICIT_NODES
-        ):
-            self.run(target)
-        target.scopes.update(open_scopes())
-
-    def _flush_value(self, value: Value) -> None:
-        """Make a pending value ready: run the recording it waits for, whole."""
-        recording = value.recording
-        assert recording is not None
-        if recording.explicit:
-            value.require()
-        self.run(recording)
-
-    def materialise(self, value: Value) -> Buffer:
-        """The buffer of a value, once its recording has been submitted.
-
-        Raises:
-            ContractError: it waits for a batch that has not been executed.
-        """
-        with self.lock:
-            value.check_current()
-            if value.state == PENDING:
-                self._flush_value(value)
-            return value.require()
-
     def native_of(self, value: Value) -> Any:
         """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
         return self.backend.shown(self.materialise(value))
@@ -255,35 +53,6 @@ class Device(Values):
             ContractError: it waits for a batch that has not been executed.
         """
         return self.backend.lend(self.materialise(value), stream)
-
-    def upload(self, data: Array, spec: Spec, target: Recording | None = None) -> Value:
-        """Host data as a value: a snapshot is taken now.
-
-        What is recorded on a batch is written when that is executed. Otherwise small data rides
-        in the next submission's one write; large data is written at once.
-
-        Raises:
-            TransferForbidden: inside `forbid("transfer")`.
-        """
-        if spec.size == 0:
-            return self.reserve(spec)
-        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
-        if spec.storage_bytes > self.caps.max_buffer:
-            raise LimitError(
-                f"upload: {spec.storage_bytes:,} bytes; {self.name} allows {self.caps.max_buffer:,}"
-            )
-        site = call_site()
-        target = target or innermost(self)
-        if target is None and spec.storage_bytes > DIRECT:
-            return self._write(data, spec, site)
-        raw = self._storage_of(data, spec)
-        with self.lock:
-            self.check_lost()
-            if target is not None:
-                return target.add_upload(spec, raw, site)
-            mine = self.implicit()
-            self._make_room(mine)
-            return mine.add_upload(spec, raw, site)
 
     def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A function captured for arguments like these, to be replayed: see `ct.jit`.
@@ -304,16 +73,6 @@ class Device(Values):
         from centella.batch import CommandBatch
 
         return CommandBatch(self)
-
-    def flush_thread(self, scope: Ledger | None = None) -> None:
-        """Run what this thread recorded lazily, and what any thread did inside a ledger's scope."""
-        thread = threading.get_ident()
-        with self.lock:
-            for recording in list(self._implicit):
-                if not recording.empty and (
-                    recording.thread == thread or scope in recording.scopes
-                ):
-                    self.run(recording)
 
     @contextmanager
     def stream(self, stream: Any = None) -> Iterator[Any]:
@@ -340,11 +99,6 @@ class Device(Values):
         with enter(stream) as native:
             yield native
             self.flush_thread()
-
-    def synchronize(self) -> None:
-        """Run what this thread recorded lazily and wait until the device has done everything."""
-        self.flush_thread()
-        super().synchronize()
 
 
 _opened: dict[str, Device] = {}

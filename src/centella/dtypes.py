@@ -143,6 +143,10 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
         DTypeError: no such type, float64 or int64 data with none given, values that do not fit.
         ShapeError: a nested list with rows of unequal length.
     """
+    if dtype is None and type(data) is np.ndarray:
+        known = _BY_NUMPY.get(data.dtype)
+        if known is not None:
+            return data, known
     try:
         array = np.asarray(data)
     except ValueError as error:

@@ -6,9 +6,10 @@
 
     y = step(x)          # captured at the first call, replayed at every call of this signature
 
-The function is run once with placeholders; what it recorded becomes a plan with buffers of its own.
-A replay allocates, compiles and uploads nothing beyond the arrays that it is given. Tensors and
-States that the function refers to are captured; Python numbers are part of the signature.
+The function is run once with placeholders; what it recorded becomes a plan that is kept ready, with
+inputs and outputs of its own and temporaries that all captures of a device share. A replay
+allocates, compiles and uploads nothing beyond the arrays that it is given. Tensors and States that
+the function refers to are captured; Python numbers are part of the signature.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Compiled(Generic[R]):
     """
 
     def __init__(
-        self, fn: Callable[..., R], args: Sequence[Any], kwargs: dict[str, Any],
+        self, fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any],
         device: str | Device | None = None,
     ) -> None:  # fmt: skip
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
@@ -66,7 +67,7 @@ class Compiled(Generic[R]):
             for i, spec in enumerate(example.specs)
         ]
         given = [Tensor(value, value.spec) for value in inputs]
-        result = self._capture(fn, fill(example.shape, given), recording)
+        result = self._capture(fn, example.filled(given), recording)
         outputs: list[Tensor] = []
         self._shape = flatten(result, outputs, (Tensor,))
         if not outputs and recording.empty:
@@ -104,7 +105,7 @@ class Compiled(Generic[R]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers that it owns."""
+        """Bytes of its inputs, its outputs, and the temporaries, which captures share."""
         return self._replay.nbytes
 
     def explain(self) -> str:
@@ -143,7 +144,7 @@ class Compiled(Generic[R]):
         """
         return self._fetch(self._checked(args, kwargs))
 
-    def _checked(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = Call(self.name, self.device, args, kwargs)
         if call.signature != self._signature:
             raise ContractError(f"{self.name}: captured for {self._captured_for}, got {call}")
@@ -225,7 +226,7 @@ class Jitted(Generic[P, R]):
         call = Call(self._name, self._device, args, kwargs)
         return self._compiled(call, args, kwargs)._fetch(call)
 
-    def _compiled(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Compiled[R]:
+    def _compiled(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
         key = (call.device, call.signature)
         with self._lock:
             found = self._made.get(key)

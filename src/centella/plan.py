@@ -138,7 +138,7 @@ def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) 
     key: list[Any] = [len(externals)]
     for node, kept in zip(nodes, wanted, strict=True):
         key.append(node.form)
-        for value, made, offset, _ in node.inputs:
+        for value, made, offset in node.inputs:
             key.append(made if value is None else externals[id(value)])
             key.append(offset)
         key.append(kept)
@@ -196,10 +196,8 @@ def build(
 
 def _plain(node: Node, externals: Mapping[int, int], wanted: tuple[bool, ...]) -> PlanNode:
     sources = tuple(
-        Source(p.place[0], p.place[1], p.offset)
-        if p.value is None
-        else Source(-1, externals[id(p.value)], p.offset)
-        for p in node.inputs
+        Source(*place, offset) if value is None else Source(-1, externals[id(value)], offset)
+        for value, place, offset in node.inputs
     )
     return PlanNode(node.form, sources, wanted)
 

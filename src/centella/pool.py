@@ -79,6 +79,7 @@ class Pool:
         self._all: dict[int, Any] = {}
         self._returned: deque[tuple[Any, int, bool]] = deque()
         self._lock = threading.Lock()
+        self._closed = False
         self.mode = mode
         self.budget = budget
         self.held: int = 0
@@ -99,6 +100,8 @@ class Pool:
                 self._drain()
 
     def _drain(self) -> None:
+        if self._closed:  # the driver has it all back
+            self._returned.clear()
         while self._returned:
             memory, nbytes, adopted = self._returned.popleft()
             if adopted:
@@ -193,4 +196,5 @@ class Pool:
             self._all.clear()
             self._free.clear()
             self._returned.clear()
+            self._closed = True
             self.held = self.live = 0

@@ -7,6 +7,7 @@ queue, so that a failure leaves the recording as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import call
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from centella.errors import CentellaError
 from centella.ledger import permit
 from centella.plan import Plan, Step
 from centella.pool import Pool
-from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
+from centella.recording import DISCARDED, PENDING, Place, Recorded, Upload, Value, blame
 from centella.specs import Caps, Spec, strided
 from centella.submission import Array, Bound, Buffer, Read, Submission
 from centella.windows import windowed
+from centella.workspace import Share
 
 ARENA = 64 << 20
 UNIT = 256
@@ -54,9 +56,9 @@ def outside_of(taken: Recorded) -> Outside:
     for upload in taken.uploads:
         found.add(upload.value)
     for node in taken.nodes:
-        for operand in node.inputs:
-            if operand.value is not None:
-                found.add(operand.value)
+        for value, _, _ in node.inputs:
+            if value is not None:
+                found.add(value)
     return found
 
 
@@ -66,22 +68,25 @@ class Results(Struct, eq=False):
     Attributes:
         values: for each node, its values (None where nothing refers to one).
         wanted: for each, whether it outlives the submission.
+        declared: not all that something refers to are wanted.
     """
 
     values: list[list[Value | None]]
     wanted: list[tuple[bool, ...]]
+    declared: bool
 
-    def settle(self, buffers: dict[Place, Buffer], plan: Plan) -> None:
+    def settle(self, slots: Sequence[Buffer], plan: Plan) -> None:
         """What is kept is ready, made by a plan; the rest is discarded."""
-        for index, (row, kept) in enumerate(zip(self.values, self.wanted, strict=True)):
-            for position, value in enumerate(row):
-                if value is None:
-                    continue
-                if kept[position]:
-                    value.ready(buffers[index, position])
-                    value.made = plan
-                else:
-                    value.drop(DISCARDED)
+        for (index, position), slot in plan.results.items():
+            value = self.values[index][position]
+            assert value is not None, "nobody keeps what nobody refers to"
+            value.ready(slots[slot])
+            value.made = plan
+        if self.declared:
+            for row in self.values:
+                for value in row:
+                    if value is not None and value.state == PENDING:
+                        value.drop(DISCARDED)
 
     def place_of(self, value: Value) -> Place | None:
         """Where a value is made, if it is made here."""
@@ -93,21 +98,22 @@ class Results(Struct, eq=False):
 
 def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence[Span]) -> Results:
     """Which values a recording must leave behind: those declared, else all that are in use."""
-    values = [[ref() for ref in node.values] for node in taken.nodes]
+    values = [list(map(call, node.values)) for node in taken.nodes]
     if outputs is None:
-        return Results(values, [tuple([v is not None for v in row]) for row in values])
+        return Results(values, [tuple(map(bool, row)) for row in values], declared=False)
     kept = {id(v) for v in outputs} | {id(v) for v, _, _ in reads}
     wanted = [
         tuple([v is not None and (id(v) in kept or v.cell is not None) for v in row])
         for row in values
     ]
-    return Results(values, wanted)
+    return Results(values, wanted, declared=True)
 
 
 def bind(step: Step, pipeline: Any) -> Bound:
     """A planned launch with its pipeline, for buffers that begin at their first element."""
+    parameters = np.array([step.groups, *step.words], np.uint32).tobytes()
     return Bound(
-        step.program, pipeline, step.slots, step.views, step.inputs, list(step.words), step.groups
+        step.program, pipeline, step.slots, step.views, step.inputs, parameters, step.groups
     )
 
 
@@ -116,14 +122,14 @@ def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
     moved = [i for i, s in enumerate(step.slots) if s < len(offsets) and offsets[s]]
     if not moved:
         return bound
-    views, words = list(bound.views), list(bound.words)
+    views, words = list(bound.views), np.frombuffer(bound.parameters, np.uint32).copy()
     for index in moved:
         spec, offset = views[index]
         views[index] = (spec, offset + offsets[step.slots[index]])
     for position, operand in step.patches:
         if operand in moved:
-            words[position] += offsets[step.slots[operand]]
-    return replace(bound, views=tuple(views), words=words)
+            words[1 + position] += offsets[step.slots[operand]]
+    return replace(bound, views=tuple(views), parameters=words.tobytes())
 
 
 def launches_of(
@@ -153,16 +159,24 @@ def launches_of(
     return found
 
 
-def allocate(made: Plan, taken: Recorded, pool: Pool) -> list[Buffer]:
+def allocate(
+    made: Plan, taken: Recorded, pool: Pool, temporaries: Share | None = None
+) -> list[Buffer]:
     """The buffers of a plan.
+
+    Args:
+        temporaries: where those come from that do not outlive the plan; default: the pool.
 
     Raises:
         OutOfMemoryError, LimitError, TransferForbidden: names the op and line it was for.
     """
+    inside: Pool | Share = pool if temporaries is None else temporaries
+    kept = set(made.results.values())
     buffers: list[Buffer] = []
     for nbytes, maker in zip(made.buffers, made.makers, strict=True):
+        stays = made.externals + len(buffers) in kept
         try:
-            buffers.append(pool.allocate(nbytes))
+            buffers.append((pool if stays else inside).allocate(nbytes))
         except CentellaError as error:
             blame(error, taken.nodes[maker].op.name, taken.nodes[maker].site)
             raise

@@ -8,11 +8,11 @@ need not be kept. Everything here happens under the device's lock.
 from __future__ import annotations
 
 import sys
-import threading
-import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from msgspec import Struct
 
@@ -52,7 +52,7 @@ class Cell:
         self.what: str = what
         self.current: Value | None = None
         self.settled: Value | None = None
-        self._readers: weakref.WeakKeyDictionary[Recording, int] = weakref.WeakKeyDictionary()
+        self._readers: WeakKeyDictionary[Recording, int] = WeakKeyDictionary()
 
     def read_by(self, recording: Recording) -> None:
         """Note that a recording reads the current version."""
@@ -64,6 +64,8 @@ class Cell:
         Raises:
             ContractError: one of them is a batch, which runs when its owner says so.
         """
+        if not self._readers:
+            return []
         waiting: list[Recording] = []
         for found, generation in list(self._readers.items()):
             if found is changer or found.generation != generation:
@@ -80,7 +82,8 @@ class Cell:
         value.cell = self
         value.note = None if self.current is None else self.current.note
         self.current = value
-        self._readers.clear()
+        if self._readers:
+            self._readers.clear()
 
     def roll_back(self) -> None:
         """A recorded change will not happen: the version before is there again, if one is."""
@@ -204,25 +207,18 @@ class Form(Struct, eq=False):
     lowered: Any = None
 
 
-class Operand(NamedTuple):
-    """A value as a node reads it: seen as `spec`, from element `offset` of the value.
-
-    A value of the same recording is named by its `place`, so that a recording does not keep its
-    own values alive; any other value is held.
-    """
-
-    value: Value | None
-    place: Place
-    offset: int
-    spec: Spec
+# A value as a node reads it, seen as its form says: (value, place, element that it begins at). What
+# the same recording makes is named by its `place`, so that a recording does not keep its own values
+# alive; any other value is held, and its place is OUTSIDE.
+Operand = tuple["Value | None", Place, int]
 
 
 class Node(Struct, eq=False):
     """One recorded operation."""
 
     form: Form
-    inputs: tuple[Operand, ...]
-    values: tuple[weakref.ref[Value], ...]
+    inputs: list[Operand]
+    values: list[ref[Value]]
     site: Site
 
     @property
@@ -254,7 +250,7 @@ class Recording:
     def __init__(self, device: Any, explicit: bool) -> None:
         self.device: Any = device
         self.explicit: bool = explicit
-        self.thread: int = threading.get_ident()
+        self.thread: int = get_ident()
         self.open: int = 0
         self.generation: int = 0
         self.marks: list[tuple[Cell, Callable[[Any], Any]]] | None = None
@@ -273,7 +269,7 @@ class Recording:
     def __enter__(self) -> None:
         """Make it the current recording of this thread and task."""
         self.open += 1
-        _current.set((*_current.get(), (self, threading.get_ident())))
+        _current.set((*_current.get(), (self, get_ident())))
 
     def __exit__(self, *_: object) -> None:
         """Undo the last `__enter__`."""
@@ -285,28 +281,19 @@ class Recording:
                 break
         _current.set(tuple(stack))
 
-    def operand(self, value: Value, spec: Spec, offset: int) -> Operand:
-        """`value` as a node of this recording reads it.
-
-        Raises:
-            ContractError: the value has failed, was discarded, or waits for another batch.
-        """
-        if value.recording is not self:
-            value.require()
-        elif value.place is not OUTSIDE:
-            return Operand(None, value.place, offset, spec)
-        return Operand(value, OUTSIDE, offset, spec)
-
-    def add(self, form: Form, inputs: tuple[Operand, ...], site: Site) -> tuple[Value, ...]:
+    def add(self, form: Form, inputs: list[Operand], site: Site) -> list[Value]:
         """Record a node; returns its values."""
-        index, device, name = len(self.nodes), self.device, form.op.name
+        nodes, device, name = self.nodes, self.device, form.op.name
+        index = len(nodes)
         if not index:
             self.begun = began()
-        made = tuple([
-            Value(spec, device, name, self, (index, position), site)
-            for position, spec in enumerate(form.outputs)
-        ])  # fmt: skip
-        self.nodes.append(Node(form, inputs, tuple(map(weakref.ref, made)), site))
+        made: list[Value] = []
+        refs: list[ref[Value]] = []
+        for spec in form.outputs:
+            value = Value(spec, device, name, self, (index, len(made)), site)
+            made.append(value)
+            refs.append(ref(value))
+        nodes.append(Node(form, inputs, refs, site))
         self.result_bytes += form.nbytes
         return made
 
@@ -369,20 +356,30 @@ def innermost(device: Any = None) -> Recording | None:
     """The current recording on a device, or on any."""
     for recording, owner in reversed(_current.get()):
         here = device is None or recording.device is device
-        if here and recording.open and owner == threading.get_ident():
+        if here and recording.open and owner == get_ident():
             return recording
     return None
 
 
-def call_site() -> Site:
-    """File and line of the nearest frame outside the library."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+def call_site(depth: int = 1) -> Site:
+    """File and line of the nearest frame outside the library.
+
+    Args:
+        depth: callers that are known to be inside, and not looked at.
+    """
+    frame = sys._getframe(depth)
+    while True:
+        name = frame.f_code.co_filename
+        inside = _inside.get(name)
+        if inside is None:
+            inside = _inside[name] = name.startswith(_OURS)
+        if not inside or frame.f_back is None:
+            return name, frame.f_lineno
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 _OURS = call_site.__code__.co_filename.removesuffix("recording.py")  # the library's folder
+_inside: dict[str, bool] = {}  # whether a source file lies in it
 
 
 def line_of(site: Site) -> str:

@@ -1,7 +1,8 @@
 """A recording that is planned, compiled, allocated and bound once, then submitted again and again.
 
-A replay writes its inputs, runs its launches and nothing else. It owns its buffers: what it
-computed is valid until it runs again.
+A replay writes its inputs, runs its launches and nothing else. It owns the buffers of its inputs
+and outputs: what it computed is valid until it runs again. Temporaries lie in memory that all
+replays of the device share.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Replay:
             if results.place_of(value) is None:
                 outside.add(value)
         planned = engine.planned(taken, outside, results)
-        work, _ = engine.work(taken, outside, results, planned, prepare.Packed())
+        share = engine.workspace.share()
+        work, _ = engine.work(taken, outside, results, planned, prepare.Packed(), (), share)
         places = planned.plan.results if planned is not None else {}
         self._slots: list[Buffer] = work.slots
         self._launches = work.launches
@@ -189,7 +191,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers that it owns."""
+        """Bytes of the buffers that it uses."""
         return self._inputs.nbytes + sum(b.nbytes for b in self._slots[self._externals :])
 
     def run(self, given: Sequence[Array | Value], site: Site) -> list[Value]:
@@ -363,8 +365,8 @@ def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
         if v.cell is not None and v.cell.memory is not None
     }
     for node in taken.nodes:
-        for index, operand in enumerate(node.inputs):
-            cell = None if operand.value is None else operand.value.cell
+        for index, (outer, _, _) in enumerate(node.inputs):
+            cell = None if outer is None else outer.cell
             if cell is not None and id(cell) in found:
                 found[id(cell)].read |= index not in node.op.overwrites
         if node.op.mutates:

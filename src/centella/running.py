@@ -6,8 +6,8 @@ What can fail comes first and leaves the recording as it was; the submission its
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any
 
@@ -18,35 +18,22 @@ from centella.counting import count_work, note_work
 from centella.errors import (
     CentellaError,
     ContractError,
+    DeviceError,
     DeviceLostError,
     LimitError,
     OutOfMemoryError,
     SimulationError,
 )
+from centella.flight import Flight
 from centella.ledger import began, count, noted, permit, timelines
 from centella.pipelines import PipelineCache
 from centella.pool import Memory, Pool
 from centella.prepare import Span
 from centella.program import Program
-from centella.recording import (
-    PENDING,
-    Recorded,
-    Recording,
-    Value,
-    blame,
-    innermost,
-)
+from centella.recording import PENDING, Recorded, Recording, Value, blame, innermost
 from centella.specs import Caps
-from centella.submission import (
-    Array,
-    Backend,
-    Bound,
-    Buffer,
-    DoneTicket,
-    Submission,
-    Ticket,
-    Times,
-)
+from centella.submission import Backend, Bound, DoneTicket, Submission, Ticket
+from centella.workspace import Share, Workspace
 
 PLANS = 512
 
@@ -65,56 +52,6 @@ class Planned(Struct, eq=False):
     generation: int = 0
 
 
-class Watched:
-    """A ticket that trims read-backs, keeps imported memory alive and reports a lost device.
-
-    Attributes:
-        held: imported memory, until the submission is done.
-        serial: its place in the order of submissions, in which they finish.
-    """
-
-    def __init__(self, engine: Engine, ticket: Ticket, meant: Sequence[tuple[int, int]],
-                 held: tuple[Buffer, ...]) -> None:  # fmt: skip
-        self._engine = engine
-        self._ticket = ticket
-        self._meant = meant
-        self.held: tuple[Buffer, ...] = held
-        # A write alone says nothing of the work before it.
-        self.serial: int = 0 if isinstance(ticket, DoneTicket) else next(engine.serials)
-
-    def done(self) -> bool:
-        """True once the device has finished it, or was lost: `wait` says which."""
-        try:
-            done = self.serial <= self._engine.finished or self._ticket.done()
-        except DeviceLostError as error:
-            self._engine.lose(str(error))
-            return True
-        if done:
-            self._engine.finished = max(self._engine.finished, self.serial)
-        return done
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it has finished; raises what it failed with, or TimeoutError."""
-        try:
-            self._ticket.wait(timeout)
-        except DeviceLostError as error:
-            self._engine.lose(str(error))
-            raise
-        self.held = ()
-        self._engine.finished = max(self._engine.finished, self.serial)
-        self._engine.let_go()
-
-    def data(self, index: int) -> Array:
-        """The bytes asked for as read-back `index`; a copy that the caller owns."""
-        first, nbytes = self._meant[index]
-        return self._ticket.data(index)[first : first + nbytes]
-
-    def times(self) -> Times | None:
-        """Begin and end of each launch in ns; waits."""
-        self.wait()
-        return self._ticket.times()
-
-
 class Engine:
     """One backend with its memory, its plans and its compiled programs.
 
@@ -122,9 +59,10 @@ class Engine:
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
         caps: what it can do.
         cache: its PipelineCache.
+        workspace: where its replays compute.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
-        serials: numbers of submissions; finished: the last that is known to be done.
+        flight: submissions that are not known to be done.
     """
 
     _ids = counter(1)
@@ -138,12 +76,11 @@ class Engine:
         self.caps: Caps = backend.caps
         self.cache: PipelineCache = PipelineCache() if cache is None else cache
         self.pool: Pool = Pool(backend, pool, memory_limit)
+        self.workspace: Workspace = Workspace(self.pool, self.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
         self._id = next(Engine._ids)
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
-        self._in_flight: deque[Watched] = deque()
-        self.serials: Iterator[int] = counter(1)
-        self.finished: int = 0
+        self.flight: Flight = Flight(self.lose, self.let_go)
         self._fused: dict[Any, Any] = {}
         self._lost: str | None = None
         self.last_plan: plan.Plan = plan.EMPTY
@@ -180,7 +117,10 @@ class Engine:
             DeviceLostError: it was lost or closed.
         """
         if self._lost is not None:
-            raise DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
+            raise self._lost_error()
+
+    def _lost_error(self) -> DeviceLostError:
+        return DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
 
     def run(
         self,
@@ -227,7 +167,7 @@ class Engine:
                 upload.value.ready(arena, offset)
             made = planned.plan if planned else None
             if made is not None:
-                results.settle({p: work.slots[s] for p, s in made.results.items()}, made)
+                results.settle(work.slots, made)
                 recording.last_plan = self.last_plan = made
             recording.scopes.clear()
             if begin:
@@ -298,8 +238,13 @@ class Engine:
     def work(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
         planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span] = (),
+        temporaries: Share | None = None,
     ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
-        """The submission of a recording, and which of the bytes that come back are meant."""
+        """The submission of a recording, and which of the bytes that come back are meant.
+
+        Args:
+            temporaries: where to compute, if it is to run more than once.
+        """
         slots = [
             packed.where[i] if i in packed.where else v.require()
             for i, v in enumerate(outside.values)
@@ -307,7 +252,7 @@ class Engine:
         work = Submission(slots, packed.writes)
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
-            slots += prepare.allocate(planned.plan, taken, self.pool)
+            slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
             work.launches = prepare.launches_of(
                 planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
             )
@@ -347,16 +292,11 @@ class Engine:
         except Exception as error:
             lose("the device was lost")
             self.lose(str(error))
-            raise DeviceLostError(f"{self.name} was lost: {error}; open it again") from error
+            raise self._lost_error() from error
         except BaseException:
             lose("its submission was interrupted")
             raise
-        imported = tuple(b for b in work.slots if b.owner is not None)
-        watched = Watched(self, ticket, meant, imported)
-        self._sweep()
-        if imported:
-            self._in_flight.append(watched)
-        return watched
+        return self.flight.watch(ticket, meant, work.slots)
 
     def write_uploads(self, taken: Recorded) -> None:
         """Write what a recording would upload now, each in memory of its own.
@@ -377,15 +317,10 @@ class Engine:
         """Let go of imported memory whose submissions are done, unless the device is busy."""
         if self.lock.acquire(blocking=False):
             try:
-                self._sweep()
+                self.flight.sweep()
                 self.pool.drain()
             finally:
                 self.lock.release()
-
-    def _sweep(self) -> None:
-        flying = self._in_flight
-        while flying and (not flying[0].held or flying[0].done()):
-            flying.popleft().held = ()
 
     def read(self, reads: Sequence[Span], *, peek: bool = False) -> Ticket:
         """Read values back in one copy: (value, first byte, bytes) each; runs what they wait for.
@@ -416,7 +351,11 @@ class Engine:
         """Wait until the device has done everything that was submitted."""
         with self.lock:
             self.check_lost()
-            ticket = Watched(self, self.backend.submit(Submission([])), (), ())
+            try:
+                ticket = self.flight.watch(self.backend.submit(Submission([])), (), ())
+            except DeviceError as error:
+                self.lose(str(error))
+                raise self._lost_error() from error
         count(syncs=1)
         begin = began()
         ticket.wait()
@@ -429,4 +368,4 @@ class Engine:
                 self._lost = "it was closed"
                 self.pool.close()
                 self.backend.close()
-            self._in_flight.clear()
+            self.flight.clear()

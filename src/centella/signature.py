@@ -21,6 +21,7 @@ from centella.specs import Spec
 from centella.tensor import Tensor
 
 Leaf = Tensor | Array
+LEAVES = (Tensor, np.ndarray)
 
 
 class _Slot:
@@ -61,23 +62,27 @@ def fill(shape: Any, leaves: Sequence[Any]) -> Any:
     return shape
 
 
-def _key(shape: Any) -> Any:
-    """A container's form as a dictionary key."""
-    if isinstance(shape, _Slot):
-        return "leaf"
-    if isinstance(shape, (tuple, list)):
-        return type(shape), tuple(_key(v) for v in shape)
-    if isinstance(shape, dict):
-        return dict, tuple((k, _key(v)) for k, v in shape.items())
+def _key(value: Any, leaves: list[Any]) -> Any:
+    """An argument as a dictionary key, its leaves taken out, in the order of `flatten`."""
+    kind = type(value)
+    if value is None or kind is str:
+        return value
+    if isinstance(value, LEAVES):
+        leaves.append(value)
+        return _Slot
+    if isinstance(value, (tuple, list)):
+        return kind, tuple([_key(v, leaves) for v in value])
+    if isinstance(value, dict):
+        return dict, tuple([(k, _key(v, leaves)) for k, v in value.items()])
     try:
-        hash(shape)
+        hash(value)
     except TypeError as error:
         raise DTypeError(
-            f"jit: expected tensors, arrays, numbers and containers of them, got "
-            f"{type(shape).__name__}"
+            f"jit: expected tensors, arrays, numbers and containers of them, got {kind.__name__}"
         ) from error
-    same = isinstance(shape, float) and shape != shape  # every NaN is one constant
-    return type(shape), "nan" if same else exact(shape)
+    if kind is float and value != value:
+        return kind, "nan"  # every NaN is one constant
+    return exact(value)
 
 
 class Call:
@@ -86,20 +91,20 @@ class Call:
     Attributes:
         leaves: arrays as what holds the bytes of their storage type.
         signature: what a capture is for; the specs of the leaves come after the rest.
-        shape: the arguments with a place for each leaf.
     """
 
-    __slots__ = ("device", "leaves", "shape", "signature")
+    __slots__ = ("_arguments", "device", "leaves", "signature")
 
     def __init__(
-        self, name: str, device: str | Device | None, args: Sequence[Any], kwargs: dict[str, Any]
+        self, name: str, device: str | Device | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         leaves: list[Leaf] = []
-        self.shape: Any = flatten((tuple(args), kwargs), leaves, (Tensor, np.ndarray))
+        key = _key(args, leaves), _key(kwargs, leaves)
+        self._arguments = (args, kwargs)
         self.device: Device = _device_of(leaves) if device is None else open_device(device)
         specs = [self._taken(name, leaves, index) for index in range(len(leaves))]
         self.leaves: list[Leaf] = leaves
-        self.signature: tuple[Any, ...] = (_key(self.shape), *specs)
+        self.signature: tuple[Any, ...] = (key, *specs)
 
     def _taken(self, name: str, leaves: list[Leaf], index: int) -> Spec:
         leaf = leaves[index]
@@ -112,6 +117,10 @@ class Call:
                 f"move it with .to(device)"
             )
         return self.device.spec(leaf.shape, leaf.dtype)
+
+    def filled(self, leaves: Sequence[Any]) -> Any:
+        """(args, kwargs) with other leaves."""
+        return fill(flatten(self._arguments, [], LEAVES), leaves)
 
     @property
     def specs(self) -> tuple[Spec, ...]:

@@ -54,8 +54,9 @@ class Bound(Struct, eq=False):
     A plan keeps the launches that it bound; a backend changes nothing in them.
 
     Attributes:
+        parameters: 32-bit words as they lie in memory: the number of groups, then the kernel's.
         windows: of each operand the first byte and the number of bytes that are bound; None for
-            all of a buffer. Views and words count from there. Empty where no buffer is larger
+            all of a buffer. Views and offsets count from there. Empty where no buffer is larger
             than a binding.
     """
 
@@ -64,7 +65,7 @@ class Bound(Struct, eq=False):
     slots: tuple[int, ...]
     views: tuple[tuple[Spec, int], ...]
     inputs: int
-    words: list[int]
+    parameters: bytes
     groups: int
     windows: tuple[Window | None, ...] = ()
 

@@ -439,13 +439,15 @@ def apply_all(
         operands.append((tensor._value, tensor._offset))
     where: Device = operands[0][0].device
     form = where.form(op, tuple(specs), attrs)
+    for index in form.copies:
+        if operands[index][0].device is where:
+            copied = tensors[index].copy()
+            specs[index], operands[index] = copied.spec, (copied._value, 0)
     if form.copies:
-        for index in form.copies:
-            if operands[index][0].device is where:
-                copied = tensors[index].copy()
-                specs[index], operands[index] = copied.spec, (copied._value, 0)
         form = where.form(op, tuple(specs), attrs)
     made = where.add(form, operands, target)
+    if len(made) == 1:
+        return (Tensor(made[0], form.outputs[0]),)
     return tuple([Tensor(value, value.spec) for value in made])
 
 

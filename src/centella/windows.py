@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec.structs import replace
 
 from centella.errors import LimitError
@@ -41,10 +42,10 @@ def windowed(
             views[index] = (spec, offset - back[index])
     if not any(windows):
         return bound
-    words = list(bound.words)
+    words = np.frombuffer(bound.parameters, np.uint32).copy()
     for position, operand in patches:
-        words[position] -= back[operand]
-    return replace(bound, views=tuple(views), words=words, windows=tuple(windows))
+        words[1 + position] -= back[operand]
+    return replace(bound, views=tuple(views), parameters=words.tobytes(), windows=tuple(windows))
 
 
 def _window(spec: Spec, offset: int, whole: int, caps: Caps) -> Window:

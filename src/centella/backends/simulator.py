@@ -165,5 +165,5 @@ class SimulatorBackend:
 
 
 def _parameters(bound: Bound) -> Array:
-    count(parameter_bytes=4 * (1 + len(bound.words)))
-    return np.array(bound.words, np.uint32)
+    count(parameter_bytes=len(bound.parameters))
+    return np.frombuffer(bound.parameters, np.uint32)[1:]

@@ -84,6 +84,8 @@ def _norm(kind: str, x: Tensor, vectors: dict[str, Tensor | None], eps: float) -
 
 def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
     """What `fn` makes of rows along an axis, in the shape of x."""
+    if axis == -1:
+        return fn(x)
     place, last = axis_of(op, x.shape, axis), x.ndim - 1
     if place >= last:
         return fn(x)

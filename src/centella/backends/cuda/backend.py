@@ -7,7 +7,9 @@ the arguments.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,7 +85,7 @@ class CudaBackend(CudaMemory):
             ticket = CudaTicket(self, event, pinned, places, stamps)
             stream = self._streams.turn().native
             for slot, data in work.uploads:
-                self.write(work.slots[slot], data)
+                self._send(work.slots[slot], data, stream)
             for copy in work.copies:
                 check(driver.cuMemcpyDtoDAsync(
                     work.slots[copy.target].native + copy.start,
@@ -117,21 +119,16 @@ class CudaBackend(CudaMemory):
         return self._stamps
 
     def _launch(self, work: Submission, stream: Any, stamps: Stamps | None = None) -> None:
-        slots = work.slots
-        words: list[int] = []
+        address_of = [buffer.native for buffer in work.slots].__getitem__
+        structs = bytearray()
         places: list[int] = []
         for bound in work.launches:
-            places.append(len(words) * 4)
-            for slot in bound.slots:
-                address = slots[slot].native
-                words.append(address & 0xFFFFFFFF)
-                words.append(address >> 32)
-            words.append(bound.groups)
-            words += bound.words
-            if len(words) & 1:
-                words.append(0)
+            places.append(len(structs))
+            structs += _addresses(len(bound.slots)).pack(*map(address_of, bound.slots))
+            structs += bound.parameters
+            structs += bytes(-len(structs) % 8)
         # The driver copies each struct while it takes the launch.
-        blob = np.array(words, np.uint32)
+        blob = np.frombuffer(structs, np.uint8)
         pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
         first = pointers.ctypes.data
         launch = driver.cuLaunchKernel
@@ -185,3 +182,9 @@ class CudaBackend(CudaMemory):
         self._idle_pinned.clear()
         if self._primary:
             driver.cuDevicePrimaryCtxRelease(self._device)
+
+
+@cache
+def _addresses(number: int) -> struct.Struct:
+    """So many addresses as they lie in a launch's parameters."""
+    return struct.Struct(f"<{number}Q")

@@ -19,11 +19,21 @@ KNOWN: dict[int, str] = {
     86: "sm_86", 87: "sm_87", 89: "sm_89", 90: "sm_90a", 100: "sm_100", 103: "sm_103",
     120: "sm_120", 121: "sm_121",
 }  # fmt: skip
+# Errors after which a context can do nothing any more.
 STICKY: tuple[Any, ...] = (
     driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
     driver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
     driver.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
     driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+    driver.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    driver.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    driver.CUresult.CUDA_ERROR_INVALID_PC,
+    driver.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
+    driver.CUresult.CUDA_ERROR_ASSERT,
+    driver.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
+    driver.CUresult.CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    driver.CUresult.CUDA_ERROR_UNKNOWN,
 )
 
 

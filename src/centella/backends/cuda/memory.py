@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from centella.backends.cuda.interop import (
     place_of,
     stream_of,
 )
-from centella.backends.cuda.stream import Lent, Stream, Streams, context
+from centella.backends.cuda.stream import Current, Lent, Stream, Streams
 from centella.errors import DeviceError, OutOfMemoryError
 from centella.ledger import count
 from centella.specs import Caps
@@ -60,6 +60,7 @@ class CudaMemory:
             if handle is None
             else driver.CUcontext(handle)
         )
+        self._current = Current(self._context)
         self._closed = False
         try:
             with self.current():
@@ -106,9 +107,9 @@ class CudaMemory:
             family="nvidia",
         )
 
-    def current(self) -> AbstractContextManager[None]:
+    def current(self) -> Current:
         """The context, current on this thread; afterwards the application's own is again."""
-        return context(self._context)
+        return self._current
 
     @contextmanager
     def on_stream(self, stream: Any) -> Iterator[CudaNative]:
@@ -173,11 +174,13 @@ class CudaMemory:
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions."""
         with self._lock, self.current():
-            stream = self._streams.turn().native
-            check(driver.cuMemcpyHtoDAsync(buffer.native, data.ctypes.data, data.nbytes, stream))
-            if data.nbytes > STAGED:
-                check(driver.cuStreamSynchronize(stream))
-                count(syncs=1)
+            self._send(buffer, data, self._streams.turn().native)
+
+    def _send(self, buffer: Buffer, data: Array, stream: Any) -> None:
+        check(driver.cuMemcpyHtoDAsync(buffer.native, data.ctypes.data, data.nbytes, stream))
+        if data.nbytes > STAGED:
+            check(driver.cuStreamSynchronize(stream))
+            count(syncs=1)
 
     def shown(self, buffer: Buffer) -> int:
         """The address; what this thread puts on its stream finds the memory computed."""
@@ -285,7 +288,7 @@ def _place(which: str, native: Any) -> tuple[int, int | None]:
     found, handle = (int(which or 0), None) if native is None else place_of(native)
     if handle is not None:
         try:
-            with context(driver.CUcontext(handle)):
+            with Current(driver.CUcontext(handle)):
                 found = int(check(driver.cuCtxGetDevice()))
         except DeviceError as error:
             raise DeviceError(

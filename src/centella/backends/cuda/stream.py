@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -145,13 +143,18 @@ class Streams:
         driver.cuStreamDestroy(self.own.native)
 
 
-@contextmanager
-def context(handle: Any) -> Iterator[None]:
-    """A context, current on this thread; afterwards the application's own is again."""
-    check(driver.cuCtxPushCurrent(handle))
-    try:
-        yield
-    finally:
+class Current:
+    """`with` it, a context is current on this thread; afterwards the application's own is again."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        check(driver.cuCtxPushCurrent(self._handle))
+
+    def __exit__(self, *_: object) -> None:
         driver.cuCtxPopCurrent()
 
 

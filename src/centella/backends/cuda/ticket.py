@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from centella.backends.cuda.driver import check, driver
 from centella.backends.cuda.stamps import Stamps
+from centella.backends.cuda.stream import Current
 from centella.submission import Array, Times
 
 PAUSE = 0.0005
@@ -18,7 +18,7 @@ NOT_READY: Any = driver.CUresult.CUDA_ERROR_NOT_READY
 class Lender(Protocol):
     """What a ticket needs of its backend."""
 
-    def current(self) -> AbstractContextManager[None]:
+    def current(self) -> Current:
         """The context, current on this thread."""
         ...
 

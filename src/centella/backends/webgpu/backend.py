@@ -8,12 +8,12 @@ submissions by the queue, so it is reused at once. Bind groups are cached by lay
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import wgpu
 
+from centella.backends.webgpu import raw
 from centella.backends.webgpu.adapter import (
     TIMER,
     family_of,
@@ -21,9 +21,9 @@ from centella.backends.webgpu.adapter import (
     is_software,
     open_device,
 )
-from centella.backends.webgpu.encode import SLOT, Dispatch, Offsets, encode
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.prepared import Prepared
+from centella.backends.webgpu.raw import SLOT, Checked, Dispatch, Encoder, Offsets, Pipeline
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket
 from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
@@ -34,6 +34,7 @@ from centella.submission import Array, Bound, Buffer, Clock, Submission, Window
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 BIND_GROUPS = 8192
 Windows = tuple[Window | None, ...]
 
@@ -76,7 +77,7 @@ class WebGpuBackend:
         )
         self._queue = self.native.queue
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
-        self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._groups: dict[tuple[Any, ...], Any] = {}
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
         self._offsets = Offsets(0)
@@ -90,8 +91,11 @@ class WebGpuBackend:
 
     def allocate(self, nbytes: int) -> Any:
         """Device memory of `nbytes`."""
+        return self._new_buffer(nbytes, STORAGE)
+
+    def _new_buffer(self, nbytes: int, usage: int) -> Any:
         try:
-            return self.native.create_buffer(size=nbytes, usage=STORAGE)
+            return self.native.create_buffer(size=nbytes, usage=usage)
         except Exception as error:
             raise OutOfMemoryError(f"{self.name}: no room for {nbytes:,} bytes: {error}") from error
 
@@ -134,8 +138,8 @@ class WebGpuBackend:
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions."""
-        with self.lock:
-            self._queue.write_buffer(buffer.native, 0, data)
+        with self.lock, Checked():
+            raw.write(self._queue, buffer.native, data)
 
     def shown(self, buffer: Buffer) -> Any:
         """The wgpu buffer."""
@@ -154,16 +158,12 @@ class WebGpuBackend:
         free = self._staging.get(size)
         if free:
             return free.pop()
-        return self.native.create_buffer(size=size, usage=STAGING)
+        return self._new_buffer(size, STAGING)
 
     def _grow_params(self, launches: int) -> None:
         slots = max(launches, 2 * len(self._offsets.at))
-        self._params, self._offsets = self._params_buffer(slots), Offsets(slots)
+        self._params, self._offsets = self._new_buffer(slots * SLOT, PARAMS), Offsets(slots)
         self._groups.clear()  # they bind the one before
-
-    def _params_buffer(self, launches: int) -> Any:
-        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-        return self.native.create_buffer(size=launches * SLOT, usage=usage)
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class WebGpuBackend:
             found = self._layouts[writable] = (group, whole)
         return found
 
-    def compile(self, program: Program | HostProgram) -> Any:
+    def compile(self, program: Program | HostProgram) -> Pipeline:
         """The driver's form of a program."""
         assert isinstance(program, Program)
         if 4 * (1 + len(program.ir.params)) > SLOT:
@@ -211,95 +211,111 @@ class WebGpuBackend:
             )
         except Exception as error:
             raise CompileError(program.name, program.source, str(error)) from error
-        return pipeline, group
+        return pipeline, group, pipeline._internal
 
     # -- submission -------------------------------------------------------------------------------
 
     def submit(self, work: Submission) -> WebGpuTicket:
         """Start a submission."""
         with self.lock:
-            for slot, data in work.uploads:
-                self.write(work.slots[slot], data)
-            encoder = self.native.create_command_encoder()
-            for copy in work.copies:
-                encoder.copy_buffer_to_buffer(
-                    work.slots[copy.source].native, copy.first, work.slots[copy.target].native,
-                    copy.start, copy.nbytes,
-                )  # fmt: skip
             stamps = None
             if work.timed and work.launches and not self.clock.missing:
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
-            if work.prepared is not None:
-                work.prepared.encode(encoder, stamps)
-            elif work.launches:
-                self._encode(encoder, work, stamps)
-            places, staging = self._encode_reads(encoder, work, stamps)
+            places, nbytes = _places(work, stamps)
+            staging = self._take_staging(nbytes)
             try:
-                self._queue.submit([encoder.finish()])
+                with Checked():
+                    for slot, data in work.uploads:
+                        raw.write(self._queue, work.slots[slot].native, data)
+                    encoder = Encoder(self.native)
+                    self._encode(encoder, work, stamps)
+                    self._encode_reads(encoder, work, stamps, staging, places)
+                    encoder.submit(self._queue)
             except Exception as error:
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
-        return WebGpuTicket(staging, places, self.lock, self.return_staging, stamps)
+        return WebGpuTicket(self.native, staging, nbytes, places, self.return_staging, stamps)
+
+    def _encode(self, encoder: Encoder, work: Submission, stamps: Stamps | None) -> None:
+        """Copies, then launches: in one pass, or each in its own where they are timed."""
+        slots = work.slots
+        for source, first, target, start, nbytes in work.copies:
+            encoder.copy(slots[source].native, first, slots[target].native, start, nbytes)
+        if not work.launches:
+            return
+        prepared: Prepared | None = work.prepared
+        dispatches = self._found(work) if prepared is None else prepared.dispatches
+        if stamps is None:
+            encoder.launch(dispatches)
+            return
+        for index, dispatch in enumerate(dispatches):
+            encoder.launch((dispatch,), stamps.around(index))
+
+    def _encode_reads(
+        self, encoder: Encoder, work: Submission, stamps: Stamps | None, staging: Any,
+        places: list[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        for read, (place, nbytes) in zip(work.reads, places, strict=False):
+            encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
+        if stamps is not None:
+            stamps.copy_to(encoder, staging, places[-1][0])
+        if not places:
+            encoder.clear(staging, 4)  # its end can be waited for; nothing is copied
 
     def prepare(self, work: Submission) -> Prepared:
         """Parameters written, groups bound."""
+        launches = work.launches
         with self.lock:
-            words = _parameters(work.launches)
-            params = self._params_buffer(len(work.launches))
-            self._queue.write_buffer(params, 0, words)
-            count(parameter_bytes=words.nbytes)
-            slots = work.slots
+            params, offsets = self._new_buffer(len(launches) * SLOT, PARAMS), Offsets(len(launches))
+            with Checked():
+                self._write_params(params, launches)
+            natives = [buffer.native for buffer in work.slots]
             groups = [
-                self._new_group(
-                    b.pipeline[1], [slots[s].native for s in b.slots], b.windows, params
-                )
-                for b in work.launches
+                self._new_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows, params)
+                for b in launches
             ]
-            offsets = Offsets(len(groups))
-            dispatches = self._dispatches(work.launches, groups, offsets)
+            dispatches = self._dispatches(launches, groups, offsets)
         return Prepared(dispatches, groups, params, offsets)
+
+    def _found(self, work: Submission) -> list[Dispatch]:
+        """Launches whose parameters are written now and whose groups are found again."""
+        launches = work.launches
+        if len(launches) > len(self._offsets.at):
+            self._grow_params(len(launches))
+        self._write_params(self._params, launches)
+        natives = [buffer.native for buffer in work.slots]
+        id_of = list(map(id, natives)).__getitem__
+        if len(self._groups) > BIND_GROUPS:
+            self._groups.clear()
+        groups: list[Any] = []
+        for bound in launches:
+            layout = bound.pipeline[1]
+            identity = (id(layout), *map(id_of, bound.slots), bound.windows)
+            group = self._groups.get(identity)
+            if group is None:
+                group = self._new_group(
+                    layout, [natives[s] for s in bound.slots], bound.windows, self._params
+                )
+                self._groups[identity] = group
+            groups.append(group)
+        return self._dispatches(launches, groups, self._offsets)
+
+    def _write_params(self, params: Any, launches: list[Bound]) -> None:
+        """The parameters of launches, a slot each."""
+        words = b"".join([bound.parameters.ljust(SLOT, b"\0") for bound in launches])
+        raw.write(self._queue, params, np.frombuffer(words, np.uint8))
+        count(parameter_bytes=len(words))
 
     def _dispatches(
         self, launches: list[Bound], groups: list[Any], offsets: Offsets
     ) -> list[Dispatch]:
-        return [
-            Dispatch(bound.pipeline[0]._internal, group._internal, at, *self._grid(bound.groups))
-            for bound, group, at in zip(launches, groups, offsets.at, strict=False)
-        ]
-
-    def _grid(self, groups: int) -> tuple[int, int]:
-        """Groups along both sides: folded where one side is too long."""
-        if groups <= self.caps.max_groups:
-            return groups, 1
-        rows = -(-groups // self.caps.max_groups)
-        return -(-groups // rows), rows
-
-    def _encode(self, encoder: Any, work: Submission, stamps: Stamps | None) -> None:
-        """Launches with the parameters of this submission, whose groups are found again."""
-        launches = work.launches
-        if len(launches) > len(self._offsets.at):
-            self._grow_params(len(launches))
-        words = _parameters(launches)
-        self._queue.write_buffer(self._params, 0, words)
-        count(parameter_bytes=words.nbytes)
-        natives = [buffer.native for buffer in work.slots]
-        groups = [
-            self._bind_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows)
-            for b in launches
-        ]
-        encode(encoder, self._dispatches(launches, groups, self._offsets), stamps)
-
-    def _bind_group(self, layout: Any, natives: list[Any], windows: Windows) -> Any:
-        identity = (id(layout), *map(id, natives), windows)
-        found = self._groups.get(identity)
-        if found is not None:
-            self._groups.move_to_end(identity)
-            return found
-        group = self._new_group(layout, natives, windows, self._params)
-        self._groups[identity] = group
-        if len(self._groups) > BIND_GROUPS:
-            self._groups.popitem(last=False)
-        return group
+        most = self.caps.max_groups
+        found: list[Dispatch] = []
+        for bound, group, at in zip(launches, groups, offsets.at, strict=False):
+            down = -(-bound.groups // most)  # folded where one side of a grid is too long
+            across = bound.groups if down == 1 else -(-bound.groups // down)
+            found.append((bound.pipeline[2], group._internal, at, across, down))
+        return found
 
     def _new_group(self, layout: Any, natives: list[Any], windows: Windows, params: Any) -> Any:
         places = [(0, n.size) for n in natives]
@@ -316,27 +332,6 @@ class WebGpuBackend:
             }
         )
         return self.native.create_bind_group(layout=layout, entries=entries)
-
-    def _encode_reads(
-        self, encoder: Any, work: Submission, stamps: Stamps | None
-    ) -> tuple[list[tuple[int, int]], Any]:
-        places: list[tuple[int, int]] = []
-        end = 0
-        for read in work.reads:
-            places.append((end, read.nbytes))
-            end += -(-read.nbytes // 16) * 16
-        if stamps is not None:
-            places.append((end, stamps.nbytes))
-            end += stamps.nbytes
-        staging = self._take_staging(max(end, 4))
-        for read, (place, nbytes) in zip(work.reads, places, strict=False):
-            native = work.slots[read.slot].native
-            encoder.copy_buffer_to_buffer(native, read.start, staging, place, nbytes)
-        if stamps is not None:
-            stamps.copy_to(encoder, staging, places[-1][0])
-        if not places:
-            encoder.clear_buffer(staging, 0, 4)  # its end can be waited for; nothing is copied
-        return places, staging
 
     def describe(self) -> dict[str, Any]:
         """Name, driver and limits."""
@@ -372,10 +367,12 @@ def _check_native(which: str, minimum: bool, native: Any) -> None:
         raise DeviceError(f"webgpu: a device given as native= is used as it is, got {got}")
 
 
-def _parameters(launches: list[Bound]) -> Array:
-    """The parameters of launches, a slot each: the number of groups, then their words."""
-    words = np.zeros((len(launches), SLOT // 4), np.uint32)
-    for row, bound in zip(words, launches, strict=True):
-        row[0] = bound.groups
-        row[1 : 1 + len(bound.words)] = bound.words
-    return words
+def _places(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:
+    """First byte and number of bytes of each read-back, then of the time stamps; bytes in all."""
+    places: list[tuple[int, int]] = []
+    end = 0
+    sizes = [read.nbytes for read in work.reads]
+    for nbytes in sizes if stamps is None else [*sizes, stamps.nbytes]:
+        places.append((end, nbytes))
+        end += -(-nbytes // 16) * 16
+    return places, max(end, 4)

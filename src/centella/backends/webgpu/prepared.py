@@ -1,4 +1,4 @@
-"""Launches prepared once, with parameters and bind groups of their own."""
+"""Launches prepared once: parameters in a buffer of their own, bind groups, driver handles."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from centella.backends.webgpu.encode import Dispatch, Offsets, encode
-from centella.backends.webgpu.stamps import Stamps
+from centella.backends.webgpu.raw import Dispatch
 
 
 class Prepared(Struct, frozen=True):
@@ -19,10 +18,6 @@ class Prepared(Struct, frozen=True):
     """
 
     dispatches: Sequence[Dispatch]
-    groups: Sequence[Any]
+    groups: Any
     params: Any
-    offsets: Offsets
-
-    def encode(self, encoder: Any, stamps: Stamps | None = None) -> None:
-        """Put them into a command encoder."""
-        encode(encoder, self.dispatches, stamps)
+    offsets: Any

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import wgpu
-import wgpu.backends.wgpu_native as native
 
+from centella.backends.webgpu.raw import Encoder, timestamp_period
 from centella.submission import Array, Times
 
 PAIR = 16  # bytes of the two stamps of a launch
@@ -34,27 +34,21 @@ class Stamps:
         self.nbytes: int = PAIR * launches
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
         self._resolved: Any = device.create_buffer(size=self.nbytes, usage=usage)
-        lib: Any = native.lib  # its calls are made by cffi: checkers do not see them
-        self._period: float = lib.wgpuQueueGetTimestampPeriod(device.queue._internal)
+        self._period: float = timestamp_period(device.queue)
 
-    def around(self, index: int) -> dict[str, Any]:
-        """What a compute pass needs to know to time launch `index`."""
-        first = 2 * (index % MOST)
-        return {
-            "query_set": self._sets[index // MOST],
-            "beginning_of_pass_write_index": first,
-            "end_of_pass_write_index": first + 1,
-        }
+    def around(self, index: int) -> tuple[Any, int]:
+        """The query set of launch `index` and its first stamp; the one at its end follows."""
+        return self._sets[index // MOST], 2 * (index % MOST)
 
-    def copy_to(self, encoder: Any, staging: Any, place: int) -> None:
+    def copy_to(self, encoder: Encoder, staging: Any, place: int) -> None:
         """Put the stamps of all launches where the host reads."""
         for index, one in enumerate(self._sets):
-            encoder.resolve_query_set(one, 0, one.count, self._resolved, index * MOST * PAIR)
-        encoder.copy_buffer_to_buffer(self._resolved, 0, staging, place, self.nbytes)
+            encoder.resolve(one, self._resolved, index * MOST * PAIR)
+        encoder.copy(self._resolved, 0, staging, place, self.nbytes)
 
-    def times(self, raw: Array) -> Times:
+    def times(self, data: Array) -> Times:
         """Begin and end of each launch in ns."""
-        ticks = raw.view(np.uint64).astype(np.int64).reshape(-1, 2)
+        ticks = data.view(np.uint64).astype(np.int64).reshape(-1, 2)
         first = int(ticks[0, 0])
         base = int(first * self._period)  # differences are small: they keep their precision
         later = (ticks - first) * self._period

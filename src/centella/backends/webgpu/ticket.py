@@ -2,87 +2,85 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from centella.backends.webgpu import raw
 from centella.backends.webgpu.stamps import Stamps
 from centella.errors import DeviceLostError
 from centella.submission import Array, Times
+
+SPIN = 0.001  # seconds of waiting in which it is asked again and again
+PART, LONGEST = 1 / 64, 0.002  # later it sleeps for this part of the wait, and so much at most
 
 
 class WebGpuTicket:
     """A submission under way; `staging` holds its read-backs, or 4 bytes that mark its end.
 
+    Whoever waits asks the device again and again: a call that waits would keep other threads from
+    submitting.
+
     Args:
+        device: the wgpu device.
+        nbytes: of the staging buffer that are used.
         places: first byte and number of bytes of each read-back, then of the time stamps.
-        queue_lock: guards the device's queue.
         give_back: takes a staging buffer that is not mapped for the next read-back.
     """
 
     def __init__(
-        self, staging: Any, places: list[tuple[int, int]], queue_lock: threading.RLock,
+        self, device: Any, staging: Any, nbytes: int, places: list[tuple[int, int]],
         give_back: Callable[[Any], None], stamps: Stamps | None = None,
     ) -> None:  # fmt: skip
+        self._device = device
         self._staging = staging
         self._places = places
-        self._queue_lock = queue_lock
         self._give_back = give_back
         self._stamps = stamps
-        self._promise: Any = None
+        self._nbytes = nbytes
         self._lock = threading.Lock()
+        self._asked = False
+        self._landed: str | None = None  # what went wrong, or ""
         self._results: list[Array] | None = None
-        if places:
-            self._map()
 
     def __del__(self) -> None:
-        if self._promise is None:  # nobody asked: what is copied there later comes later
+        if not self._asked:  # what is copied there later comes later
             self._give_back(self._staging)
 
-    def _map(self) -> Any:
-        if self._promise is None:
-            # A promise made under a running event loop would resolve itself there as well.
-            hooks = sys.get_asyncgen_hooks()
-            sys.set_asyncgen_hooks(None, None)
-            try:
-                with self._queue_lock:
-                    self._promise = self._staging.map_async("READ_NOSYNC")
-            finally:
-                sys.set_asyncgen_hooks(*hooks)
-        return self._promise
+    def _land(self, failure: str) -> None:
+        self._landed = failure
 
     def done(self) -> bool:
         """True once the device has finished it."""
-        if self._results is not None:
-            return True
-        with self._lock:
-            promise = self._map()
-        return bool(promise._thread_event.is_set())
+        if not self._asked:
+            with self._lock:
+                if not self._asked:
+                    self._asked = True
+                    raw.map_read(self._staging, self._nbytes, self._land)
+        if self._landed is None:
+            raw.poll(self._device)
+        return self._landed is not None
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished."""
+        begin = time.perf_counter()
+        while not self.done():
+            waited = time.perf_counter() - begin
+            if timeout is not None and waited >= timeout:
+                raise TimeoutError(f"not done after {timeout} s")
+            if waited > SPIN:
+                time.sleep(min(waited * PART, LONGEST))
         with self._lock:
             if self._results is not None:
                 return
-            promise = self._map()
-        # Outside the lock: others may ask `done`, or wait less long.
-        if not promise._thread_event.wait(timeout):
-            raise TimeoutError(f"not done after {timeout} s")
-        with self._lock:
-            if self._results is not None:
-                return
-            try:
-                promise.sync_wait()
-                mapped = self._staging.read_mapped(copy=False)
-            except Exception as error:
-                raise DeviceLostError(f"the device was lost while running: {error}") from error
-            whole = np.frombuffer(mapped, np.uint8)
+            if self._landed:
+                raise DeviceLostError(f"the device was lost while running: {self._landed}")
+            whole = np.frombuffer(raw.mapped(self._staging, self._nbytes), np.uint8)
             self._results = [whole[s : s + n].copy() for s, n in self._places]
-            del whole, mapped
-            self._staging.unmap()
+            raw.unmap(self._staging)
             self._give_back(self._staging)
 
     def data(self, index: int) -> Array:

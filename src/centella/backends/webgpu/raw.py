@@ -1,0 +1,183 @@
+"""wgpu-native's own calls, as submissions and read-backs make them.
+
+Through wgpu-py each costs several times as much: structures filled by name, an object for each
+encoder and pass, a frame for errors around every call. What lives longer than a submission is made
+by wgpu-py; its handles are used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import wgpu.backends.wgpu_native as native
+
+from centella.errors import DeviceError
+from centella.submission import Array
+
+SLOT = 256  # bytes of a launch's parameters
+
+lib: Any = native.lib  # its calls are made by cffi: checkers do not see them
+ffi: Any = native.ffi
+_errors: Any = native._api.error_handler
+_NO_ENCODER: Any = ffi.new("WGPUCommandEncoderDescriptor *")
+_NO_BUFFER: Any = ffi.new("WGPUCommandBufferDescriptor *")
+_NO_PASS: Any = ffi.new("WGPUComputePassDescriptor *")
+
+
+class Checked:
+    """Raises at its end what wgpu reported of the calls inside."""
+
+    def __enter__(self) -> None:
+        _errors.capture("centella")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        reported = _errors.release("centella")
+        if reported is not None and kind is None:
+            raise DeviceError(reported[1])
+
+
+# One launch: the driver's handles of pipeline and bind group, a pointer to the offset of its
+# parameters, and the grid. A handle does not keep its object alive.
+Dispatch = tuple[Any, Any, Any, int, int]
+
+
+# A compiled program: wgpu-py's pipeline, its layout, and the driver's handle of the pipeline.
+Pipeline = tuple[Any, Any, Any]
+
+
+class Offsets:
+    """Where the parameters of each launch begin in their buffer, as the driver reads it.
+
+    Attributes:
+        at: a pointer for each launch.
+    """
+
+    def __init__(self, launches: int) -> None:
+        self._words = ffi.new("uint32_t[]", [i * SLOT for i in range(launches)])
+        self.at: list[Any] = [self._words + i for i in range(launches)]
+
+
+class Encoder:
+    """The commands of one submission."""
+
+    def __init__(self, device: Any) -> None:
+        self._handle = lib.wgpuDeviceCreateCommandEncoder(device._internal, _NO_ENCODER)
+
+    def copy(self, source: Any, first: int, target: Any, start: int, nbytes: int) -> None:
+        """Bytes of one buffer to another."""
+        lib.wgpuCommandEncoderCopyBufferToBuffer(
+            self._handle, source._internal, first, target._internal, start, nbytes
+        )
+
+    def clear(self, buffer: Any, nbytes: int) -> None:
+        """Zeros at the start of a buffer."""
+        lib.wgpuCommandEncoderClearBuffer(self._handle, buffer._internal, 0, nbytes)
+
+    def resolve(self, queries: Any, target: Any, start: int) -> None:
+        """All of a query set into a buffer."""
+        lib.wgpuCommandEncoderResolveQuerySet(
+            self._handle, queries._internal, 0, queries.count, target._internal, start
+        )
+
+    def launch(self, dispatches: Iterable[Dispatch], stamps: Any = None) -> None:
+        """Launches in a compute pass.
+
+        Args:
+            stamps: (query set, index) of the stamp at its begin; that at its end comes next.
+        """
+        described = _NO_PASS
+        if stamps is not None:
+            queries, first = stamps
+            around = ffi.new(
+                "WGPUPassTimestampWrites *",
+                {"querySet": queries._internal, "beginningOfPassWriteIndex": first,
+                 "endOfPassWriteIndex": first + 1},
+            )  # fmt: skip
+            described = ffi.new("WGPUComputePassDescriptor *", {"timestampWrites": around})
+        run = lib.wgpuCommandEncoderBeginComputePass(self._handle, described)
+        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+        set_group = lib.wgpuComputePassEncoderSetBindGroup
+        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        last = None
+        for pipeline, group, offset, across, down in dispatches:
+            if pipeline is not last:
+                set_pipeline(run, pipeline)
+                last = pipeline
+            set_group(run, 0, group, 1, offset)
+            dispatch(run, across, down, 1)
+        lib.wgpuComputePassEncoderEnd(run)
+        lib.wgpuComputePassEncoderRelease(run)
+
+    def submit(self, queue: Any) -> None:
+        """End the commands and start them."""
+        commands = lib.wgpuCommandEncoderFinish(self._handle, _NO_BUFFER)
+        lib.wgpuQueueSubmit(queue._internal, 1, ffi.new("WGPUCommandBuffer[]", [commands]))
+        lib.wgpuCommandBufferRelease(commands)
+
+    def __del__(self) -> None:
+        lib.wgpuCommandEncoderRelease(self._handle)
+
+
+def write(queue: Any, buffer: Any, data: Array) -> None:
+    """Copy host bytes to the start of a buffer, in order with submissions."""
+    lib.wgpuQueueWriteBuffer(
+        queue._internal, buffer._internal, 0, ffi.from_buffer(data), data.nbytes
+    )
+
+
+def timestamp_period(queue: Any) -> float:
+    """Nanoseconds of a tick."""
+    period: float = lib.wgpuQueueGetTimestampPeriod(queue._internal)
+    return period
+
+
+def poll(device: Any) -> None:
+    """Call back for what has finished on a device; waits for nothing.
+
+    A poll that waits would keep every thread from submitting until it is over (gfx-rs/wgpu 9470).
+    """
+    lib.wgpuDevicePoll(device._internal, 0, ffi.NULL)
+
+
+def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
+    """Ask for the first bytes of a buffer, once what was submitted to it is done.
+
+    Args:
+        then: called with what went wrong, or "", inside a `poll` on whatever thread.
+    """
+    key = ffi.new_handle(then)
+    _waiting[key] = then
+    info = ffi.new(
+        "WGPUBufferMapCallbackInfo *",
+        {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _mapped, "userdata1": key},
+    )
+    lib.wgpuBufferMapAsync(buffer._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+
+
+_waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back
+
+
+def _on_mapped(status: int, message: Any, key: Any, _: Any) -> None:
+    then = _waiting.pop(key)
+    failed = status != lib.WGPUMapAsyncStatus_Success
+    then(native._api.from_c_string_view(message) or f"status {status}" if failed else "")
+
+
+_mapped: Any = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _on_mapped)
+
+
+def mapped(buffer: Any, nbytes: int) -> Any:
+    """The first bytes of a mapped buffer, until it is unmapped."""
+    return ffi.buffer(lib.wgpuBufferGetConstMappedRange(buffer._internal, 0, nbytes), nbytes)
+
+
+def unmap(buffer: Any) -> None:
+    """Give a mapped buffer back to the device."""
+    lib.wgpuBufferUnmap(buffer._internal)

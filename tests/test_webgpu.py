@@ -1,0 +1,170 @@
+"""What submissions and read-backs call of wgpu-native: how often, and how its errors are raised."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+
+Array = np.ndarray[Any, Any]
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+pytestmark = pytest.mark.devices("webgpu", "webgpu-minimum", "webgpu-hardware")
+
+
+def own(device: ct.Device) -> ct.Device:
+    """A device of the same kind with nothing compiled, planned or allocated."""
+    return ct.device("webgpu", pool="reuse", minimum=device.caps.max_buffer == 128 << 20)
+
+
+class Driver:
+    """wgpu-native; each use of a function is counted, with its arguments."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.calls: Counter[str] = Counter()
+        self.waits: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        if name.startswith("wgpu"):
+            self.calls[name] += 1
+        if name == "wgpuDevicePoll":
+            return self._poll
+        return found
+
+    def _poll(self, device: Any, wait: int, index: Any) -> int:
+        self.waits.append(wait)
+        polled: int = self._library.wgpuDevicePoll(device, wait, index)
+        return polled
+
+
+@pytest.fixture
+def driver(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    raw = pytest.importorskip("centella.backends.webgpu.raw")
+    counted = Driver(raw.lib)
+    monkeypatch.setattr(raw, "lib", counted)
+    return counted
+
+
+def test_a_product_of_arrays_is_few_calls(device: ct.Device, driver: Driver) -> None:
+    cache = ct.MatmulCache(own(device))
+    cache.upload_weight("w", np.eye(4, dtype=np.float32))
+    for _ in range(2):
+        cache.matmul("w", X)
+    driver.calls.clear()
+    np.testing.assert_array_equal(cache.matmul("w", X), X)
+    del driver.calls["wgpuDevicePoll"]
+    assert set(driver.calls.values()) == {1}
+    assert sorted(name.removeprefix("wgpu") for name in driver.calls) == [
+        "BufferGetConstMappedRange", "BufferMapAsync", "BufferUnmap", "CommandBufferRelease",
+        "CommandEncoderBeginComputePass", "CommandEncoderCopyBufferToBuffer",
+        "CommandEncoderFinish", "CommandEncoderRelease", "ComputePassEncoderDispatchWorkgroups",
+        "ComputePassEncoderEnd", "ComputePassEncoderRelease", "ComputePassEncoderSetBindGroup",
+        "ComputePassEncoderSetPipeline", "DeviceCreateCommandEncoder", "QueueSubmit",
+        "QueueWriteBuffer",
+    ]  # fmt: skip
+
+
+def test_nobody_waits_inside_the_driver(device: ct.Device, driver: Driver) -> None:
+    """There a wait keeps other threads from submitting."""
+    x = ct.asarray(X, device=own(device))
+    pending = [ct.fetch(x + float(i)) for i in range(3)]
+    x.device.batch().execute().result()
+    x.device.synchronize()
+    for i, one in enumerate(pending):
+        np.testing.assert_array_equal(one.result()[0], X + i)
+    assert driver.waits
+    assert not any(driver.waits)
+
+
+def test_a_thread_that_waits_keeps_no_other_from_submitting(device: ct.Device) -> None:
+    where = own(device)
+    x = ct.asarray(np.ones((128, 128), np.float32), device=where)
+    y = x
+    for _ in range(40):
+        y = y @ x * (1 / 128)
+    long = ct.fetch(y)
+    waiting = threading.Thread(target=long.result)
+    waiting.start()
+    np.testing.assert_array_equal((x + 1.0).numpy(), np.full((128, 128), 2))
+    waiting.join()
+    np.testing.assert_allclose(long.result()[0], 1, rtol=1e-5)
+
+
+def test_read_backs_use_two_buffers_by_turns(device: ct.Device) -> None:
+    where = own(device)
+    backend: Any = where.backend
+    fn = where.compile(lambda x: x * 2.0, X)
+    before = fn.fetch(X)
+    for turn in range(6):
+        now = fn.fetch(X + turn)
+        np.testing.assert_array_equal(before.result(), 2 * (X + max(turn - 1, 0)))
+        before = now
+    before.result()
+    assert sum(map(len, backend._staging.values())) == 2
+    for _ in range(3):  # nobody asks for these
+        fn.fetch(X)
+    gc.collect()
+    assert sum(map(len, backend._staging.values())) == 2
+
+
+def test_what_was_asked_and_not_waited_for(device: ct.Device) -> None:
+    where = own(device)
+    fn = where.compile(lambda x: x * 2.0, X)
+    for _ in range(3):
+        fn.fetch(X).done()
+    gc.collect()
+    np.testing.assert_array_equal(fn.fetch(X).result(), 2 * X)
+
+
+def test_groups_live_until_they_are_encoded(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from centella.backends.webgpu import backend
+
+    monkeypatch.setattr(backend, "BIND_GROUPS", 2)
+    where = own(device)
+    with where.batch() as batch:
+        x = batch.upload(X)
+        kept = []
+        for i in range(12):
+            x = ct.softmax(x + float(i))
+            kept.append(x)
+    gc.collect()
+    for y in ct.fetch(*kept).result():
+        np.testing.assert_allclose(y.sum(-1), 1, rtol=1e-5)
+
+
+def test_what_wgpu_reports_is_raised(device: ct.Device, caplog: pytest.LogCaptureFixture) -> None:
+    from centella.backends.webgpu import raw
+
+    where = own(device)
+    small = where.pool.allocate(16).native
+    data = np.zeros(small.size + 16, np.uint8)
+    with caplog.at_level(logging.DEBUG, "wgpu"):
+        with pytest.raises(ct.DeviceError, match=r"(?i)overrun|bounds"), raw.Checked():
+            raw.write(where.native.queue, small, data)
+        with pytest.raises(ZeroDivisionError), raw.Checked():
+            raise ZeroDivisionError
+        assert not caplog.messages
+    np.testing.assert_array_equal((ct.asarray(X, device=where) + 1.0).numpy(), X + 1)
+
+
+def test_a_mapping_that_fails_is_a_lost_device(device: ct.Device) -> None:
+    from centella.backends.webgpu.ticket import WebGpuTicket
+
+    where = own(device)
+    pending = ct.fetch(ct.asarray(X, device=where) + 1.0)
+    watched: Any = pending._tickets[0]
+    ticket: WebGpuTicket = watched._ticket
+    ticket._staging.destroy()
+    with pytest.raises(ct.DeviceLostError, match="lost while running"):
+        pending.result()
+    assert where.lost
