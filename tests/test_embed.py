@@ -212,6 +212,25 @@ def test_a_thousand_batches_compile_nothing(where: str) -> None:
     assert np.isfinite(vectors).all()
 
 
+# -- long texts ------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_cut_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    embedder = load(DATA / "tiny-bert", device="cpu")
+    most = embedder.config.max_length
+    longest, longer = "a " * (most - 2), "a " * (most + 30)
+    embedder.encode(["short", longest])
+    assert caplog.messages == []
+    vectors = embedder.encode(["short", longer, longer + "storm"])
+    assert np.array_equal(vectors[1], vectors[2])
+    (said,) = caplog.messages
+    wanted = f"encode: texts[1] has {most + 32} tokens, of which the model reads {most} ("
+    assert said.startswith(wanted)
+    assert caplog.records[0].levelname == "WARNING"
+    embedder.encode(longer)
+    assert len(caplog.messages) == 1
+
+
 # -- progress -------------------------------------------------------------------------------------
 
 
@@ -224,6 +243,12 @@ def test_progress_without_rich(
         assert caplog.messages == []
         on_cpu.encode(["a", "b", "c"], batch_size=2, progress=True)
     assert caplog.messages == ["encoded 2 of 3 texts", "encoded 3 of 3 texts"]
+
+
+def test_progress_by_a_function(on_cpu: Embedder) -> None:
+    told: list[tuple[int, int]] = []
+    on_cpu.encode(["a", "b", "c"], batch_size=2, progress=lambda *n: told.append(n))
+    assert told == [(2, 3), (3, 3)]
 
 
 def test_progress_with_rich(on_cpu: Embedder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,3 +95,13 @@ def test_extra_resolves_and_stays_small(
 
 def test_wheel_is_pure(wheel: Path) -> None:
     assert wheel.name == f"centella-{PROJECT['version']}-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_pages_install_from_a_clone_into_an_environment(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    typed = [line for line in text.splitlines() if re.match(r"pip install|python3 -m venv", line)]
+    assert typed[0] == "python3 -m venv .venv && . .venv/bin/activate"
+    assert typed[1].startswith("pip install '.[all]'")
+    extras = {e for line in typed for e in re.findall(r"\.\[([\w,]+)\]", line)}
+    assert {e for found in extras for e in found.split(",")} <= set(EXTRAS)

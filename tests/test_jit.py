@@ -54,6 +54,14 @@ def test_inputs_on_the_device_are_copied_there(device: ct.Device) -> None:
     assert np.allclose(fn(turned).numpy(), expected(x), atol=1e-5)
 
 
+def test_a_tensor_made_for_the_call_costs_a_copy_and_its_upload(device: ct.Device) -> None:
+    fn = ct.jit(layer(device))
+    fn(ct.asarray(np.zeros((3, 7), np.float32), device=device))
+    with ct.ledger() as led:
+        fn(ct.asarray(np.ones((3, 7), np.float32), device=device))
+    led.expect(uploads=1, copies=1, compiles=0)
+
+
 def test_outputs_are_valid_until_the_next_call(device: ct.Device) -> None:
     fn = device.compile(layer(device), np.zeros((3, 7), np.float32))
     a, b = (RNG.standard_normal((3, 7)).astype(np.float32) for _ in range(2))
@@ -149,6 +157,23 @@ def test_jit_captures_once_for_each_signature(device: ct.Device) -> None:
     assert fn(ct.asarray(np.ones(4, np.float16), device=device)).dtype is ct.f16
 
 
+@pytest.mark.devices("simulator", "webgpu")
+def test_arrays_go_to_the_device_that_is_named(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "cpu")
+    x: Any = RNG.standard_normal((3, 7)).astype(np.float32)
+    with pytest.raises(ct.DeviceError, match=r"on cpu and .*\. No argument of") as error:
+        ct.jit(layer(device))(x)
+    assert str(error.value).endswith("name its own: @ct.jit(device=...)")
+    assert np.allclose(ct.jit(layer(device), device=device)(x).numpy(), expected(x), atol=1e-5)
+    on_device = ct.asarray(x, device=device)
+    assert np.allclose(ct.jit(layer(device))(on_device).numpy(), expected(x), atol=1e-5)
+    with pytest.raises(ct.DeviceError) as plain:
+        ct.jit(layer(device))(ct.asarray(x, device="cpu"))
+    assert "default device" not in str(plain.value)
+
+
 def test_a_captured_function_may_call_another(device: ct.Device) -> None:
     inner = ct.jit(lambda x: x * 2)
     outer = ct.jit(lambda x: inner(x) + 1)
@@ -170,6 +195,21 @@ def test_constants_made_inside_are_captured(device: ct.Device) -> None:
         y, c = fn(x)
         assert np.array_equal(y.numpy(), table + 1)
         assert np.array_equal(c.numpy(), table)
+
+
+def test_what_is_made_of_arrays_inside_is_fixed_and_a_state_is_not(device: ct.Device) -> None:
+    bias = np.zeros(3, np.float32)
+    state = ct.State(bias, device=device)
+    fixed = ct.jit(lambda x: x + ct.asarray(bias, device=device) + bias[0])
+    moving = ct.jit(lambda x: x + state.value)
+    given = ct.jit(lambda x, b: x + b, device=device)
+    x = ct.asarray(np.ones(3, np.float32), device=device)
+    for value, numbers in ((0, 1), (5, 6)):
+        bias[:] = value
+        state.assign(bias)
+        assert np.array_equal(fixed(x).numpy(), np.ones(3))
+        assert np.array_equal(moving(x).numpy(), np.full(3, numbers))
+        assert np.array_equal(given(x, bias).numpy(), np.full(3, numbers))
 
 
 def test_user_kernels_are_replayed(device: ct.Device) -> None:

@@ -8,6 +8,7 @@ The last test holds docs/kernel-language.md to its word: each sentence names the
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import subprocess
@@ -854,6 +855,22 @@ def test_only_used_offsets_and_strides_are_passed() -> None:
             lang.trace(chunks, face_of(chunks), workgroup=1, dtypes={}, unit={name: False})
 
 
+def test_extents_of_an_argument() -> None:
+    def rows(x: In[f32, 2], y: Out[u32]) -> None:
+        y[0] = x.shape(0) + x.shape(-1)
+
+    ir = trace(rows)
+    assert [p.source for p in ir.params][:2] == [("x", "shape", 0), ("x", "shape", 1)]
+    wrong: tuple[Callable[[Any], Any], ...] = (lambda x: x.shape[0], lambda x: len([*x.shape]))
+    for read in wrong:
+
+        def subscripted(x: In[f32], y: Out[f32], *, read: Any) -> None:
+            y[0] = read(x)
+
+        with pytest.raises(TraceError, match=r"x\.shape is a function of the axis: x\.shape\(0\)"):
+            trace(subscripted, read=read)
+
+
 def test_uniform_values() -> None:
     def kernel(x: In[f32], p: Scalar[u32], y: Out[f32], n: u32) -> None:
         first = lang.workgroup_uniform(x[lang.local_id()])
@@ -1267,6 +1284,32 @@ SHOWN = {
     "`lang.range(start, stop, step)` reads": "wgsl.bounds_are_read_once_means_once",
     "Like `i += step` anywhere": "trace.counters_wrap",
     "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
+    # names
+    "All are in `centella.lang`": "trace.every_name_is_on_the_page",
+    "A type is one of": "trace.variables_and_lists_of_them wgsl.any_element_loads_by_itself",
+    "| name |": "trace.every_name_is_on_the_page",
+    "| `In[dtype]`": "trace.faces_are_read_from_annotations trace.storage_must_be_said",
+    "| `x[i]`": "wgsl.words_and_chunks trace.extents_of_an_argument",
+    "| `Scalar[dtype]`": "wgsl.scalars_in_device_memory",
+    "| `global_id()`": "simulate.ids",
+    "| `num_groups()`": "simulate.ids",
+    "| `const(value": "wgsl.constants_keep_every_bit trace.scalars_ride_with_the_launch",
+    "| `var(init": "trace.variables_and_lists_of_them",
+    "| `shared(dtype": "trace.chunks_of_shared_memory_by_their_number simulate.shared_races",
+    "| `if_(condition)`": "wgsl.control_flow",
+    "| `range(start": "wgsl.control_flow",
+    "| `select(condition": "trace.select_computes_both",
+    "| `maximum(a": "simulate.maximum_and_minimum simulate.fma_rounds_once_or_twice",
+    "| `abs(x)`": "simulate.float_functions simulate.isnan_tests_bits",
+    "| `exp(x)`": "simulate.formulas_run",
+    "| `cast(x": "simulate.casts_from_float simulate.bitcast_keeps_every_bit "
+    "simulate.narrow_floats",
+    "| `barrier()`": "wgsl.groups_meet simulate.workgroup_uniform",
+    "| `workgroup_reduce(value": "simulate.workgroup_reduce",
+    "| `lane_id()`": "simulate.subgroup_operations",
+    "| `subgroup_sum(x)`": "simulate.subgroup_operations simulate.shuffle "
+    "wgsl.a_device_without_subgroups_says_so",
+    "| `trace(fn": "trace.faces_are_read_from_annotations trace.the_ir_is_flat",
     # storage and layout
     "Storage is addressed in 32-bit words": "wgsl.words_and_chunks",
     "Storage types are": "wgsl.any_element_loads_by_itself wgsl.packed_four_bit_values",
@@ -1346,6 +1389,20 @@ SHOWN = {
     "The SHA-256 of its canonical text": "trace.identity_is_equal_in_every_process",
     "A portable kernel emits at most": "shipped.statements_are_few wgsl.statements_are_counted",
 }
+
+
+def test_every_name_is_on_the_page() -> None:
+    table = PAGE.read_text().partition("## Names")[2].partition("\n## ")[0]
+    quoted = re.findall(r"`([^`]+)`", table)
+    written = {q.partition("(")[0].partition("[")[0]: q for q in reversed(quoted)}
+    assert set(lang.__all__) <= set(written), set(lang.__all__) - set(written)
+    for name, text in written.items():
+        function = getattr(lang, name, None)
+        if not inspect.isfunction(function) or text.endswith("...)"):
+            continue
+        parameters = inspect.signature(function).parameters.values()
+        plain = [str(p.replace(annotation=p.empty)) for p in parameters]
+        assert text == f"{name}({', '.join(plain)})"
 
 
 def test_every_sentence_has_a_test() -> None:

@@ -17,9 +17,11 @@ from msgspec.structs import replace
 import centella as ct
 from centella import lang
 from centella.dtypes import ALL, DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
-from centella.errors import TraceError
+from centella.errors import LimitError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
 from centella.lang.wgsl import MAX_DEPTH, bits_literal, count_statements, emit_wgsl
+from centella.program import program_of
+from centella.specs import Caps
 from tests.lang_common import (
     MOST_GROUPS,
     POISON,
@@ -831,6 +833,16 @@ def test_subgroup_operations_ask_for_the_extension() -> None:
     assert source.startswith("enable subgroups;") and "enable" not in emit_wgsl(ir)
     for text in ("subgroupAdd(", "subgroupMin(", "subgroupMax(", "subgroupShuffleXor("):
         assert text in source
+
+
+def test_a_device_without_subgroups_says_so() -> None:
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        y[lang.global_id()] = lang.subgroup_sum(x[lang.global_id()])
+
+    ir = record(kernel, {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}, 8)
+    with pytest.raises(LimitError, match=r"'kernel': subgroup operations, which"):
+        program_of(ir, Caps(target="wgsl"))
+    assert "subgroupAdd(" in program_of(ir, Caps(target="wgsl", subgroups=True)).source
 
 
 def modules() -> dict[str, str]:

@@ -163,6 +163,16 @@ def test_both_lists_are_named() -> None:
     assert list(block.named_parameters()) == []
 
 
+def test_what_has_been_loaded_is_named() -> None:
+    block, given = Block(), tensors()
+    block.load_parameters(given, device="cpu")
+    before = [t for _, t in block.named_parameters()]
+    text = "missing: none; left over: none; already loaded (make the module anew): "
+    with pytest.raises(WeightsError, match=re.escape(text + ", ".join(given))):
+        block.load_parameters(given, device="cpu")
+    assert all(t is b for (_, t), b in zip(block.named_parameters(), before, strict=True))
+
+
 def test_long_lists_are_cut() -> None:
     given = {**tensors(), **{f"extra.{i}": np.zeros(1, np.float32) for i in range(30)}}
     with pytest.raises(WeightsError, match=r"missing: none; left over: .*extra\.19 and 10 more$"):

@@ -367,6 +367,23 @@ def test_simulate(order: str, subgroup: int) -> None:
     np.testing.assert_allclose(sums["y"], np.add.reduceat(FLAT, np.arange(0, 1000, 64)), rtol=1e-6)
 
 
+def test_simulate_takes_the_arrays_that_a_launch_would() -> None:
+    half, empty = [0.5, 1.5], np.zeros(2)  # a list is converted; of an output the shape counts
+    got = scale.simulate(half, empty, n=2, s=2.0, threads=2)
+    np.testing.assert_array_equal(got["y"], [1, 3])
+    for wrong in (np.ones(2), np.ones(2, np.int32), np.ones(2, np.float16)):
+        with pytest.raises(ct.DTypeError, match=f"scale: expected f32 for 'x', .* {wrong.dtype}"):
+            scale.simulate(wrong, empty, n=2, s=2.0, threads=2)
+    with pytest.raises(ct.DTypeError, match="add_scalar: expected f32 for 'by'"):
+        add_scalar.simulate(FLAT, np.ones(1), FLAT, FLAT.size, threads=FLAT.size)
+
+
+def test_nothing_is_launched_for_empty_outputs(device: ct.Device) -> None:
+    x, y = ct.zeros(0, device=device), ct.empty(0, device=device)
+    scale(x, y, n=0, s=1.0, threads=0)
+    assert y.numpy().shape == (0,)
+
+
 def test_simulate_says_the_subgroups_size() -> None:
     @ct.kernel(workgroup=64)
     def lanes(y: ct.Out[u32]) -> None:
@@ -487,7 +504,9 @@ OTHER = "simulator"
         ({"s": 1j}, ct.DTypeError, "expected f32 for 's'"),
         ({"s": ct.zeros(1, device="cpu")}, ct.DTypeError, r"declare it Scalar\[f32\]"),
         ({"threads": ...}, ct.TraceError, "scale: give threads= or groups="),
-        ({"groups": 1}, ct.TraceError, "scale: give threads= or groups="),
+        ({"groups": 1}, ct.TraceError, r"scale: give .* or groups=, not both \(a group has 64 t"),
+        ({"threads": 0}, ct.TraceError, r"scale: expected threads to write 'y' of \[8\], got 0"),
+        ({"threads": ..., "groups": 0}, ct.TraceError, "expected threads to write 'y'"),
         ({"threads": -1}, ct.TraceError, "expected a number of threads or groups, got -1"),
         ({"threads": 1.5}, ct.TraceError, "got 1.5"),
         ({"threads": True}, ct.TraceError, "got True"),

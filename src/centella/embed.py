@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ class Embedder:
     Attributes:
         model: the encoder; calling the Embedder calls it.
         tokenizer: text to token ids.
-        config: length limit, pooling, normalisation.
+        config: length limit (`config.max_length` tokens), pooling, normalisation.
     """
 
     def __init__(self, model: BertModel, tokenizer: Tokenizer, config: EmbedderConfig) -> None:
@@ -92,6 +92,7 @@ class Embedder:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
+        self._told_of_cut = False
 
     def __repr__(self) -> str:
         return f"Embedder({type(self.model).__name__}, dim={self.dim}, {self.model.device!r})"
@@ -110,15 +111,19 @@ class Embedder:
         texts: str | Iterable[str],
         batch_size: int = 32,
         normalize: bool | None = None,
-        progress: bool = False,
+        progress: bool | Callable[[int, int], None] = False,
     ) -> Array:
         """Vectors of texts.
+
+        A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
+        part in its vector. The first that is cut is logged as a warning.
 
         Args:
             texts: one text, or any number of them (a list, a generator).
             batch_size: most texts in one batch on the device.
             normalize: whether vectors have length 1; None: as the model's folder says.
-            progress: show how far it is: a bar where rich is installed, else log lines.
+            progress: show how far it is: a bar where rich is installed, else log lines; or a
+                function that is called with the number of texts done, and of all.
 
         Returns:
             float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
@@ -160,7 +165,24 @@ class Embedder:
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
-        return self.tokenizer.encode(texts, self.config.max_length)
+        ids = self.tokenizer.encode(texts, self.config.max_length)
+        if not self._told_of_cut:
+            self._tell_of_cut(texts, ids)
+        return ids
+
+    def _tell_of_cut(self, texts: list[str], ids: list[list[int]]) -> None:
+        most = self.config.max_length
+        for index, (text, found) in enumerate(zip(texts, ids, strict=True)):
+            if len(found) < most or (whole := len(self.tokenizer.encode([text])[0])) <= most:
+                continue
+            import logging
+
+            logging.getLogger("centella.embed").warning(
+                "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
+                "further texts that are cut are not reported", index, whole, most,
+            )  # fmt: skip
+            self._told_of_cut = True
+            return
 
     def _submit(
         self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool | None
@@ -217,26 +239,39 @@ def _listed(texts: Any) -> list[Any]:
 
 
 @contextmanager
-def _progress(total: int, show: bool) -> Iterator[Any]:
-    """Gives `advance(texts)`: a bar where rich is installed, else log lines, or nothing."""
+def _progress(
+    total: int, show: bool | Callable[[int, int], None]
+) -> Iterator[Callable[[int], None]]:
+    """Gives `advance(texts)`: the caller's own, a bar where rich is installed, else log lines."""
     if not show:
         yield lambda texts: None
+        return
+    if callable(show):
+        yield _told(total, show)
         return
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        done = 0
-
-        def advance(texts: int) -> None:
-            nonlocal done
-            done += texts
-            import logging
-
-            logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)
-
-        yield advance
+        yield _told(total, _log)
         return
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("encode", total=total)
         yield lambda texts: bar.advance(task, texts)
+
+
+def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]:
+    done = 0
+
+    def advance(texts: int) -> None:
+        nonlocal done
+        done += texts
+        tell(done, total)
+
+    return advance
+
+
+def _log(done: int, total: int) -> None:
+    import logging
+
+    logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)

@@ -231,12 +231,23 @@ class Jitted(Generic[P, R]):
         with self._lock:
             found = self._made.get(key)
             if found is None:
-                found = self._made[key] = Compiled(self._fn, args, dict(kwargs), call.device)
+                found = self._made[key] = self._capture(call, args, kwargs)
                 if self._maxsize is not None and len(self._made) > self._maxsize:
                     self._made.popitem(last=False)
             else:
                 self._made.move_to_end(key)
         return found
+
+    def _capture(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Compiled[R]:
+        try:
+            return Compiled(self._fn, args, dict(kwargs), call.device)
+        except DeviceError as error:
+            if self._device is None and not any(isinstance(x, Tensor) for x in call.leaves):
+                error.args = (
+                    f"{error}. No argument of {self._name} is a tensor, so it was captured on the "
+                    f"default device; name its own: @ct.jit(device=...)",
+                )
+            raise
 
     @property
     def signatures(self) -> int:
@@ -271,6 +282,8 @@ def jit(
     Args:
         fn: takes and returns tensors (also in tuples, lists, dicts); it must record the same work
             for equal signatures, and may not read a value.
+        device: where; default: that of the first tensor among the arguments, else the default
+            device.
         maxsize: captures to keep, as `functools.lru_cache` does; None: one of every signature.
 
     Returns:

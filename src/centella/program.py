@@ -152,7 +152,8 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
     """Emit a traced kernel for a device.
 
     Raises:
-        LimitError: for more shared memory, threads or bindings than the device has.
+        LimitError: for more shared memory, threads or bindings than the device has, or for
+            subgroup operations where it has none.
     """
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
@@ -163,6 +164,11 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
         if asked > most:
             raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
     if caps.target == "wgsl":
+        if ir.uses_subgroups and not caps.subgroups:
+            raise LimitError(
+                f"kernel {ir.name!r}: subgroup operations, which this device has not; "
+                f"lang.workgroup_reduce runs everywhere"
+            )
         from centella.lang.wgsl import emit_wgsl
 
         source = emit_wgsl(ir, native_f16=caps.native_f16_pack)

@@ -102,8 +102,15 @@ class Commands(TyperGroup):
         except (CentellaError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            typer.echo(f"centella: {error}", err=True)
+            typer.echo(f"centella: {_said(error)}", err=True)
             raise typer.Exit(1) from None
+
+
+def _said(error: CentellaError | OSError) -> str:
+    """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Annotated
 import typer
 
 from centella.cli.options import Device, Model
-from centella.cli.passages import Passage, documentation, read_passages
+from centella.cli.passages import TABLES, Passage, documentation, read_passages
 from centella.errors import CentellaError
 
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
 LINES = 7  # lines of each
+BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be seen
 
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.")]
@@ -39,38 +41,55 @@ def run(
     if not question.strip():
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
-    passages = read_passages(folder)
+    passages = read_passages(folder, skip=TABLES if over is None else ())
     start = time.perf_counter()
     where = open_device(device)
+    called = str(where.describe().get("name", ""))
+    _fact("device", where.name if called in where.name else f"{where.name} ({called})")
     embedder = load(model, where)
     asked = embedder.encode([question])[0]
     first = time.perf_counter() - start
+    _fact("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
+    if where.name == "cpu" and (hint := _busy()):
+        print(hint, file=sys.stderr, flush=True)
     with ledger() as led:
         start = time.perf_counter()
-        vectors = embedder.encode([p.text for p in passages], progress=sys.stdout.isatty())
+        bar = True if sys.stderr.isatty() else _tell
+        vectors = embedder.encode([p.text for p in passages], BATCH, progress=bar)
         rate = len(passages) / (time.perf_counter() - start)
+    _fact("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
+    _fact("question", question)
     scores = vectors @ asked
-    best = [(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]]
-    called = str(where.describe().get("name", ""))
-    facts = {
-        "device": where.name if called in where.name else f"{where.name} ({called})",
-        "first embedding": f"after {first:.2f} s (device opened, weights loaded)",
-        "passages": f"{len(passages)} of {folder}, {rate:,.0f} a second",
-        "question": question,
-    }
-    _show(facts, best)
+    _show([(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]])
     print(f"ledger of the passages: {led}\n")
     print(_next(over, model, device))
 
 
-def _show(facts: dict[str, str], best: list[tuple[float, Passage]]) -> None:
+def _fact(name: str, value: str) -> None:
+    """A line, at once: what follows may take long, and stdout may be a pipe."""
+    print(f"{name:<16} {value}", flush=True)
+
+
+def _busy() -> str:
+    """What to type where other work keeps the cores busy: threads of BLAS then wait in loops."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
+    if load <= cores or "OPENBLAS_NUM_THREADS" in os.environ:
+        return ""
+    return f"busy cores (load {load:.0f} on {cores}): OPENBLAS_NUM_THREADS=1 makes this faster"
+
+
+def _tell(done: int, total: int) -> None:
+    """How far it is, where there is no terminal to draw a bar on."""
+    print(f"embedded {done} of {total} passages", file=sys.stderr, flush=True)
+
+
+def _show(best: list[tuple[float, Passage]]) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
     console = Console(highlight=False)
-    for name, value in facts.items():
-        console.print(f"{name:<16} {value}", markup=False, soft_wrap=True)
     for score, passage in best:
         console.print()
         console.print(Text(f"{score:.3f}  {passage.file}:{passage.line}", style="bold"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from centella.cli.options import Device, Json, Model
 from centella.errors import CentellaError
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
-File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
+File = Annotated[
+    str | None,
+    typer.Option(metavar="F", help="One text a line, blank lines left out; - for stdin."),
+]
 Dtype = Annotated[str, typer.Option(metavar="T", help="auto, f32, f16 or bf16.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
 Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
@@ -85,11 +89,30 @@ def _texts(texts: list[str], file: str | None) -> list[str]:
     if texts and file is not None:
         raise CentellaError("embed: give texts or --file, not both")
     if file is not None:
-        whole = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        texts = [line for line in whole.splitlines() if line.strip()]
+        texts = _lines(file)
+    elif any(not t.strip() for t in texts):
+        raise CentellaError("embed: expected texts, got an empty one")
     if not texts:
         raise CentellaError("embed: no text; try: centella embed 'a sentence'")
     return texts
+
+
+def _lines(file: str) -> list[str]:
+    """The lines of a file or of stdin; says which were left out."""
+    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        whole = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise CentellaError(f"embed: {file}: line {line} is no UTF-8 text") from error
+    lines = [line.rstrip("\n") for line in io.StringIO(whole, newline=None)]
+    blank = [number for number, line in enumerate(lines, 1) if not line.strip()]
+    if blank:
+        which = ", ".join(map(str, blank[:MANY])) + (" ..." if len(blank) > MANY else "")
+        print(
+            f"{file}: blank lines have no vector: {len(blank)} left out ({which})", file=sys.stderr
+        )
+    return [line for line in lines if line.strip()]
 
 
 def _show(texts: list[str], vectors: Any) -> None:

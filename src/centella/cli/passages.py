@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -11,7 +11,8 @@ from msgspec import Struct
 from centella.errors import CentellaError
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
-LONG = 700  # characters; about the 256 tokens that MiniLM reads, with room to spare
+TABLES = ("features.md", "from-trueno.md")  # of names, to look things up in: nobody reads them
+LONG = 600  # characters: of prose some 150 tokens, of dense tables the 256 that MiniLM reads
 
 
 class Passage(Struct, frozen=True):
@@ -29,10 +30,10 @@ def documentation() -> Path:
     return shipped if shipped.is_dir() else source
 
 
-def read_passages(path: Path) -> list[Passage]:
+def read_passages(path: Path, skip: Collection[str] = ()) -> list[Passage]:
     """The passages of a file, or of every text file below a folder; hidden folders are skipped.
 
-    What is not UTF-8 text is skipped as well.
+    What is not UTF-8 text is skipped as well, and files that have a name in `skip`.
 
     Raises:
         CentellaError: nothing there, or no text.
@@ -42,6 +43,8 @@ def read_passages(path: Path) -> list[Passage]:
     root = path if path.is_dir() else path.parent
     found: list[Passage] = []
     for file in _files(path):
+        if file.name in skip:
+            continue
         text = _text_of(file)
         name = file.relative_to(root).as_posix()
         pieces = split(text, headings=file.suffix == ".md")

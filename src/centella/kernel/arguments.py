@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from centella.dtypes import bf16
 from centella.errors import DeviceError, DTypeError, LimitError, ShapeError, TraceError
 from centella.lang.face import REQUIRED, TensorParam
 from centella.plan import MAX_GROUPS
@@ -130,14 +131,49 @@ def _scalar(kernel: Kernel, name: str, value: Any, kind: str) -> int | float:
     return plain
 
 
+def check_written(kernel: Kernel, given: Arguments, groups: int) -> None:
+    """Refuse a launch without threads whose outputs would stay undefined.
+
+    Raises:
+        TraceError: naming an output that has elements.
+    """
+    for (name, param), (tensor, _) in zip(kernel.face.tensors, given.tensors, strict=True):
+        if not groups and param.mode == "out" and tensor.size:
+            raise TraceError(
+                f"{kernel.name}: expected threads to write {name!r} of {list(tensor.shape)}, got 0"
+            )
+
+
+def host_array(kernel: Kernel, name: str, value: Any, param: TensorParam) -> np.ndarray[Any, Any]:
+    """A host array for a tensor argument; one with a dtype has the declared one.
+
+    Raises:
+        DTypeError: it has another, which a launch would not take either.
+    """
+    array = np.asarray(value)
+    wanted = param.dtype
+    if wanted is None or wanted is bf16 or param.mode == "out" or not hasattr(value, "dtype"):
+        return array
+    if array.dtype != wanted.numpy:
+        raise DTypeError(
+            f"{kernel.name}: expected {wanted.name} for {name!r}, got an array of {array.dtype}"
+        )
+    return array
+
+
 def group_count(kernel: Kernel, threads: int | None, groups: int | None) -> int:
     """Groups of a launch that asks for threads or groups.
 
     Raises:
         TraceError: for none of them, both, or no number; LimitError: for too many.
     """
+    if threads is not None and groups is not None:
+        raise TraceError(
+            f"{kernel.name}: give threads= or groups=, not both (a group has {kernel.workgroup} "
+            f"threads)"
+        )
     given = groups if threads is None else threads
-    if given is None or (threads is not None and groups is not None):
+    if given is None:
         raise TraceError(f"{kernel.name}: give threads= or groups=")
     if type(given) is bool or not hasattr(given, "__index__") or given < 0:
         raise TraceError(f"{kernel.name}: expected a number of threads or groups, got {given!r}")

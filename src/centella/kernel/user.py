@@ -14,7 +14,7 @@ from centella.creation import asarray
 from centella.device import Device, device
 from centella.dtypes import dtype_of
 from centella.errors import TraceError
-from centella.kernel.arguments import bind, group_count
+from centella.kernel.arguments import bind, check_written, group_count, host_array
 from centella.kernel.op import SIMULATED, op_of
 from centella.lang.face import TensorParam
 from centella.lang.ir import KernelIR
@@ -71,6 +71,7 @@ class UserKernel:
         """
         given = bind(self._kernel, self._positions, args, named)
         wanted = group_count(self._kernel, threads, groups)
+        check_written(self._kernel, given, wanted)
         where = given.tensors[0][0].device
         pairs = [(t if p.mode == "out" else _fit(t, p), p) for t, p in given.tensors]
         self._check_program(where, pairs, given.constants)
@@ -128,7 +129,7 @@ class UserKernel:
         if target not in ("wgsl", "ptx", "ir"):
             raise TraceError(f"source: expected wgsl, ptx or ir, got {target!r}")
         caps = Caps(target=target, arch=arch, max_shared=1 << 20, max_workgroup=1024,
-                    max_storage_buffers=64)  # fmt: skip
+                    max_storage_buffers=64, subgroups=True)  # fmt: skip
         return program_of(self.ir(dtypes, **constants), caps).source
 
     def simulate(
@@ -138,7 +139,8 @@ class UserKernel:
         """Run in the simulator on NumPy arrays, with every check.
 
         Args:
-            args, named: as in a launch, with arrays for tensors; outputs give shape and dtype.
+            args, named: as in a launch, with arrays for tensors, of the declared dtype; of an
+                output the shape counts, and the dtype where none is declared.
             check: False checks bounds only.
             order: in which order threads run: "forward", "reverse" or "shuffled".
             subgroup: lanes of a subgroup.
@@ -147,6 +149,7 @@ class UserKernel:
             The outputs by name, and what `InOut` arguments hold afterwards.
 
         Raises:
+            DTypeError: an array of another dtype.
             SimulationError: out of bounds, race, read of unwritten memory, divergent barrier; an
                 output element that no thread wrote.
         """
@@ -154,7 +157,9 @@ class UserKernel:
         params = dict(self._kernel.face.tensors)
 
         def moved(name: str, value: Any) -> Any:
-            return _moved(value, params[name], where) if name in params else value
+            if name not in params:
+                return value
+            return _moved(host_array(self._kernel, name, value, params[name]), params[name], where)
 
         count = len(self._positions)
         placed = dict(zip(self._positions, args, strict=False))
@@ -175,9 +180,8 @@ def _fit(tensor: Tensor, param: TensorParam) -> Tensor:
     return tensor if plain or not tensor.spec.unit_rows else tensor.copy()
 
 
-def _moved(value: Any, param: TensorParam, where: Device) -> Tensor | State:
+def _moved(array: Array, param: TensorParam, where: Device) -> Tensor | State:
     """An array on a device; of an output only shape and dtype count."""
-    array = np.asarray(value)
     if param.mode == "inout":
         return State(array, param.dtype, where)
     if param.mode == "out" and param.dtype is not None:

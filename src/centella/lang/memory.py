@@ -37,6 +37,26 @@ class _Array:
         raise TraceError("an array cannot be iterated: use lang.range(n) and an index")
 
 
+class _Extents:
+    """The extents of a tensor argument, which are launch parameters: `x.shape(axis)`."""
+
+    def __init__(self, argument: Argument) -> None:
+        self._argument = argument
+
+    def __call__(self, axis: int) -> Expr:
+        x = self._argument
+        if axis not in range(-x.rank, x.rank):
+            raise TraceError(f"{x.name!r} has rank {x.rank}, got axis {axis!r}")
+        return x._tracer.param((x.name, "shape", axis % x.rank), "u32")
+
+    def __getitem__(self, axis: Any) -> Any:
+        name = self._argument.name
+        raise TraceError(f"in a kernel {name}.shape is a function of the axis: {name}.shape(0)")
+
+    def __iter__(self) -> Any:
+        return self[0]
+
+
 class Argument(_Array):
     """A tensor argument of rank 1 or 2: `x[i]`, `x[i, j]`, `x.load(...)`, `y.store(...)`.
 
@@ -65,11 +85,10 @@ class Argument(_Array):
             raise TraceError(f"output {self.name!r} is never written{where}")
         return BufferArg(self.name, self.mode, self.dtype, self._word, 4 if self._chunked else 1)
 
-    def shape(self, axis: int) -> Expr:
-        """Extent of one axis, a uniform u32."""
-        if axis not in range(-self.rank, self.rank):
-            raise TraceError(f"{self.name!r} has rank {self.rank}, got axis {axis!r}")
-        return self._tracer.param((self.name, "shape", axis % self.rank), "u32")
+    @property
+    def shape(self) -> _Extents:
+        """`x.shape(axis)`: the extent of one axis, a uniform u32."""
+        return _Extents(self)
 
     @property
     def size(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -131,13 +131,13 @@ class Module:
             origin: begins the text of an error.
 
         Raises:
-            WeightsError: tensors that are missing or left over (both lists), or of another shape
-                or dtype.
+            WeightsError: tensors that are missing, left over or of parameters that have data (all
+                lists), or of another shape or dtype.
         """
         stored = _by_path(self, tensors, origin)
         wanted = list(_wanted(self))
         names = [source for w in wanted for source, _ in w.parts if source]
-        _check_names(names, stored, self.ignored, origin)
+        _check_names(names, stored, self.ignored, _loaded(self), origin)
         ready: list[tuple[_Wanted, list[tuple[Array, DType]], DType]] = []
         for w in wanted:
             parts = [
@@ -183,6 +183,16 @@ def _wanted(module: Module) -> Iterator[_Wanted]:
             yield _Wanted(owner, name, owner.sources(path.removesuffix(name), name, value.shape))
 
 
+def _loaded(module: Module) -> set[str]:
+    """The checkpoint's names of what has been loaded."""
+    return {
+        source
+        for path, owner, name, value in _walk(module, "")
+        if isinstance(value, Tensor)
+        for source, _ in owner.sources(path.removesuffix(name), name, value.shape)
+    }
+
+
 class _Plain(Struct, frozen=True):
     """A NumPy array as a checkpoint's tensor."""
 
@@ -215,17 +225,23 @@ def _check_names(
     wanted: list[str],
     stored: Mapping[str, tuple[str, Stored]],
     ignored: tuple[str, ...],
+    loaded: Collection[str],
     origin: str,
 ) -> None:
     missing = [name for name in wanted if name not in stored]
     used = set(wanted)
-    left = [
-        own
+    unused = [
+        (path, own)
         for path, (own, _) in stored.items()
         if path not in used and not any(fnmatchcase(path, p) for p in ignored)
     ]
-    if missing or left:
-        raise WeightsError(f"{origin}: missing: {_listed(missing)}; left over: {_listed(left)}")
+    left = [own for path, own in unused if path not in loaded]
+    twice = [own for path, own in unused if path in loaded]
+    if missing or unused:
+        again = f"; already loaded (make the module anew): {_listed(twice)}" if twice else ""
+        raise WeightsError(
+            f"{origin}: missing: {_listed(missing)}; left over: {_listed(left)}{again}"
+        )
 
 
 def _listed(names: Iterable[str]) -> str:
