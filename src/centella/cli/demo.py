@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from centella.cli.options import Device, Model
+from centella.cli.options import Device, Json, Model
 from centella.cli.passages import Passage, documentation, read_passages
 from centella.errors import CentellaError
 
@@ -25,7 +27,11 @@ Over = Annotated[
 
 
 def run(
-    question: Question = QUESTION, over: Over = None, model: Model = "minilm", device: Device = None
+    question: Question = QUESTION,
+    over: Over = None,
+    model: Model = "minilm",
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Embed the passages and the question; print the nearest passages.
 
@@ -47,10 +53,23 @@ def run(
     first = time.perf_counter() - start
     with ledger() as led:
         start = time.perf_counter()
-        vectors = embedder.encode([p.text for p in passages], progress=sys.stdout.isatty())
+        vectors = embedder.encode([p.text for p in passages], progress=sys.stderr.isatty())
         rate = len(passages) / (time.perf_counter() - start)
     scores = vectors @ asked
     best = [(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]]
+    if as_json:
+        found = {
+            "question": question,
+            "device": where.name,
+            "seconds_to_first": first,
+            "folder": str(folder),
+            "passages": len(passages),
+            "passages_a_second": rate,
+            "ledger": str(led),
+            "nearest": [{"score": score, **asdict(passage)} for score, passage in best],
+        }
+        print(json.dumps(found, indent=2))
+        return
     called = str(where.describe().get("name", ""))
     facts = {
         "device": where.name if called in where.name else f"{where.name} ({called})",

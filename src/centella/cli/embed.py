@@ -19,7 +19,7 @@ BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one b
 Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 
-MANY = 4  # batches; from here on a terminal gets a progress bar
+MANY = 4  # batches; from here on a terminal gets a progress bar, on stderr
 SHOWN = 4  # first values of a vector in the table
 
 
@@ -49,7 +49,7 @@ def run(
         _check_output(output)
     lines = _texts(texts or [], file)
     embedder = load(model, open_device(device), dtype)
-    bar = sys.stdout.isatty() and not as_json and len(lines) > MANY * batch_size
+    bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
     with ledger() as led:
         vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
     _put(lines, vectors, output, as_json)
@@ -85,11 +85,22 @@ def _texts(texts: list[str], file: str | None) -> list[str]:
     if texts and file is not None:
         raise CentellaError("embed: give texts or --file, not both")
     if file is not None:
-        whole = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        whole = _read(file)
         texts = [line for line in whole.splitlines() if line.strip()]
     if not texts:
         raise CentellaError("embed: no text; try: centella embed 'a sentence'")
     return texts
+
+
+def _read(file: str) -> str:
+    """The text of a file, or of stdin."""
+    try:
+        if file == "-":
+            return sys.stdin.read()
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        where = "stdin" if file == "-" else file
+        raise CentellaError(f"embed: --file {where}: expected UTF-8 text: {error}") from error
 
 
 def _show(texts: list[str], vectors: Any) -> None:
