@@ -864,6 +864,29 @@ def test_a_device_takes_a_cache(device: ct.Device) -> None:
     assert cache.names() == ["add", "fill"]
 
 
+@pytest.mark.devices("webgpu", "webgpu-hardware")
+def test_bind_groups_are_kept(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = own(device)
+    backend: Any = where.backend
+    make, made = backend._new_group, []
+
+    def counted(*given: Any) -> Any:
+        made.append(make(*given))
+        return made[-1]
+
+    monkeypatch.setattr(backend, "_new_group", counted)
+    x = ct.asarray(X, device=where)
+    for run in range(4):
+        with where.batch():
+            y = ct.softmax(ct.softmax(x).T)
+        y.numpy()
+        del y
+        gc.collect()
+        if run == 1:  # by then the pool has what it needs
+            kept = len(made)
+    assert len(made) == kept >= 2
+
+
 def test_the_recording_says_where(device: ct.Device) -> None:
     recording = Recording(device, explicit=True)
     with recording:
