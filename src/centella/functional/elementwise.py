@@ -10,7 +10,7 @@ import numpy as np
 
 from centella.dtypes import promote
 from centella.errors import DTypeError, ShapeError
-from centella.tensor import Tensor, apply, binary, not_a_tensor
+from centella.tensor import Tensor, apply, binary, checked
 
 Number = int | float
 
@@ -154,9 +154,7 @@ def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not meet.
     """
-    for operand in (gate, up):
-        if not isinstance(operand, Tensor):
-            raise not_a_tensor("silu_gate", operand)
+    gate, up = checked("silu_gate", gate), checked("silu_gate", up)
     common = promote("silu_gate", gate.dtype, up.dtype)
     return apply("silu_gate", gate.astype(common), up.astype(common))
 
@@ -168,7 +166,7 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 def clip(x: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
     """min(max(x, min), max), either side left out by None; NaN stays NaN."""
-    if x.dtype.is_float:
+    if checked("clip", x).dtype.is_float:
         low = -math.inf if min is None else float(min)
         return apply("clip", x, low=low, high=math.inf if max is None else float(max))
     if x.dtype.kind == "bool":
@@ -192,4 +190,4 @@ def where(condition: Tensor, x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
     """x in another dtype; floats to integers truncate and saturate, NaN gives 0."""
-    return x.astype(dtype)
+    return checked("cast", x).astype(dtype)

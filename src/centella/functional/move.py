@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from centella.errors import ShapeError
 from centella.ops.concat import MOST
-from centella.tensor import Tensor, apply
+from centella.tensor import Tensor, apply, checked, checked_all
 from centella.views import axis_of
 
 
@@ -16,11 +16,9 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Raises:
         ShapeError: for no tensors, a bad axis, or shapes that differ elsewhere.
     """
-    if not tensors:
-        raise ShapeError("concat: expected at least one tensor, got none")
-    place = axis_of("concat", tensors[0].shape, axis)
-    parts = list(tensors)
-    most = MOST if tensors[0].ndim < 6 else 3  # what the strides leave room for
+    parts = checked_all("concat", tensors)
+    place = axis_of("concat", parts[0].shape, axis)
+    most = MOST if parts[0].ndim < 6 else 3  # what the strides leave room for
     while len(parts) > 1:
         joined = [parts[i : i + most] for i in range(0, len(parts), most)]
         parts = [
@@ -35,8 +33,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Raises:
         ShapeError: for no tensors, a bad axis, or shapes that differ.
     """
-    if not tensors:
-        raise ShapeError("stack: expected at least one tensor, got none")
+    tensors = checked_all("stack", tensors)
     rank, shapes = tensors[0].ndim, [list(t.shape) for t in tensors]
     if any(s != shapes[0] for s in shapes):
         raise ShapeError(f"stack: expected tensors of one shape, got {str(shapes)[1:-1]}")
@@ -57,7 +54,7 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     Raises:
         ShapeError: for parts that are not x.
     """
-    place = axis_of("split", x.shape, axis)
+    place = axis_of("split", checked("split", x).shape, axis)
     extent = x.shape[place] if x.ndim else 0
     if isinstance(sizes, int):
         if sizes < 1:
@@ -81,6 +78,7 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     Raises:
         ShapeError: for less than one part.
     """
+    checked("chunk", x)
     if chunks < 1:
         raise ShapeError(f"chunk: expected 1 part or more, got {chunks}")
     extent = x.shape[axis_of("chunk", x.shape, axis)] if x.ndim else 0
@@ -93,6 +91,7 @@ def interleaved_to_head_first(x: Tensor, num_heads: int, head_dim: int) -> Tenso
     Raises:
         ShapeError: when the last extent is not num_heads * head_dim.
     """
+    checked("interleaved_to_head_first", x)
     if x.ndim < 2 or x.shape[-1] != num_heads * head_dim:
         raise ShapeError(
             f"interleaved_to_head_first: expected [..., seq, {num_heads} * {head_dim}], got "
@@ -120,7 +119,7 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
         ShapeError: for a bad axis, or indices into no rows.
         DTypeError: for indices that are not i32.
     """
-    return apply("gather", x, indices, axis=axis_of("gather", x.shape, axis))
+    return apply("gather", x, indices, axis=axis_of("gather", checked("gather", x).shape, axis))
 
 
 def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
