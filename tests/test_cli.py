@@ -299,6 +299,7 @@ def test_bench_floor_prints_its_figures_beside_the_floors() -> None:
     output = call("bench", "floor", "--small", "--device", "cpu").output
     assert "device  cpu" in output
     assert "small shapes of the same structure" in output
+    assert len(re.findall(r"theirs, full size +ours", output)) == 3
     assert re.search(r"^programs compiled in all +108 +0 *$", output, re.MULTILINE)
     assert re.search(r"^transfers +150 +2 *$", output, re.MULTILINE)
     assert re.search(
