@@ -312,6 +312,7 @@ def reduce() -> Row:
         few = FEW if op in ("max", "min") else FEW[:1]  # 6e4 - 6e4 + 1e-3 is no sum to compare
         made += cases(few, "extremes", {"op": op}, dtypes=FLOATS)
         made += cases([(3, 16385)], attrs={"op": op}, dtypes=dtypes)
+        made.append(Case((In((3, 16385), layout="transposed"),), {"op": op}, dtypes, small=False))
         made += cases([(2, 3, 33000)], attrs={"op": op}, dtypes=dtypes, small=False)
     made += [Case((In((3, 0)),), {"op": "sum"}), Case((In((3, 0)),), {"op": "mean"}, FLOATS)]
     return Row(NUMBERS, tuple(made), sums=True)
@@ -479,7 +480,8 @@ def linear() -> Row:
         far = (replace(operands[0], values="large"), *operands[1:])
         made.append(Case(far, {**both, "activation": activation}))
     some = {"extras": ("bias",), "activation": "", "alpha": 0.25}
-    for shape, n in (((24,), 7), ((2, 3, 24), 5), ((0, 24), 3), ((3, 0), 5)):
+    for shape, n in (((24,), 7), ((2, 3, 24), 5), ((0, 24), 3), ((3, 0), 5), ((3, 24), 0),
+                     ((0, 0), 0)):  # fmt: skip
         made.append(Case((In(shape), In((n, shape[-1])), In((n,))), some))
     for m in (5, 17):
         for kind in FLOATS:

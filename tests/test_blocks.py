@@ -157,6 +157,23 @@ def test_mistakes(device: ct.Device) -> None:
         nn.EncoderBlock(24, 5, 40)
     with pytest.raises(ct.ShapeError, match="expected num_kv_heads to divide 4, got 3"):
         nn.SelfAttention(24, 4, num_kv_heads=3)
+    with pytest.raises(ct.ShapeError, match="SelfAttention: expected num_heads of 1 or more"):
+        nn.SelfAttention(24, 0)
+    with pytest.raises(ct.ShapeError, match="SelfAttention: expected num_kv_heads of 1 or more"):
+        nn.SelfAttention(24, 4, num_kv_heads=0)
+    with pytest.raises(ct.ShapeError, match="CrossAttention: expected num_heads of 1 or more"):
+        nn.CrossAttention(24, 0)
+    _, block, memory = decoder("decoder_pre", device, "f32")
+    cache = ct.KVCache(2, HEADS, WIDTH // HEADS, 4, device=device)
+    x, lengths = ct.zeros((2, 1, WIDTH), device=device), ct.full((2,), 1, "i32", device)
+    with pytest.raises(ct.ShapeError, match="expected lengths or a cache, got both"):
+        block(x, memory, cache=cache, lengths=lengths)
+    assert cache.lengths == (0, 0)
+    arrays = stored("frontend")
+    mels, positions = arrays["x"].shape[1], arrays["embed_positions.weight"].shape[0]
+    front = loaded(nn.ConvFrontend(mels, WIDTH, positions), arrays, device, "f32")
+    with pytest.raises(ct.ShapeError, match=rf"ConvFrontend: expected up to {2 * positions} frame"):
+        front(ct.zeros((1, mels, 2 * positions + 1), device=device))
     arrays = stored("encoder_post")
     del arrays["self_attn.k_proj.bias"]
     with pytest.raises(ct.WeightsError, match=r"missing: self_attn\.k_proj\.bias"):

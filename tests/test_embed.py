@@ -52,13 +52,17 @@ def test_minilm_is_the_file_that_was_tested() -> None:
     assert hashlib.sha256(raw).hexdigest() == MINILM_SHA256
 
 
-def odd_texts(embedder: Embedder) -> list[int]:
-    """Which odd texts to embed: software adapters and the simulator get the short ones."""
-    name = embedder.model.device.name
-    if "cpu" in name or "cuda" in name:
-        return list(range(len(ODD_TEXTS)))
+def odd_texts(embedder: Embedder, dtype: str) -> list[list[int]]:
+    """The odd texts, in calls. A software adapter gets one of those of 256 tokens, alone, in f32;
+    in f16 and with the minimum limits those up to 16 tokens.
+    """
+    caps = embedder.model.device.caps
+    if caps.family != "software":
+        return [list(range(len(ODD_TEXTS)))]
     lengths = [len(ids) for ids in embedder.tokenizer.encode(ODD_TEXTS, 256)]
-    return [i for i, n in enumerate(lengths) if n <= 32]
+    if dtype == "f32" and caps.max_workgroup > 256:
+        return [[i for i, n in enumerate(lengths) if n < 256], [lengths.index(256)]]
+    return [[i for i, n in enumerate(lengths) if n <= 16]]
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("f32", 2e-5), ("f16", 1e-3)])
@@ -67,9 +71,11 @@ def test_minilm_equals_transformers(device: ct.Device, dtype: str, bound: float)
     if device.name == "simulator":
         pytest.skip("the simulator has the tiny checkpoints")
     embedder = load(folder, device=device, dtype=dtype)
-    chosen = odd_texts(embedder)
-    stored = np.load(DATA / "minilm_vectors.npy")[chosen]
-    vectors = embedder.encode([ODD_TEXTS[i] for i in chosen], batch_size=8)
+    calls = odd_texts(embedder, dtype)
+    stored = np.load(DATA / "minilm_vectors.npy")[[i for call in calls for i in call]]
+    vectors = np.concatenate(
+        [embedder.encode([ODD_TEXTS[i] for i in call], batch_size=8) for call in calls]
+    )
     tight = 2e-6 if (device.name, dtype) == ("cpu", "f32") else bound
     assert np.abs(vectors - stored).max() < tight
     assert cosines(vectors, stored).min() > 0.99999
@@ -194,22 +200,20 @@ def test_vectors_of_first_tokens_keep_no_states(device: ct.Device) -> None:
     assert led.download_bytes == 4 * 32 * 4
 
 
-@pytest.mark.parametrize("where", ["cpu", "webgpu"])
-def test_a_thousand_batches_compile_nothing(where: str) -> None:
-    try:
-        embedder = load(DATA / "tiny-bert", device=where)
-    except ct.DeviceError as error:
-        pytest.skip(str(error))
+@pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
+def test_a_thousand_batches_compile_nothing(tiny: Embedder) -> None:
+    """The last of them has one text of three: its rows are rounded up to a power of two."""
     rng = np.random.default_rng(3)
-    texts = [" ".join(rng.choice(WORDS, rng.integers(0, 50))) for _ in range(2000)]
+    texts = [" ".join(rng.choice(WORDS, rng.integers(0, 50))) for _ in range(2998)]
     with ct.ledger() as led:
         for words in (1, 20, 50):  # 16, 32 and 48 tokens
-            embedder.encode([" ".join(WORDS[:words])] * 2, batch_size=2)
+            tiny.encode([" ".join(WORDS[:words])] * 3, batch_size=3)
         warm = led.compiles
-        vectors = embedder.encode(texts, batch_size=2)
+        vectors = tiny.encode(texts, batch_size=3)
     led.expect(compiles=warm, uploads=1003, submissions=1003, downloads=1003)
     assert led.plans <= 40
-    assert np.isfinite(vectors).all()
+    some = slice(0, None, 500)
+    np.testing.assert_allclose(vectors[some], tiny.encode(texts[some], 1), atol=1e-5)
 
 
 # -- long texts ------------------------------------------------------------------------------------

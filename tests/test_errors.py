@@ -14,6 +14,7 @@ import pytest
 
 import centella as ct
 from centella import errors
+from tests.foreign import foreign
 
 TREE = {
     "ShapeError": (ct.CentellaError, ValueError),
@@ -137,7 +138,8 @@ MISTAKES: list[tuple[str, Any, type[Exception], str]] = [
     ("dtype", lambda x: x.astype("float64"), ct.DTypeError, "'float64' is not a storage type"),
     ("relu", lambda x: ct.tanh(x.astype("i32")), ct.DTypeError, "tanh: expected .*float.* got i32"),
     ("axis", lambda x: ct.softmax(x, axis=2), ct.ShapeError, r"axis of \[3, 4\], got 2"),
-    ("kind", lambda x: ct.gelu(x, "erf"), ct.ShapeError, "gelu: expected none, tanh or quick"),
+    ("kind", lambda x: ct.gelu(x, "erf"), ct.ShapeError,
+     "gelu: expected approximate of none, tanh, quick"),
 ]  # fmt: skip
 
 
@@ -157,3 +159,95 @@ def test_mistakes_are_raised_where_they_are_made(
         use(y)
     assert batch.num_operations <= before + 1  # a cast of the operand may stand before the mistake
     np.testing.assert_array_equal((x + 1.0).numpy(), X + 1)
+
+
+def stale(device: ct.Device) -> Any:
+    state = ct.State(X, device=device)
+    before = state.value
+    state.assign(2)
+    return lambda: before + 1.0
+
+
+def discarded(device: ct.Device) -> Any:
+    batch = device.batch()
+    hidden = batch.relu(batch.upload(X))
+    batch.execute(outputs=[batch.add(hidden, 1.0)])
+    return hidden.numpy
+
+
+def of_another_batch(device: ct.Device) -> Any:
+    waiting = device.batch().relu(ct.asarray(X, device=device))
+    return lambda: device.batch().tanh(waiting)
+
+
+def of_another_device(device: ct.Device) -> Any:
+    other = ct.device("simulator" if device.name == "cpu" else "cpu")
+    return lambda: ct.asarray(X, device=device) + ct.asarray(X, device=other)
+
+
+def cache_of_three(device: ct.Device, *tokens: int) -> Any:
+    """The last of appends of so many tokens each."""
+    cache = ct.KVCache(1, 2, 4, 3, device=device)
+
+    def append(count: int) -> None:
+        k = ct.zeros((1, 2, count, 4), device=device)
+        cache.append(k, k)
+
+    for count in tokens[:-1]:
+        append(count)
+    return lambda: append(tokens[-1])
+
+
+def read_in_a_capture(device: ct.Device) -> Any:
+    return lambda: device.compile(lambda x: x * float(ct.sum(x)), X)
+
+
+def too_small(device: ct.Device) -> Any:
+    native = foreign(device, X)
+    return lambda: ct.Tensor.from_buffer(native, (5, 5), "f32", device=device)
+
+
+HERE = "recorded at .*test_errors.py:"
+MISUSE: dict[str, tuple[Any, type[Exception], str]] = {
+    "devices mixed": (of_another_device, ct.DeviceError,
+                      r"add: operands on .* and \w+; move one with \.to\(device\)"),
+    "a foreign tensor": (of_another_batch, ct.ContractError,
+                         "tanh: the tensor belongs to another batch that has not been executed"),
+    "a discarded tensor": (discarded, ct.DiscardedError, rf"relu \({HERE}\d+\) was not kept"),
+    "a stale State": (stale, ct.ContractError,
+                      r"State \[3, 4\] f32: a stale version \(of .*\); it was changed at .*"),
+    "a full cache": (lambda d: cache_of_three(d, 2, 2), ct.KVCacheFullError,
+                     "KVCache: 2 of 3 positions are filled; no room for 2 more"),
+    "lengths beyond the capacity": (lambda d: cache_of_three(d, 5), ct.KVCacheFullError,
+                                    "KVCache: 5 tokens at once; the capacity is 3"),
+    "a value read in a captured function": (read_in_a_capture, ct.ContractError,
+                                            "reduce: read while a function is captured"),
+    "a buffer that is too small": (too_small, ct.ShapeError,
+                                   r"import_buffer: shape \[5, 5\] of f32 .* needs 100 bytes; "
+                                   "the buffer has 48"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_is_told_and_the_device_goes_on(device: ct.Device, name: str) -> None:
+    """Usage flags of a driver's buffers are those of tests/test_tensor.py's `TestWgpuBuffers`."""
+    prepare, kind, text = MISUSE[name]
+    x = ct.asarray(X, device=device)
+    waiting = x * 2.0
+    use = prepare(device)
+    with pytest.raises(kind, match=f"^{text}") as raised:
+        use()
+    assert type(raised.value) is kind
+    np.testing.assert_array_equal(waiting.numpy(), 2 * X)
+    np.testing.assert_array_equal((x + 1.0).numpy(), X + 1)
+    with device.batch() as batch:
+        y = batch.relu(batch.upload(-X))
+    np.testing.assert_array_equal(y.numpy(), np.zeros((3, 4)))
+
+
+def test_without_an_adapter_the_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = pytest.importorskip("centella.backends.webgpu.adapter")
+    monkeypatch.setattr(adapter, "adapters", list)
+    with pytest.raises(ct.DeviceError, match=r"^no WebGPU adapter found") as raised:
+        ct.device("webgpu", pool="exact")
+    assert "apt-get install libvulkan1 mesa-vulkan-drivers" in str(raised.value)

@@ -674,8 +674,22 @@ def _mistakes(d: Decoder) -> dict[str, tuple[Callable[[], Any], type[Exception],
                          "write: expected 2 positions among the 2 that are filled, got a start "
                          "of 1"),
         "before the start": (lambda: cache.write(-1, k, k), ct.ShapeError,
-                             "write: expected 1 positions among the 2 that are filled, got a start "
-                             "of -1"),
+                             "write: expected a position of 0 or more, got -1"),
+        "a position of a fraction": (lambda: cache.write(0.5, k, k),  # type: ignore[arg-type]
+                                     ct.ShapeError,
+                                     "write: expected a position of 0 or more, got 0.5"),
+        "a capacity of a fraction": (
+            lambda: ct.KVCache(1, 1, 1, 1.5), ct.ShapeError,  # type: ignore[arg-type]
+            "KVCache: expected capacity of 1 or more, got 1.5"),
+        "a layer of a fraction": (
+            lambda: cache.append(k, k, 0.5), ct.ShapeError,  # type: ignore[arg-type]
+            "KVCache: expected a layer below 2, got 0.5"),
+        "truncated to a fraction": (
+            lambda: cache.truncate(0.5), ct.ShapeError,  # type: ignore[arg-type]
+            "truncate: expected lengths, got ((0.5, 0.5),)"),
+        "queries of NumPy": (
+            after_a_step(lambda: cache.attend(q.numpy())), ct.DTypeError,  # type: ignore[arg-type]
+            "attend: expected a Tensor, got ndarray; ct.asarray makes one"),
     }  # fmt: skip
 
 

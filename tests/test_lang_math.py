@@ -91,22 +91,15 @@ class NumpyF32:
         return np.sqrt(x)
 
     def bits(self, x: Any) -> Any:
-        assert x.dtype == F32
+        assert x.dtype in (F32, np.int32)
         return np.asarray(x).view(np.uint32)
 
     def from_bits(self, u: Any) -> Any:
         assert u.dtype == np.uint32
         return u.view(F32)
 
-    def to_i32(self, x: Any) -> Any:
-        return np.nan_to_num(np.trunc(np.clip(x, -(2.0**31), 2.0**31 - 128))).astype(np.int32)
-
     def to_f32(self, i: Any) -> Any:
         return i.astype(F32)
-
-    def as_u32(self, i: Any) -> Any:
-        assert i.dtype == np.int32
-        return i.view(np.uint32)
 
     def as_i32(self, u: Any) -> Any:
         assert u.dtype == np.uint32
@@ -321,7 +314,7 @@ class CountingOperands:
     """Operands that count: bit casts are free, all else is one operation."""
 
     def __getattr__(self, name: str) -> Callable[..., Counted]:
-        free = name in ("bits", "from_bits", "as_u32", "as_i32")
+        free = name in ("bits", "from_bits", "as_i32")
         return lambda *_: Counted().free() if free else Counted().operation()
 
 

@@ -225,6 +225,10 @@ def square_root_of_integer(n: u32, y: Out[f32]) -> None:
     y[0] = lang.sqrt(n)  # <- expected a f32 value, got u32
 
 
+def isnan_of_integer(n: u32, y: Out[f32]) -> None:
+    y[0] = lang.select(lang.isnan(n), 1.0, 0.0)  # <- expected a f32 value, got u32
+
+
 def narrow_store(x: In[f16], y: Out[f16]) -> None:
     y[0] = x[0]  # <- y.store(index, values) with 2 or 8 values
 

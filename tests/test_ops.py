@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 import centella as ct
 from centella import functional, op
 from centella.dtypes import dtype_of, narrow, widen
+from centella.ops.operands import NUMPY
 from centella.tensor import apply_all
 from tests.ops_table import (
     MANY,
@@ -199,6 +201,15 @@ def test_quantised_weights_are_near_what_they_stand_for() -> None:
         ct.quantize_int8(np.full((2, 3), np.nan))
 
 
+def test_erf_on_the_cpu_has_the_bound_of_its_formula() -> None:
+    """3 ulp; bits that pass through a choice are not rounded as numbers."""
+    x = np.linspace(-5, 5, 20001).astype(np.float32)
+    exact = np.array([math.erf(float(v)) for v in x])
+    got = NUMPY.erf(x)
+    assert got.dtype == np.float32
+    assert (np.abs(got - exact) <= 3 * np.spacing(np.abs(exact).astype(np.float32))).all()
+
+
 # -- outliers -------------------------------------------------------------------------------------
 
 
@@ -248,6 +259,19 @@ def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, vari
     wanted = np.concatenate([x.numpy() for x in cut])
     assert np.isnan(wanted[2, 2:]).all() and np.isfinite(wanted[2, :2]).all()
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("n", [3, 130, 600])
+def test_an_infinite_value_stays_infinite(device: ct.Device, n: int, variant: str) -> None:
+    """Where a key counts; its number of parts is no multiple of what is added at a time."""
+    q = ct.zeros((1, 1, 2, 8), device=device)
+    k = np.zeros((1, 1, n, 8), np.float32)
+    v = np.ones((1, 1, n, 8), np.float32)
+    v[0, 0, -1, 0], v[0, 0, 0, 1] = np.inf, -np.inf
+    got = ct.attention(q, *(ct.asarray(x, device=device) for x in (k, v)), variant=variant).numpy()
+    wanted = np.array([np.inf, -np.inf, *[1.0] * 6], np.float32)
+    np.testing.assert_allclose(got[0, 0], [wanted, wanted], rtol=1e-5)
 
 
 @pytest.mark.devices("webgpu", "cuda", "webgpu-hardware")
@@ -485,10 +509,12 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
                "divides integers", ct.DTypeError)),
     "tensors beside each other": (
         lambda x, h, i: functional.concat(x, x),
-        _error("concat: expected a list of Tensors, got Tensor; ct.concat([x, y])", ct.DTypeError)),
+        _error("concat: expected a list of Tensors, got a Tensor; ct.concat([x, y])",
+               ct.DTypeError)),
     "a tensor to stack": (
         lambda x, h, i: functional.stack(x),
-        _error("stack: expected a list of Tensors, got Tensor; ct.stack([x, y])", ct.DTypeError)),
+        _error("stack: expected a list of Tensors, got a Tensor; ct.stack([x, y])",
+               ct.DTypeError)),
     "arrays to join": (
         lambda x, h, i: functional.concat([x, np.ones(3)]),
         _error("concat: expected a Tensor, got ndarray; ct.asarray makes one", ct.DTypeError)),
@@ -560,7 +586,7 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
                "tanh, got 'swoosh'")),
     "gelu": (
         lambda x, h, i: functional.gelu(x, "fast"),
-        _error("gelu: expected none, tanh or quick, got 'fast'")),
+        _error("gelu: expected approximate of none, tanh, quick, got 'fast'")),
     "axis": (
         lambda x, h, i: functional.softmax(x, 2),
         _error("softmax: expected an axis of [3, 5], got 2")),
@@ -724,7 +750,8 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         lambda x, h, i: functional.split(x, 0),
         _error("split: expected parts of 1 or more, got 0")),
     "chunk": (
-        lambda x, h, i: functional.chunk(x, 0), _error("chunk: expected 1 part or more, got 0")),
+        lambda x, h, i: functional.chunk(x, 0),
+        _error("chunk: expected chunks of 1 or more, got 0")),
     "gather": (
         lambda x, h, i: functional.gather(x, x),
         _error("gather: expected i32 indices, got f32", ct.DTypeError)),
@@ -770,7 +797,13 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
                "[1, 3, 5] and [1, 2, 5]")),
     "stride": (
         lambda x, h, i: functional.conv1d(x[None], x[None], stride=0, padding=1),
-        _error("conv1d: expected a stride of 1 or more and a padding of 0 or more, got 0 and 1")),
+        _error("conv1d: expected stride of 1 or more, got 0")),
+    "padding": (
+        lambda x, h, i: functional.conv1d(x[None], x[None], padding=-1),
+        _error("conv1d: expected padding of 0 or more, got -1")),
+    "a stride of a fraction": (
+        lambda x, h, i: functional.conv1d(x[None], x[None], stride=1.5),  # type: ignore[arg-type]
+        _error("conv1d: expected stride of 1 or more, got 1.5")),
     "kernel": (
         lambda x, h, i: functional.conv1d(x[None, :, :2], x[None], padding=1),
         _error("conv1d: expected a kernel of 1 to 4 (padded length), got 5")),
@@ -806,6 +839,54 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
             op.get("cache_step"), (ct.State(i[:2]).value, i[0, :3]), {"tokens": 0}),
         _error("cache_step: expected i32 lengths [5], got i32 [3]")),
 }  # fmt: skip
+
+
+NUMBERLESS = {"arange", "full", "rope_tables", "zeros"}  # public functions that take no tensor
+
+
+@pytest.mark.parametrize("name", sorted(set(functional.__all__) - NUMBERLESS))
+def test_what_is_no_tensor(name: str) -> None:
+    """An array in place of the first operand; a number beside it makes no pair either."""
+    function = getattr(functional, name)
+    required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    array, x = np.ones((2, 3), np.float32), ct.full((2, 3), 1)
+    given: list[Any] = [x > 0] * (name == "where")
+    given += [array, *[2] * (len(required) - len(given) - 1)]
+    with pytest.raises(ct.DTypeError, match=rf"^{name}: expected .*Tensor.*, got ndarray"):
+        function(*given)
+
+
+def _numbers(x: ct.Tensor, value: Any) -> dict[str, Any]:
+    """Calls that take a number, by what their errors call it."""
+    q = x[None, None]
+    return {
+        "scale: expected a number for factor": lambda: ct.scale(x, value),
+        "elu: expected a number for alpha": lambda: functional.elu(x, value),
+        "leaky_relu: expected a number for negative_slope":
+            lambda: functional.leaky_relu(x, value),
+        "clip: expected a number for min": lambda: ct.clip(x, min=value),
+        "clip: expected a number for max": lambda: ct.clip(x.astype("i32"), max=value),
+        "matmul: expected a number for alpha": lambda: ct.matmul(x, x.T, alpha=value),
+        "linear: expected a number for alpha": lambda: ct.linear(x, x, alpha=value),
+        "layer_norm: expected a number for eps": lambda: ct.layer_norm(x, eps=value),
+        "rms_norm: expected a number for eps": lambda: ct.rms_norm(x, eps=value),
+        "l2_normalize: expected a number for eps": lambda: ct.l2_normalize(x, eps=value),
+        "attention: expected a number for scale": lambda: ct.attention(q, q, q, scale=value),
+        "full: expected a number for fill": lambda: ct.full((2,), value, device=x.device),
+        "arange: expected a number for step": lambda: ct.arange(1, 2, value, device=x.device),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["2", [2.0], np.ones(2), object(), 2j])
+def test_what_is_no_number(value: Any) -> None:
+    x = ct.full((3, 5), 2)
+    for text, call in {**_numbers(x, value), **_numbers(x, x[0, 0])}.items():
+        with pytest.raises(ct.DTypeError, match=f"^{text}, got "):
+            call()
+    numbers: list[Any] = [np.float32(0.5), np.int64(3)]  # of NumPy: as Python's
+    assert ct.scale(x, numbers[0]).numpy().max() == 1
+    assert ct.full((2,), numbers[1], "i32").tolist() == [3, 3]
+    assert ct.arange(numbers[1]).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", MISTAKES)

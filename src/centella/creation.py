@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from centella import dlpack, views
+from centella.arguments import number
 from centella.device import Device, current_device, devices
 from centella.device import device as open_device
 from centella.dtypes import dtype_of, f32, i32
@@ -125,9 +126,10 @@ def full(
     """A tensor with one value everywhere, made on the device: nothing is uploaded."""
     target = _chosen(device)
     extents = views.extents("full", shape)
-    attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": fill}
-    (value,) = target.record(get("fill"), [], attrs)
-    return Tensor(value, value.spec)
+    value = number("full", "fill", fill)
+    attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": value}
+    (made,) = target.record(get("fill"), [], attrs)
+    return Tensor(made, made.spec)
 
 
 def zeros(
@@ -151,11 +153,15 @@ def arange(
         ShapeError: for a step of 0, or a number of values that is not finite.
         DTypeError: for bool, or numbers that the dtype cannot hold.
     """
-    first, end = (0, start) if stop is None else (start, stop)
-    if step == 0 or not math.isfinite((end - first) / step):
-        raise ShapeError(f"arange: expected an end and a step, got {first}, {end}, {step}")
-    size = max(math.ceil((end - first) / step), 0)
+    low, high = (0, start) if stop is None else (start, stop)
+    first, end, by = (
+        number("arange", name, value)
+        for name, value in (("start", low), ("stop", high), ("step", step))
+    )
+    if by == 0 or not math.isfinite((end - first) / by):
+        raise ShapeError(f"arange: expected an end and a step, got {first}, {end}, {by}")
+    size = max(math.ceil((end - first) / by), 0)
     target = _chosen(device)
-    attrs = {"start": first, "step": step, "size": size, "dtype": dtype_of(dtype).name}
+    attrs = {"start": first, "step": by, "size": size, "dtype": dtype_of(dtype).name}
     (value,) = target.record(get("arange"), [], attrs)
     return Tensor(value, value.spec)

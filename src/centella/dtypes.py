@@ -84,7 +84,7 @@ def dtype_of(spec: Any) -> DType:
         return ALL[spec]
     try:
         found = _BY_NUMPY.get(np.dtype(spec))
-    except TypeError:
+    except (TypeError, ValueError):  # NumPy's words for what is no dtype
         found = None
     if found is None:
         names = ", ".join(ALL)

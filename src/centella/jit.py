@@ -238,7 +238,7 @@ class Jitted(Generic[P, R]):
                 self._made.move_to_end(key)
         return found
 
-    def _capture(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Compiled[R]:
+    def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
         try:
             return Compiled(self._fn, args, dict(kwargs), call.device)
         except DeviceError as error:

@@ -8,11 +8,12 @@ does not fit before anything is recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import index
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
+from centella.arguments import check_tensors, whole
 from centella.creation import asarray
 from centella.device import Device
 from centella.dtypes import DType, dtype_of, f32, i32
@@ -21,7 +22,8 @@ from centella.functional import attention, full
 from centella.op import get
 from centella.recording import Recording
 from centella.state import State
-from centella.tensor import Tensor, apply_all, not_a_tensor
+from centella.tensor import Tensor, apply_all
+from centella.views import integers
 
 
 class Filled(Struct, frozen=True):
@@ -94,8 +96,7 @@ class KVCache:
         given = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
                  "capacity": capacity, "num_layers": num_layers}  # fmt: skip
         for name, value in given.items():
-            if value < 1:
-                raise ShapeError(f"KVCache: expected {name} of 1 or more, got {value!r}")
+            whole("KVCache", name, value, 1)
         kind = dtype_of(dtype)
         if not kind.is_float:
             raise DTypeError(f"KVCache: expected a float dtype, got {kind.name}")
@@ -166,9 +167,7 @@ class KVCache:
             KVCacheFullError: there is no room for them.
             ContractError: a layer has not been given the step before.
         """
-        if tokens < 1:
-            raise ShapeError(f"begin: expected a number of tokens of 1 or more, got {tokens!r}")
-        self._begin(tokens)
+        self._begin(whole("begin", "a number of tokens", tokens, 1))
         return self.positions
 
     def _begin(self, tokens: int, where: Recording | None = None) -> None:
@@ -223,23 +222,23 @@ class KVCache:
         """
         self._check(k, v, layer)
         shortest = min(self.lengths)
-        if not 0 <= position <= shortest - k.shape[2]:
+        start = whole("write", "a position", position)
+        if start > shortest - k.shape[2]:
             raise ShapeError(
                 f"write: expected {k.shape[2]} positions among the {shortest} that are filled, got "
-                f"a start of {position}"
+                f"a start of {start}"
             )
-        self._write(k, v, layer, full((self.shape[0],), position, i32, self.device))
+        self._write(k, v, layer, full((self.shape[0],), start, i32, self.device))
 
-    def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.num_layers:
+    def _check_layer(self, layer: Any) -> None:
+        if not isinstance(layer, (int, np.integer)) or not 0 <= layer < self.num_layers:
             raise ShapeError(f"KVCache: expected a layer below {self.num_layers}, got {layer}")
 
     def _check(self, k: Tensor, v: Tensor, layer: int) -> None:
         self._check_layer(layer)
         b, heads, capacity, dim = self.shape
+        check_tensors("KVCache", k, v)
         for name, x in (("k", k), ("v", v)):
-            if not isinstance(x, Tensor):
-                raise not_a_tensor("KVCache", x)
             wrong = x.ndim != 4 or x.shape[:2] != (b, heads) or x.shape[3] != dim
             if wrong or x.shape != k.shape or not x.shape[2]:
                 raise ShapeError(
@@ -268,7 +267,7 @@ class KVCache:
         """
         batch = self.shape[0]
         each = length if isinstance(length, Iterable) else (length,) * batch
-        wanted = tuple(map(index, each))
+        wanted = integers("truncate", "lengths", (each,))
         self._filled.cut(wanted)
         if len(set(wanted)) == 1:
             lengths = full((batch,), wanted[0], i32, self.device)
@@ -305,6 +304,7 @@ class KVCache:
             ContractError: the layer has not been given this step's keys and values.
         """
         self._check_layer(layer)
+        check_tensors("attend", q)
         if not self._has(layer):
             raise ContractError(
                 f"attend: layer {layer} has no keys and values of this step; append them first"
@@ -319,6 +319,3 @@ class KVCache:
             )
         keys, values = self._layers[layer]
         return attention(q, keys.value, values.value, starts=self.positions, scale=scale, mask=mask)
-
-
-__all__ = ["KVCache"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -473,34 +473,6 @@ def not_a_tensor(op: str, got: Any) -> DTypeError:
     elif isinstance(getattr(got, "value", None), Tensor):  # a State
         hint = "its .value is one"
     return DTypeError(f"{op}: expected a Tensor, got {type(got).__name__}; {hint}")
-
-
-def checked(op: str, given: Any) -> Tensor:
-    """What an op is given, where it is a Tensor.
-
-    Raises:
-        DTypeError: it is none.
-    """
-    if not isinstance(given, Tensor):
-        raise not_a_tensor(op, given)
-    return given
-
-
-def checked_all(op: str, given: Any) -> list[Tensor]:
-    """The Tensors that an op is given in a list or tuple, at least one.
-
-    Raises:
-        DTypeError: something else, or one Tensor alone.
-        ShapeError: for none.
-    """
-    if isinstance(given, Tensor) or not isinstance(given, Iterable):
-        raise DTypeError(
-            f"{op}: expected a list of Tensors, got {type(given).__name__}; ct.{op}([x, y])"
-        )
-    tensors = [checked(op, one) for one in given]
-    if not tensors:
-        raise ShapeError(f"{op}: expected at least one tensor, got none")
-    return tensors
 
 
 def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:

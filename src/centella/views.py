@@ -64,10 +64,19 @@ def axis_of(op: str, shape: Shape, axis: int) -> int:
     Raises:
         ShapeError: there is no such axis.
     """
-    rank = max(len(shape), 1)
-    if not -rank <= axis < rank:
+    place = counted(axis, max(len(shape), 1))
+    if place is None:
         raise ShapeError(f"{op}: expected an axis of {list(shape)}, got {axis}")
-    return axis % rank
+    return place
+
+
+def counted(axis: Any, rank: int) -> int | None:
+    """An axis of so many, counted from 0; None where there is no such axis."""
+    try:
+        place = index(axis)
+    except TypeError:
+        return None
+    return place % rank if -rank <= place < rank else None
 
 
 @lru_cache(maxsize=8192)

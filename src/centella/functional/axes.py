@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from centella.arguments import check_tensors, real
 from centella.errors import DTypeError, ShapeError
-from centella.tensor import Tensor, apply, apply_with, checked
+from centella.ops.norm import NAMES as NORMS
+from centella.tensor import Tensor, apply, apply_with
 from centella.views import axis_of, integers
 
 Axes = int | tuple[int, ...] | None
@@ -73,20 +75,25 @@ def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 
 
 def _reduced(op: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-    if checked(op, x).dtype.kind == "bool":
+    check_tensors(op, x)
+    if x.dtype.kind == "bool":
         raise DTypeError(f"{op}: expected a numeric dtype, got bool")
     return _over(op, x, axis, keepdims, lambda rows: apply("reduce", rows, op=op))
 
 
 def _norm(kind: str, x: Tensor, vectors: dict[str, Tensor | None], eps: float) -> Tensor:
-    return apply_with("norm", (x,), "vectors", vectors, {"kind": kind, "eps": float(eps)})
+    op = NORMS[kind]
+    check_tensors(op, x, *(v for v in vectors.values() if v is not None))
+    attrs = {"kind": kind, "eps": real(op, "eps", eps)}
+    return apply_with("norm", (x,), "vectors", vectors, attrs)
 
 
 def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
     """What `fn` makes of rows along an axis, in the shape of x."""
+    check_tensors(op, x)
     if axis == -1:
         return fn(x)
-    place, last = axis_of(op, checked(op, x).shape, axis), x.ndim - 1
+    place, last = axis_of(op, x.shape, axis), x.ndim - 1
     if place >= last:
         return fn(x)
     rest = range(x.ndim)
@@ -96,7 +103,8 @@ def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Ten
 
 def _over(op: str, x: Tensor, axis: Axes, keepdims: bool, fn: Callable[[Tensor], Tensor]) -> Tensor:
     """What `fn` makes of rows that run along the axes together: an element a row."""
-    axes = tuple(range(checked(op, x).ndim)) if axis is None else integers(op, "axes", (axis,))
+    check_tensors(op, x)
+    axes = tuple(range(x.ndim)) if axis is None else integers(op, "axes", (axis,))
     gone = {axis_of(op, x.shape, a) for a in axes}
     if len(gone) < len(axes):
         raise ShapeError(f"{op}: expected different axes, got {list(axes)}")

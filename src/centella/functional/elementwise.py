@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from centella.arguments import check_tensors, number, one_of, real
 from centella.dtypes import promote
-from centella.errors import DTypeError, ShapeError
-from centella.tensor import Tensor, apply, binary, checked
+from centella.errors import DTypeError
+from centella.tensor import Tensor, apply, binary
 
 Number = int | float
 
@@ -107,12 +108,12 @@ def relu(x: Tensor) -> Tensor:
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """x above 0, `negative_slope * x` below."""
-    return apply("leaky_relu", x, slope=float(negative_slope))
+    return apply("leaky_relu", x, slope=real("leaky_relu", "negative_slope", negative_slope))
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x above 0, `alpha * (exp(x) - 1)` below (Clevert et al. 2016)."""
-    return apply("elu", x, alpha=float(alpha))
+    return apply("elu", x, alpha=real("elu", "alpha", alpha))
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -139,9 +140,8 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     Raises:
         ShapeError: for another kind.
     """
-    if approximate not in ("none", "tanh", "quick"):
-        raise ShapeError(f"gelu: expected none, tanh or quick, got {approximate!r}")
-    return apply("gelu", x, kind=approximate)
+    kind = one_of("gelu", "approximate", approximate, ("none", "tanh", "quick"))
+    return apply("gelu", x, kind=kind)
 
 
 def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
@@ -154,27 +154,29 @@ def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not meet.
     """
-    gate, up = checked("silu_gate", gate), checked("silu_gate", up)
+    check_tensors("silu_gate", gate, up)
     common = promote("silu_gate", gate.dtype, up.dtype)
     return apply("silu_gate", gate.astype(common), up.astype(common))
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
     """x * factor."""
-    return apply("scale", x, factor=float(factor))
+    return apply("scale", x, factor=real("scale", "factor", factor))
 
 
 def clip(x: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
     """min(max(x, min), max), either side left out by None; NaN stays NaN."""
-    if checked("clip", x).dtype.is_float:
-        low = -math.inf if min is None else float(min)
-        return apply("clip", x, low=low, high=math.inf if max is None else float(max))
+    check_tensors("clip", x)
+    if x.dtype.is_float:
+        low = -math.inf if min is None else real("clip", "min", min)
+        high = math.inf if max is None else real("clip", "max", max)
+        return apply("clip", x, low=low, high=high)
     if x.dtype.kind == "bool":
         raise DTypeError("clip: expected a numeric dtype, got bool")
     info = np.iinfo(x.dtype.numpy)
     low, high = (
-        end if v is None else builtins.min(builtins.max(v, info.min), info.max)
-        for v, end in ((min, info.min), (max, info.max))
+        end if v is None else builtins.min(builtins.max(number("clip", n, v), info.min), info.max)
+        for n, v, end in (("min", min, info.min), ("max", max, info.max))
     )
     return apply("clip", x, low=low, high=high)
 
@@ -190,4 +192,5 @@ def where(condition: Tensor, x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
     """x in another dtype; floats to integers truncate and saturate, NaN gives 0."""
-    return checked("cast", x).astype(dtype)
+    check_tensors("cast", x)
+    return x.astype(dtype)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from centella.errors import ShapeError
+import numpy as np
+
+from centella.arguments import check_tensors, whole
+from centella.errors import DTypeError, ShapeError
 from centella.ops.concat import MOST
-from centella.tensor import Tensor, apply, checked, checked_all
-from centella.views import axis_of
+from centella.tensor import Tensor, apply
+from centella.views import axis_of, counted, integers
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -16,7 +20,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Raises:
         ShapeError: for no tensors, a bad axis, or shapes that differ elsewhere.
     """
-    parts = checked_all("concat", tensors)
+    parts = _listed("concat", tensors)
     place = axis_of("concat", parts[0].shape, axis)
     most = MOST if parts[0].ndim < 6 else 3  # what the strides leave room for
     while len(parts) > 1:
@@ -33,16 +37,27 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Raises:
         ShapeError: for no tensors, a bad axis, or shapes that differ.
     """
-    tensors = checked_all("stack", tensors)
-    rank, shapes = tensors[0].ndim, [list(t.shape) for t in tensors]
+    parts = _listed("stack", tensors)
+    rank, shapes = parts[0].ndim, [list(t.shape) for t in parts]
     if any(s != shapes[0] for s in shapes):
         raise ShapeError(f"stack: expected tensors of one shape, got {str(shapes)[1:-1]}")
-    if not -rank - 1 <= axis <= rank:
+    place = counted(axis, rank + 1)
+    if place is None:
         raise ShapeError(f"stack: expected an axis of a result of rank {rank + 1}, got {axis}")
-    place = axis % (rank + 1)
     key = (slice(None),) * place + (None,)
-    joined = concat([t[key] for t in tensors], place)
-    return joined if len(tensors) > 1 else joined.copy()
+    joined = concat([t[key] for t in parts], place)
+    return joined if len(parts) > 1 else joined.copy()
+
+
+def _listed(op: str, tensors: Any) -> list[Tensor]:
+    """The tensors to join, one at least."""
+    if isinstance(tensors, Tensor):
+        raise DTypeError(f"{op}: expected a list of Tensors, got a Tensor; ct.{op}([x, y])")
+    parts: list[Tensor] = list(tensors) if isinstance(tensors, Iterable) else [tensors]
+    if not parts:
+        raise ShapeError(f"{op}: expected at least one tensor, got none")
+    check_tensors(op, *parts)
+    return parts
 
 
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
@@ -54,17 +69,18 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     Raises:
         ShapeError: for parts that are not x.
     """
-    place = axis_of("split", checked("split", x).shape, axis)
+    check_tensors("split", x)
+    place = axis_of("split", x.shape, axis)
     extent = x.shape[place] if x.ndim else 0
-    if isinstance(sizes, int):
-        if sizes < 1:
-            raise ShapeError(f"split: expected parts of 1 or more, got {sizes}")
-        starts = range(0, max(extent, 1), sizes)
-        sizes = [min(sizes, extent - start) for start in starts]
-    if not x.ndim or sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise ShapeError(f"split: expected parts of {list(x.shape)}, got {list(sizes)}")
+    if isinstance(sizes, (int, np.integer)):
+        most = whole("split", "parts", sizes, 1)
+        each = tuple(min(most, extent - at) for at in range(0, max(extent, 1), most))
+    else:
+        each = integers("split", "parts", (sizes,))
+    if not x.ndim or sum(each) != extent or min(each, default=0) < 0:
+        raise ShapeError(f"split: expected parts of {list(x.shape)}, got {list(each)}")
     parts, start = [], 0
-    for size in sizes:
+    for size in each:
         parts.append(x[(slice(None),) * place + (slice(start, start + size),)])
         start += size
     return tuple(parts)
@@ -78,11 +94,10 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     Raises:
         ShapeError: for less than one part.
     """
-    checked("chunk", x)
-    if chunks < 1:
-        raise ShapeError(f"chunk: expected 1 part or more, got {chunks}")
+    check_tensors("chunk", x)
+    count = whole("chunk", "chunks", chunks, 1)
     extent = x.shape[axis_of("chunk", x.shape, axis)] if x.ndim else 0
-    return split(x, max(-(-extent // chunks), 1), axis)
+    return split(x, max(-(-extent // count), 1), axis)
 
 
 def interleaved_to_head_first(x: Tensor, num_heads: int, head_dim: int) -> Tensor:
@@ -91,13 +106,12 @@ def interleaved_to_head_first(x: Tensor, num_heads: int, head_dim: int) -> Tenso
     Raises:
         ShapeError: when the last extent is not num_heads * head_dim.
     """
-    checked("interleaved_to_head_first", x)
-    if x.ndim < 2 or x.shape[-1] != num_heads * head_dim:
-        raise ShapeError(
-            f"interleaved_to_head_first: expected [..., seq, {num_heads} * {head_dim}], got "
-            f"{list(x.shape)}"
-        )
-    split_heads = x.reshape(*x.shape[:-1], num_heads, head_dim)
+    op = "interleaved_to_head_first"
+    check_tensors(op, x)
+    heads, size = whole(op, "num_heads", num_heads), whole(op, "head_dim", head_dim)
+    if x.ndim < 2 or x.shape[-1] != heads * size:
+        raise ShapeError(f"{op}: expected [..., seq, {heads} * {size}], got {list(x.shape)}")
+    split_heads = x.reshape(*x.shape[:-1], heads, size)
     rank = x.ndim + 1
     return split_heads.permute(*range(rank - 3), rank - 2, rank - 3, rank - 1)
 
@@ -119,7 +133,8 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
         ShapeError: for a bad axis, or indices into no rows.
         DTypeError: for indices that are not i32.
     """
-    return apply("gather", x, indices, axis=axis_of("gather", checked("gather", x).shape, axis))
+    check_tensors("gather", x)
+    return apply("gather", x, indices, axis=axis_of("gather", x.shape, axis))
 
 
 def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:

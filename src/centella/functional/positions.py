@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from centella.arguments import real, whole
 from centella.errors import ShapeError
 from centella.tensor import Tensor, apply
 
@@ -23,16 +24,18 @@ def rope_tables(
         cos and sin, f32 [max_positions, rotary_dim / 2], computed in float64.
 
     Raises:
-        ShapeError: for an odd rotary_dim, or more than head_dim.
+        ShapeError: for an odd rotary_dim, or more than head_dim; a theta of 0 or less.
     """
-    columns = head_dim if rotary_dim is None else rotary_dim
-    if columns % 2 or not 2 <= columns <= head_dim or max_positions < 0:
-        raise ShapeError(
-            f"rope_tables: expected an even rotary_dim of 2 to {head_dim} and 0 positions or more, "
-            f"got {columns} and {max_positions}"
-        )
-    frequencies = theta ** (-np.arange(0, columns, 2, dtype=np.float64) / columns)
-    angles = np.arange(max_positions, dtype=np.float64)[:, None] * frequencies
+    most = whole("rope_tables", "head_dim", head_dim)
+    columns = most if rotary_dim is None else whole("rope_tables", "rotary_dim", rotary_dim)
+    rows = whole("rope_tables", "max_positions", max_positions)
+    if columns % 2 or not 2 <= columns <= most:
+        raise ShapeError(f"rope_tables: expected an even rotary_dim of 2 to {most}, got {columns}")
+    base = real("rope_tables", "theta", theta)
+    if not base > 0:
+        raise ShapeError(f"rope_tables: expected theta above 0, got {theta}")
+    frequencies = base ** (-np.arange(0, columns, 2, dtype=np.float64) / columns)
+    angles = np.arange(rows, dtype=np.float64)[:, None] * frequencies
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 

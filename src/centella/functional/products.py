@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from centella.arguments import check_tensors, one_of, real, whole
 from centella.errors import ShapeError
 from centella.op import get
+from centella.ops.elementwise import ACTIVATIONS
 from centella.tensor import Tensor, apply, apply_all, apply_with
 
 
@@ -19,7 +21,7 @@ def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = No
         variant: force a kernel ("gemv", "skinny", "columns", "small", "medium", "large"), for
             tests and benchmarks.
     """
-    return apply("matmul", a, b, **_with_variant("matmul", variant, alpha=float(alpha)))
+    return apply("matmul", a, b, **_attrs("matmul", variant, alpha=real("matmul", "alpha", alpha)))
 
 
 def linear(
@@ -42,7 +44,8 @@ def linear(
         activation: relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid or tanh.
         residual: [..., out_features], added last.
     """
-    attrs = _with_variant("linear", variant, activation=activation or "", alpha=float(alpha))
+    numbers = {"alpha": real("linear", "alpha", alpha)}
+    attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
     return apply_with("linear", (x, weight), "extras", extras, attrs)
 
@@ -67,18 +70,24 @@ def conv1d(
     Raises:
         ShapeError, DTypeError: for shapes, numbers or dtypes that do not fit these.
     """
-    numbers = {"stride": int(stride), "padding": int(padding)}
-    attrs = _with_variant("conv1d", variant, activation=activation or "", **numbers)
+    numbers = {
+        "stride": whole("conv1d", "stride", stride, 1),
+        "padding": whole("conv1d", "padding", padding),
+    }
+    attrs = _attrs("conv1d", variant, activation=_activation("conv1d", activation), **numbers)
     given = (x, weight) if bias is None else (x, weight, bias)
     return apply_all(get("conv1d"), given, attrs)[0].permute(0, 2, 1)
 
 
-def _with_variant(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
+def _activation(op: str, name: str | None) -> str:
+    """The attribute that names what follows a product: "" for nothing."""
+    return "" if name is None else one_of(op, "activation", name, ACTIVATIONS)
+
+
+def _attrs(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
+    """Attributes, with the variant where one is forced."""
     if variant is not None:
-        known = get(op).variants
-        if variant not in known:
-            raise ShapeError(f"{op}: expected variant of {', '.join(known)}, got {variant!r}")
-        attrs["variant"] = variant
+        attrs["variant"] = one_of(op, "variant", variant, get(op).variants)
     return attrs
 
 
@@ -117,11 +126,13 @@ def attention(
         [batch, heads, q_len, head_dim]; a view of memory in [batch, q_len, heads, head_dim]. A
         query with no key gives zeros.
     """
+    check_tensors("attention", q, k, v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         raise ShapeError(
             f"attention: expected rank 4, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts}
-    factor = 1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-    attrs = _with_variant("attention", variant, causal=bool(causal), scale=factor)
+    default = 1.0 / math.sqrt(max(q.shape[-1], 1))
+    factor = default if scale is None else real("attention", "scale", scale)
+    attrs = _attrs("attention", variant, causal=bool(causal), scale=factor)
     return apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)

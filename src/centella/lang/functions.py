@@ -103,8 +103,8 @@ def rsqrt(x: Any) -> Expr:
 
 
 def isnan(x: Any) -> Expr:
-    """True for NaN, by its bits (drivers may assume that NaN does not occur)."""
-    return (bitcast(x, "u32") & 0x7FFFFFFF) > 0x7F800000
+    """True for an f32 that is NaN, by its bits (drivers may assume that NaN does not occur)."""
+    return (bitcast(expr_of(current(), x, "f32"), "u32") & 0x7FFFFFFF) > 0x7F800000
 
 
 def cast(x: Any, dtype: DType) -> Expr:
@@ -149,7 +149,7 @@ class TracedOperands:
 
     @staticmethod
     def bits(x: Any) -> Expr:
-        """f32 to u32, bit for bit."""
+        """f32 or i32 to u32, bit for bit."""
         return bitcast(x, "u32")
 
     @staticmethod
@@ -158,19 +158,9 @@ class TracedOperands:
         return bitcast(x, "f32")
 
     @staticmethod
-    def to_i32(x: Any) -> Expr:
-        """f32 to i32: truncating, saturating, NaN to 0."""
-        return current().pure("cast", "i32", (traced(x, "to_i32"),))
-
-    @staticmethod
     def to_f32(x: Any) -> Expr:
         """i32 or u32 to f32."""
         return current().pure("cast", "f32", (traced(x, "to_f32"),))
-
-    @staticmethod
-    def as_u32(x: Any) -> Expr:
-        """i32 to u32, bit for bit."""
-        return bitcast(x, "u32")
 
     @staticmethod
     def as_i32(x: Any) -> Expr:

@@ -51,19 +51,13 @@ class Operands(Protocol):
         """Return the square root."""
 
     def bits(self, x: Any, /) -> Any:
-        """Return the bits of an f32 as u32."""
+        """Return the bits of an f32 or i32 as u32."""
 
     def from_bits(self, u: Any, /) -> Any:
         """Return the f32 that has the bits of a u32."""
 
-    def to_i32(self, x: Any, /) -> Any:
-        """Return x cut to a whole i32: saturating, 0 for NaN."""
-
     def to_f32(self, i: Any, /) -> Any:
         """Return an i32 or u32 as the nearest f32."""
-
-    def as_u32(self, i: Any, /) -> Any:
-        """Return the bits of an i32 as u32."""
 
     def as_i32(self, u: Any, /) -> Any:
         """Return the bits of a u32 as i32."""
@@ -270,7 +264,7 @@ def _split(o: Operands, u: Any) -> tuple[Any, Any]:
 
 def _log_ends(o: Operands, u: Any, result: Any) -> Any:
     """Return result where bits u are a positive number, else the logarithm's limit or NaN."""
-    spread = o.as_u32(o.as_i32(u) >> 31)  # all ones, a NaN, for x < 0; inf and NaN stay
+    spread = o.bits(o.as_i32(u) >> 31)  # all ones, a NaN, for x < 0; inf and NaN stay
     limit = o.from_bits(o.where(u << 1 == 0, 0xFF800000, u | spread))
     return o.where(u - 1 < _INFINITY - 1, result, limit)
 

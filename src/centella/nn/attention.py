@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from centella.arguments import whole
 from centella.errors import ShapeError
 from centella.functional import attention
 from centella.kv_cache import KVCache
@@ -40,9 +41,10 @@ class SelfAttention(Module):
         self, width: int, num_heads: int, *, num_kv_heads: int | None = None,
         head_dim: int | None = None, bias: bool = True, unbiased: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.num_heads = num_heads
-        self.num_kv_heads: int = num_kv_heads or num_heads
-        self.head_dim: int = head_dim or width // num_heads
+        self.num_heads: int = whole("SelfAttention", "num_heads", num_heads, 1)
+        self.num_kv_heads: int = num_heads if num_kv_heads is None else num_kv_heads
+        whole("SelfAttention", "num_kv_heads", self.num_kv_heads, 1)
+        self.head_dim: int = width // num_heads if head_dim is None else head_dim
         if head_dim is None and width % num_heads:
             raise ShapeError(f"SelfAttention: expected {num_heads} heads to divide {width}")
         if num_heads % self.num_kv_heads:
@@ -62,11 +64,18 @@ class SelfAttention(Module):
         """[batch, seq_len, width] to the same.
 
         Args:
-            lengths: [batch] i32, tokens of each sequence; mask: additive.
+            lengths: [batch] i32, tokens of each sequence; not with a cache, which has its own.
+            mask: additive.
             residual: added to the result, in the same launch.
             cache: the past; this step's keys and values are appended to its `layer`, and attention
                 is causal over all of it.
+
+        Raises:
+            ShapeError: lengths and a cache.
+            KVCacheFullError: there is no room in the cache.
         """
+        if cache is not None and lengths is not None:
+            raise ShapeError("SelfAttention: expected lengths or a cache, got both")
         qkv = split_heads(self.qkv(x), self.num_heads + 2 * self.num_kv_heads)
         last = self.num_heads + self.num_kv_heads
         q, k, v = qkv[:, : self.num_heads], qkv[:, self.num_heads : last], qkv[:, last:]
@@ -88,6 +97,7 @@ class CrossAttention(Module):
         self, width: int, num_heads: int, *, memory_width: int | None = None, bias: bool = True,
         unbiased: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
+        whole("CrossAttention", "num_heads", num_heads, 1)
         if width % num_heads:
             raise ShapeError(f"CrossAttention: expected {num_heads} heads to divide {width}")
         self.num_heads = num_heads

@@ -8,6 +8,9 @@ the names of Whisper and BART in transformers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from centella.errors import ShapeError
 from centella.kv_cache import KVCache
 from centella.nn.attention import CrossAttention, SelfAttention
 from centella.nn.layers import Conv1d, LayerNorm, Linear
@@ -15,15 +18,11 @@ from centella.nn.module import Module, parameter
 from centella.specs import Shape
 from centella.tensor import Tensor
 
+Part = Callable[[Tensor, Tensor], Tensor]  # of a block: of its input and the residual, their sum
 
-class EncoderBlock(Module):
-    """Self-attention, then a feed-forward network, each with a residual and a norm.
 
-    Args:
-        width: of the states; num_heads: of the attention; inner: of the feed-forward network.
-        norm_first: normalise the input of each half; else its sum with the residual.
-        activation: between the two products; bias, unbiased: as for `SelfAttention`.
-    """
+class _Block(Module):
+    """What blocks have in common: self-attention, a feed-forward network, where norms stand."""
 
     def __init__(
         self, width: int, num_heads: int, inner: int, *, norm_first: bool = True,
@@ -40,6 +39,29 @@ class EncoderBlock(Module):
         self.norm_first = norm_first
         self.activation = activation
 
+    def _add(self, part: Part, norm: LayerNorm, x: Tensor) -> Tensor:
+        """x + part, where the norm is of the part's input or of the sum."""
+        return part(norm(x), x) if self.norm_first else norm(part(x, x))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """x + fc2(f(fc1(x)))."""
+        return self._add(
+            lambda y, residual: self.fc2(self.fc1(y, self.activation), residual=residual),
+            self.final_layer_norm,
+            x,
+        )
+
+
+class EncoderBlock(_Block):
+    """Self-attention, then a feed-forward network, each with a residual and a norm.
+
+    Args:
+        width: of the states; num_heads: of the attention; inner: of the feed-forward network.
+        norm_first: normalise the input of each part; else its sum with the residual.
+        activation: between the two products; eps: of the norms.
+        bias, unbiased: as for `SelfAttention`.
+    """
+
     def forward(
         self, x: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
@@ -48,17 +70,15 @@ class EncoderBlock(Module):
         Args:
             lengths: [batch] i32, tokens of each sequence; mask: additive.
         """
-        if self.norm_first:
-            y = self.self_attn_layer_norm(x)
-            x = self.self_attn(y, lengths=lengths, mask=mask, residual=x)
-            y = self.fc1(self.final_layer_norm(x), self.activation)
-            return self.fc2(y, residual=x)
-        x = self.self_attn_layer_norm(self.self_attn(x, lengths=lengths, mask=mask, residual=x))
-        y = self.fc1(x, self.activation)
-        return self.final_layer_norm(self.fc2(y, residual=x))
+        x = self._add(
+            lambda y, residual: self.self_attn(y, lengths=lengths, mask=mask, residual=residual),
+            self.self_attn_layer_norm,
+            x,
+        )
+        return self._feed_forward(x)
 
 
-class DecoderBlock(Module):
+class DecoderBlock(_Block):
     """Causal self-attention, attention to a memory, then a feed-forward network.
 
     Args: as for `EncoderBlock`; memory_width: of the encoder's states, default `width`.
@@ -69,19 +89,14 @@ class DecoderBlock(Module):
         norm_first: bool = True, activation: str = "gelu", eps: float = 1e-5, bias: bool = True,
         unbiased: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.self_attn: SelfAttention = SelfAttention(
-            width, num_heads, bias=bias, unbiased=unbiased
-        )
-        self.self_attn_layer_norm: LayerNorm = LayerNorm(width, eps)
+        super().__init__(
+            width, num_heads, inner, norm_first=norm_first, activation=activation, eps=eps,
+            bias=bias, unbiased=unbiased,
+        )  # fmt: skip
         self.encoder_attn: CrossAttention = CrossAttention(
             width, num_heads, memory_width=memory_width, bias=bias, unbiased=unbiased
         )
         self.encoder_attn_layer_norm: LayerNorm = LayerNorm(width, eps)
-        self.fc1: Linear = Linear(width, inner, bias)
-        self.fc2: Linear = Linear(inner, width, bias)
-        self.final_layer_norm: LayerNorm = LayerNorm(width, eps)
-        self.norm_first = norm_first
-        self.activation = activation
 
     def forward(
         self, x: Tensor, memory: tuple[Tensor, Tensor], *, cache: KVCache | None = None,
@@ -92,21 +107,29 @@ class DecoderBlock(Module):
         Args:
             memory: keys and values of the encoder's states, as `encoder_attn.keys_values` gives.
             cache: of the tokens before these; without it x is the whole sequence.
-            lengths, memory_lengths: [batch] i32, tokens of x and of the memory that count.
+            lengths: [batch] i32, tokens of x that count; not with a cache, which has its own.
+            memory_lengths: [batch] i32, places of the memory that count.
+
+        Raises:
+            ShapeError: lengths and a cache.
+            KVCacheFullError: there is no room in the cache.
         """
-        causal = cache is None
-        options = {"lengths": lengths, "causal": causal, "cache": cache, "layer": layer}
-        if self.norm_first:
-            x = self.self_attn(self.self_attn_layer_norm(x), residual=x, **options)
-            y = self.encoder_attn_layer_norm(x)
-            x = self.encoder_attn(y, *memory, lengths=memory_lengths, residual=x)
-            y = self.fc1(self.final_layer_norm(x), self.activation)
-            return self.fc2(y, residual=x)
-        x = self.self_attn_layer_norm(self.self_attn(x, residual=x, **options))
-        y = self.encoder_attn(x, *memory, lengths=memory_lengths, residual=x)
-        x = self.encoder_attn_layer_norm(y)
-        y = self.fc1(x, self.activation)
-        return self.final_layer_norm(self.fc2(y, residual=x))
+        x = self._add(
+            lambda y, residual: self.self_attn(
+                y, lengths=lengths, causal=cache is None, residual=residual, cache=cache,
+                layer=layer,
+            ),
+            self.self_attn_layer_norm,
+            x,
+        )  # fmt: skip
+        x = self._add(
+            lambda y, residual: self.encoder_attn(
+                y, *memory, lengths=memory_lengths, residual=residual
+            ),
+            self.encoder_attn_layer_norm,
+            x,
+        )
+        return self._feed_forward(x)
 
 
 class ConvFrontend(Module):
@@ -128,6 +151,13 @@ class ConvFrontend(Module):
         return ((f"{path}{name}.weight", shape),)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """[batch, mels, frames] to [batch, (frames + 1) // 2, width]."""
+        """[batch, mels, frames] to [batch, (frames + 1) // 2, width].
+
+        Raises:
+            ShapeError: for more frames than there are positions, two to each.
+        """
+        most = 2 * self.embed_positions.shape[0]
+        if mel.ndim == 3 and mel.shape[2] > most:
+            raise ShapeError(f"ConvFrontend: expected up to {most} frames, got {list(mel.shape)}")
         y = self.conv2(self.conv1(mel, "gelu"), "gelu").permute(0, 2, 1)
         return y + self.embed_positions[: y.shape[1]]

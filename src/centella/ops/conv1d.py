@@ -61,18 +61,12 @@ pack_channels: Kernel = Kernel(
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     """x [b, in, l], weight [out, in, kernel], bias [out] to [b, l_out, out]."""
     x, weight, *more = specs
-    stride, padding = attrs["stride"], attrs["padding"]
     if len(x.shape) != 3 or len(weight.shape) != 3 or x.shape[1] != weight.shape[1]:
         raise ShapeError(
             f"conv1d: expected x [batch, in, length] and weight [out, in, kernel], got "
             f"{list(x.shape)} and {list(weight.shape)}"
         )
-    if stride < 1 or padding < 0:
-        raise ShapeError(
-            f"conv1d: expected a stride of 1 or more and a padding of 0 or more, got {stride} and "
-            f"{padding}"
-        )
-    taps, whole = weight.shape[2], x.shape[2] + 2 * padding
+    taps, whole = weight.shape[2], x.shape[2] + 2 * attrs["padding"]
     if not 1 <= taps <= whole:
         raise ShapeError(f"conv1d: expected a kernel of 1 to {whole} (padded length), got {taps}")
     for spec in more:
@@ -82,11 +76,7 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
             )
     if any(not s.dtype.is_float for s in specs):
         raise DTypeError(f"conv1d: expected float dtypes, got {[s.dtype.name for s in specs]}")
-    if attrs["activation"] and attrs["activation"] not in ACTIVATIONS:
-        raise ShapeError(
-            f"conv1d: expected activation of {', '.join(ACTIVATIONS)}, got {attrs['activation']!r}"
-        )
-    return (((x.shape[0], (whole - taps) // stride + 1, weight.shape[0]), x.dtype),)
+    return (((x.shape[0], (whole - taps) // attrs["stride"] + 1, weight.shape[0]), x.dtype),)
 
 
 def reference(x: Any, weight: Any, *bias: Any, stride: int, padding: int, activation: str) -> Any:

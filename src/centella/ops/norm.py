@@ -99,13 +99,14 @@ def _store(y: Any, place: Any, values: Values, chunk: bool) -> None:
         y.store(place + first, values[first : first + part])
 
 
+NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
 norm_kernel: Kernel = Kernel(_normalise, workgroup=256, name="normalise")
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     """[..., n] with vectors of n to [..., n]."""
     x, *vectors = specs
-    name = {"layer": "layer_norm", "rms": "rms_norm"}.get(attrs["kind"], "l2_normalize")
+    name = NAMES[attrs["kind"]]
     if not x.shape:
         raise ShapeError(f"{name}: expected rank 1 or more, got a scalar")
     if any(not s.dtype.is_float for s in specs):
@@ -119,7 +120,8 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
 
 
 def reference(x: Any, *affine: Any, kind: str, eps: float, vectors: tuple[str, ...]) -> Any:
-    """The NumPy formula."""
+    """The NumPy formula, on rows of neighbouring elements: NumPy adds those pairwise."""
+    x = np.ascontiguousarray(x)
     n = max(x.shape[-1], 1)
     if kind == "layer":
         shifted = x - x[..., :1]

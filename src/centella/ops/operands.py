@@ -38,32 +38,23 @@ class _Float32Bits:
 
     @staticmethod
     def where(cond: Any, a: Any, b: Any) -> Any:
-        return np.where(cond, np.float32(a), np.float32(b))
+        return np.where(cond, a, b)
 
     @staticmethod
     def fma(a: Any, b: Any, c: Any) -> Any:
-        return a * np.float32(b) + np.float32(c)
+        return a * b + c
 
     @staticmethod
     def bits(x: Array) -> Array:
-        return np.asarray(x, np.float32).view(np.uint32)
+        return np.asarray(x).view(np.uint32)
 
     @staticmethod
     def from_bits(u: Array) -> Array:
-        return np.asarray(u, np.uint32).view(np.float32)
-
-    @staticmethod
-    def to_i32(x: Array) -> Array:
-        whole: Array = np.clip(np.nan_to_num(x), -(2.0**31), 2.0**31 - 128).astype(np.int32)
-        return whole
+        return np.asarray(u).view(np.float32)
 
     @staticmethod
     def to_f32(i: Array) -> Array:
         return np.asarray(i).astype(np.float32)
-
-    @staticmethod
-    def as_u32(i: Array) -> Array:
-        return np.asarray(i).view(np.uint32)
 
     @staticmethod
     def as_i32(u: Array) -> Array:

@@ -30,10 +30,10 @@ def workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
 def subgroup(w: Writer, i: int, statement: Statement) -> None:
     """A butterfly of shuffles: every lane computes the same tree."""
     op, type_, (a,), attr = statement
-    if w.ir.workgroup % SUBGROUP_SIZE or type_ == "bool":
+    if w.ir.workgroup % SUBGROUP_SIZE:
         raise TraceError(
-            f"{op} on PTX needs f32, i32 or u32 and a workgroup of a multiple of "
-            f"{SUBGROUP_SIZE} threads, got {type_} and {w.ir.workgroup}"
+            f"{op} on PTX needs a workgroup of a multiple of {SUBGROUP_SIZE} threads, got "
+            f"{w.ir.workgroup}"
         )
     prefix, value = TYPES[type_][0], w.in_register(a)
     shuffle = "shfl.sync.bfly.b32 {}, {}, {}, 31, 0xffffffff;"

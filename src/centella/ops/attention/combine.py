@@ -41,10 +41,12 @@ def _combine(*, partial: Any, y: Any) -> None:
         sums = lang.vars(f32, per, init=0.0)
         spots = [first + lang.minimum(word * per + e, p["dim"] - 1) for e in range(per)]
         for split in lang.range(lang.const(0, u32), p["splits"], TOGETHER):
-            for n in range(TOGETHER):  # past the last part: that part again, by a weight of 0
+            for n in range(TOGETHER):
                 at = lang.minimum(split + n, p["splits"] - 1) * pitch
+                there = split + n < p["splits"]  # else nothing: a weight of 0 leaves no infinity
                 for into, spot in zip(sums, spots, strict=True):
-                    into.set(lang.fma(weights[split + n], partial[spot + at], into))
+                    value = lang.select(there, partial[spot + at], 0.0)
+                    into.set(lang.fma(weights[split + n], value, into))
         y.store(place + word * per, [value * factor for value in sums])
 
 

@@ -20,8 +20,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.operands import KERNEL
+from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
 from centella.program import Kernel
 
@@ -174,7 +173,7 @@ def _finish(
         lang.barrier()
         own = tile.teams == 1 and y.dtype.per_word == 1
         combine(scratch, len(values), slots, tile.teams, own)
-        _epilogue(scratch, tile, row, rows, batch, first, p, y, activation, extra)
+        _store(scratch, tile, row, rows, batch, first, p, y, activation, extra)
 
 
 def combine(scratch: Any, count: int, slots: int, teams: int, own: bool = False) -> None:
@@ -219,11 +218,11 @@ def when(condition: Any, needed: bool) -> Iterator[None]:
         yield
 
 
-def _epilogue(
+def _store(
     scratch: Any, tile: Thin, row: int, count: int, batch: Any, first: Any, p: dict[str, Any],
     y: Any, activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
-    """alpha, scale, bias, activation, residual, store: a word of the output a thread."""
+    """The epilogue and the store: a word of the output a thread."""
     per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
     items = count * across
     for base in range(0, items, tile.threads):
@@ -237,29 +236,8 @@ def _epilogue(
             for j in range(per):
                 team, r = (place + j) // tile.outs, (place + j) % tile.outs
                 out.append(scratch[(i * tile.outs + r) * tile.teams + team])
-            where = (row + i, first + place)
-            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place),
-                    epilogue(out, where, p["n"], activation, extra))  # fmt: skip
-
-
-def epilogue(
-    sums: list[Any], where: tuple[Any, Any], n: Any, activation: str, extra: dict[str, Any]
-) -> list[Any]:
-    """Neighbouring outputs from their sums; `where` are row and first column."""
-    row, column = where
-    alpha = lang.parameter("alpha", f32)
-    lanes = [column] + [lang.minimum(column + j, n - 1) for j in range(1, len(sums))]
-    out = [v * alpha for v in sums]
-    if "scale" in extra:
-        out = [v * extra["scale"][c] for v, c in zip(out, lanes, strict=True)]
-    if "bias" in extra:
-        out = [v + extra["bias"][c] for v, c in zip(out, lanes, strict=True)]
-    if activation:
-        out = [ACTIVATIONS[activation](KERNEL, v) for v in out]
-    if "residual" in extra:
-        at = row * lang.parameter("ldr", u32)
-        out = [v + extra["residual"][at + c] for v, c in zip(out, lanes, strict=True)]
-    return out
+            finish = Epilogue(activation, extra, first + place, per, p["n"])
+            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place), finish(out, row + i))
 
 
 thin: Kernel = Kernel(_thin, workgroup=128, name="thin")

@@ -16,9 +16,8 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import number
-from centella.ops.operands import KERNEL
 from centella.program import Kernel
 
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk
@@ -200,29 +199,16 @@ def _finish(
     sums: Any, tile: Tile, row0: Any, column0: Any, ty: Any, tx: Any, batch: Any,
     p: dict[str, Any], y: Any, vector: bool, activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
-    """alpha, scale, bias, activation, residual, store: on the accumulators."""
-    alpha = lang.parameter("alpha", f32)
+    """The epilogue and the store."""
     groups_m, groups_n = tile.tm // 4, tile.tn // 4
     for g in range(groups_n):
         column = column0 + tx * 4 + g * (tile.bn // groups_n)
         with lang.if_(column < p["n"]):
-            lanes = [column] + [lang.minimum(column + j, p["n"] - 1) for j in range(1, 4)]
-            scale = [extra["scale"][c] for c in lanes] if "scale" in extra else None
-            bias = [extra["bias"][c] for c in lanes] if "bias" in extra else None
+            finish = Epilogue(activation, extra, column, 4, p["n"])
             for i in range(tile.tm):
                 row = row0 + ty * 4 + (i // 4) * (tile.bm // groups_m) + i % 4
                 with lang.if_(row < p["m"]):
-                    out = [sums[i][4 * g + j] * alpha for j in range(4)]
-                    if scale is not None:
-                        out = [v * s for v, s in zip(out, scale, strict=True)]
-                    if bias is not None:
-                        out = [v + b for v, b in zip(out, bias, strict=True)]
-                    if activation:
-                        out = [ACTIVATIONS[activation](KERNEL, v) for v in out]
-                    if "residual" in extra:
-                        at = row * lang.parameter("ldr", u32)
-                        out = [v + extra["residual"][at + c] for v, c in
-                               zip(out, lanes, strict=True)]  # fmt: skip
+                    out = finish([sums[i][4 * g + j] for j in range(4)], row)
                     place = batch * p["sy"] + row * p["ldy"] + column
                     _store(y, place, out, column, p["n"], vector)
 

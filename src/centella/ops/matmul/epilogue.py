@@ -1,0 +1,48 @@
+"""What follows a product, on its f32 sums: f(alpha sum scale + bias) + residual.
+
+`scale` and `bias` have an element a column, `residual` one for each output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32, u32
+from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.operands import KERNEL
+
+VECTORS = ("scale", "bias")
+
+
+class Epilogue:
+    """Of `count` neighbouring outputs from a column on; what a column has is loaded once.
+
+    Args:
+        extra: the operands that the launch has, by name.
+        columns: of the product; outputs past them are computed from the last one's operands.
+    """
+
+    def __init__(
+        self, activation: str, extra: dict[str, Any], column: Any, count: int, columns: Any
+    ) -> None:
+        self._activation, self._extra = activation, extra
+        self._alpha = lang.parameter("alpha", f32)
+        lanes = [column] + [lang.minimum(column + j, columns - 1) for j in range(1, count)]
+        self._lanes = lanes
+        self._vectors = {n: [extra[n][c] for c in lanes] for n in VECTORS if n in extra}
+
+    def __call__(self, sums: list[Any], row: Any) -> list[Any]:
+        """The outputs of a row from their sums."""
+        out = [v * self._alpha for v in sums]
+        if "scale" in self._vectors:
+            out = [v * s for v, s in zip(out, self._vectors["scale"], strict=True)]
+        if "bias" in self._vectors:
+            out = [v + b for v, b in zip(out, self._vectors["bias"], strict=True)]
+        if self._activation:
+            out = [ACTIVATIONS[self._activation](KERNEL, v) for v in out]
+        if "residual" in self._extra:
+            at = row * lang.parameter("ldr", u32)
+            residual = self._extra["residual"]
+            out = [v + residual[at + c] for v, c in zip(out, self._lanes, strict=True)]
+        return out
