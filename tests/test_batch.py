@@ -900,3 +900,16 @@ def test_submissions_that_hold_nothing(device: ct.Device) -> None:
     ticket = device.backend.submit(Submission([]))
     ticket.wait(10)
     assert ticket.done() is True
+
+
+def test_what_is_no_tensor_is_said(device: ct.Device) -> None:
+    batch = device.batch()
+    wrong: Any = "x"
+    uses: list[tuple[str, Any]] = [
+        ("read", lambda: batch.read(wrong)),
+        ("keep", lambda: batch.keep(wrong)),
+        ("outputs", lambda: batch.execute(outputs=[wrong])),
+    ]
+    for name, use in uses:
+        with pytest.raises(ct.DTypeError, match=f"^{name}: expected a Tensor, got str"):
+            use()

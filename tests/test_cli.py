@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import subprocess
@@ -108,6 +109,18 @@ def test_info_names_every_device_and_the_default() -> None:
     output = call("info").output
     assert all(d["open_with"] in output and d["name"] in output for d in found["devices"])
     assert f"default   {found['default']['name']}: " in output
+
+
+def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "no CUDA device: the driver was not found"
+    found = info.gather() | {
+        "missing": {"cuda": text},
+        "default": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
+    }
+    monkeypatch.setattr(info, "gather", lambda: found)
+    output = call("info").output
+    assert output.count(text) == 1
+    assert "default   cpu: no cuda; no hardware WebGPU adapter" in output
 
 
 def test_info_says_what_the_environment_chose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +315,28 @@ def test_debug_raises_what_it_would_print() -> None:
         call("--debug", "embed", "a", "--device", "gpu")
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_debug_stands_anywhere(at: int) -> None:
+    arguments = ["embed", "a", "--device=gpu"]
+    with pytest.raises(Exception, match="unknown device 'gpu'"):
+        call(*arguments[:at], "--debug", *arguments[at:])
+    assert logging.getLogger("centella").level == logging.DEBUG
+    logging.getLogger("centella").setLevel(logging.NOTSET)
+    options = ("--model", TINY, "--json", "--device=cpu")
+    (row,) = json.loads(call("embed", *options, "--", "--debug").stdout)
+    assert row["text"] == "--debug"
+    assert logging.getLogger("centella").level == logging.NOTSET
+
+
+def test_debug_shows_the_log() -> None:
+    code = f"import sys; sys.argv = ['centella', 'embed', 'a', '--model', {str(TINY)!r}, '--debug']"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{RUN}"], capture_output=True, text=True, check=True,
+        env={k: v for k, v in os.environ.items() if k != "CENTELLA_DEVICE"},
+    )  # fmt: skip
+    assert "centella.device:default device " in run.stderr
+
+
 # -- bench ----------------------------------------------------------------------------------------
 
 
@@ -317,6 +352,7 @@ def test_bench_floor_prints_its_figures_beside_the_floors() -> None:
     output = call("bench", "floor", "--small", "--device", "cpu").output
     assert "device  cpu" in output
     assert "small shapes of the same structure" in output
+    assert len(re.findall(r"theirs, full size +ours", output)) == 3
     assert re.search(r"^programs compiled in all +108 +0 *$", output, re.MULTILINE)
     assert re.search(r"^transfers +150 +2 *$", output, re.MULTILINE)
     assert re.search(

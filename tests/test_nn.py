@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,3 +208,24 @@ def test_a_module_without_data_says_so() -> None:
         _ = block.device
     with pytest.raises(ContractError, match=r"shape \[5, 4\] has no data yet: call load_param"):
         block(ct.asarray(np.zeros((1, 4), np.float32), device="cpu"))
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+CLASSES = [n for n in nn.__all__ if inspect.isclass(getattr(nn, n)) and n != "Module"]
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSES if issubclass(getattr(nn, n), nn.Module)])
+def test_the_page_has_every_module_with_its_arguments(name: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "nn.md").read_text(encoding="utf-8")
+    parameters = inspect.signature(getattr(nn, name)).parameters.values()
+    if name == "Linear":  # two are for layers that put a checkpoint's together
+        parameters = [p for p in parameters if p.name not in ("stacks", "unbiased")]
+    plain = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+    said = plain.replace("'", '"').replace("1e-05", "1e-5").replace("1e-06", "1e-6")
+    assert f"`{name}({said})`" in page
+
+
+def test_modules_come_with_the_package() -> None:
+    assert ct.nn is nn

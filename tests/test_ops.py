@@ -501,7 +501,30 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("mul: cannot mix f16 and bf16; cast one with .astype()", ct.DTypeError)),
     "wrong dtype": (
         lambda x, h, i: functional.exp(i),
-        _error("exp: expected a dtype of kind float, got i32", ct.DTypeError)),
+        _error("exp: expected a dtype of kind float, got i32: .astype('f32') makes one",
+               ct.DTypeError)),
+    "a quotient of integers": (
+        lambda x, h, i: i / 2,
+        _error("div: expected a dtype of kind float, got i32: .astype('f32') makes one, and // "
+               "divides integers", ct.DTypeError)),
+    "tensors beside each other": (
+        lambda x, h, i: functional.concat(x, x),
+        _error("concat: expected a list of Tensors, got a Tensor; ct.concat([x, y])",
+               ct.DTypeError)),
+    "a tensor to stack": (
+        lambda x, h, i: functional.stack(x),
+        _error("stack: expected a list of Tensors, got a Tensor; ct.stack([x, y])",
+               ct.DTypeError)),
+    "arrays to join": (
+        lambda x, h, i: functional.concat([x, np.ones(3)]),
+        _error("concat: expected a Tensor, got ndarray; ct.asarray makes one", ct.DTypeError)),
+    "a list to reduce": (
+        lambda x, h, i: functional.sum([x, x]),
+        _error("sum: expected a Tensor, got list; ct.stack and ct.concat join several",
+               ct.DTypeError)),
+    "a State": (
+        lambda x, h, i: functional.relu(ct.State(x)),
+        _error("relu: expected a Tensor, got State; its .value is one", ct.DTypeError)),
     "a fraction": (
         lambda x, h, i: i + 0.5,
         _error("add: expected a Tensor or a Python number that fits i32, got 0.5",

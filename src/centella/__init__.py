@@ -4,7 +4,7 @@ Data stays on the device, work is recorded and submitted once, kernels are writt
 and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 """
 
-from centella import lang
+from centella import lang, nn
 from centella.batch import CommandBatch
 from centella.creation import arange, asarray, empty, from_dlpack, from_host, full, zeros
 from centella.device import Device, device
@@ -212,6 +212,7 @@ __all__ = [
     "mul",
     "ne",
     "neg",
+    "nn",
     "quantize_int8",
     "relu",
     "remainder",

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from centella import functional
+from centella.arguments import check_tensors
 from centella.device import Device
 from centella.device import device as open_device
 from centella.dtypes import Array
@@ -23,7 +24,7 @@ from centella.errors import ContractError, DeviceError, DTypeError
 from centella.pending import Pending
 from centella.pipelines import PipelineCache
 from centella.recording import Recording, Value
-from centella.tensor import Tensor, fetch, not_a_tensor, upload
+from centella.tensor import Tensor, fetch, upload
 
 
 class CommandBatch:
@@ -77,6 +78,7 @@ class CommandBatch:
             return function(*operands)
 
     def _check(self, name: str, tensor: Tensor) -> None:
+        check_tensors(name, tensor)
         if tensor.device is not self.device:
             raise DeviceError(
                 f"{name}: the batch is on {self.device.name}, the tensor on {tensor.device.name}"
@@ -202,8 +204,6 @@ class CommandBatch:
             return None
         declared = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         for tensor in declared:
-            if not isinstance(tensor, Tensor):
-                raise not_a_tensor("outputs", tensor)
             self._check("outputs", tensor)
         return [t._value for t in declared] + self._kept
 

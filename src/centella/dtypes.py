@@ -151,6 +151,8 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
         array = np.asarray(data)
     except ValueError as error:
         raise ShapeError(f"{op}: {error}") from error
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise _no_numbers(op, data, array.dtype)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.name == "bfloat16":
@@ -167,10 +169,20 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
     return _converted(op, array, kind), kind
 
 
+def _no_numbers(op: str, data: Any, held: np.dtype[Any]) -> DTypeError:
+    """The error of host data that no dtype= makes storable."""
+    if held.kind == "c":
+        return DTypeError(
+            f"{op}: {held} has no storage type on a device; store its .real and its .imag"
+        )
+    made = isinstance(data, (np.ndarray, list, tuple))
+    got = f"{type(data).__name__} of {held}" if made else type(data).__name__
+    hint = "; list(...) makes one" if hasattr(data, "__next__") else ""
+    return DTypeError(f"{op}: expected numbers, an array or a nested list of them, got {got}{hint}")
+
+
 def _converted(op: str, array: Array, kind: DType) -> Array:
     """The bytes of `kind`: floats to integers truncate and saturate; integers must fit."""
-    if array.dtype.kind not in "fiub":
-        raise DTypeError(f"{op}: cannot store {array.dtype} as {kind.name}")
     if array.dtype == kind.numpy:
         return array
     if kind.kind in ("int", "uint") and array.size and array.dtype.kind != "b":

@@ -161,8 +161,10 @@ class Value:
         cell = self.cell
         if cell is not None and cell.current is not self:
             by = "" if cell.current is None else f" at {line_of(cell.current.site)}"
+            keep = "keep a result by .copy()" if cell.memory is None else "take .value again"
             raise ContractError(
-                f"{cell.what}: a stale version (of {line_of(self.site)}); it was changed{by}"
+                f"{cell.what}: a stale version (of {line_of(self.site)}); it was changed{by}: "
+                f"{keep}"
             )
 
     def require(self) -> Buffer:

@@ -332,7 +332,10 @@ class Engine:
         """
         inside = innermost(self)
         if inside is not None and inside.marks is not None:
-            raise ContractError(f"{reads[0][0].what}: read while a function is captured; return it")
+            raise ContractError(
+                f"{reads[0][0].what}: read while a function is captured, when there are no values "
+                f"yet: choose by ct.where, decide outside the function, or return it"
+            )
         with self.lock:
             self.check_lost()
             for value, _, _ in reads:

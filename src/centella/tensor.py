@@ -229,7 +229,12 @@ def apply_with(
 def not_a_tensor(op: str, got: Any) -> DTypeError:
     """The error of an op that is given something else."""
     _ = getattr(got, "spec", None)  # a Parameter without data says so itself
-    return DTypeError(f"{op}: expected a Tensor, got {type(got).__name__}; ct.asarray makes one")
+    hint = "ct.asarray makes one"
+    if isinstance(got, (list, tuple)) and any(isinstance(x, Tensor) for x in got):
+        hint = "ct.stack and ct.concat join several"
+    elif isinstance(getattr(got, "value", None), Tensor):  # a State
+        hint = "its .value is one"
+    return DTypeError(f"{op}: expected a Tensor, got {type(got).__name__}; {hint}")
 
 
 def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:

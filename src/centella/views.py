@@ -174,7 +174,10 @@ def _slice(item: slice, extent: int) -> tuple[int, int, int]:
 
 def _place(item: Any, extent: int) -> int:
     if isinstance(item, (bool, np.bool_)) or not isinstance(item, (int, np.integer)):
-        raise TypeError(f"a tensor is indexed by integers, slices, None and Ellipsis; got {item!r}")
+        raise TypeError(
+            f"a tensor is indexed by integers, slices, None and Ellipsis; got {item!r:.80}; "
+            f"ct.gather takes rows by index, ct.where chooses by a mask"
+        )
     place = int(item) + (extent if item < 0 else 0)
     if not 0 <= place < extent:
         raise IndexError(f"index {item} is out of range for extent {extent}")

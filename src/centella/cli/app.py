@@ -95,6 +95,13 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
 class Commands(TyperGroup):
     """Prints an error of the library, of a file or of a text in one line; --debug raises it."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`centella info --debug` is `centella --debug info`."""
+        end = args.index("--") if "--" in args else len(args)
+        if "--debug" in args[:end]:
+            args = ["--debug", *(a for a in args[:end] if a != "--debug"), *args[end:]]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named."""
         try:

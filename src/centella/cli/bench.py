@@ -67,7 +67,8 @@ def _show(report: Report) -> None:
         console.print(f"\n{title}, {shape}", markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("", min_width=32)
-        for name in ("theirs", "ours", "worst decile"):
+        theirs = "theirs, full size" if report.small else "theirs"
+        for name in (theirs, "ours", "worst decile"):
             table.add_column(name, justify="right")
         for f in figures:
             table.add_row(f.what, _said(f, f.theirs), _said(f, f.ours), _said(f, f.worst))

@@ -169,7 +169,10 @@ def _show(found: dict[str, Any]) -> None:
     for kind, why in found["missing"].items():
         line(f"{kind:<9} none: {why}")
     default = found["default"]
-    line(f"\ndefault   {default['name'] or 'none'}: {default['why']}\n")
+    why = default["why"]
+    for kind, text in found["missing"].items():  # which stands above
+        why = why.replace(f"{kind}: {text}", f"no {kind}")
+    line(f"\ndefault   {default['name'] or 'none'}: {why}\n")
     for name, extra in found["extras"].items():
         state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
         line(f"extra     {name}: {state}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from centella.arguments import check_tensors, whole
-from centella.errors import ShapeError
+from centella.errors import DTypeError, ShapeError
 from centella.ops.concat import MOST
 from centella.tensor import Tensor, apply
 from centella.views import axis_of, counted, integers
@@ -51,6 +51,8 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 def _listed(op: str, tensors: Any) -> list[Tensor]:
     """The tensors to join, one at least."""
+    if isinstance(tensors, Tensor):
+        raise DTypeError(f"{op}: expected a list of Tensors, got a Tensor; ct.{op}([x, y])")
     parts: list[Tensor] = list(tensors) if isinstance(tensors, Iterable) else [tensors]
     if not parts:
         raise ShapeError(f"{op}: expected at least one tensor, got none")

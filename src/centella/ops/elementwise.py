@@ -148,9 +148,11 @@ def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], dict[str, Any]]
                 raise DTypeError(f"{name}: expected a bool condition, got {spec.dtype.name}")
         for spec in specs[split:]:
             if spec.dtype.kind not in expression.kinds:
+                floats = ": .astype('f32') makes one" if expression.kinds == FLOATS else ""
+                whole = ", and // divides integers" if name == "div" else ""
                 raise DTypeError(
                     f"{name}: expected a dtype of kind {' or '.join(expression.kinds)}, got "
-                    f"{spec.dtype.name}"
+                    f"{spec.dtype.name}{floats}{whole}"
                 )
         first = specs[split].dtype
         if any(s.dtype is not first for s in specs[split:]):
