@@ -390,6 +390,30 @@ def test_a_kernel_that_does_not_compile(
 
 
 @pytest.mark.devices("simulator", "webgpu")
+def test_what_did_not_compile_is_gone_with_its_tensor(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else refers to it: the next value needs no garbage collection first."""
+    device.cache.clear()
+    x = ct.asarray(X, device=device)
+    ct.relu(x).numpy()  # compiled from here on
+
+    def fails(*_: Any) -> None:
+        raise ct.CompileError("exp", "a", "bad")
+
+    monkeypatch.setattr(device.backend, "compile", fails)
+    gc.disable()
+    try:
+        try:
+            ct.exp(x).numpy()
+        except ct.CompileError as error:
+            assert error.log == "bad"
+        np.testing.assert_array_equal(ct.relu(x).numpy(), RELU)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.devices("simulator", "webgpu")
 def test_no_room(device: ct.Device) -> None:
     small = own(device, memory_limit=1 << 20)
     batch = small.batch()
