@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from centella import Embedder, __version__
+from centella import DeviceError, Embedder, __version__
 from centella.errors import CompileError
 from centella.op import registry
 
@@ -311,7 +311,7 @@ def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyP
 
 
 def test_debug_raises_what_it_would_print() -> None:
-    with pytest.raises(Exception, match="unknown device 'gpu'"):
+    with pytest.raises(DeviceError, match="unknown device 'gpu'"):
         call("--debug", "embed", "a", "--device", "gpu")
 
 
