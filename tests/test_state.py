@@ -39,6 +39,19 @@ def test_a_stale_version_is_refused_with_the_lines(device: ct.Device) -> None:
     assert np.array_equal(state.numpy(), np.ones((3, 4)))
 
 
+def test_numpy_sees_the_content(device: ct.Device) -> None:
+    state = counted(device)
+    state.assign(state.value + 1)
+    with ct.ledger() as led:
+        array = np.asarray(state)
+    led.expect(downloads=1)
+    assert array.dtype == np.float32
+    assert np.array_equal(array, np.arange(12).reshape(3, 4) + 1)
+    assert np.asarray(state, np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="NumPy gets a copy or nothing"):
+        np.asarray(state, copy=False)
+
+
 def test_one_buffer_for_all_versions(device: ct.Device) -> None:
     state = counted(device)
     _ = state.value.native

@@ -67,6 +67,19 @@ def test_dtype_says_which_is_meant(device: ct.Device) -> None:
     np.testing.assert_array_equal(bits.numpy(), [1.0, 3.140625])
 
 
+def test_dtypes_equal_their_names_and_numpys_types() -> None:
+    kinds = [ct.f32, ct.f16, ct.i32, ct.u32, ct.i8, ct.u8, ct.bool_]
+    for kind in kinds:
+        names: list[Any] = [kind.name, kind.numpy.name, kind.numpy, kind.numpy.type]
+        for name in names:
+            assert [kind == name, kind != name, name == kind] == [True, False, True]
+            assert all(other != name for other in (*kinds, ct.bf16) if other is not kind)
+        assert hash(kind) == hash(kind.name) and kind in {kind.name: 1}
+    assert ct.bf16 == "bf16" and ct.bf16 != np.uint16
+    others: list[Any] = [None, float, int, "float64", np.float64, "no such", 32, (), object()]
+    assert all(kind != other for kind in kinds for other in others)
+
+
 def test_integers_must_fit(device: ct.Device) -> None:
     for data, kind, text in (
         ([2**31], None, "2147483648 does not fit i32"),

@@ -116,6 +116,10 @@ class State:
         """The content on the host: a copy that the caller owns."""
         return self.value.numpy()
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """What `np.asarray(state)` gives: a copy of the content, counted like `numpy`."""
+        return self.value.__array__(dtype, copy)
+
     def __repr__(self) -> str:
         return f"<State {list(self.shape)} {self.dtype.name} on {self.device.name}>"
 
