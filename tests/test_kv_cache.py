@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -258,6 +259,20 @@ def test_truncate_all_and_go_on(device: ct.Device) -> None:
     d.past = [Past(BATCH, 5) for _ in d.past]
     d.step(9)
     d.check()
+
+
+def test_a_deep_copy_goes_on_by_itself(device: ct.Device) -> None:
+    cache = ct.KVCache(1, 2, 4, 6, device=device)
+    one, two = (ct.full((1, 2, 1, 4), n, device=device) for n in (1, 2))
+    cache.append(one, one)
+    fork = copy.deepcopy(cache)
+    cache.append(one, one)
+    for _ in range(3):
+        fork.append(two, two)
+    assert (cache.lengths, fork.lengths) == ((2,), (4,))
+    q = ct.zeros((1, 2, 1, 4), device=device)  # the mean of the past
+    np.testing.assert_allclose(cache.attend(q).numpy(), 1, rtol=1e-6)
+    np.testing.assert_allclose(fork.attend(q).numpy(), 7 / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -37,6 +38,32 @@ def test_a_stale_version_is_refused_with_the_lines(device: ct.Device) -> None:
         ):
             use()
     assert np.array_equal(state.numpy(), np.ones((3, 4)))
+
+
+def test_a_deep_copy_is_another_state(device: ct.Device) -> None:
+    state = counted(device)
+    state.assign(3)
+    state.mark(lambda _: "noted")
+    made = copy.deepcopy(state)
+    assert copy.copy(state) is state
+    state.assign(4)
+    assert np.array_equal(made.numpy(), np.full((3, 4), 3))
+    assert made.note == "noted"
+    made.assign(5)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 4))
+
+
+def test_numpy_sees_the_content(device: ct.Device) -> None:
+    state = counted(device)
+    state.assign(state.value + 1)
+    with ct.ledger() as led:
+        array = np.asarray(state)
+    led.expect(downloads=1)
+    assert array.dtype == np.float32
+    assert np.array_equal(array, np.arange(12).reshape(3, 4) + 1)
+    assert np.asarray(state, np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="NumPy gets a copy or nothing"):
+        np.asarray(state, copy=False)
 
 
 def test_one_buffer_for_all_versions(device: ct.Device) -> None:

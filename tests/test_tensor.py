@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import sys
 import weakref
 from collections.abc import Callable
@@ -65,6 +66,19 @@ def test_dtype_says_which_is_meant(device: ct.Device) -> None:
     np.testing.assert_array_equal(half.numpy(), [1.0, 3.140625])
     bits = ct.asarray(np.array([0x3F80, 0x4049], np.uint16), "bf16", device)
     np.testing.assert_array_equal(bits.numpy(), [1.0, 3.140625])
+
+
+def test_dtypes_equal_their_names_and_numpys_types() -> None:
+    kinds = [ct.f32, ct.f16, ct.i32, ct.u32, ct.i8, ct.u8, ct.bool_]
+    for kind in kinds:
+        names: list[Any] = [kind.name, kind.numpy.name, kind.numpy, kind.numpy.type]
+        for name in names:
+            assert [kind == name, kind != name, name == kind] == [True, False, True]
+            assert all(other != name for other in (*kinds, ct.bf16) if other is not kind)
+        assert hash(kind) == hash(kind.name) and kind in {kind.name: 1}
+    assert ct.bf16 == "bf16" and ct.bf16 != np.uint16
+    others: list[Any] = [None, float, int, "float64", np.float64, "no such", 32, (), object()]
+    assert all(kind != other for kind in kinds for other in others)
 
 
 def test_integers_must_fit(device: ct.Device) -> None:
@@ -180,6 +194,33 @@ def test_conversions(device: ct.Device) -> None:
     for use in (many.item, lambda: bool(many), lambda: float(many), lambda: bool(many[:0])):
         with pytest.raises(ct.ShapeError, match="item: expected one element, got shape"):
             use()
+
+
+def test_copies_of_what_is_on_a_device(device: ct.Device) -> None:
+    x = ct.asarray(X, device=device)
+    again, moved = copy.copy(x), copy.deepcopy([x.T, x.T])
+    assert again is not x and again._value is x._value
+    np.testing.assert_array_equal(moved[1].numpy(), X.T)
+    assert moved[0]._value is not x._value
+    assert copy.copy(device) is copy.deepcopy(device) is device
+    assert copy.deepcopy(x.dtype) is x.dtype
+
+
+def test_what_is_on_a_device_is_not_pickled(device: ct.Device) -> None:
+    x, state = ct.asarray(X, device=device), ct.State(X, device=device)
+    captured, pending = device.compile(lambda t: t * 2.0, X), ct.fetch(x)
+    cases: list[tuple[Any, Any, str]] = [
+        (pickle.dumps, x, r"pickle x\.numpy\(\)"),
+        (pickle.dumps, state, r"pickle state\.numpy\(\)"),
+        (pickle.dumps, device, "a device stays in its process; pickle its name"),
+        (pickle.dumps, pending, r"its \.result\(\) is"),
+        (copy.deepcopy, pending, r"its \.result\(\) is"),
+        (copy.deepcopy, captured, "a capture is neither copied nor pickled"),
+    ]
+    for use, thing, text in cases:
+        with pytest.raises(TypeError, match=text):
+            use(thing)
+    gc.collect()  # a finalizer of something half made would be an error here
 
 
 def test_numpy_protocols(device: ct.Device) -> None:

@@ -31,7 +31,8 @@ def asarray(data: Any, dtype: Any = None, device: str | Device | None = None) ->
     Args:
         data: NumPy array (any strides), nested list, number, or Tensor.
         dtype: storage dtype; needed where the data is float64 or int64 (Python lists become f32
-            or i32). For bf16, pass float data (or its bits as uint16) with `dtype="bf16"`.
+            or i32). Floats to integers truncate and saturate, as `astype` does, NaN gives 0;
+            integers must fit. For bf16, pass float data (or its bits as uint16).
         device: where; default: a Tensor's own, the innermost open batch's, else the default one.
 
     Raises:

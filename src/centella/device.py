@@ -28,6 +28,15 @@ class Device(Recorder):
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"
 
+    def __copy__(self) -> Device:
+        return self  # there is one, whoever copies what refers to it
+
+    def __deepcopy__(self, _: Any) -> Device:
+        return self
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError(f"{self.name}: a device stays in its process; pickle its name")
+
     @property
     def native(self) -> Any:
         """The driver's own device, or None on the CPU.

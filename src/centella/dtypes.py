@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class DType(Struct, frozen=True, eq=False):
-    """A storage type. Compared by identity: there is one object of each.
+    """A storage type. There is one object of each; `x.dtype == "f32"` and NumPy's types work too.
 
     Attributes:
         name: short name, as in the kernel language ("f32").
@@ -42,6 +42,22 @@ class DType(Struct, frozen=True, eq=False):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (dtype_of, (self.name,))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (str, np.dtype)) or (
+            isinstance(other, type) and issubclass(other, (np.generic, bool))
+        ):
+            try:
+                return dtype_of(other) is self
+            except DTypeError:
+                return False
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a Struct's own would compare objects
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def is_float(self) -> bool:

@@ -22,6 +22,9 @@ class Pending(Generic[T]):
         self._lock = threading.Lock()
         self._result: Any = None
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError("a Pending is neither copied nor pickled: its .result() is")
+
     def __repr__(self) -> str:
         return f"<Pending, {'done' if self.done() else 'under way'}>"
 

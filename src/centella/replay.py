@@ -152,6 +152,9 @@ class Replay:
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError(f"{self._what}: a capture is neither copied nor pickled: capture it again")
+
     def __del__(self) -> None:
         # Nothing will overwrite the last outputs. A version and its cell refer to each other:
         # until that ends, only the garbage collector would give their memory back.

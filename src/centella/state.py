@@ -101,6 +101,21 @@ class State(Described):
         """The content on the host: a copy that the caller owns."""
         return self.value.numpy()
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """What `np.asarray(state)` gives: a copy of the content, counted like `numpy`."""
+        return self.value.__array__(dtype, copy)
+
+    def __copy__(self) -> State:
+        return self  # a second handle would be the same memory
+
+    def __deepcopy__(self, _: Any) -> State:
+        made = State(self.value, name=self._cell.what)
+        made._current.note = self.note
+        return made
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError("the content of a State is on a device: pickle state.numpy()")
+
     def __repr__(self) -> str:
         return f"<State {list(self.shape)} {self.dtype.name} on {self.device.name}>"
 

@@ -44,6 +44,9 @@ class Buffer:
         self.owner: Any = owner
         self.mutable: bool = False
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError("memory of a device is not pickled, and copied by its Tensor or State")
+
     def __del__(self) -> None:
         self.release(self.memory, self.nbytes)
 

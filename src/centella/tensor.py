@@ -141,6 +141,17 @@ class Tensor(Handle):
     def __invert__(self) -> Tensor:
         return apply("logical_not", self)
 
+    # -- copies: the data is on a device, so there is nothing to pickle ----------------------------
+
+    def __copy__(self) -> Tensor:
+        return Tensor(self._value, self.spec, self._offset)
+
+    def __deepcopy__(self, _: Any) -> Tensor:
+        return self.copy()
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError("the data of a Tensor is on a device: pickle x.numpy()")
+
     # -- DLPack: memory of the CPU and of CUDA, read-only ------------------------------------------
 
     def __dlpack_device__(self) -> tuple[int, int]:
