@@ -261,6 +261,18 @@ def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, vari
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.devices("cpu", "simulator")
+@pytest.mark.parametrize("dim", [256, 384, 385, 512, 960])
+def test_attention_of_large_heads_fits_the_least_device(device: ct.Device, dim: int) -> None:
+    rng = rng_of("large heads", dim)
+    arrays = [rng.standard_normal((1, 1, n, dim)) for n in (9, 6, 6)]
+    tensors = [ct.asarray(a, "f32", device) for a in arrays]
+    got = ct.attention(*tensors, variant="stream", causal=True)
+    wide = [t.numpy().astype(np.float64) for t in tensors]
+    wanted = op.get("attention").reference(*wide, masks=(), causal=True, scale=dim**-0.5)
+    check(got, got.numpy(), wanted.transpose(0, 2, 1, 3), 1e-11, dim)
+
+
 @pytest.mark.parametrize("variant", ["stream", "split"])
 @pytest.mark.parametrize("n", [3, 130, 600])
 def test_an_infinite_value_stays_infinite(device: ct.Device, n: int, variant: str) -> None:
