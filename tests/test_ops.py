@@ -516,14 +516,14 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("stack: expected a list of Tensors, got a Tensor; ct.stack([x, y])",
                ct.DTypeError)),
     "arrays to join": (
-        lambda x, h, i: functional.concat([x, np.ones(3)]),
+        lambda x, h, i: functional.concat([x, np.ones(3)]),  # type: ignore[list-item]
         _error("concat: expected a Tensor, got ndarray; ct.asarray makes one", ct.DTypeError)),
     "a list to reduce": (
-        lambda x, h, i: functional.sum([x, x]),
+        lambda x, h, i: functional.sum([x, x]),  # type: ignore[arg-type]  # that is the point
         _error("sum: expected a Tensor, got list; ct.stack and ct.concat join several",
                ct.DTypeError)),
     "a State": (
-        lambda x, h, i: functional.relu(ct.State(x)),
+        lambda x, h, i: functional.relu(ct.State(x)),  # type: ignore[arg-type]
         _error("relu: expected a Tensor, got State; its .value is one", ct.DTypeError)),
     "a fraction": (
         lambda x, h, i: i + 0.5,

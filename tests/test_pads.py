@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from centella.dtypes import f16, f32
+from centella.dtypes import DType, f16, f32
 from centella.specs import make_spec, strided
 from tests.pads import pads
 
@@ -15,9 +15,8 @@ from tests.pads import pads
 )
 @pytest.mark.parametrize("dtype", [f32, f16])
 def test_pads_and_elements_share_no_byte_and_leave_none(
-    shape: tuple[int, ...], dtype: object
+    shape: tuple[int, ...], dtype: DType
 ) -> None:
-    assert dtype in (f32, f16)
     spec = make_spec(shape, dtype, 16)
     memory = np.zeros(spec.storage_bytes, np.uint8)
     if spec.size:
