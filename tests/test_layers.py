@@ -54,8 +54,9 @@ BELOW: dict[str, set[str]] = {
     "readback": {"device", "pending", "history"},
     "views": {"specs"},
     "dlpack": {"specs"},
+    "hints": {"lang"},
     "handle": {"readback", "views"},
-    "tensor": {"ops", "handle", "dlpack"},
+    "tensor": {"ops", "handle", "dlpack", "hints"},
     "arguments": {"tensor"},
     "creation": {"arguments"},
     "kernel": {"state"},
@@ -193,6 +194,9 @@ def is_module(name: str) -> bool:
     return room or where.is_dir() or where.with_suffix(".py").is_file()
 
 
+TYPING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
 def read_imports(source: str, path: Path) -> list[Import]:
     """Every import in the source of one file."""
     found: list[Import] = []
@@ -201,7 +205,7 @@ def read_imports(source: str, path: Path) -> list[Import]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = dict.fromkeys(targets(node, path))
             found.extend(Import(path, node.lineno, name, when) for name in names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in TYPING:
             for guarded in node.body:
                 visit(guarded, "typing")
             for other in node.orelse:
@@ -282,6 +286,7 @@ def test_modules_import_in_no_circle() -> None:
         ("from . import errors", ["centella.errors import"]),
         ("from .dtypes import f32, u32", ["centella.dtypes import"]),
         ("if TYPE_CHECKING:\n import centella.op", ["centella.op typing"]),
+        ("if not TYPE_CHECKING:\n import centella.op", ["centella.op import"]),
         ("class A:\n def f(self):\n  import wgpu", ["wgpu late"]),
     ],
 )

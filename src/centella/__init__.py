@@ -4,9 +4,11 @@ Data stays on the device, work is recorded and submitted once, kernels are writt
 and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 """
 
+from typing import TYPE_CHECKING
+
 from centella import lang, nn
 from centella.batch import CommandBatch
-from centella.creation import arange, asarray, empty, from_dlpack, from_host, full, zeros
+from centella.creation import arange, asarray, empty, from_dlpack, from_host, full, ones, zeros
 from centella.device import Device, device
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, quantize_int8, u8, u32
 from centella.embed import Embedder
@@ -107,6 +109,9 @@ from centella.pending import Pending
 from centella.pipelines import CachedPipeline, PipelineCache
 from centella.state import State
 from centella.tensor import Tensor, fetch
+
+if not TYPE_CHECKING:  # which is to say itself what there is not
+    from centella.hints import module_getattr as __getattr__  # noqa: F401  # Python calls it
 
 __version__ = "0.1.0"
 
@@ -213,6 +218,7 @@ __all__ = [
     "ne",
     "neg",
     "nn",
+    "ones",
     "quantize_int8",
     "relu",
     "remainder",

@@ -140,6 +140,13 @@ def zeros(
     return full(shape, 0, dtype, device)
 
 
+def ones(
+    shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
+) -> Tensor:
+    """A tensor of ones, made on the device."""
+    return full(shape, 1, dtype, device)
+
+
 def arange(
     start: Number, stop: Number | None = None, step: Number = 1, dtype: Any = i32,
     device: str | Device | None = None,

@@ -7,7 +7,7 @@ before the next one is made, and using an older version raises, so no reader see
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from centella import views
 from centella.creation import asarray
@@ -121,6 +121,17 @@ class State(Described):
 
     def __bool__(self) -> bool:
         raise DTypeError("a State is no truth value: compare state.numpy()")
+
+    def _no_operand(self, *_: Any) -> Any:
+        raise DTypeError(
+            "a State is no operand, and `state += x` would not change it: state.value is a Tensor, "
+            "state.assign(x) changes the State"
+        )
+
+    if not TYPE_CHECKING:  # which knows that a State has none of these
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _no_operand
+        __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __pow__ = __neg__ = _no_operand
+        __lt__ = __le__ = __gt__ = __ge__ = __len__ = __getitem__ = __setitem__ = _no_operand
 
 
 def _cell(spec: Spec, device: Device, name: str) -> Cell:

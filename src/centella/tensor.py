@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from centella.device import device as open_device
 from centella.dtypes import Array, DType, dtype_of, from_host_array, narrow, promote, widen
 from centella.errors import DTypeError
 from centella.handle import Handle
+from centella.hints import numpy_ufunc, tensor_getattr
 from centella.op import Op, get
 from centella.pending import Pending
 from centella.readback import read_back
@@ -35,7 +36,9 @@ class Tensor(Handle):
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # `array + tensor` comes to our operator, which says what to do
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return numpy_ufunc(ufunc, method, inputs, options)
 
     # -- in other memory --------------------------------------------------------------------------
 
@@ -108,6 +111,18 @@ class Tensor(Handle):
     def __matmul__(self, other: Tensor) -> Tensor:
         return apply("matmul", self, other)
 
+    def __rmatmul__(self, other: Any) -> Tensor:
+        raise not_a_tensor("matmul", other)
+
+    def __pow__(self, exponent: float) -> Tensor:
+        return power(self, exponent)
+
+    def __abs__(self) -> Tensor:
+        return apply("abs", self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
     def __floordiv__(self, other: Tensor | Scalar) -> Tensor:
         return binary("floor_divide", self, other)
 
@@ -140,6 +155,17 @@ class Tensor(Handle):
 
     def __invert__(self) -> Tensor:
         return apply("logical_not", self)
+
+    if not TYPE_CHECKING:  # which is to say itself what a Tensor has not
+
+        def __getattr__(self, name: str) -> Any:
+            return tensor_getattr(self, name)
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            raise TypeError(
+                "a Tensor has no item assignment: ct.where and ct.scatter make another, a ct.State "
+                "changes"
+            )
 
     # -- copies: the data is on a device, so there is nothing to pickle ----------------------------
 
@@ -263,6 +289,39 @@ def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:
     raise DTypeError(f"{name}: expected two Tensors, or one and a number, got {got}")
 
 
+def power(x: Tensor, exponent: Any) -> Tensor:
+    """x to a whole number or 0.5: by products, which round each, and the square root.
+
+    Args:
+        exponent: up to 64; below 0 for floats, as 1 / x^-n.
+
+    Raises:
+        DTypeError: another exponent.
+    """
+    n = exponent.item() if isinstance(exponent, np.generic) else exponent
+    if isinstance(n, float) and n == 0.5:
+        return apply("sqrt", x)
+    if isinstance(n, float) and n.is_integer():
+        n = int(n)
+    if type(n) is not int or abs(n) > 64 or (n < 0 and not x.dtype.is_float):
+        raise DTypeError(
+            f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "
+            f"{exponent!r}; ct.exp(p * ct.log(x)) is any power of x > 0"
+        )
+    if n == 0:
+        ones = {"shape": x.shape, "dtype": x.dtype.name, "value": 1}
+        (value,) = x.device.record(get("fill"), [], ones)
+        return Tensor(value, value.spec)
+    made, square, rest = None, x, abs(n)
+    while rest:
+        if rest & 1:
+            made = square if made is None else apply("mul", made, square)
+        rest >>= 1
+        square = apply("square", square) if rest else square
+    assert made is not None, "an exponent that is not 0 has a bit"
+    return made if n > 0 else binary("div", 1.0, made)
+
+
 def compared(name: str, a: Any, b: Any) -> Tensor:
     """A comparison of two operands; a number is rounded to the dtype of the tensor it meets."""
     if isinstance(a, Tensor) and isinstance(b, (float, np.floating)):
@@ -290,6 +349,8 @@ def _number(name: str, value: Any, dtype: DType) -> Scalar:
         return value
     if isinstance(value, np.ndarray):
         raise DTypeError(f"{name}: expected a Tensor, got a NumPy array; ct.asarray makes one")
+    if not isinstance(value, (float, str)):
+        raise not_a_tensor(name, value)
     raise DTypeError(
         f"{name}: expected a Tensor or a Python number that fits {dtype.name}, got {value!r}"
     )

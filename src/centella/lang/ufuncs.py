@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,28 @@ LANG_NAMES = {n: f"lang.{n}" for n in _SAME.split()} | {
 }  # fmt: skip
 
 
+def reflected(
+    ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any],
+    table: Mapping[str, str],
+) -> Any:  # fmt: skip
+    """Our operator, where NumPy's stands between a value of its own and one of ours.
+
+    Returns:
+        What the operator gives, or NotImplemented where `table` has none.
+    """
+    name = table.get(ufunc.__name__) if method == "__call__" and not options else None
+    operator = None if name is None else getattr(inputs[-1], name, None)
+    if operator is None or not isinstance(inputs[0], (np.generic, np.ndarray)):
+        return NotImplemented
+    return operator(np.asarray(inputs[0])[()])  # a number comes as rank 0
+
+
 def answer(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What `ufunc` is for traced inputs: our operator, or a TraceError that names what to use."""
+    found = reflected(ufunc, method, inputs, options, REFLECTED)
+    if found is not NotImplemented:
+        return found
     name = ufunc.__name__
-    reflected = REFLECTED.get(name) if method == "__call__" and not options else None
-    if reflected is not None and isinstance(inputs[0], (np.generic, np.ndarray)):
-        number = np.asarray(inputs[0])[()]  # it comes as rank 0
-        return getattr(inputs[1], reflected)(number)
     if name in REFLECTED:
         hint = "an operator of Python"
     else:

@@ -1,0 +1,112 @@
+"""What to write instead of a name that other array libraries have and this one spells otherwise.
+
+Each thing has one name here, so a missing one is answered with it: `ct.tensor` by `ct.asarray`,
+`x.sum()` by `ct.sum(x)`, `np.tanh(x)` by `ct.tanh(x)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from centella.errors import DTypeError
+from centella.lang.ufuncs import REFLECTED, reflected
+
+# Functions of a tensor that other libraries also have as methods; those of NumPy under its names.
+FUNCTIONS: frozenset[str] = frozenset(
+    "abs add argmax cast chunk clip cos div dot eq exp floor_divide gather ge gelu gt le log "
+    "log_softmax lt matmul max maximum mean min minimum mul ne neg relu remainder rsqrt scatter "
+    "sigmoid sin softmax split sqrt square sub sum tanh where".split()
+)
+_DATA = "ct.asarray makes a tensor"
+_GRAPH = "centella is for inference: there are no gradients"
+_WHOLE = "the GPU has no 64-bit types here: f32, i32"
+_MADE = "ct.zeros(x.shape, x.dtype, x.device), and so on"
+_DRAWN = "draw with NumPy: ct.asarray(rng.standard_normal(shape, np.float32))"
+
+# By name: what stands for it.
+OF_MODULE: dict[str, str] = {
+    "array": _DATA, "as_tensor": _DATA, "from_numpy": _DATA, "arrays": _DATA,
+    "float32": "ct.f32", "float16": "ct.f16", "half": "ct.f16", "bfloat16": "ct.bf16",
+    "int32": "ct.i32", "int8": "ct.i8", "uint32": "ct.u32", "uint8": "ct.u8", "bool": "ct.bool_",
+    "float64": _WHOLE, "int64": _WHOLE, "double": _WHOLE, "long": _WHOLE,
+    "empty_like": _MADE, "full_like": _MADE, "ones_like": _MADE, "zeros_like": _MADE,
+    "rand": _DRAWN, "randn": _DRAWN, "random": _DRAWN,
+    "eye": "ct.asarray(np.eye(n, dtype=np.float32))",
+    "linspace": "ct.asarray(np.linspace(a, b, n, dtype=np.float32))",
+    "reshape": "x.reshape(...)", "flatten": "x.reshape(-1)", "ravel": "x.reshape(-1)",
+    "transpose": "x.permute(...), or x.T for the last two axes", "permute": "x.permute(...)",
+    "permute_dims": "x.permute(...)", "moveaxis": "x.permute(...)", "swapaxes": "x.permute(...)",
+    "squeeze": "x.reshape(...)", "expand_dims": "x[:, None]", "unsqueeze": "x[:, None]",
+    "cat": "ct.concat", "concatenate": "ct.concat", "take": "ct.gather",
+    "mm": "ct.matmul", "bmm": "ct.matmul", "einsum": "ct.matmul of views by x.permute(...)",
+    "argmin": "ct.argmax(-x)", "silu": "ct.swish", "pow": "x ** n", "power": "x ** n",
+    "multiply": "ct.mul", "subtract": "ct.sub", "negative": "ct.neg",
+    "equal": "ct.eq", "not_equal": "ct.ne", "clamp": "ct.clip", "norm": "ct.sqrt(ct.sum(x * x))",
+    "scaled_dot_product_attention": "ct.attention", "no_grad": _GRAPH, "inference_mode": _GRAPH,
+    "compile": "ct.jit, or device.compile(fn, *examples)", "cuda": 'ct.device("cuda")',
+    "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
+    "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
+}  # fmt: skip
+OF_TENSOR: dict[str, str] = {
+    **{name: f"ct.{name}(x)" for name in FUNCTIONS},
+    "argmin": "ct.argmax(-x)", "pow": "x ** n", "clamp": "ct.clip(x, low, high)",
+    "transpose": "x.permute(...), or x.T for the last two axes", "t": "x.T", "mT": "x.T",
+    "flatten": "x.reshape(-1)", "ravel": "x.reshape(-1)", "view": "x.reshape(...)",
+    "squeeze": "x.reshape(...)", "unsqueeze": "x[:, None]", "expand": "operators broadcast",
+    "cpu": 'x.to("cpu")', "cuda": 'x.to("cuda")', "to_device": "x.to(device)",
+    "float": 'x.astype("f32")', "half": 'x.astype("f16")', "int": 'x.astype("i32")',
+    "bool": 'x.astype("bool")', "type": "x.astype(dtype)", "to_numpy": "x.numpy()",
+    "dim": "x.ndim", "numel": "x.size", "itemsize": "x.dtype.itemsize", "strides": "x.spec.strides",
+    "clone": "x.copy()", "detach": _GRAPH, "backward": _GRAPH, "grad": _GRAPH,
+    "requires_grad": _GRAPH, "assign": "a Tensor does not change: ct.State(x) does",
+}  # fmt: skip
+_REDUCED = {"add": "ct.sum(x)", "maximum": "ct.max(x)", "minimum": "ct.min(x)"}
+_OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
+_OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg"}
+
+
+def module_getattr(name: str) -> Any:
+    """The `__getattr__` of `centella`.
+
+    Raises:
+        AttributeError: always; with what to write, where that is known.
+    """
+    raise _missing("module 'centella'", sys.modules["centella"], name, OF_MODULE)
+
+
+def tensor_getattr(tensor: Any, name: str) -> Any:
+    """The `__getattr__` of a Tensor: as `module_getattr`."""
+    hints = OF_TENSOR
+    if name.endswith("_") and not name.startswith("_"):  # add_, copy_, ... of torch
+        hints = {name: "a Tensor does not change; ct.State(x) does"}
+    raise _missing("'Tensor' object", tensor, name, hints)
+
+
+def _missing(where: str, thing: Any, name: str, hints: dict[str, str]) -> AttributeError:
+    text = f"{where} has no attribute {name!r}"
+    if name in hints:
+        return AttributeError(f"{text}: {hints[name]}")
+    return AttributeError(text, name=name, obj=thing)  # Python may know one like it
+
+
+def numpy_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The `__array_ufunc__` of a Tensor: operators are ours, functions are refused.
+
+    Raises:
+        DTypeError: names the function here that stands for NumPy's.
+    """
+    answer = reflected(ufunc, method, inputs, options, _OPERATORS)
+    if answer is not NotImplemented:
+        return answer
+    name = ufunc.__name__
+    ours = _OF_NUMPY.get(name, name)
+    if method == "reduce" and name in _REDUCED:
+        hint = _REDUCED[name]
+    elif name in _OPERATORS:
+        hint = "the operator of Python, between Tensors"
+    elif ours in FUNCTIONS:
+        hint = f"ct.{ours}(x)"
+    else:
+        hint = "x.numpy() is one"
+    raise DTypeError(f"np.{name} takes arrays, got a Tensor: {hint}")
