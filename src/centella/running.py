@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count as counter
 from typing import Any
 
@@ -44,11 +44,13 @@ class Planned:
     """A plan with its launches bound to the pipelines of one cache, as it was then.
 
     Attributes:
+        again: what the backend keeps for the next run of the launches.
         compiled: how many of the launches run a program that a driver compiled.
     """
 
     plan: plan.Plan
     launches: list[Bound]
+    again: dict[Any, Any] = field(default_factory=dict)
     compiled: int = 0
     cache: PipelineCache | None = None
     generation: int = 0
@@ -196,6 +198,7 @@ class Engine:
                 blame(error, node.op.name, node.site)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
+        planned.again = {}
         planned.compiled = sum(isinstance(b.program, Program) for b in launches)
         return planned
 
@@ -252,6 +255,8 @@ class Engine:
                     prepare.shifted(step, bound, outside.offsets)
                     for step, bound in zip(planned.plan.steps, planned.launches, strict=True)
                 ]
+            if work.launches is planned.launches:
+                work.again = planned.again
         for value, _, _ in reads:
             place = results.place_of(value)
             if place is not None and planned is not None:
