@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from centella.arguments import check_tensors
 from centella.dtypes import DType, f32
 from centella.errors import ShapeError, WeightsError
 from centella.functional import attention
@@ -206,7 +207,9 @@ class BertModel(Module):
 
         Raises:
             ShapeError: for ids of another rank, or longer than the position table.
+            DTypeError: for what is no tensor, or not i32.
         """
+        check_tensors("BertModel", ids, lengths)
         longest = self.config.max_position_embeddings
         if ids.ndim != 2 or ids.shape[1] > longest:
             raise ShapeError(
