@@ -10,6 +10,7 @@ from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.errors import DTypeError
 from centella.op import Lowered, Op, Out
+from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
 from centella.ops.face import face
 from centella.program import Call, Kernel, Ref
@@ -47,7 +48,8 @@ def reference(start: Any, step: Any, size: int, dtype: str) -> Any:
     """The NumPy formula; floats as f32, which the device counts in."""
     kind = dtype_of(dtype)
     if kind.is_float:
-        return np.float32(start) + np.arange(size, dtype=np.float32) * np.float32(step)
+        first, by = np.float32(as_f32(start)), np.float32(as_f32(step))
+        return first + np.arange(size, dtype=np.float32) * by
     return (start + np.arange(size, dtype=np.int64) * step).astype(kind.numpy)
 
 
@@ -65,7 +67,7 @@ def lower(
 def _number(value: int | float, dtype: DType) -> int | float:
     """As the kernel adds it: a negative step of an unsigned dtype wraps."""
     if dtype_of(dtype.value) is f32:
-        return float(np.float32(value))
+        return as_f32(value)
     whole = int(value) & 0xFFFFFFFF
     return whole - (1 << 32) if dtype_of(dtype.value) is i32 and whole >= 1 << 31 else whole
 
