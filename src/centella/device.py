@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet, ref
 
+from centella.divide import division
 from centella.errors import ContractError, DeviceError, LimitError
 from centella.ledger import Ledger, on_flush, open_scopes, permit
 from centella.op import Op
@@ -89,7 +90,8 @@ class Device(Values):
 
         Raises:
             ShapeError, DTypeError: from the op's rule.
-            LimitError: a result would be larger than the device allows.
+            LimitError: a result would be larger than the device allows, or an operand is larger
+                than a binding and cannot be divided.
         """
         key = (op, specs, *[(name, exact(value)) for name, value in attrs.items()])
         found = self._forms.get(key)
@@ -116,6 +118,8 @@ class Device(Values):
         copies = () if self.caps.target == "numpy" else tuple(
             i for i, s in enumerate(specs) if not op.takes(i, s)
         )  # fmt: skip
+        if not copies:
+            division(op, specs, outputs, attrs, self.caps)  # or it cannot be launched
         nbytes = sum(spec.storage_bytes for spec in outputs)
         return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from centella.axes import broadcasting
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel
@@ -46,4 +47,4 @@ def lower(
     return Lowered((replace(call, tensors=refs, face=form),))
 
 
-ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), doc=__doc__ or "")
+ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), axes=broadcasting, doc=__doc__ or "")

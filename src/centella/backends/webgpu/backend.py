@@ -36,6 +36,7 @@ SLOT = 256
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 BIND_GROUPS = 8192
+MOST = 1 << 40  # bytes of a buffer, where a driver names no limit
 Windows = tuple[Window | None, ...]
 
 
@@ -65,7 +66,7 @@ class WebGpuBackend:
             max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
             max_binding=limits["max-storage-buffer-binding-size"] // 16 * 16,
             binding_alignment=limits["min-storage-buffer-offset-alignment"],
-            max_buffer=limits["max-buffer-size"] // 16 * 16,
+            max_buffer=min(limits["max-buffer-size"], MOST) // 16 * 16,
             max_workgroup=min(
                 limits["max-compute-invocations-per-workgroup"],
                 limits["max-compute-workgroup-size-x"],
@@ -151,11 +152,21 @@ class WebGpuBackend:
         self._staging.setdefault(staging.size, []).append(staging)
 
     def _take_staging(self, nbytes: int) -> Any:
-        size = 1 << max(8, (nbytes - 1).bit_length())
+        if nbytes > self.caps.max_buffer:
+            raise LimitError(
+                f"read-backs of {nbytes:,} bytes at once; {self.name} allows "
+                f"{self.caps.max_buffer:,}: fetch fewer at a time"
+            )
+        size = min(1 << max(8, (nbytes - 1).bit_length()), self.caps.max_buffer)
         free = self._staging.get(size)
         if free:
             return free.pop()
-        return self.native.create_buffer(size=size, usage=STAGING)
+        try:
+            return self.native.create_buffer(size=size, usage=STAGING)
+        except Exception as error:
+            raise OutOfMemoryError(
+                f"{self.name}: no room to read {nbytes:,} bytes: {error}"
+            ) from error
 
     def _grow_params(self, launches: int) -> None:
         self._params_slots = max(launches, 2 * self._params_slots)
