@@ -34,7 +34,7 @@ BELOW: dict[str, set[str]] = {
     "recording": {"op", "submission", "ledger"},
     "pool": {"submission", "ledger"},
     "pipelines": {"ledger"},
-    "fuse": {"recording", "ops"},
+    "fuse": {"recording", "divide"},
     "history": {"recording"},
     "placement": {"pool"},
     "explain": {"placement", "ops"},

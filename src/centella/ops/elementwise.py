@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from centella.axes import broadcasting
 from centella.dtypes import DType, bool_
 from centella.errors import DTypeError
 from centella.op import Lowered, Op, Out
@@ -229,6 +230,7 @@ def _declare(expression: Expression) -> Op:
         _reference(expression),
         _lower(expression, kernel),
         element=compute,
+        axes=broadcasting,
         doc=expression.doc,
     )
 

@@ -36,6 +36,7 @@ STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsag
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 BIND_GROUPS = 8192
+MOST = 1 << 40  # bytes of a buffer, where a driver names no limit
 Windows = tuple[Window | None, ...]
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
 
@@ -66,7 +67,7 @@ class WebGpuBackend:
             max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
             max_binding=limits["max-storage-buffer-binding-size"] // 16 * 16,
             binding_alignment=limits["min-storage-buffer-offset-alignment"],
-            max_buffer=limits["max-buffer-size"] // 16 * 16,
+            max_buffer=min(limits["max-buffer-size"], MOST) // 16 * 16,
             max_workgroup=min(
                 limits["max-compute-invocations-per-workgroup"],
                 limits["max-compute-workgroup-size-x"],
@@ -157,7 +158,12 @@ class WebGpuBackend:
         self._staging.setdefault(staging.size, []).append(staging)
 
     def _take_staging(self, nbytes: int) -> Any:
-        size = 1 << max(8, (nbytes - 1).bit_length())
+        if nbytes > self.caps.max_buffer:
+            raise LimitError(
+                f"read-backs of {nbytes:,} bytes at once; {self.name} allows "
+                f"{self.caps.max_buffer:,}: fetch fewer at a time"
+            )
+        size = min(1 << max(8, (nbytes - 1).bit_length()), self.caps.max_buffer)
         free = self._staging.get(size)
         if free:
             return free.pop()
