@@ -520,6 +520,8 @@ OTHER = "simulator"
         ({"threads": -1}, ct.TraceError, "expected a number of threads or groups, got -1"),
         ({"threads": 1.5}, ct.TraceError, "got 1.5"),
         ({"threads": True}, ct.TraceError, "got True"),
+        ({"threads": 2**32}, ct.LimitError, "expected at most 4,294,966,272 threads, as lang.glob"),
+        ({"threads": ..., "groups": 2**31}, ct.LimitError, "fewer than 2,147,483,648 groups"),
         ({"x": ct.zeros(8, device=OTHER)}, ct.DeviceError, "operands on"),
     ],
 )
