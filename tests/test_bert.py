@@ -111,8 +111,8 @@ def test_narrow_activations(device: ct.Device, dtype: str) -> None:
 
 
 def gelu_tanh(x: Array) -> Array:
-    made: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return made
+    y: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return y
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
