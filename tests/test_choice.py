@@ -307,7 +307,8 @@ def test_heads_turn_in_chunks_where_pairs_allow_it() -> None:
 
 def test_rows_are_gathered_in_chunks() -> None:
     ids, by = spec(7, dtype=dtype_of("i32")), {"axis": 0}
-    assert constants("gather", spec(9, 33), ids, **by) == {"along": False, "chunk": True, "rank": 2}
+    whole = {"along": False, "chunk": True, "keep": False, "rank": 2}
+    assert constants("gather", spec(9, 33), ids, **by) == whole
     assert not constants("gather", spec(9, 3), ids, **by)["chunk"]
     assert not constants("gather", view((9, 32), (33, 1)), ids, **by)["chunk"]
     assert constants("gather", spec(9, 33), ids, axis=1)["along"]
