@@ -7,20 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIMIT = 60.0
+LIMIT = 60.0  # ms, where NumPy takes up to 100; on a slower or busier machine as many times more
+NUMPY = 100.0
 RUNS = 40  # the best of them counts: others on the machine only ever add
 CODE = (
-    "import time, numpy; start = time.perf_counter(); import centella; "
-    "print(1e3 * (time.perf_counter() - start))"
+    "import time; start = time.perf_counter(); import numpy; middle = time.perf_counter(); "
+    "import centella; print(1e3 * (middle - start), 1e3 * (time.perf_counter() - middle))"
 )
 
 
 def test_import_adds_less_than_60_ms_to_numpy(tmp_path: Path) -> None:
     kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     env = {**kept, "PYTHONPYCACHEPREFIX": str(tmp_path)}  # byte code is there from the second on
-    best = float("inf")
+    tried: list[tuple[float, float]] = []
     for _ in range(RUNS):
-        best = min(best, float(subprocess.check_output([sys.executable, "-c", CODE], env=env)))
-        if best < LIMIT:
-            break
-    assert best < LIMIT, f"best of {RUNS}: {best:.1f} ms"
+        said = subprocess.check_output([sys.executable, "-c", CODE], env=env)
+        numpy, ours = map(float, said.split())
+        tried.append((ours, LIMIT * max(1.0, numpy / NUMPY)))
+        if ours < tried[-1][1]:
+            return
+    raise AssertionError(f"ms, and the limit: {tried}")
