@@ -53,14 +53,21 @@ def machine() -> Row:
     }
 
 
-def alternate(contestants: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant's rounds, one round of each in turn, after two to warm up."""
+def alternate(
+    contestants: dict[str, Call], rounds: int, between: Call = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of each contestant's rounds, one round of each in turn, after two to warm up.
+
+    Args:
+        between: called before each round, not timed.
+    """
     for call in contestants.values():
         call()
         call()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
+            between()
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)

@@ -17,15 +17,24 @@ from centella.submission import Submission
 
 
 def pads(spec: Spec) -> list[tuple[int, int, int, int]]:
-    """Blocks of bytes that no element owns: first byte, bytes, bytes from row to row, rows."""
-    if not spec.size or spec != make_spec(spec.shape, spec.dtype, 16):
+    """Blocks of bytes that no element owns: first byte, bytes, bytes from row to row, rows.
+
+    None for views of part of a buffer, or across its rows, whose pads are another operand's.
+    """
+    order = sorted(range(len(spec.shape)), key=lambda i: (-spec.strides[i], i))
+    shape = tuple(spec.shape[i] for i in order)
+    stored = make_spec(shape, spec.dtype, 16)
+    lies = tuple(spec.strides[i] for i in order)
+    if not spec.size or any(
+        n > 1 and a != b for n, a, b in zip(shape, lies, stored.strides, strict=True)
+    ):
         return []
-    rows, size = math.prod(spec.shape[:-1]), spec.dtype.itemsize
-    data = (spec.shape[-1] if spec.shape else 1) * size
-    pitch = spec.strides[-2] * size if len(spec.shape) >= 2 else data
+    rows, size = math.prod(shape[:-1]), spec.dtype.itemsize
+    data = (shape[-1] if shape else 1) * size
+    pitch = stored.strides[-2] * size if len(shape) >= 2 else data
     blocks = [
         (data, pitch - data, pitch, rows),
-        (rows * pitch, spec.storage_bytes - rows * pitch, 0, 1),
+        (rows * pitch, stored.storage_bytes - rows * pitch, 0, 1),
     ]
     return [block for block in blocks if block[1]]
 

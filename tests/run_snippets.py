@@ -23,7 +23,7 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w+-]*)")
 NO_RUN = "<!-- no-run -->"
-TIMEOUT = 300  # seconds a command
+TIMEOUT = 900  # seconds a command: only a hang takes so long
 
 
 @dataclass(frozen=True)

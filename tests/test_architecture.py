@@ -246,8 +246,8 @@ def test_the_finalizer_only_appends_to_a_queue(device: ct.Device) -> None:
 @pytest.mark.devices("simulator", "webgpu", "cuda")
 def test_memory_is_reused_before_the_device_has_finished(device: ct.Device) -> None:
     """Nobody waits between the launches that write and the ones that write the same bytes again."""
-    where = own(device)
-    x = ct.asarray(np.ones((256, 256), np.float32), device=where)
+    where, side = own(device), 32 if device.name == "simulator" else 256
+    x = ct.asarray(np.ones((side, side), np.float32), device=where)
     x.numpy()
     results = []
     with ct.ledger() as led:
@@ -260,7 +260,7 @@ def test_memory_is_reused_before_the_device_has_finished(device: ct.Device) -> N
         assert led.counts.syncs == 0
         assert led.counts.allocations <= 4 + len(results)
     for turn, y in enumerate(results):
-        assert y.item() == 256.0**3 * turn
+        assert y.item() == side**3 * turn
 
 
 @pytest.mark.devices("cpu")

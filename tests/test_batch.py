@@ -390,6 +390,30 @@ def test_a_kernel_that_does_not_compile(
 
 
 @pytest.mark.devices("simulator", "webgpu")
+def test_what_did_not_compile_is_gone_with_its_tensor(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else refers to it: the next value needs no garbage collection first."""
+    device.cache.clear()
+    x = ct.asarray(X, device=device)
+    ct.relu(x).numpy()  # compiled from here on
+
+    def fails(*_: Any) -> None:
+        raise ct.CompileError("exp", "a", "bad")
+
+    monkeypatch.setattr(device.backend, "compile", fails)
+    gc.disable()
+    try:
+        try:
+            ct.exp(x).numpy()
+        except ct.CompileError as error:
+            assert error.log == "bad"
+        np.testing.assert_array_equal(ct.relu(x).numpy(), RELU)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.devices("simulator", "webgpu")
 def test_no_room(device: ct.Device) -> None:
     small = own(device, memory_limit=1 << 20)
     batch = small.batch()
@@ -862,6 +886,29 @@ def test_a_device_takes_a_cache(device: ct.Device) -> None:
     assert where.cache is cache
     (ct.zeros(4, device=where) + 1.0).numpy()
     assert cache.names() == ["add", "fill"]
+
+
+@pytest.mark.devices("webgpu", "webgpu-hardware")
+def test_bind_groups_are_kept(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = own(device)
+    backend: Any = where.backend
+    make, made = backend._new_group, []
+
+    def counted(*given: Any) -> Any:
+        made.append(make(*given))
+        return made[-1]
+
+    monkeypatch.setattr(backend, "_new_group", counted)
+    x = ct.asarray(X, device=where)
+    for run in range(4):
+        with where.batch():
+            y = ct.softmax(ct.softmax(x).T)
+        y.numpy()
+        del y
+        gc.collect()
+        if run == 1:  # by then the pool has what it needs
+            kept = len(made)
+    assert len(made) == kept >= 2
 
 
 def test_the_recording_says_where(device: ct.Device) -> None:

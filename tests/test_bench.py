@@ -1,4 +1,4 @@
-"""The floor's three claims, by count, on every device; and that wrong numbers are no figures."""
+"""The floor's three claims, by count; and that wrong numbers are no figures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import pytest
 import centella as ct
 from centella.bench import Report, cached, encoder, ffn, floor
 from centella.bench.figures import seconds, verify
-from tests.devices import own
 
 
 @pytest.fixture(name="report")
 def _report(device: ct.Device) -> Report:
-    # The simulator's pool of the tests reuses nothing, and so allocates at every call.
-    exact = device.name == "simulator"
-    return floor(own(device) if exact else device, small=True)
+    return floor(device, small=True)
 
 
+@pytest.mark.devices("cpu", "webgpu", "webgpu-minimum", "cuda", "webgpu-hardware")
 def test_the_floors_claims(report: Report, device: ct.Device) -> None:
     def ours(part: str, what: str) -> float:
         return report.find(part, what).ours

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from centella import __version__
+from centella import DeviceError, Embedder, __version__
+from centella.errors import CompileError
 from centella.op import registry
 
 pytest.importorskip("typer")
@@ -148,6 +150,15 @@ def test_kernels_lists_each_with_what_it_computes() -> None:
     assert "exp(x) over its sum along an axis." in output
 
 
+def test_kernels_as_json() -> None:
+    listed = json.loads(call("kernels", "--json").stdout)
+    assert listed["softmax"] == "exp(x) over its sum along an axis."
+    (found,) = json.loads(call("kernels", "softmax", "--target", "ptx", "--json").stdout)
+    assert (found["target"], found["workgroup"]) == ("ptx", 128)
+    assert [a["name"] for a in found["arguments"]] == ["x", "y"]
+    assert ".target sm_80" in found["source"]
+
+
 def test_every_op_has_a_sample() -> None:
     covered = {
         n.form.op.name for _, sample in kernels.samples().values() for n in kernels.recorded(sample)
@@ -234,6 +245,48 @@ def test_lines_are_those_of_the_file() -> None:
     assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
+def test_what_is_no_text_is_said_in_one_line(tmp_path: Path) -> None:
+    options = ("--model", TINY, "--device", "cpu")
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("grüße".encode("latin-1"))
+    assert "latin.txt: line 1 is no UTF-8 text" in failed("embed", "--file", latin, *options)
+    lone = "\udcff"  # what Python makes of a byte of the command line that is not UTF-8
+    assert "expected valid Unicode, got a lone surrogate" in failed("embed", lone, *options)
+    asked = call("demo", lone, "--over", ROOT / "README.md", *options)  # says its device first
+    assert asked.exit_code == 1
+    assert asked.stderr.startswith("centella: encode: texts[0]: expected valid Unicode")
+
+
+def test_of_a_long_error_the_first_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise CompileError("k", "fn main() {\n", "line 1: expected }")
+
+    monkeypatch.setattr(Embedder, "encode", fails)
+    text = failed("embed", "a", "--model", TINY, "--device", "cpu")
+    assert text == "centella: kernel 'k' did not compile: (all of it: --debug)"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_progress_goes_to_a_terminal_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
+) -> None:
+    shown: list[bool] = []
+    encode = Embedder.encode
+
+    def watched(self: Embedder, *args: Any, progress: bool = False, **rest: Any) -> Any:
+        shown.append(progress)
+        return encode(self, *args, **rest)
+
+    monkeypatch.setattr(Embedder, "encode", watched)
+    streams = {n: SimpleNamespace(isatty=lambda n=n: n == stream) for n in ("stdout", "stderr")}
+    monkeypatch.setattr("centella.cli.embed.sys", SimpleNamespace(**streams))
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a\n" * 9, encoding="utf-8")
+    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2, "--json")
+    call("embed", "--file", lines, *options)
+    assert shown == [stream == "stderr"]
+
+
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
     absent = ("--model", tmp_path / "no-model", "--device", "cpu")
     text = failed("embed", "a", "--output", tmp_path / "foo.txt", *absent)
@@ -258,7 +311,7 @@ def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyP
 
 
 def test_debug_raises_what_it_would_print() -> None:
-    with pytest.raises(Exception, match="unknown device 'gpu'"):
+    with pytest.raises(DeviceError, match="unknown device 'gpu'"):
         call("--debug", "embed", "a", "--device", "gpu")
 
 
@@ -348,6 +401,15 @@ def test_the_demo_says_what_helps_on_busy_cores(
         assert (hint in call(*arguments).stderr) is told
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     assert "busy" not in call(*arguments).stderr
+
+
+def test_demo_as_json(tmp_path: Path) -> None:
+    (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
+    options = ("--over", tmp_path, "--model", TINY, "--device", "cpu", "--json")
+    found = json.loads(call("demo", "a cat", *options).stdout)
+    assert (found["question"], found["device"], found["passages"]) == ("a cat", "cpu", 2)
+    assert {(p["file"], p["line"]) for p in found["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
+    assert found["nearest"][0]["score"] >= found["nearest"][1]["score"]
 
 
 def test_demo_finds_by_meaning(tmp_path: Path) -> None:

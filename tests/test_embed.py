@@ -19,6 +19,7 @@ import centella as ct
 from centella.embed import Embedder, EmbedderConfig
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.load import load
+from centella.nn.tree import Tree
 from tests.model_common import DATA, TINY, activations_of, minilm, texts_of
 
 pytest.importorskip("tokenizers")
@@ -190,6 +191,116 @@ def test_a_batch_is_one_upload_one_submission_one_download(tiny: Embedder) -> No
         tiny.encode(texts, batch_size=4)
     led.expect(uploads=3, submissions=3, downloads=3, copies=0, compiles=0, plans=0)
     assert led.download_bytes == (4 + 4 + 1) * 48 * 4
+
+
+def test_a_batch_is_a_replay_once_its_size_was_met(tiny: Embedder) -> None:
+    texts = [f"{word} storm" for word in WORDS[:8]]
+    other = [f"{word} river" for word in WORDS[8:16]]
+    tiny.encode(texts, batch_size=8)
+    with ct.ledger() as led, ct.forbid("compile"):
+        vectors = tiny.encode(other, batch_size=8)
+    led.expect(
+        uploads=1, submissions=1, downloads=1, plans=0, parameter_bytes=0, copies=0, compiles=0
+    )
+    if tiny.model.device.pool.mode != "exact":
+        led.expect(allocations=0)
+    ids = tiny._tokenize(list(other))
+    padded = np.full((8, 16), tiny.tokenizer.pad_id or 0, np.int32)
+    for row, tokens in enumerate(ids):
+        padded[row, : len(tokens)] = tokens
+    device = tiny.model.device
+    with device.batch() as batch:  # the same, recorded
+        lengths = batch.upload(np.array([len(tokens) for tokens in ids], np.int32))
+        recorded = tiny.pool(tiny(batch.upload(padded), lengths), lengths)
+    np.testing.assert_array_equal(vectors, recorded.numpy())
+
+
+def test_captures_are_few(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from centella import embed
+
+    monkeypatch.setattr(embed, "CAPTURES", 2)
+    embedder = load(DATA / "tiny-bert", device=device)
+    texts = ["b " * n for n in (40, 25, 3)]
+    first = [embedder.encode(text) for text in texts]
+    for _ in range(2):
+        for text, vector in zip(texts, first, strict=True):
+            np.testing.assert_array_equal(embedder.encode(text), vector)
+    assert embedder._forward is not None
+    assert embedder._forward.captured.signatures == 2
+
+
+def test_batches_of_every_size_compute_in_the_memory_of_the_largest(device: ct.Device) -> None:
+    if device.name == "simulator":
+        device = ct.device("simulator")
+    embedder = load(DATA / "tiny-bert", device=device)
+    device.synchronize()
+    device.pool.drain()
+    before = device.memory.live
+    embedder.encode(["b " * 46] * 8, batch_size=8)
+    device.pool.drain()
+    one = device.memory.live - before
+    for rows, words in ((8, 30), (8, 2), (4, 46), (2, 20), (1, 46)):
+        embedder.encode(["b " * words] * rows, batch_size=8)
+    device.pool.drain()
+    assert device.memory.live - before <= 1.2 * one
+    del embedder
+    device.pool.drain()
+    assert device.memory.live <= before  # without help of the garbage collector
+
+
+def test_what_was_captured_follows_the_model(on_cpu: Embedder) -> None:
+    texts = ["one storm", "two storms and a river"]
+    before = on_cpu.encode(texts, normalize=False)
+    norm = on_cpu.model.encoder.layer[-1].output.LayerNorm
+    norm.weight = norm.weight * 2.0
+    norm.bias = norm.bias * 2.0
+    np.testing.assert_allclose(on_cpu.encode(texts, normalize=False), 2 * before, rtol=1e-5)
+    last = on_cpu.model.encoder.layer.pop()
+    assert not np.allclose(on_cpu.encode(texts, normalize=False), 2 * before)
+    on_cpu.model.encoder.layer.append(last)
+    np.testing.assert_allclose(on_cpu.encode(texts, normalize=False), 2 * before, rtol=1e-5)
+    on_cpu.config = EmbedderConfig(on_cpu.config.max_length, "cls", normalize=False)
+    first_tokens = on_cpu.encode(texts)
+    assert not np.allclose(first_tokens, 2 * before)
+    on_cpu.model = load(DATA / "tiny-bert", device="cpu").model
+    np.testing.assert_allclose(2 * on_cpu.encode(texts), first_tokens, rtol=1e-5)
+
+
+def test_a_tree_tells_every_change(on_cpu: Embedder) -> None:
+    model: Any = on_cpu.model
+    layers = model.encoder.layer
+    tree = Tree(model)
+    assert not tree.changed
+    changes: list[tuple[Any, Any]] = [
+        (lambda: layers.append(layers[0]), layers.pop),
+        (layers.reverse, layers.reverse),
+        (lambda: setattr(layers[1].intermediate, "activation", "relu"), None),
+        (lambda: setattr(model, "forward", len), lambda: delattr(model, "forward")),
+        (lambda: vars(model).update(other=vars(model).pop("config")), None),
+    ]
+    for change, undo in changes:
+        change()
+        assert tree.changed
+        if undo is None:
+            tree = Tree(model)
+        else:
+            undo()
+        assert not tree.changed
+
+
+def test_a_batch_that_is_open_stays_open(tiny: Embedder) -> None:
+    device = tiny.model.device
+    wanted = tiny.encode("one storm")
+    x = ct.asarray(np.ones(3, np.float32), device=device)
+    with device.batch() as batch:
+        y = x + 1.0
+        np.testing.assert_array_equal(tiny.encode("one storm"), wanted)
+        tiny.encode("storm " * 30)  # captured here
+        assert not y.is_resident
+        assert batch.num_operations == 1
+    np.testing.assert_array_equal(y.numpy(), np.full(3, 2))
+    with pytest.raises(ct.ContractError, match="read while a function is captured; return it"):
+        device.compile(lambda t: t + tiny.encode("one storm")[0], np.ones(3, np.float32))
 
 
 def test_vectors_of_first_tokens_keep_no_states(device: ct.Device) -> None:

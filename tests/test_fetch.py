@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -248,6 +252,56 @@ def test_a_failed_note_reads_nothing(device: ct.Device) -> None:
             fn.fetch(one)
         led.expect(submissions=0, uploads=0, downloads=0)
     assert cache.lengths == (2,)
+
+
+def test_an_input_is_not_kept_by_the_capture(device: ct.Device) -> None:
+    where = own(device)
+    fn = where.compile(lambda x: x + 1.0, random(5))
+    x = ct.asarray(random(5), device=where)
+    fn.fetch(x).result()
+    watch = weakref.ref(x._value)
+    with ct.ledger() as led:
+        fn.fetch(x).result()
+    led.expect(copies=0)  # it is there from the last time
+    del x
+    where.synchronize()
+    gc.collect()
+    assert watch() is None
+    y = random(5)
+    assert np.array_equal(fn.fetch(ct.asarray(y, device=where)).result(), y + 1)
+
+
+def test_a_version_that_was_overtaken_is_no_input(device: ct.Device) -> None:
+    state = ct.State(random(5), device=device)
+    fn = device.compile(lambda x: x + 1.0, random(5))
+    old = state.value
+    assert np.array_equal(fn.fetch(old).result(), old.numpy() + 1)
+    state.assign(2)
+    with pytest.raises(ct.ContractError, match="a stale version"):
+        fn.fetch(old)
+    with pytest.raises(ct.ContractError, match="a stale version"):
+        fn._replay.fetch([old._value], ("here", 1))  # overtaken on the way, by another thread
+    assert np.array_equal(fn.fetch(state.value).result(), np.full(5, 3))
+
+
+END = """
+import numpy as np, centella as ct
+fn = ct.jit(lambda x: x * 2.0, device={name!r})
+y = fn(np.ones(3, np.float32))
+print(fn.fetch(np.ones(3, np.float32)).result())
+waiting = fn.fetch(np.ones(3, np.float32))
+asked = fn.fetch(np.ones(3, np.float32))
+asked.done()
+"""
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu")
+def test_the_process_ends_while_captures_live(device: ct.Device) -> None:
+    code = END.format(name=device.name.partition(":")[0])
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[2. 2. 2.]\n", "")
 
 
 # -- few captures ---------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def test_exports_that_are_refused(device: ct.Device) -> None:
         with pytest.raises(BufferError, match="not export memory"):
             device.lend(x._value, None)
     waiting = device.batch().relu(x)
-    with pytest.raises((ct.ContractError, BufferError)):
+    with pytest.raises(ct.ContractError if device.name == "cpu" else BufferError):
         waiting.__dlpack__(max_version=(1, 0))
 
 

@@ -219,7 +219,7 @@ CLASSES = [n for n in nn.__all__ if inspect.isclass(getattr(nn, n)) and n != "Mo
 @pytest.mark.parametrize("name", [n for n in CLASSES if issubclass(getattr(nn, n), nn.Module)])
 def test_the_page_has_every_module_with_its_arguments(name: str) -> None:
     page = (Path(__file__).parents[1] / "docs" / "nn.md").read_text(encoding="utf-8")
-    parameters = [*inspect.signature(getattr(nn, name)).parameters.values()]
+    parameters = list(inspect.signature(getattr(nn, name)).parameters.values())
     if name == "Linear":  # two are for layers that put a checkpoint's together
         parameters = [p for p in parameters if p.name not in ("stacks", "unbiased")]
     plain = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)

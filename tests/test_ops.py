@@ -519,7 +519,7 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         lambda x, h, i: functional.concat([x, np.ones(3)]),  # type: ignore[list-item]
         _error("concat: expected a Tensor, got ndarray; ct.asarray makes one", ct.DTypeError)),
     "a list to reduce": (
-        lambda x, h, i: functional.sum([x, x]),  # type: ignore[arg-type]  # that is the point
+        lambda x, h, i: functional.sum([x, x]),  # type: ignore[arg-type]
         _error("sum: expected a Tensor, got list; ct.stack and ct.concat join several",
                ct.DTypeError)),
     "a State": (
@@ -904,6 +904,17 @@ def test_tensors_of_two_devices(device: ct.Device) -> None:
     other = ct.device("cpu", cache=ct.PipelineCache())
     with pytest.raises(ct.DeviceError, match=r"add: operands on .* and cpu"):
         ct.full((3,), 1, device=device) + ct.full((3,), 1, device=other)
+
+
+@pytest.mark.devices("cpu", "webgpu-minimum")
+@pytest.mark.parametrize("rank", [4, 5, 6, 8, 12, 14])
+def test_many_tensors_of_a_high_rank_are_joined(device: ct.Device, rank: int) -> None:
+    """As many at once as the parameters of a launch leave room for."""
+    shape = (2,) * 4 + (1,) * (rank - 4)
+    arrays = [np.arange(16, dtype=np.float32).reshape(shape) + i for i in range(9)]
+    parts = [ct.asarray(a, device=device) for a in arrays]
+    got = ct.concat(parts, axis=1).numpy()
+    np.testing.assert_array_equal(got, np.concatenate(arrays, 1))
 
 
 # -- random shapes --------------------------------------------------------------------------------

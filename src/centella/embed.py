@@ -1,4 +1,8 @@
-"""Texts to vectors: batches by length, one upload, one submission and one download each."""
+"""Texts to vectors: batches by length, one upload, one submission and one download each.
+
+The model is captured once for each size of batch and replayed after that, so that recording its
+operations costs a batch nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from msgspec import Struct
 from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.functional import l2_normalize, mean_pool
+from centella.jit import Jitted
+from centella.nn.tree import Tree
 from centella.pending import Pending
-from centella.tensor import Tensor, fetch
+from centella.tensor import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 POOLINGS = ("mean", "cls")
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
+CAPTURES = 40  # sizes of batches that the model is kept captured for
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
@@ -75,6 +82,26 @@ class EmbedderConfig(Struct, frozen=True):
         return cls(max_length(root), pooling, normalize, lower)
 
 
+class Forward:
+    """Ids and lengths of a batch to vectors, captured for each size of batch.
+
+    Attributes:
+        captured: (ids [b, l] i32, lengths [b] i32, normalize) to [b, dim].
+    """
+
+    def __init__(self, model: BertModel, config: EmbedderConfig) -> None:
+        def embed(ids: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
+            return _pooled(config, model(ids, lengths), lengths, normalize)
+
+        self._of = (model, config)
+        self._tree = Tree(model)
+        self.captured: Jitted[..., Tensor] = Jitted(embed, model.device, CAPTURES)
+
+    def stands_for(self, model: BertModel, config: EmbedderConfig) -> bool:
+        """Whether it is still what these do: captures hold the parameters that there were."""
+        return self._of == (model, config) and not self._tree.changed
+
+
 class Embedder:
     """A model that turns texts into vectors; `ct.load` makes it. Threads may share one.
 
@@ -93,6 +120,7 @@ class Embedder:
         self.tokenizer = tokenizer
         self.config = config
         self._told_of_cut = False
+        self._forward: Forward | None = None
 
     def __repr__(self) -> str:
         return f"Embedder({type(self.model).__name__}, dim={self.dim}, {self.model.device!r})"
@@ -137,12 +165,12 @@ class Embedder:
         ids = self._tokenize([texts] if isinstance(texts, str) else _listed(texts))
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
         vectors = np.empty((len(ids), self.dim), np.float32)
-        running: deque[tuple[list[int], Pending[list[Array]]]] = deque()
+        running: deque[tuple[list[int], Pending[Array]]] = deque()
         with _progress(len(ids), progress) as advance:
 
             def finish() -> None:
                 rows, pending = running.popleft()
-                vectors[rows] = pending.result()[0][: len(rows)]
+                vectors[rows] = pending.result()[: len(rows)]
                 advance(len(rows))
 
             for start in range(0, len(order), batch_size):
@@ -156,11 +184,8 @@ class Embedder:
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
-        first = self.config.pooling == "cls"
-        pooled = (states[:, 0] if first else mean_pool(states, lengths)).astype(f32)
-        if self.config.normalize if normalize is None else normalize:
-            return l2_normalize(pooled)
-        return pooled.contiguous()  # of a first token: its own memory, not that of all states
+        wanted = self.config.normalize if normalize is None else normalize
+        return _pooled(self.config, states, lengths, wanted)
 
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
         if self.config.lower_case:
@@ -186,7 +211,7 @@ class Embedder:
 
     def _submit(
         self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool | None
-    ) -> Pending[list[Array]]:
+    ) -> Pending[Array]:
         """Start one batch: rows and columns are rounded up, what is added has length 0."""
         rows = min(batch_size, 1 << (len(ids) - 1).bit_length())
         longest = max(map(len, ids))
@@ -196,11 +221,19 @@ class Embedder:
         for row, tokens in enumerate(ids):
             padded[row, : len(tokens)] = tokens
             lengths[row] = len(tokens)
-        with self.model.device.batch() as batch:
-            counts = batch.upload(lengths)
-            vectors = self.pool(self.model(batch.upload(padded), counts), counts, normalize)
-            batch.execute(outputs=[vectors])
-        return fetch(vectors)
+        forward = self._forward
+        if forward is None or not forward.stands_for(self.model, self.config):
+            forward = self._forward = Forward(self.model, self.config)
+        wanted = self.config.normalize if normalize is None else bool(normalize)
+        return forward.captured.fetch(padded, lengths, wanted)
+
+
+def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
+    first = config.pooling == "cls"
+    pooled = (states[:, 0] if first else mean_pool(states, lengths)).astype(f32)
+    if normalize:
+        return l2_normalize(pooled)
+    return pooled.contiguous()  # of a first token: its own memory, not that of all states
 
 
 def _modules(root: Path) -> list[dict[str, Any]]:

@@ -68,6 +68,7 @@ class PipelineCache:
             with self._lock:
                 self._entries.pop(place, None)
             mine.set_exception(error)
+            del mine  # its frame is in the traceback: a circle would keep what failed alive
             raise
         finally:
             count(compiles=1)

@@ -27,6 +27,8 @@ Constants = tuple[tuple[str, Any], ...]
 def exact(value: Any) -> Any:
     """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
     kind = type(value)
+    if kind is str:
+        return value  # no tuple equals it
     if kind is tuple:
         return tuple([exact(v) for v in value])
     if kind is float and value == 0.0:

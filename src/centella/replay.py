@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from msgspec import Struct, field
@@ -65,14 +66,14 @@ class Inputs(Struct, eq=False):
     Attributes:
         values: as the launches see them; starts: the byte where each begins.
         slot: of the arena.
-        last: what was copied from device memory the last time.
+        last: what was copied from device memory the last time, if it is still there.
     """
 
     values: Sequence[Value]
     starts: list[int] = field(default_factory=list)
     nbytes: int = 0
     slot: int = -1
-    last: list[Value | None] = field(default_factory=list)
+    last: list[ref[Value] | None] = field(default_factory=list)
 
 
 class Replay:
@@ -99,6 +100,7 @@ class Replay:
         self._marks: list[Mark] = list(recording.marks or ())
         self._inputs = Inputs(inputs)
         self._results: list[Result | Cell] = []
+        self._owned: list[Cell] = []
         taken = recording.take()
         with engine.lock:
             try:
@@ -143,6 +145,7 @@ class Replay:
                 self._results.append(value.cell)
                 continue
             cell = Cell(f"a result of {self._what}")
+            self._owned.append(cell)
             self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
         self._meant = prepare.add_reads(work, reads, lies, engine.backend.unit)
         self._reads: list[Read] = work.reads
@@ -155,9 +158,9 @@ class Replay:
     def __del__(self) -> None:
         # Nothing will overwrite the last outputs. A version and its cell refer to each other:
         # until that ends, only the garbage collector would give their memory back.
-        for result in self._results:
-            if isinstance(result, Result) and result.cell.current is not None:
-                result.cell.current.cell = None
+        for cell in self._owned:
+            if cell.current is not None:
+                cell.current.cell = None
 
     def _changed(self, slot: int) -> Replayed | None:
         """What the history of a State says after each run, if the launches change it."""
@@ -292,7 +295,9 @@ class Replay:
         packed = np.zeros(inputs.nbytes, np.uint8) if from_host else None
         for index, (x, start) in enumerate(zip(given, inputs.starts, strict=True)):
             if isinstance(x, Value):
-                known = x is inputs.last[index] and x.require().owner is None
+                x.check_current()
+                last = inputs.last[index]
+                known = last is not None and last() is x and x.require().owner is None
                 if known and not from_host:
                     continue  # values do not change: it is there from the last time
                 if slots is self._slots:
@@ -303,7 +308,7 @@ class Replay:
                 nbytes = min(inputs.values[index].spec.storage_bytes, room)
                 copies.append(Copy(len(slots), first, inputs.slot, start, nbytes))
                 slots.append(buffer)
-                inputs.last[index] = x
+                inputs.last[index] = ref(x)
             elif packed is not None:
                 strided(packed, inputs.values[index].spec, start)[...] = x
                 inputs.last[index] = None

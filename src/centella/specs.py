@@ -87,6 +87,38 @@ class Spec(Struct, frozen=True, cache_hash=True):
         return not self.shape or self.strides[-1] == 1 or self.shape[-1] <= 1
 
 
+class Described:
+    """Something on a device that a Spec describes."""
+
+    __slots__ = ()
+    spec: Spec
+
+    @property
+    def shape(self) -> Shape:
+        """Extents of each dimension."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Storage type of the elements."""
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.spec.size
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes, without padding."""
+        return self.spec.nbytes
+
+
 @lru_cache(maxsize=8192)
 def make_spec(shape: Shape, dtype: DType, row_alignment: int) -> Spec:
     """The Spec a device gives a tensor that it allocates itself."""

@@ -13,16 +13,16 @@ from centella import views
 from centella.creation import asarray
 from centella.device import Device, current_device
 from centella.device import device as open_device
-from centella.dtypes import DType, dtype_of, f32
+from centella.dtypes import dtype_of, f32
 from centella.errors import DTypeError
 from centella.op import get
 from centella.recording import Cell, Value, innermost
-from centella.specs import Shape, Spec
+from centella.specs import Described, Spec
 from centella.submission import Array
 from centella.tensor import Tensor, apply_all
 
 
-class State:
+class State(Described):
     """Data on a device that changes in place: for `InOut` arguments, caches, counters.
 
     Args:
@@ -68,24 +68,9 @@ class State:
         return Tensor(self._current, self.spec)
 
     @property
-    def shape(self) -> Shape:
-        """Extents of each dimension."""
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> DType:
-        """Storage type of the elements."""
-        return self.spec.dtype
-
-    @property
     def device(self) -> Device:
         """The device it lives on."""
         return self._current.device  # type: ignore[no-any-return]  # a Value is below Device
-
-    @property
-    def nbytes(self) -> int:
-        """Logical bytes, without padding."""
-        return self.spec.nbytes
 
     def assign(self, data: Any) -> None:
         """Replace the content, in place: a tensor, array or number that broadcasts to the shape.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,22 @@ import numpy as np
 
 import centella.ops  # noqa: F401  # every op is registered there
 from centella import dlpack, views
-from centella.device import Device, devices
+from centella.device import Device
 from centella.device import device as open_device
 from centella.dtypes import Array, DType, dtype_of, from_host_array, narrow, promote, widen
-from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
+from centella.errors import DTypeError
+from centella.handle import Handle
 from centella.hints import numpy_ufunc, tensor_getattr
-from centella.history import Event, happened, history
 from centella.op import Op, get
 from centella.pending import Pending
 from centella.readback import read_back
-from centella.recording import READY, Recording, Value
-from centella.specs import Shape, Spec, dense_strides, strided, view_spec
+from centella.recording import Recording, Value
+from centella.specs import Spec, dense_strides, strided
 
 Scalar = int | float | bool
 
 
-class Tensor:
+class Tensor(Handle):
     """An immutable array on a device: shape, dtype, operators, `.numpy()`.
 
     Arithmetic records operations; they run together when a value is needed. `x += y` rebinds x.
@@ -37,218 +37,12 @@ class Tensor:
         spec: shape, dtype and strides.
     """
 
-    __slots__ = ("__weakref__", "_offset", "_value", "spec")
+    __slots__ = ()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return numpy_ufunc(ufunc, method, inputs, options)
 
-    def __init__(self, value: Value, spec: Spec, offset: int = 0) -> None:
-        self._value = value
-        self._offset = offset
-        self.spec: Spec = spec
-
-    @classmethod
-    def from_buffer(
-        cls, native: Any, shape: int | Sequence[int], dtype: Any, *, offset: int = 0,
-        device: str | Device | None = None,
-    ) -> Tensor:  # fmt: skip
-        """A tensor over memory that the application owns: neither copied nor freed.
-
-        The memory lives (`native` is referred to) until the last submission that reads it is done;
-        the application leaves it unchanged until then.
-
-        Args:
-            native: a wgpu buffer with usage STORAGE and COPY_SRC; for CUDA an object with
-                `__cuda_array_interface__`, or (address, bytes) of memory that the application
-                keeps; for the CPU a C-contiguous NumPy array.
-            shape: rows follow one another without padding.
-            offset: bytes to the first element.
-            device: default: the open device that it belongs to; the CPU for a NumPy array.
-
-        Raises:
-            DeviceError: it belongs to no open device, or cannot be bound and read.
-            DTypeError: an array of another type; bytes (uint8) may hold any.
-            ShapeError: it has fewer bytes than the shape needs.
-        """
-        kind = dtype_of(dtype)
-        extents = views.extents("from_buffer", shape)
-        if device is not None:
-            where = [open_device(device)]
-        else:
-            where = [open_device("cpu")] if isinstance(native, np.ndarray) else devices()
-        refusals: list[str] = []
-        for one in where:
-            try:
-                value = one.import_buffer(native, extents, kind, offset)
-            except DeviceError as error:
-                refusals.append(str(error))
-            else:
-                return cls(value, value.spec)
-        raise DeviceError("; ".join(refusals) or "from_buffer: no device is open")
-
-    # -- what it is -------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> Shape:
-        """Extents of each dimension."""
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> DType:
-        """Storage type of the elements."""
-        return self.spec.dtype
-
-    @property
-    def device(self) -> Device:
-        """The device it lives on."""
-        return self._value.device  # type: ignore[no-any-return]  # a Value is below Device
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.spec.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.spec.size
-
-    @property
-    def nbytes(self) -> int:
-        """Logical bytes, without padding."""
-        return self.spec.nbytes
-
-    @property
-    def size_bytes(self) -> int:
-        """`nbytes`, as the floor systems spell it."""
-        return self.spec.nbytes
-
-    @property
-    def is_resident(self) -> bool:
-        """True once its data is in device memory, or submitted work will put it there."""
-        return self._value.state == READY
-
-    @property
-    def native(self) -> tuple[Any, int]:
-        """The driver's buffer (or address) and the byte offset of the first element.
-
-        Memory stays valid while the tensor lives; it is not to be written. On the CPU it is a
-        read-only array, complete when this returns; on CUDA it is complete for what is put on
-        `device.native.stream`.
-        """
-        shown = self.device.native_of(self._value)
-        return shown, (self._value.offset + self._offset) * self.dtype.itemsize
-
-    @property
-    def history(self) -> tuple[Event, ...]:
-        """How its data came to be, and each line that has read it back since, with its times.
-
-        Views of the same data share it. What reads the data on the device is not part of it.
-        """
-        return history(self._value)
-
-    @property
-    def h2d_transfers(self) -> int:
-        """Uploads that brought its data to the device: 1, or 0 for what was made there."""
-        return sum(event.times for event in self.history if event.kind == "uploaded")
-
-    @property
-    def d2h_transfers(self) -> int:
-        """Read-backs of its data; peeks are not counted."""
-        return sum(event.times for event in self.history if event.kind == "downloaded")
-
-    @property
-    def kernel_launches(self) -> int:
-        """Launches that computed it, and those of `record_launch`."""
-        return sum(event.launches for event in self.history)
-
-    def record_launch(self, name: str) -> None:
-        """Note in its history that a kernel of the application's was launched on `native`.
-
-        Raises:
-            ContractError: it is not in device memory, or the kernel has no name.
-        """
-        if not name or not isinstance(name, str):
-            raise ContractError(f"record_launch: expected the name of a kernel, got {name!r}")
-        if not self.is_resident:
-            raise ContractError(
-                f"record_launch: {name} cannot have run on a tensor that is {self._value.state}; "
-                f".native computes it"
-            )
-        happened([(self._value, 0)], "launched", name)
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a tensor of rank 0")
-        return self.shape[0]
-
-    def __repr__(self) -> str:
-        state = self._value.state
-        return f"<Tensor {list(self.shape)} {self.dtype.name} on {self.device.name}, {state}>"
-
-    # -- values -----------------------------------------------------------------------------------
-
-    def numpy(self) -> Array:
-        """The data on the host: a copy that the caller owns (bf16 comes as float32)."""
-        return fetch(self).result()[0]
-
-    def to_host(self) -> Array:
-        """`numpy`, as the floor systems spell it."""
-        return self.numpy()
-
-    def peek(self) -> Array:
-        """`numpy` for debugging: counted apart, permitted inside `ct.forbid("transfer")`."""
-        return read_back([(self._value, self.spec, self._offset)], peek=True).result()[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """What `np.asarray(tensor)` gives: a copy, counted like `numpy`."""
-        if copy is False:
-            raise ValueError("a tensor's data is on a device: NumPy gets a copy or nothing")
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-    def tolist(self) -> Any:
-        """The data as nested Python lists."""
-        return self.numpy().tolist()
-
-    def item(self) -> Any:
-        """The only element as a Python number.
-
-        Raises:
-            ShapeError: for more than one element, or none.
-        """
-        if self.size != 1:
-            raise ShapeError(f"item: expected one element, got shape {list(self.shape)}")
-        return self.numpy().reshape(-1)[0].item()
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __iter__(self) -> Iterator[Tensor]:
-        if not self.shape:
-            raise TypeError("iteration over a tensor of rank 0")
-        return (self[i] for i in range(self.shape[0]))
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError(
-            "== between tensors is not defined, as containers would call it: use ct.eq(x, y), or "
-            "`is` for the objects"
-        )
-
-    def __ne__(self, other: object) -> bool:
-        raise TypeError(
-            "!= between tensors is not defined, as containers would call it: use ct.ne(x, y), or "
-            "`is not` for the objects"
-        )
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
+    # -- in other memory --------------------------------------------------------------------------
 
     def to(self, where: str | Device) -> Tensor:
         """This tensor on another device: a counted copy through the host."""
@@ -272,15 +66,6 @@ class Tensor:
         target = dtype_of(dtype)
         return self if target is self.dtype else apply("cast", self, dtype=target.name)
 
-    # -- views ------------------------------------------------------------------------------------
-
-    def _view(self, shape: Shape, strides: Shape, offset: int) -> Tensor:
-        value, kind = self._value, self.spec.dtype
-        whole = (value.offset + offset) * kind.itemsize % 16 == 0
-        if value.buffer is not None and value.buffer.nbytes % 16:  # imported: its end is no chunk
-            whole = False
-        return Tensor(value, view_spec(shape, kind, strides, whole), offset)
-
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """The same elements in another shape; one extent may be -1. A view where possible.
 
@@ -295,27 +80,6 @@ class Tensor:
         if strides is not None:
             return self._view(wanted, strides, self._offset)
         return apply("reshape", self, shape=wanted)
-
-    def permute(self, *axes: int | Sequence[int]) -> Tensor:
-        """Dimensions in another order: a view.
-
-        Raises:
-            ShapeError: not each axis once.
-        """
-        order = views.integers("permute", "axes", axes)
-        return self._view(*views.permuted(self.spec, order), self._offset)
-
-    @property
-    def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
-        """The last two dimensions swapped: a view."""
-        if self.ndim < 2:
-            return self
-        return self.permute(*range(self.ndim - 2), -1, -2)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        """Basic indexing (integers, slices with positive step, None, ...): a view."""
-        shape, strides, offset = views.indexed(self.spec, key)
-        return self._view(shape, strides, self._offset + offset)
 
     # -- arithmetic -------------------------------------------------------------------------------
 
@@ -485,8 +249,6 @@ def apply_all(
     if form.copies:
         form = where.form(op, tuple(specs), attrs)
     made = where.add(form, operands, target)
-    if len(made) == 1:
-        return (Tensor(made[0], form.outputs[0]),)
     return tuple([Tensor(value, value.spec) for value in made])
 
 
@@ -517,8 +279,10 @@ def not_a_tensor(op: str, got: Any) -> DTypeError:
 def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:
     """An element-wise op of two operands, of which one may be a Python number, after others."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        common = promote(name, a.dtype, b.dtype)
-        return apply(name, *before, a.astype(common), b.astype(common))
+        if a.spec.dtype is not b.spec.dtype:
+            common = promote(name, a.dtype, b.dtype)
+            a, b = a.astype(common), b.astype(common)
+        return apply(name, *before, a, b)
     if isinstance(a, Tensor):
         return apply(name, *before, a, second=_number(name, b, a.dtype))
     if isinstance(b, Tensor):
@@ -579,6 +343,8 @@ def _rounded(value: float, dtype: DType) -> float:
 
 
 def _number(name: str, value: Any, dtype: DType) -> Scalar:
+    if type(value) is float and dtype.is_float:
+        return value
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (bool, int)) or (isinstance(value, float) and dtype.is_float):
@@ -617,7 +383,7 @@ def fetch(*tensors: Tensor) -> Pending[list[Array]]:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise not_a_tensor("fetch", tensor)
-    return read_back([(t._value, t.spec, t._offset) for t in tensors])
+    return read_back([t._seen for t in tensors])
 
 
 class _Module(ModuleType):

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from centella.errors import DTypeError, MissingExtraError, WeightsError
+from centella.errors import DTypeError, MissingExtraError, ShapeError, WeightsError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -94,13 +94,14 @@ class Tokenizer:
 
         Raises:
             DTypeError: a text that is no `str`, or one `str` in place of a sequence.
-            ValueError: no room for the special tokens, or a text that is not valid Unicode.
+            ShapeError: no room for the special tokens.
+            UnicodeError: a text that is not valid Unicode.
 
         Source: `truncation=True` of transformers' `PreTrainedTokenizerFast`.
         """
         batch = _checked(texts)
         if max_length is not None and max_length < self._num_special:
-            raise ValueError(
+            raise ShapeError(
                 f"encode: max_length: expected at least {self._num_special} "
                 f"(the special tokens), got {max_length}"
             )
@@ -163,7 +164,7 @@ def _checked(texts: Sequence[str]) -> list[str]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(
+            raise UnicodeError(
                 f"encode: texts[{i}]: expected valid Unicode, got a lone surrogate "
                 f"{error.object[error.start]!r} at {error.start}"
             ) from error

@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
             "centella kernels",
             "centella kernels softmax",
             "centella kernels linear --target ptx --arch sm_90a",
+            "centella kernels --json",
         ),
     ),
     "bench": (
@@ -85,13 +86,14 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
             "centella demo",
             "centella demo 'how is memory freed?'",
             "centella demo 'where do we parse dates?' --over src/",
+            "centella demo 'how is memory freed?' --json",
         ),
     ),
 }
 
 
 class Commands(TyperGroup):
-    """Prints an error of the library in one line; with --debug it is raised."""
+    """Prints an error of the library, of a file or of a text in one line; --debug raises it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`centella info --debug` is `centella --debug info`."""
@@ -106,18 +108,19 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of our output has left: Typer ends quietly
             raise
-        except (CentellaError, OSError) as error:
+        except (CentellaError, OSError, UnicodeError) as error:
             if ctx.params.get("debug"):
                 raise
             typer.echo(f"centella: {_said(error)}", err=True)
             raise typer.Exit(1) from None
 
 
-def _said(error: CentellaError | OSError) -> str:
+def _said(error: CentellaError | OSError | UnicodeError) -> str:
     """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return str(error)
+    first, *more = str(error).splitlines() or [type(error).__name__]
+    return f"{first} (all of it: --debug)" if more else first
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import to_builtins
 
-from centella.cli.options import Device, Model
+from centella.cli.options import Device, Json, Model
 from centella.cli.passages import TABLES, Passage, documentation, read_passages
 from centella.errors import CentellaError
 
@@ -27,7 +29,11 @@ Over = Annotated[
 
 
 def run(
-    question: Question = QUESTION, over: Over = None, model: Model = "minilm", device: Device = None
+    question: Question = QUESTION,
+    over: Over = None,
+    model: Model = "minilm",
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Embed the passages and the question; print the nearest passages.
 
@@ -42,14 +48,15 @@ def run(
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
     passages = read_passages(folder, skip=TABLES if over is None else ())
+    say = _silent if as_json else _fact
     start = time.perf_counter()
     where = open_device(device)
     called = str(where.describe().get("name", ""))
-    _fact("device", where.name if called in where.name else f"{where.name} ({called})")
+    say("device", where.name if called in where.name else f"{where.name} ({called})")
     embedder = load(model, where)
     asked = embedder.encode([question])[0]
     first = time.perf_counter() - start
-    _fact("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
+    say("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
     if where.name == "cpu" and (hint := _busy()):
         print(hint, file=sys.stderr, flush=True)
     with ledger() as led:
@@ -57,12 +64,30 @@ def run(
         bar = True if sys.stderr.isatty() else _tell
         vectors = embedder.encode([p.text for p in passages], BATCH, progress=bar)
         rate = len(passages) / (time.perf_counter() - start)
-    _fact("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
-    _fact("question", question)
+    say("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
+    say("question", question)
     scores = vectors @ asked
-    _show([(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]])
+    best = [(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]]
+    if as_json:
+        found = {
+            "question": question,
+            "device": where.name,
+            "seconds_to_first": first,
+            "folder": str(folder),
+            "passages": len(passages),
+            "passages_a_second": rate,
+            "ledger": led.as_dict(),
+            "nearest": [{"score": score, **to_builtins(passage)} for score, passage in best],
+        }
+        print(json.dumps(found, indent=2))
+        return
+    _show(best)
     print(f"ledger of the passages: {led}\n")
     print(_next(over, model, device))
+
+
+def _silent(name: str, value: str) -> None:
+    """With --json, stdout has the object alone."""
 
 
 def _fact(name: str, value: str) -> None:

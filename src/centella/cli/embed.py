@@ -23,7 +23,7 @@ BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one b
 Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 
-MANY = 4  # batches; from here on a terminal gets a progress bar
+MANY = 4  # batches; from here on a terminal gets a progress bar, on stderr
 SHOWN = 4  # first values of a vector in the table
 
 
@@ -53,7 +53,7 @@ def run(
         _check_output(output)
     lines = _texts(texts or [], file)
     embedder = load(model, open_device(device), dtype)
-    bar = sys.stdout.isatty() and not as_json and len(lines) > MANY * batch_size
+    bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
     with ledger() as led:
         vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
     _put(lines, vectors, output, as_json)

@@ -6,11 +6,14 @@ recorded op is then lowered for the target that was asked for, as the planner do
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from centella.cli.options import Json
 
 Make = Callable[..., Any]
 
@@ -162,7 +165,9 @@ def _caps(target: str, arch: str) -> Any:
     )  # fmt: skip
 
 
-def run(name: Name = None, target: What = Target.wgsl, arch: Arch = "sm_80") -> None:
+def run(
+    name: Name = None, target: What = Target.wgsl, arch: Arch = "sm_80", as_json: Json = False
+) -> None:
     """List the kernels, or print the source of one.
 
     Raises:
@@ -172,17 +177,37 @@ def run(name: Name = None, target: What = Target.wgsl, arch: Arch = "sm_80") -> 
 
     known = samples()
     if name is None:
-        _list(known)
+        if as_json:
+            print(json.dumps({n: what for n, (what, _) in known.items()}, indent=2))
+        else:
+            _list(known)
         return
     if name not in known:
         raise CentellaError(f"no kernel {name!r}; there are {', '.join(known)}")
     what, call = known[name]
+    if as_json:
+        print(json.dumps([_described(p) for p in programs(call, target.value, arch)], indent=2))
+        return
     mark = "#" if target == "ir" else "//"
     for program in programs(call, target.value, arch):
         tensors = ", ".join(f"{a.name}: {a.dtype.name}" for a in program.ir.args)
         print(f"{mark} {name}: {what}")
         print(f"{mark} kernel {program.name}({tensors}), {target}, {program.ir.workgroup} threads")
         print(program.source.rstrip("\n"))
+
+
+def _described(program: Any) -> dict[str, Any]:
+    """A program as plain data."""
+    return {
+        "kernel": program.name,
+        "target": program.target,
+        "workgroup": program.ir.workgroup,
+        "shared_bytes": program.ir.shared_bytes,
+        "arguments": [
+            {"name": a.name, "mode": a.mode, "dtype": a.dtype.name} for a in program.ir.args
+        ],
+        "source": program.source,
+    }
 
 
 def _list(known: dict[str, tuple[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from centella.arguments import check_tensors, whole
 from centella.errors import DTypeError, ShapeError
-from centella.ops.concat import MOST
+from centella.ops.concat import most
 from centella.tensor import Tensor, apply
 from centella.views import axis_of, counted, integers
 
@@ -22,9 +22,9 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """
     parts = _listed("concat", tensors)
     place = axis_of("concat", parts[0].shape, axis)
-    most = MOST if parts[0].ndim < 6 else 3  # what the strides leave room for
+    width = most(parts[0].ndim)
     while len(parts) > 1:
-        joined = [parts[i : i + most] for i in range(0, len(parts), most)]
+        joined = [parts[i : i + width] for i in range(0, len(parts), width)]
         parts = [
             apply("concat", *some, axis=place) if len(some) > 1 else some[0] for some in joined
         ]

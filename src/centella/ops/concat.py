@@ -20,6 +20,12 @@ from centella.specs import Caps, Spec
 
 WORKGROUP = 256
 MOST = 7  # operands of one launch: a device need bind no more than 8 buffers, one is the result
+PARAMETERS = 63  # of one launch, on every device
+
+
+def most(rank: int) -> int:
+    """Operands that one launch can join: their strides are parameters."""
+    return max(2, min(MOST, (PARAMETERS - (2 * rank + 1)) // (rank + 2)))
 
 
 def _concat(*, rank: int, axis: int, y: Any, **inputs: Any) -> None:

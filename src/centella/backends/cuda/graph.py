@@ -26,8 +26,10 @@ class Graph:
         check(driver.cuStreamBeginCapture(stream, mode))
         try:
             record()
-        finally:
-            graph = check(driver.cuStreamEndCapture(stream))
+        except BaseException:
+            driver.cuGraphDestroy(driver.cuStreamEndCapture(stream)[1])  # the stream is free again
+            raise
+        graph = check(driver.cuStreamEndCapture(stream))
         try:
             self._exec = check(driver.cuGraphInstantiate(graph, 0))
         finally:

@@ -232,6 +232,8 @@ class WebGpuBackend:
                     self._encode(encoder, work, stamps)
                     self._encode_reads(encoder, work, stamps, staging, places)
                     encoder.submit(self._queue)
+            except OutOfMemoryError:
+                raise
             except Exception as error:
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
         return WebGpuTicket(self.native, staging, nbytes, places, self.return_staging, stamps)

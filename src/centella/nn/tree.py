@@ -1,0 +1,44 @@
+"""What a module was made of: to know whether what was captured of it still stands."""
+
+from __future__ import annotations
+
+from operator import getitem, is_
+from typing import Any
+
+from centella.nn.module import Module
+
+
+class Tree:
+    """The attributes of a module and of every module below it, as they are now.
+
+    Args:
+        module: lists of modules are followed, as `named_parameters` does.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._homes: list[Any] = []  # of each attribute or element: the dict or list it is in
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self._sizes: list[tuple[Any, int]] = []
+        self._add(vars(module))
+
+    def _add(self, home: dict[str, Any] | list[Any]) -> None:
+        self._sizes.append((home, len(home)))
+        for key, value in home.items() if isinstance(home, dict) else enumerate(home):
+            self._homes.append(home)
+            self._keys.append(key)
+            self._values.append(value)
+            if isinstance(value, Module):
+                self._add(vars(value))
+            elif isinstance(value, list):
+                self._add(value)
+
+    @property
+    def changed(self) -> bool:
+        """Whether an attribute was set, added or deleted since."""
+        if any(len(home) != size for home, size in self._sizes):
+            return True
+        try:
+            return not all(map(is_, map(getitem, self._homes, self._keys), self._values))
+        except KeyError:  # one was deleted and another added
+            return True
