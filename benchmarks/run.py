@@ -59,6 +59,8 @@ def minilm(args: argparse.Namespace) -> list[Row]:
                 contestants[name] = _embed(embedder, ids, name, results)
             if torch is not None:
                 contestants["transformers"] = _peer(torch, args.model, size, length, dtype, results)
+            if not contestants:
+                continue
             seconds = alternate(contestants, args.rounds)
             first = results[next(iter(results))]
             for name, times in seconds.items():

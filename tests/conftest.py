@@ -2,6 +2,7 @@
 
     def test_add(device): ...                                  # runs on every device below
     @pytest.mark.devices("cpu", "webgpu") ...                  # on these
+    @pytest.mark.devices(*WINDOWED) ...                        # where few KB are above a binding
 
 Devices are opened once (`tests/devices.py`). A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or
 `webgpu,cuda`) makes it a failure.
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 import centella as ct
-from tests.devices import DEVICES, GPU, open_device
+from tests.devices import DEVICES, GPU, WINDOWED, open_device
 
 
 @pytest.fixture
@@ -23,9 +24,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
     """An open device, one of `DEVICES`; what a failed test left recorded is dropped."""
     found = open_device(request.param)
     if isinstance(found, str):
-        if request.param.removesuffix("-minimum") in os.environ.get("CENTELLA_REQUIRE", "").split(
-            ","
-        ):
+        kind = request.param.removesuffix("-minimum").removesuffix("-windows")
+        if kind in os.environ.get("CENTELLA_REQUIRE", "").split(","):
             pytest.fail(found)
         pytest.skip(found)
     yield found
@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("devices")
     names = marker.args if marker else DEVICES
-    unknown = set(names) - set(DEVICES)
+    unknown = set(names) - {*DEVICES, *WINDOWED}
     assert not unknown, f"unknown devices {sorted(unknown)}"
     params = [pytest.param(n, marks=pytest.mark.gpu if n in GPU else ()) for n in names]
     metafunc.parametrize("device", params, indirect=True)

@@ -8,10 +8,12 @@ from typing import Any
 
 import centella as ct
 from tests.pads import define_pads
+from tests.windowed import windowed
 
 POOL = os.environ.get("CENTELLA_POOL", "poison")
 GPU = ("cuda", "webgpu-hardware")
 DEVICES = ("cpu", "simulator", "webgpu", "webgpu-minimum", *GPU)
+WINDOWED = ("simulator-windows", "webgpu-windows")  # by name only: see tests/test_windows.py
 
 _spelled: dict[ct.Device, tuple[str, dict[str, Any]]] = {}  # how each was opened, its pool apart
 
@@ -34,10 +36,12 @@ def open_device(kind: str) -> ct.Device | str:
     them.
     """
     pool = {} if kind == "cpu" else {"pool": POOL}
-    if kind == "simulator":  # fills what it allocates with NaN itself, and checks every bound
+    if kind.startswith("simulator"):  # fills what it allocates with NaN, checks every bound
         pool = {"pool": "exact"}
     limits = {"minimum": True} if kind == "webgpu-minimum" else {}
     try:
+        if kind in WINDOWED:
+            return windowed(kind.partition("-")[0], pool["pool"])
         name = _hardware() if kind == "webgpu-hardware" else kind.removesuffix("-minimum")
         made = ct.device(name, **pool, **limits)
     except (ct.CentellaError, ImportError, OSError) as error:

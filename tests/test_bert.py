@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.errors import ShapeError, WeightsError
+from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.load import load
 from centella.models import BertConfig, BertModel
 from tests.model_common import DATA, TINY, activations_of, copy_of, lengths_of, operations
@@ -111,8 +111,8 @@ def test_narrow_activations(device: ct.Device, dtype: str) -> None:
 
 
 def gelu_tanh(x: Array) -> Array:
-    made: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return made
+    y: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return y
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -173,3 +173,16 @@ def test_ids_of_another_shape(shape: tuple[int, ...]) -> None:
     ids = ct.asarray(np.zeros(shape, np.int32), device="cpu")
     with pytest.raises(ShapeError, match=r"BertModel: expected ids \[batch, up to 64\], got"):
         model(ids, ct.asarray(np.ones(1, np.int32), device="cpu"))
+
+
+def test_what_are_no_ids() -> None:
+    model = model_of(DATA / "tiny-bert", "cpu")
+    ids, lengths = (ct.zeros(shape, "i32", "cpu") for shape in ((2, 3), (2,)))
+    for wrong in ([[1, 2]], np.zeros((2, 3), np.int32), None):
+        with pytest.raises(DTypeError, match="BertModel: expected a Tensor, got"):
+            model(wrong, lengths)
+        with pytest.raises(DTypeError, match="BertModel: expected a Tensor, got"):
+            model(ids, wrong)
+    with pytest.raises(ShapeError, match=r"attention: expected lengths \[2\], got \[3\]"):
+        model(ids, ct.zeros((3,), "i32", "cpu"))
+    assert model(ids[:, :0], lengths).shape == (2, 0, 48)

@@ -20,9 +20,9 @@ DEVICES = ("cuda", "webgpu")
 
 @functools.cache
 def rows_of(run: str) -> dict[tuple[str, tuple[int, ...], str], dict[str, Any]]:
-    """The rows of a run by bench, shape and who."""
-    path = ROOT / "benchmarks" / "results" / f"{run}.json"
-    rows = json.loads(path.read_text("utf-8"))["rows"]
+    """The rows of a run by bench, shape and who; those of the CPU may be a run of their own."""
+    paths = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in (run, f"{run}-cpu"))
+    rows = [row for p in paths if p.exists() for row in json.loads(p.read_text("utf-8"))["rows"]]
     return {(r["bench"], tuple(r["shape"]), r["who"]): r for r in rows}
 
 

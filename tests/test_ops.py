@@ -261,6 +261,18 @@ def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, vari
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.devices("cpu", "simulator")
+@pytest.mark.parametrize("dim", [256, 384, 385, 512, 960])
+def test_attention_of_large_heads_fits_the_least_device(device: ct.Device, dim: int) -> None:
+    rng = rng_of("large heads", dim)
+    arrays = [rng.standard_normal((1, 1, n, dim)) for n in (9, 6, 6)]
+    tensors = [ct.asarray(a, "f32", device) for a in arrays]
+    got = ct.attention(*tensors, variant="stream", causal=True)
+    wide = [t.numpy().astype(np.float64) for t in tensors]
+    wanted = op.get("attention").reference(*wide, masks=(), causal=True, scale=dim**-0.5)
+    check(got, got.numpy(), wanted.transpose(0, 2, 1, 3), 1e-11, dim)
+
+
 @pytest.mark.parametrize("variant", ["stream", "split"])
 @pytest.mark.parametrize("n", [3, 130, 600])
 def test_an_infinite_value_stays_infinite(device: ct.Device, n: int, variant: str) -> None:
@@ -532,6 +544,12 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "a number out of range": (
         lambda x, h, i: i.astype("i8") + 300,
         _error("add: expected a number that fits i8, got 300", ct.DTypeError)),
+    "a number that no float holds": (
+        lambda x, h, i: x * 10**400,
+        _error("mul: expected a number that fits f32, got one of 1329 bits", ct.DTypeError)),
+    "a factor that no float holds": (
+        lambda x, h, i: ct.scale(x, -(10**400)),
+        _error("scale: expected factor within the range of floats", ct.DTypeError)),
     "a negative unsigned number": (
         lambda x, h, i: functional.maximum(i.astype("u32"), -1),
         _error("maximum: expected a number that fits u32, got -1", ct.DTypeError)),
@@ -854,6 +872,17 @@ def test_what_is_no_tensor(name: str) -> None:
     given += [array, *[2] * (len(required) - len(given) - 1)]
     with pytest.raises(ct.DTypeError, match=rf"^{name}: expected .*Tensor.*, got ndarray"):
         function(*given)
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu-minimum")
+@pytest.mark.parametrize("value", [10**39, 1e300, -1e39])
+def test_numbers_beyond_f32_are_infinite(device: ct.Device, value: float) -> None:
+    """On their way to the device as on the CPU, and with no warning."""
+    x = ct.full((3,), 1, device=device)
+    outs = [x + value, ct.scale(x, value), ct.full((3,), value, device=device)]
+    outs += [ct.linear(x, x[None], alpha=value), ct.clip(x, min=value, max=value)]
+    for got in ct.fetch(*outs).result():
+        assert (got == math.copysign(math.inf, value)).all()
 
 
 def _numbers(x: ct.Tensor, value: Any) -> dict[str, Any]:

@@ -350,6 +350,10 @@ def test_source() -> None:
         double.source()
     with pytest.raises(ct.TraceError, match="constant 'shift' has no value"):
         two.source()
+    with pytest.raises(ct.TraceError, match=r"scale: unknown \['z', 'tile'\]"):
+        scale.source(dtypes={"z": "f16"}, tile=2)
+    with pytest.raises(ct.TraceError, match="'x' is declared f32, got f16"):
+        scale.source(dtypes={"x": "f16"})
 
 
 @pytest.mark.parametrize("subgroup", [8, 32])
@@ -382,6 +386,12 @@ def test_nothing_is_launched_for_empty_outputs(device: ct.Device) -> None:
     x, y = ct.zeros(0, device=device), ct.empty(0, device=device)
     scale(x, y, n=0, s=1.0, threads=0)
     assert y.numpy().shape == (0,)
+
+
+@pytest.mark.parametrize("wrong", [{"order": "sorted"}, {"subgroup": 0}, {"subgroup": 129}])
+def test_simulate_in_no_such_order(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ct.SimulationError, match="expected order of forward, reverse, shuffled"):
+        scale.simulate(FLAT, np.empty_like(FLAT), n=1000, s=2.0, threads=1000, **wrong)
 
 
 def test_simulate_says_the_subgroups_size() -> None:
@@ -510,6 +520,8 @@ OTHER = "simulator"
         ({"threads": -1}, ct.TraceError, "expected a number of threads or groups, got -1"),
         ({"threads": 1.5}, ct.TraceError, "got 1.5"),
         ({"threads": True}, ct.TraceError, "got True"),
+        ({"threads": 2**32}, ct.LimitError, "expected at most 4,294,966,272 threads, as lang.glob"),
+        ({"threads": ..., "groups": 2**31}, ct.LimitError, "fewer than 2,147,483,648 groups"),
         ({"x": ct.zeros(8, device=OTHER)}, ct.DeviceError, "operands on"),
     ],
 )

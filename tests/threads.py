@@ -14,7 +14,7 @@ THREADS = 8
 def elsewhere(work: Callable[[], T]) -> T:
     """What `work` returns on a thread of its own."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(30)
+        return pool.submit(work).result(120)
 
 
 def together(work: Callable[[int], T]) -> list[T]:

@@ -5,6 +5,7 @@ Each takes the function's name and the argument's, which begin the error's text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from operator import index
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 
 from centella.errors import DTypeError, ShapeError
 from centella.tensor import Tensor, not_a_tensor
+
+BEYOND = 2.0**128 - 2.0**103  # what rounds to no f32
 
 
 def check_tensors(op: str, *given: Any) -> None:
@@ -39,16 +42,17 @@ def number(op: str, name: str, value: Any) -> int | float:
 
 
 def real(op: str, name: str, value: Any) -> float:
-    """A number as a float.
+    """A number as a float; one beyond the range of f32 is infinite.
 
     Raises:
         DTypeError: for anything else, and for an integer that no float holds.
     """
     plain = number(op, name, value)
     try:
-        return float(plain)
+        found = float(plain)
     except OverflowError as error:
         raise DTypeError(f"{op}: expected {name} within the range of floats") from error
+    return math.copysign(math.inf, found) if abs(found) >= BEYOND else found
 
 
 def whole(op: str, name: str, value: Any, least: int = 0) -> int:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from centella.specs import Shape
+from centella.specs import Shape, Spec
 
-LETTERS = "abcdefghijklmnop"  # for the dimensions that rank alone decides
+LETTERS = (
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of dimensions of which the rank alone says how many there are
+)
 WHOLE = "."
 
 
@@ -27,6 +29,14 @@ class Along(NamedTuple):
     letter: str
     step: int = 1
     start: int = 0
+
+
+class Part(NamedTuple):
+    """Some elements of a letter: the first, how many, of how many."""
+
+    first: int
+    extent: int
+    whole: int
 
 
 Dims = tuple[Along | None, ...]
@@ -53,11 +63,10 @@ class Axes(Struct, frozen=True):
 
     Attributes:
         inputs, outputs: of each, the letter of each axis.
-        told: letters whose parts an op is told, as `attrs["parts"]`: first element and extent of
-            the whole by letter.
-        chosen: letters along which data says what is read. Each part after the first (which is
-            computed as if it were all) writes only what is chosen in it, and keeps the rest of the
-            result. They are told too.
+        told: letters of which an op is told where its part is: see `part_of`.
+        chosen: letters along which a result reads what data or places say. Each part writes what
+            is in it and leaves the rest as it is; the first may write the rest as well, as if it
+            were the whole. They are told too.
         fold: the letter along which results are put together.
     """
 
@@ -88,11 +97,25 @@ def spread(shape: Shape, letters: str) -> str:
     return "".join(WHOLE if n == 1 else c for n, c in zip(shape, own, strict=True))
 
 
-def part_of(attrs: dict[str, Any], letter: str, extent: int) -> tuple[int, int]:
-    """First element of the part that an op is asked for, and the extent of the whole.
+def broadcasting(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> Axes:
+    """Of an op whose operands broadcast to its one result, element by element."""
+    letters = LETTERS[: len(outputs[0].shape)]
+    return axes([spread(s.shape, letters) for s in inputs], [letters])
+
+
+def along_rows(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Of an op that works along the last dimension; operands broadcast to its one result."""
+    letters = LETTERS[: len(outputs[0].shape) - 1] + WHOLE
+    return axes([spread(s.shape, letters) for s in inputs], [letters])
+
+
+def part_of(attrs: dict[str, Any], letter: str, extent: int) -> Part:
+    """The part of a letter that an op is asked for.
 
     Args:
-        extent: of the letter as the op sees it: the whole, where nothing is divided.
+        extent: of the letter as the op sees it, which is the whole where nothing is divided.
     """
-    found: tuple[int, int] = attrs.get("parts", {}).get(letter, (0, extent))
-    return found
+    parts: dict[str, Part] = attrs.get("parts", {})
+    return parts.get(letter, Part(0, extent, extent))

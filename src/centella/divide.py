@@ -14,23 +14,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from centella.axes import Along, Axes, Dims, Fold
+from centella.axes import Along, Axes, Dims, Fold, Part
 from centella.dtypes import dtype_of
 from centella.errors import LimitError
-from centella.op import Lowered, Op
+from centella.op import Attrs, Lowered, Op
 from centella.ops.fused import FUSED
 from centella.ops.steps import Step
 from centella.program import Call, Ref
 from centella.specs import Caps, Spec, make_spec
 
+CHUNK, WORD = 16, 4  # bytes
 Range = tuple[int, int]
 Specs = tuple[Spec, ...]
 View = tuple[Spec, int]  # an operand's part, and the element of the operand that it begins at
 
 
-def divided(
-    op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps
-) -> Lowered:  # fmt: skip
+def divided(op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps) -> Lowered:
     """The launches of an op, each of which sees no more of a buffer than the device can bind.
 
     Raises:
@@ -46,6 +45,15 @@ def divided(
     return lowered
 
 
+def divisible(op: Op, inputs: Specs, outputs: Specs, attrs: Attrs, caps: Caps) -> bool:
+    """Whether an op's operands can be made to fit the device's bindings."""
+    try:
+        division(op, inputs, outputs, dict(attrs), caps)
+    except LimitError:
+        return False
+    return True
+
+
 def division(
     op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps
 ) -> Division | None:
@@ -59,6 +67,9 @@ def division(
         return None
     found = Division(op, inputs, outputs, attrs, caps)
     left = found.fit()
+    if left is not None and most > caps.max_binding:
+        found = Division(op, inputs, outputs, attrs, caps, WORD)
+        left = found.fit()
     if left is None:
         return found
     if most <= caps.max_binding:
@@ -69,13 +80,15 @@ def division(
 class Division:
     """The parts of an op: of each letter, its extent, what its parts are a multiple of, their size.
 
-    A part begins where each aligned operand has a 16-byte boundary: kernels read chunks there, and
-    no two parts write one word.
+    Args:
+        boundary: where parts of operands begin. On a CHUNK, kernels read and write chunks as they
+            do of the whole; on a WORD (results alone), no two parts write one word.
     """
 
     def __init__(
-        self, op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps
-    ) -> None:
+        self, op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps,
+        boundary: int = CHUNK,
+    ) -> None:  # fmt: skip
         self._op, self._inputs, self._outputs = op, inputs, outputs
         self._attrs, self._caps = attrs, caps
         self._axes: Axes = _none(inputs, outputs)
@@ -87,20 +100,22 @@ class Division:
         ]
         self._extents: dict[str, int] = {}
         self._units: dict[str, int] = {}
-        for spec, dims in self._operands:
-            self._note(spec, dims)
+        for index, (spec, dims) in enumerate(self._operands):
+            least = WORD if index >= len(inputs) else 1
+            self._note(spec, dims, boundary if spec.aligned and boundary == CHUNK else least)
         self._sizes = dict(self._extents)
         self._calls: list[Call] = []
         self._scratch: list[Spec] = []
 
-    def _note(self, spec: Spec, dims: Dims) -> None:
+    def _note(self, spec: Spec, dims: Dims, boundary: int) -> None:
+        """Extents of letters, and what their parts are a multiple of to begin on a boundary."""
         for extent, stride, along in zip(spec.shape, spec.strides, dims, strict=True):
             if along is not None:
                 letter, step, start = along
                 least = (start + extent) // step
                 self._extents[letter] = max(self._extents.get(letter, 1), least)
-                apart = 16 // math.gcd(16, step * stride * spec.dtype.itemsize)
-                unit = apart if spec.aligned and not start else 1
+                apart = boundary // math.gcd(boundary, step * stride * spec.dtype.itemsize)
+                unit = 1 if start else apart
                 self._units[letter] = math.lcm(self._units.get(letter, 1), unit)
 
     # -- sizes ------------------------------------------------------------------------------------
@@ -207,7 +222,9 @@ class Division:
         attrs = {**self._attrs, **(changed or {})}
         told = [c for c in self._axes.told + self._axes.chosen if c in ranges]
         if told:
-            attrs["parts"] = {c: (ranges[c][0], self._extents[c]) for c in told}
+            attrs["parts"] = {
+                c: Part(ranges[c][0], ranges[c][1] - ranges[c][0], self._extents[c]) for c in told
+            }
         lowered = self._op.lower(inputs, outputs, attrs, self._caps)
         count = len(views)
         for number, spec in enumerate(lowered.temporaries):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from centella.divide import divisible
 from centella.op import get
 from centella.ops import norm
 from centella.ops.elements import NUMBERS
@@ -52,7 +53,12 @@ def fuse(
         group = _Group(graph, last)
         if len(group.sides) < 2:
             continue
-        fused[last] = _chain(sorted(group.sides), nodes, forms)
+        chain = _chain(sorted(group.sides), nodes, forms)
+        if not divisible(
+            chain.form.op, chain.form.inputs, chain.form.outputs, chain.form.attrs, caps
+        ):
+            continue  # rows of a reduction that one by one are divided, and chains are not
+        fused[last] = chain
         for index in group.sides:
             left[index] = index == last
         graph.taken |= group.sides.keys()

@@ -138,8 +138,9 @@ def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) 
     key: list[Any] = [len(externals)]
     for node, kept in zip(nodes, wanted, strict=True):
         key.append(node.form)
-        for value, made, offset in node.inputs:
-            key.append(made if value is None else externals[id(value)])
+        for value, (maker, output), offset in node.inputs:
+            key.append(maker)
+            key.append(output if value is None else externals[id(value)])
             key.append(offset)
         key.append(kept)
     return tuple(key)

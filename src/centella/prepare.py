@@ -7,7 +7,6 @@ queue, so that a failure leaves the recording as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import call
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from centella.errors import CentellaError
 from centella.ledger import permit
 from centella.plan import Plan, Step
 from centella.pool import Pool
-from centella.recording import DISCARDED, PENDING, Place, Recorded, Upload, Value, blame
+from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
 from centella.specs import Caps, Spec, strided
 from centella.submission import Array, Bound, Buffer, Read, Submission
 from centella.windows import windowed
@@ -66,47 +65,43 @@ class Results(Struct, eq=False):
     """The values that a recording makes and that something still refers to.
 
     Attributes:
-        values: for each node, its values (None where nothing refers to one).
-        wanted: for each, whether it outlives the submission.
-        declared: not all that something refers to are wanted.
+        values: each of them, by its place.
+        wanted: for each node, which of its values outlive the submission.
     """
 
-    values: list[list[Value | None]]
-    wanted: list[tuple[bool, ...]]
-    declared: bool
+    values: dict[Place, Value] = field(default_factory=dict)
+    wanted: list[tuple[bool, ...]] = field(default_factory=list)
 
     def settle(self, slots: Sequence[Buffer], plan: Plan) -> None:
         """What is kept is ready, made by a plan; the rest is discarded."""
-        for (index, position), slot in plan.results.items():
-            value = self.values[index][position]
-            assert value is not None, "nobody keeps what nobody refers to"
-            value.ready(slots[slot])
-            value.made = plan
-        if self.declared:
-            for row in self.values:
-                for value in row:
-                    if value is not None and value.state == PENDING:
-                        value.drop(DISCARDED)
+        for place, value in self.values.items():
+            slot = plan.results.get(place)
+            if slot is None:
+                value.drop(DISCARDED)
+            else:
+                value.ready(slots[slot])
+                value.made = plan
 
     def place_of(self, value: Value) -> Place | None:
         """Where a value is made, if it is made here."""
-        node, position = value.place
-        if 0 <= node < len(self.values) and self.values[node][position] is value:
-            return value.place
-        return None
+        return value.place if self.values.get(value.place) is value else None
 
 
 def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence[Span]) -> Results:
     """Which values a recording must leave behind: those declared, else all that are in use."""
-    values = [list(map(call, node.values)) for node in taken.nodes]
-    if outputs is None:
-        return Results(values, [tuple(map(bool, row)) for row in values], declared=False)
-    kept = {id(v) for v in outputs} | {id(v) for v, _, _ in reads}
-    wanted = [
-        tuple([v is not None and (id(v) in kept or v.cell is not None) for v in row])
-        for row in values
-    ]
-    return Results(values, wanted, declared=True)
+    kept = None if outputs is None else {id(v) for v in (*outputs, *(v for v, _, _ in reads))}
+    found = Results()
+    for node in taken.nodes:
+        wanted: list[bool] = []
+        for reference in node.values:
+            value = reference()
+            if value is not None:
+                found.values[value.place] = value
+            wanted.append(
+                value is not None and (kept is None or id(value) in kept or value.cell is not None)
+            )
+        found.wanted.append(tuple(wanted))
+    return found
 
 
 def bind(step: Step, pipeline: Any) -> Bound:

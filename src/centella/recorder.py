@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
+from centella.divide import division
 from centella.errors import ContractError, DeviceError, LimitError
 from centella.ledger import Ledger, open_scopes, permit
 from centella.op import Op
@@ -64,7 +65,8 @@ class Recorder(Values):
 
         Raises:
             ShapeError, DTypeError: from the op's rule.
-            LimitError: a result would be larger than the device allows.
+            LimitError: a result would be larger than the device allows, or an operand is larger
+                than a binding and cannot be divided.
         """
         key: Any = (op, specs)
         if attrs:
@@ -93,6 +95,8 @@ class Recorder(Values):
         copies = () if self.caps.target == "numpy" else tuple(
             i for i, s in enumerate(specs) if not op.takes(i, s)
         )  # fmt: skip
+        if not copies:
+            division(op, specs, outputs, attrs, self.caps)  # or it cannot be launched
         nbytes = sum(spec.storage_bytes for spec in outputs)
         return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from centella import plan, prepare
 from centella.counting import count_work, note_work
@@ -42,11 +42,13 @@ class Planned(Struct, eq=False):
     """A plan with its launches bound to the pipelines of one cache, as it was then.
 
     Attributes:
+        again: what the backend keeps for the next run of the launches.
         compiled: how many of the launches run a program that a driver compiled.
     """
 
     plan: plan.Plan
     launches: list[Bound]
+    again: dict[Any, Any] = field(default_factory=dict)
     compiled: int = 0
     cache: PipelineCache | None = None
     generation: int = 0
@@ -198,6 +200,7 @@ class Engine:
                 blame(error, node.op.name, node.site)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
+        planned.again = {}
         planned.compiled = sum(isinstance(b.program, Program) for b in launches)
         return planned
 
@@ -256,6 +259,8 @@ class Engine:
             work.launches = prepare.launches_of(
                 planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
             )
+            if work.launches is planned.launches:
+                work.again = planned.again
         for value, _, _ in reads:
             place = results.place_of(value)
             if place is not None and planned is not None:

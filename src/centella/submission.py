@@ -102,6 +102,7 @@ class Submission(Struct, eq=False):
         copies: done before the launches.
         prepared: what `Backend.prepare` made of the launches, if they are run again.
         timed: put time stamps around each launch, where the device can.
+        again: where a backend keeps what it finds for these launches until they come again.
     """
 
     slots: list[Buffer]
@@ -111,6 +112,7 @@ class Submission(Struct, eq=False):
     copies: list[Copy] = field(default_factory=list)
     prepared: Any = None
     timed: bool = False
+    again: dict[Any, Any] = field(default_factory=dict)
 
 
 class Clock(Struct, frozen=True):

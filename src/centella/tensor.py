@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -384,13 +382,3 @@ def fetch(*tensors: Tensor) -> Pending[list[Array]]:
         if not isinstance(tensor, Tensor):
             raise not_a_tensor("fetch", tensor)
     return read_back([t._seen for t in tensors])
-
-
-class _Module(ModuleType):
-    """This module, which `ct.tensor` is to whoever looks for torch's function."""
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("centella has no function 'tensor': ct.asarray makes a tensor")
-
-
-sys.modules[__name__].__class__ = _Module

@@ -18,7 +18,8 @@ EXTRAS = {
     "cuda": ("cuda-core", "cuda-bindings"),
 }
 LIMITS = {
-    "max_tensor_bytes": "max-storage-buffer-binding-size",
+    "max_tensor_bytes": "max-buffer-size",
+    "max_binding_bytes": "max-storage-buffer-binding-size",
     "max_workgroup": "max-compute-invocations-per-workgroup",
     "max_shared_bytes": "max-compute-workgroup-storage-size",
     "max_storage_buffers": "max-storage-buffers-per-shader-stage",

@@ -15,61 +15,96 @@ Axes = int | tuple[int, ...] | None
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis."""
+    """exp(x) over its sum along an axis.
+
+    Raises:
+        ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
+    """
     return _along("softmax", x, axis, lambda rows: apply("softmax", rows))
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Logarithm of softmax along an axis."""
+    """Logarithm of softmax along an axis; raises as `softmax` does."""
     return _along("log_softmax", x, axis, lambda rows: apply("softmax", rows, log=True))
 
 
 def layer_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Layer normalisation over the last dimension (Ba et al. 2016)."""
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016).
+
+    Args:
+        x: [..., n], of floats; weight, bias: [n], either left out by None.
+        eps: added to the variance.
+
+    Raises:
+        ShapeError: a scalar, or vectors of another length; DTypeError: no floats.
+    """
     return _norm("layer", x, {"weight": weight, "bias": bias}, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """RMS normalisation over the last dimension (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
+
+    Args and errors as those of `layer_norm`.
+    """
     return _norm("rms", x, {"weight": weight}, eps)
 
 
 def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12) -> Tensor:
-    """x / max(||x||, eps) along an axis."""
+    """x / max(||x||, eps) along an axis.
+
+    Raises:
+        ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
+    """
     return _along("l2_normalize", x, axis, lambda rows: _norm("l2", rows, {}, eps))
 
 
 def mean_pool(x: Tensor, lengths: Tensor) -> Tensor:
-    """Mean over the first `lengths[b]` positions: x [b, l, d], lengths [b] i32, result [b, d]."""
+    """Mean over the first `lengths[b]` positions: x [b, l, d], lengths [b] i32, result [b, d].
+
+    A length below 0 counts as 0, which gives zeros; one above l as l.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these.
+    """
     return apply("mean_pool", x, lengths)
 
 
 def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Sum over one axis, several, or all."""
+    """Sum over one axis, several, or all.
+
+    Floats are added in f32 and stored in their dtype; integers modulo 2^32, as i32 or u32.
+
+    Raises:
+        ShapeError: there is no such axis, or one twice; DTypeError: for bools.
+    """
     return _reduced("sum", x, axis, keepdims)
 
 
 def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Mean over one axis, several, or all."""
+    """Mean of floats over one axis, several, or all; of no elements NaN. Raises as `sum` does."""
     return _reduced("mean", x, axis, keepdims)
 
 
 def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Maximum over one axis, several, or all; NaN where any is NaN."""
+    """Maximum over one axis, several, or all; NaN where any is NaN.
+
+    Raises:
+        ShapeError: there is no such axis, one twice, or no element; DTypeError: for bools.
+    """
     return _reduced("max", x, axis, keepdims)
 
 
 def min(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Minimum over one axis, several, or all; NaN where any is NaN."""
+    """Minimum over one axis, several, or all; NaN where any is NaN. Raises as `max` does."""
     return _reduced("min", x, axis, keepdims)
 
 
 def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Index (i32) of the largest element along an axis, or of all in row-major order.
 
-    The first of equals; a NaN is larger than every number.
+    The first of equals; a NaN is larger than every number. Raises as `max` does.
     """
     return _over("argmax", x, axis, keepdims, lambda rows: apply("argmax", rows))
 

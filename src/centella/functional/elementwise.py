@@ -1,4 +1,9 @@
-"""Element by element: arithmetic, activations, conversion."""
+"""Element by element: arithmetic, activations, conversion.
+
+Operands have one dtype (or are f32 and a narrower float) and shapes that broadcast; one of two may
+be a number that fits the dtype. Anything else is a ShapeError or DTypeError that names the
+function and what came.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons and logic: results are bools."""
+"""Comparisons and logic: results are bools; operands and errors as in `elementwise`."""
 
 from __future__ import annotations
 

@@ -117,7 +117,13 @@ def interleaved_to_head_first(x: Tensor, num_heads: int, head_dim: int) -> Tenso
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """Rows of a table: ids [...] i32, table [n, d], result [..., d]."""
+    """Rows of a table: ids [...] i32, table [n, d] of floats, result [..., d].
+
+    An id outside the table, and a negative one is, gives a row of NaN.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these.
+    """
     return apply("embedding", ids, table)
 
 

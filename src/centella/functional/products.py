@@ -18,8 +18,13 @@ def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = No
     Transposes are views (`.T`) and cost nothing.
 
     Args:
+        a, b: of one float dtype; sums are f32, rounded once to that dtype.
         variant: force a kernel ("gemv", "skinny", "columns", "small", "medium", "large"), for
             tests and benchmarks.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these.
+        LimitError: when it runs, for a forced kernel that the device or the shape does not have.
     """
     return apply("matmul", a, b, **_attrs("matmul", variant, alpha=real("matmul", "alpha", alpha)))
 
@@ -43,6 +48,14 @@ def linear(
         scale: [out_features], a factor of each output: those of `ct.quantize_int8`.
         activation: relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid or tanh.
         residual: [..., out_features], added last.
+        variant: force a kernel, as for `matmul`.
+
+    Returns:
+        [..., out_features], in the dtype of x.
+
+    Raises:
+        ShapeError, DTypeError: for shapes, names or dtypes that do not fit these.
+        LimitError: as for `matmul`.
     """
     numbers = {"alpha": real("linear", "alpha", alpha)}
     attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
@@ -92,7 +105,11 @@ def _attrs(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of products of two vectors, a scalar."""
+    """Sum of products of two vectors of one length and dtype, a scalar; sums as in `sum`.
+
+    Raises:
+        ShapeError, DTypeError: for other shapes, two dtypes, or bools.
+    """
     return apply("dot", a, b)
 
 
@@ -125,6 +142,9 @@ def attention(
     Returns:
         [batch, heads, q_len, head_dim]; a view of memory in [batch, q_len, heads, head_dim]. A
         query with no key gives zeros.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these; for causal and starts.
     """
     check_tensors("attention", q, k, v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:

@@ -16,6 +16,8 @@ from centella.state import State
 from centella.tensor import Tensor
 from centella.views import reshaped
 
+MOST_THREADS = (1 << 32) - 1024  # whole groups of them have u32 ids
+
 
 class Arguments(Struct, frozen=True):
     """Tensors in the order of the declaration; scalars and constants by name."""
@@ -177,6 +179,11 @@ def group_count(kernel: Kernel, threads: int | None, groups: int | None) -> int:
         raise TraceError(f"{kernel.name}: give threads= or groups=")
     if type(given) is bool or not hasattr(given, "__index__") or given < 0:
         raise TraceError(f"{kernel.name}: expected a number of threads or groups, got {given!r}")
+    if threads is not None and given > MOST_THREADS:
+        raise LimitError(
+            f"{kernel.name}: expected at most {MOST_THREADS:,} threads, as lang.global_id() counts "
+            f"them, got {given:,}"
+        )
     count = int(given) if threads is None else -(-int(given) // kernel.workgroup)
     if count >= MAX_GROUPS:
         raise LimitError(f"{kernel.name}: expected fewer than {MAX_GROUPS:,} groups, got {count:,}")

@@ -110,12 +110,21 @@ class UserKernel:
     # -- looking ----------------------------------------------------------------------------------
 
     def ir(self, dtypes: dict[str, Any] | None = None, **constants: Any) -> KernelIR:
-        """The traced kernel; `dtypes` names the storage of arguments declared `storage`."""
+        """The traced kernel; `dtypes` names the storage of arguments declared `storage`.
+
+        Raises:
+            TraceError: for one without a dtype, or of another than declared; for names and
+                constants that the kernel does not have; where the language cannot express it.
+        """
         face = self._kernel.face
         chosen = {n: dtype_of(d) for n, d in (dtypes or {}).items()}
+        unknown = [n for n in chosen if n not in face.tensor_names]
+        unknown += [n for n in constants if n not in dict(face.constants)]
+        if unknown:
+            raise TraceError(f"{self.__name__}: unknown {unknown}")
         kinds = []
         for name, param in face.tensors:
-            kind = param.dtype or chosen.get(name)
+            kind = chosen.get(name, param.dtype)
             if kind is None:
                 raise TraceError(f"{self.__name__}: say dtypes={{{name!r}: ...}}")
             kinds.append(kind)

@@ -7,6 +7,7 @@ that they are caught.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +20,8 @@ from centella.lang.shadow import Mask
 
 THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
+ORDERS: tuple[str, ...] = get_args(Order)
+MOST_LANES = 128  # of a subgroup, on any adapter
 
 
 class Report(Struct, frozen=True):
@@ -58,8 +61,14 @@ def simulate(
         Which words were written; nothing for `check=False`.
 
     Raises:
-        SimulationError: naming the fault, the word, the thread and the source line.
+        SimulationError: naming the fault, the word, the thread and the source line; or for an
+            order or a subgroup that there is not.
     """
+    if order not in ORDERS or not 0 < subgroup <= MOST_LANES:
+        raise SimulationError(
+            f"simulate: expected order of {', '.join(ORDERS)} and 1 to {MOST_LANES} lanes, got "
+            f"{order!r} and {subgroup!r}"
+        )
     machine = Machine(ir, groups, check, order, subgroup, fused)
     step = _groups_at_once(ir)
     with np.errstate(all="ignore"):

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import fields
 
+from centella.arguments import check_tensors
 from centella.dtypes import DType, f32
 from centella.errors import ShapeError, WeightsError
 from centella.functional import attention
@@ -207,7 +208,9 @@ class BertModel(Module):
 
         Raises:
             ShapeError: for ids of another rank, or longer than the position table.
+            DTypeError: for what is no tensor, or not i32.
         """
+        check_tensors("BertModel", ids, lengths)
         longest = self.config.max_position_embeddings
         if ids.ndim != 2 or ids.shape[1] > longest:
             raise ShapeError(

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import Axes, axes, part_of
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.errors import DTypeError
 from centella.op import Lowered, Op, Out
+from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
 from centella.ops.face import face
 from centella.program import Call, Kernel, Ref
@@ -23,9 +25,10 @@ def _arange(*, y: Any) -> None:
     width = y.dtype.per_chunk
     kind = dtype_of(y.dtype.value)
     start, step = lang.parameter("start", kind), lang.parameter("step", kind)
+    origin = lang.parameter("origin", u32)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         first = lang.global_id() * width
-        places = [lang.cast(first + j, kind) for j in range(width)]
+        places = [lang.cast(origin + (first + j), kind) for j in range(width)]
         y.store(first, [start + place * step for place in places])
 
 
@@ -47,7 +50,8 @@ def reference(start: Any, step: Any, size: int, dtype: str) -> Any:
     """The NumPy formula; floats as f32, which the device counts in."""
     kind = dtype_of(dtype)
     if kind.is_float:
-        return np.float32(start) + np.arange(size, dtype=np.float32) * np.float32(step)
+        first, by = np.float32(as_f32(start)), np.float32(as_f32(step))
+        return first + np.arange(size, dtype=np.float32) * by
     return (start + np.arange(size, dtype=np.int64) * step).astype(kind.numpy)
 
 
@@ -58,16 +62,22 @@ def lower(
     y = outputs[0]
     threads = -(-y.shape[0] // y.dtype.per_chunk)
     start, step = (_number(attrs[n], y.dtype) for n in ("start", "step"))
-    scalars = (("threads", threads), ("start", start), ("step", step))
+    first = part_of(attrs, "i", y.shape[0]).first
+    scalars = (("threads", threads), ("start", start), ("step", step), ("origin", first))
     return Lowered((Call(kernel, (Ref(0, y),), scalars, (), -(-threads // WORKGROUP)),))
 
 
 def _number(value: int | float, dtype: DType) -> int | float:
     """As the kernel adds it: a negative step of an unsigned dtype wraps."""
     if dtype_of(dtype.value) is f32:
-        return float(np.float32(value))
+        return as_f32(value)
     whole = int(value) & 0xFFFFFFFF
     return whole - (1 << 32) if dtype_of(dtype.value) is i32 and whole >= 1 << 31 else whole
 
 
-ARANGE = Op("arange", rule, reference, lower, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Elements, which count from where a part begins."""
+    return axes([], ["i"], told="i")
+
+
+ARANGE = Op("arange", rule, reference, lower, axes=axes_of, doc=__doc__ or "")

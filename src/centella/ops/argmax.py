@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import LETTERS, WHOLE, Axes, axes
 from centella.dtypes import i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -129,4 +130,10 @@ def lower(
     return Lowered((first, second), (found, found))
 
 
-ARGMAX = Op("argmax", rule, reference, lower, takes_rows, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Rows."""
+    rows = LETTERS[: len(outputs[0].shape)]
+    return axes([rows + WHOLE], [rows])
+
+
+ARGMAX = Op("argmax", rule, reference, lower, takes_rows, axes=axes_of, doc=__doc__ or "")

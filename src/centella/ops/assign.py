@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from centella.axes import broadcasting
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel
@@ -46,5 +47,5 @@ def lower(
     return Lowered((replace(call, tensors=refs, face=form),))
 
 
-ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), overwrites=(0,),
+ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), overwrites=(0,), axes=broadcasting,
             doc=__doc__ or "")  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import Axes, axes
 from centella.dtypes import i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -164,7 +165,12 @@ def step_lower(
     return Lowered((Call(step_kernel, refs, scalars, (), -(-count // 64), face=form),))
 
 
+def write_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Sequences and heads."""
+    return axes(["bh.."] * 4 + ["b"], ["bh.."] * 2)
+
+
 WRITE = Op("cache_write", write_rule, write_reference, write_lower, takes_unit_rows,
-           mutates=(0, 1), doc="rows of k and v into a KV cache")  # fmt: skip
+           mutates=(0, 1), axes=write_axes, doc="rows of k and v into a KV cache")  # fmt: skip
 STEP = Op("cache_step", step_rule, step_reference, step_lower, mutates=(0,),
           doc="the positions of a KV cache's next step")  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import LETTERS, Along, Axes, dims
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -104,4 +105,15 @@ def lower(
     return Lowered((call,))
 
 
-CONCAT = Op("concat", rule, reference, lower, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Every axis; along the one that joins them, each operand from where it begins."""
+    letters, axis = dims(LETTERS[: len(outputs[0].shape)]), attrs["axis"]
+    joined, start = [], 0
+    for spec in inputs:
+        own = Along(LETTERS[axis], start=start)
+        joined.append((*letters[:axis], own, *letters[axis + 1 :]))
+        start += spec.shape[axis]
+    return Axes(tuple(joined), (letters,))
+
+
+CONCAT = Op("concat", rule, reference, lower, axes=axes_of, doc=__doc__ or "")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import Axes, axes
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -157,4 +158,9 @@ def lower(
     return after_copies(copies, (*places, *range(2, len(inputs) + 1)), lowered)
 
 
-CONV1D = Op("conv1d", rule, reference, lower, takes, ALONG_K, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Sequences and output channels."""
+    return axes(["b..", "o..", *("o" for _ in inputs[2:])], ["b.o"])
+
+
+CONV1D = Op("conv1d", rule, reference, lower, takes, ALONG_K, axes=axes_of, doc=__doc__ or "")

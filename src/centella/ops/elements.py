@@ -186,15 +186,18 @@ def number_type(dtype: DType) -> str:
     return {"float": f32, "int": i32, "uint": u32, "bool": bool_}[dtype.kind].name
 
 
+def as_f32(value: int | float) -> float:
+    """A number as f32 holds it: beyond its range infinite."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
 def split_numbers(
     attrs: dict[str, Any], dtype: DType
 ) -> tuple[tuple[Number, ...], tuple[tuple[str, Any], ...]]:
     """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
     type_ = number_type(dtype)
     given = sorted((n, v) for n, v in attrs.items() if isinstance(v, NUMBERS))
-    with np.errstate(over="ignore"):
-        numbers = [
-            Number(n, type_, float(np.float32(v)) if dtype.is_float else int(v)) for n, v in given
-        ]
+    numbers = [Number(n, type_, as_f32(v) if dtype.is_float else int(v)) for n, v in given]
     rest = {n: v for n, v in attrs.items() if not isinstance(v, NUMBERS)}
     return tuple(numbers), tuple(sorted(rest.items()))

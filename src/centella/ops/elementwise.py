@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from centella.axes import broadcasting
 from centella.dtypes import DType, bool_
 from centella.errors import DTypeError
 from centella.op import Lowered, Op, Out
@@ -169,16 +170,22 @@ def check_numbers(op: str, attrs: dict[str, Any], dtype: DType) -> None:
     """Numbers among the attributes must be values of the dtype.
 
     Raises:
-        DTypeError: for a fraction, or a number out of range, where the dtype is an integer.
+        DTypeError: for a fraction, or a number out of range, where the dtype is an integer; for an
+            integer that no float holds.
     """
+    for value in attrs.values():
+        if isinstance(value, NUMBERS) and not _fits(value, dtype):
+            bits = value.bit_length() if isinstance(value, int) else 0
+            got = f"one of {bits} bits" if bits > 64 else value
+            raise DTypeError(f"{op}: expected a number that fits {dtype.name}, got {got}")
+
+
+def _fits(value: int | float, dtype: DType) -> bool:
     if dtype.is_float:
-        return
+        return isinstance(value, float) or abs(value) < 1 << 1023
     info = np.iinfo(dtype.numpy) if dtype is not bool_ else None
     low, high = (info.min, info.max) if info is not None else (0, 1)
-    for value in attrs.values():
-        whole = isinstance(value, int)
-        if isinstance(value, NUMBERS) and not (whole and low <= value <= high):
-            raise DTypeError(f"{op}: expected a number that fits {dtype.name}, got {value}")
+    return isinstance(value, int) and low <= value <= high
 
 
 def _arguments(
@@ -223,6 +230,7 @@ def _declare(expression: Expression) -> Op:
         _reference(expression),
         _lower(expression, kernel),
         element=compute,
+        axes=broadcasting,
         doc=expression.doc,
     )
 

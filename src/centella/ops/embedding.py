@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import LETTERS, WHOLE, Axes, axes, part_of
 from centella.dtypes import i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -21,23 +22,27 @@ WORKGROUP = 256
 NAN = float("nan")
 
 
-def _embedding(*, chunk: bool, ids: Any, table: Any, y: Any) -> None:
-    """A thread a chunk (or word) of the output."""
+def _embedding(*, chunk: bool, keep: bool, ids: Any, table: Any, y: Any) -> None:
+    """A thread a chunk (or word) of the output.
+
+    `keep`: a row whose id is not in this part of the table stays as it is.
+    """
     columns, per_row = lang.parameter("columns", u32), lang.parameter("per_row", u32)
     width = width_of(y, chunk)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         row, column = place_of(width)
         outer = row // per_row
-        index = lang.bitcast(ids[outer, row - outer * per_row], u32)
+        index = lang.bitcast(ids[outer, row - outer * per_row], u32) - lang.parameter("first", u32)
         inside = index < lang.parameter("height", u32)
         values = load(table, lang.select(inside, index, 0), column, columns, width, chunk)
-        y.store(row, column, [lang.select(inside, v, NAN) for v in values])
+        if keep:
+            with lang.if_(inside):
+                y.store(row, column, values)
+        else:
+            y.store(row, column, [lang.select(inside, v, NAN) for v in values])
 
 
-embedding_rows: Kernel = Kernel(
-    _embedding, workgroup=WORKGROUP, name="embedding_rows",
-    face=face({"ids": 2, "table": 2}, {"y": 2}),
-)  # fmt: skip
+embedding_rows: Kernel = Kernel(_embedding, workgroup=WORKGROUP, name="embedding_rows")
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -69,17 +74,26 @@ def lower(
     chunk = chunked(table, y)
     rows, columns = math.prod(outputs[0].shape[:-1]), outputs[0].shape[-1]
     items = -(-columns // width_of(y, chunk))
+    first = part_of(attrs, "r", table.shape[0]).first
+    reads, result = {"ids": 2, "table": 2}, {"y": 2}
     call = Call(
         embedding_rows,
         (Ref(0, ids), Ref(1, table), Ref(2, y)),
         (
             ("threads", rows * items), ("items", items), ("columns", columns),
-            ("height", table.shape[0]), ("per_row", ids.shape[1]),
+            ("height", table.shape[0]), ("per_row", ids.shape[1]), ("first", first),
         ),
-        (("chunk", chunk),),
+        (("chunk", chunk), ("keep", first > 0)),
         -(-rows * items // WORKGROUP),
+        face=face(reads, {}, result) if first else face(reads, result),
     )  # fmt: skip
     return Lowered((call,))
 
 
-EMBEDDING = Op("embedding", rule, reference, lower, takes_rows, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Ids; and the rows of the table, among which they choose."""
+    ids = LETTERS[: len(inputs[0].shape)]
+    return axes([ids, "r."], [ids + WHOLE], chosen="r")
+
+
+EMBEDDING = Op("embedding", rule, reference, lower, takes_rows, axes=axes_of, doc=__doc__ or "")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from centella.axes import broadcasting
 from centella.dtypes import dtype_of
 from centella.errors import ShapeError
 from centella.op import Lowered, Op, Out
@@ -41,4 +42,4 @@ def lower(
     return Lowered((element_call(kernel, (), outputs[0], numbers),))
 
 
-FILL = Op("fill", rule, reference, lower, doc=__doc__ or "")
+FILL = Op("fill", rule, reference, lower, axes=broadcasting, doc=__doc__ or "")

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from centella.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
+from centella.axes import along_rows as by_rows
 from centella.dtypes import DType, dtype_of, f32, narrow, widen
 from centella.op import Lowered, Op, Out, get
 from centella.ops import norm, reduce
@@ -103,4 +105,19 @@ def lower(
     return Lowered((element_call(kernel, inputs, outputs[0], chain.numbers, steps),))
 
 
-FUSED = Op("fused", rule, reference, lower, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Elements; with a norm or a reduction, rows: of a reduction before and after it."""
+    op = along_rows(attrs["steps"])
+    if op is None:
+        return broadcasting(inputs, outputs, attrs)
+    if op == "norm":
+        return by_rows(inputs, outputs, attrs)
+    chain = chain_of(inputs, attrs, 1)
+    before = chain.reads(*chain.steps[chain.at].operands)
+    rows = LETTERS[: len(outputs[0].shape)]
+    return axes(
+        [spread(s.shape, rows + WHOLE * (k in before)) for k, s in enumerate(inputs)], [rows]
+    )
+
+
+FUSED = Op("fused", rule, reference, lower, axes=axes_of, doc=__doc__ or "")

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella import lang
+from centella.axes import LETTERS, Axes, axes, part_of
 from centella.dtypes import bool_, i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -32,12 +33,12 @@ WORKGROUP = 256
 
 
 def _pick(
-    *, rank: int, chunk: bool, along: bool, x: Any, indices: Any, y: Any, **base: Any
+    *, rank: int, chunk: bool, along: bool, keep: bool, x: Any, indices: Any, y: Any, **base: Any
 ) -> None:
     """A thread a chunk (or word) of the output.
 
     `along`: the last dimension is one of the indices; else a thread has one index. Where it is
-    outside, the element is that of `base`, if there is one.
+    outside, the element is that of `base`, if there is one, or with `keep` stays as it is.
     """
     width = width_of(y, chunk)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
@@ -52,7 +53,9 @@ def _pick(
         places = [at["x"] + place for place, _ in found]
         values = _elements(x, "x", places, lanes, chunk)
         rest = [False if y.dtype is bool_ else math.nan if y.dtype.is_float else 0] * width
-        if base:
+        if keep:
+            rest = _elements(y, "y", [at["y"]] * width, lanes, chunk)
+        elif base:
             rest = _elements(base["base"], "base", [at["base"]] * width, lanes, chunk)
         pairs = zip(found, values, rest, strict=True)
         y.store(at["y"] + column, [lang.select(inside, v, r) for (_, inside), v, r in pairs])
@@ -71,7 +74,7 @@ def _step(name: str, lane: Any) -> Any:
 
 def _row(indices: Any, at: Any) -> tuple[Any, Any]:
     """Where the row of an index begins, and whether there is one."""
-    index = lang.bitcast(indices[at], u32)
+    index = lang.bitcast(indices[at], u32) - lang.parameter("first", u32)
     inside = index < lang.parameter("height", u32)
     return lang.select(inside, index, 0) * lang.parameter("pitch", u32), inside
 
@@ -79,10 +82,11 @@ def _row(indices: Any, at: Any) -> tuple[Any, Any]:
 def _last_index(*, indices: Any, found: Any) -> None:
     """A thread a row: the last place of its number among the indices, or -1."""
     row = lang.global_id()
+    number = row + lang.parameter("first", u32)
     with lang.if_(row < lang.parameter("rows", u32)):
         place = lang.var(-1, i32)
         for j in lang.range(lang.parameter("count", u32)):
-            same = lang.bitcast(indices[j], u32) == row
+            same = lang.bitcast(indices[j], u32) == number
             place.set(lang.select(same, lang.bitcast(j, i32), place))
         found[row] = place
 
@@ -157,7 +161,7 @@ def gather_lower(
         (*(0 for _ in outer), *indices.strides, *(0 for _ in inner)),
         y.strides,
     )
-    row = (x.shape[axis], x.strides[axis])
+    row = (x.shape[axis], x.strides[axis], part_of(attrs, "r", x.shape[axis]).first)
     tensors = (Ref(0, x), Ref(1, indices), Ref(2, y))
     return Lowered((_call(tensors, y.shape, strides, row),))
 
@@ -171,24 +175,29 @@ def scatter_lower(
         (call,) = OPS["copy"].lower((x,), (y,), {}, caps).calls
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
     found = make_spec(x.shape[:1], i32, caps.row_alignment)
-    scalars = (("rows", x.shape[0]), ("count", indices.size))
+    origin = part_of(attrs, "r", x.shape[0]).first
+    scalars = (("rows", x.shape[0]), ("count", indices.size), ("first", origin))
     first = Call(last_index, (Ref(1, indices), Ref(4, found)), scalars, (),
                  -(-x.shape[0] // WORKGROUP))  # fmt: skip
     inner = x.strides[1:]
     strides = ((0, *values.strides[1:]), (1, *(0 for _ in inner)), y.strides, x.strides)
     tensors = (Ref(2, values), Ref(4, found), Ref(3, y), Ref(0, x))
-    row = (values.shape[0], values.strides[0])
+    row = (values.shape[0], values.strides[0], part_of(attrs, "j", values.shape[0]).first)
     return Lowered((first, _call(tensors, y.shape, strides, row)), (found,))
 
 
 def _call(
-    tensors: tuple[Ref, ...], shape: Shape, strides: tuple[Shape, ...], row: tuple[int, int]
+    tensors: tuple[Ref, ...], shape: Shape, strides: tuple[Shape, ...], row: tuple[int, int, int]
 ) -> Call:
     """The launch of `pick`: tensors x, indices, y and base, with their strides over y's shape.
 
     Args:
-        row: rows of x that an index chooses from, and elements between them.
+        row: rows of x that an index chooses from, elements between them, and the number of the
+            first; where that is not 0, what other rows give is there already.
     """
+    keep = row[2] > 0
+    if keep:
+        tensors, strides = tensors[:3], strides[:3]
     sizes, steps = merge(shape, strides)
     y = tensors[2].spec
     if steps[2][-1] > 1:  # rows of one element and a pitch: each element is a row
@@ -204,19 +213,39 @@ def _call(
     names = ("x", "i", "y", "base")[: len(tensors)]
     scalars = {
         "items": items, "threads": threads, "columns": sizes[-1], "height": row[0],
-        "pitch": row[1], **{f"n{axis}": n for axis, n in enumerate(sizes)},
+        "pitch": row[1], "first": row[2], **{f"n{axis}": n for axis, n in enumerate(sizes)},
     }  # fmt: skip
     for name, step in zip(names, steps, strict=True):
         scalars[f"{name}_step"] = step[-1]
         scalars.update({f"{name}{axis}": s for axis, s in enumerate(step[:-1])})
-    form = face(dict.fromkeys(("x", "indices", *names[3:]), 1), {"y": 1})
+    reads, result = dict.fromkeys(("x", "indices", *names[3:]), 1), {"y": 1}
+    form = face(reads, {}, result) if keep else face(reads, result)
     x, indices, out, *base = tensors
     ordered = (*(Ref(r.index, flat(r.spec)) for r in (x, indices, *base)), out)
-    constants = (("along", steps[1][-1] != 0), ("chunk", chunk), ("rank", len(sizes)))
+    constants = (
+        ("along", steps[1][-1] != 0), ("chunk", chunk), ("keep", keep), ("rank", len(sizes)),
+    )  # fmt: skip
     return Call(
         pick, ordered, tuple(scalars.items()), constants, -(-threads // WORKGROUP), face=form
     )
 
 
-GATHER = Op("gather", gather_rule, gather_reference, gather_lower, doc="rows by their index")
-SCATTER = Op("scatter", scatter_rule, scatter_reference, scatter_lower, doc="rows replaced")
+def gather_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """All but the rows of x, among which the indices choose."""
+    letters, axis = LETTERS[: len(outputs[0].shape)], attrs["axis"]
+    end = axis + len(inputs[1].shape)
+    return axes([f"{letters[:axis]}r{letters[end:]}", letters[axis:end]], [letters], chosen="r")
+
+
+def scatter_axes(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> Axes:
+    """Rows of x, which have numbers, and their elements; each may be any row of values."""
+    inner = LETTERS[: len(outputs[0].shape) - 1]
+    return axes(["r" + inner, ".", "j" + inner], ["r" + inner], told="r", chosen="j")
+
+
+GATHER = Op("gather", gather_rule, gather_reference, gather_lower, axes=gather_axes,
+            doc="rows by their index")  # fmt: skip
+SCATTER = Op("scatter", scatter_rule, scatter_reference, scatter_lower, axes=scatter_axes,
+             doc="rows replaced")  # fmt: skip

@@ -7,11 +7,13 @@ reshape: y[k] = x[k], k the row-major index of an element in either shape.
 from __future__ import annotations
 
 import math
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
 
 from centella import lang
+from centella.axes import LETTERS, Axes, Part, axes, broadcasting, part_of
 from centella.dtypes import DType, dtype_of, to_integers, u32
 from centella.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, index_of, offset_of
@@ -19,7 +21,7 @@ from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
 from centella.program import Call, Kernel, Ref
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Spec, dense_strides
 
 WORKGROUP = 256
 
@@ -62,22 +64,42 @@ def cast_lower(
     return Lowered((element_call(cast_kernel, inputs, outputs[0], attrs=rest),))
 
 
-def _reshape(*, rank_in: int, rank_out: int, x: Any, y: Any) -> None:
-    """A thread a word of the output."""
+def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Any, y: Any) -> None:
+    """A thread a word of the output.
+
+    `parts`: x and y are parts of what is reshaped; elements that are not in x stay as they are.
+    """
     width = y.dtype.per_word
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         row, column = place_of(width)
         columns = lang.parameter("columns", u32)
+        index = index_of(row, "n", rank_out - 1)
+        first = row * columns
+        if parts:
+            first = lang.parameter("origin", u32) + offset_of(index, "w")
+        place = offset_of(index, "s")
         values = []
         for lane in range(width):
-            linear = row * columns + lang.minimum(column + lane, columns - 1)
-            values.append(x[offset_of(index_of(linear, "m", rank_in), "t")])
-        y.store(offset_of(index_of(row, "n", rank_out - 1), "s") + column, values)
+            at = lang.minimum(column + lane, columns - 1)
+            source = index_of(first + at, "m", rank_in)
+            if not parts:
+                values.append(x[offset_of(source, "t")])
+                continue
+            moved, inside = _within(source)
+            values.append(lang.select(inside, x[offset_of(moved, "t")], y[place + at]))
+        y.store(place + column, values)
 
 
-reshape_kernel: Kernel = Kernel(
-    _reshape, workgroup=WORKGROUP, name="reshape", face=face({"x": 1}, {"y": 1})
-)
+def _within(index: list[Any]) -> tuple[list[Any], Any]:
+    """An index counted from where a part begins, and whether the part has it; else its first."""
+    moved = [i - lang.parameter(f"f{axis}", u32) for axis, i in enumerate(index)]
+    inside = lang.const(0, u32) == 0
+    for axis, i in enumerate(moved):
+        inside = inside & (i < lang.parameter(f"c{axis}", u32))
+    return [lang.select(inside, i, 0) for i in moved], inside
+
+
+reshape_kernel: Kernel = Kernel(_reshape, workgroup=WORKGROUP, name="reshape")
 
 
 def reshape_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -88,7 +110,7 @@ def reshape_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, .
 def reshape_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch."""
+    """One launch; none where this part of x has nothing of this part of y."""
     x, y = inputs[0], outputs[0]
     columns = y.shape[-1] if y.shape else 1
     items = -(-columns // y.dtype.per_word)
@@ -98,22 +120,54 @@ def reshape_lower(
     values.update({f"s{i}": s for i, s in enumerate(y.strides)})
     values.update({f"m{i}": n for i, n in enumerate(x.shape)})
     values.update({f"t{i}": s for i, s in enumerate(x.strides)})
+    parts = "parts" in attrs
+    if parts:
+        source, target = (
+            [part_of(attrs, c, n) for c, n in zip(letters, spec.shape, strict=False)]
+            for letters, spec in ((ascii_lowercase, x), (LETTERS, y))
+        )
+        (low, high), (origin, end) = _reach(source), _reach(target)
+        if high <= origin or end <= low:
+            return Lowered(())
+        values["origin"] = origin
+        values.update({f"m{i}": p.whole for i, p in enumerate(source)})
+        values.update({f"f{i}": p.first for i, p in enumerate(source)})
+        values.update({f"c{i}": p.extent for i, p in enumerate(source)})
+        steps = dense_strides(tuple(p.whole for p in target))
+        values.update({f"w{i}": s for i, s in enumerate(steps)})
     call = Call(
         reshape_kernel,
         (Ref(0, flat(x)), Ref(1, y)),
         tuple(values.items()),
-        (("rank_in", len(x.shape)), ("rank_out", max(len(y.shape), 1))),
+        (("parts", parts), ("rank_in", len(x.shape)), ("rank_out", max(len(y.shape), 1))),
         -(-threads // WORKGROUP),
+        face=face({"x": 1}, {}, {"y": 1}) if parts else face({"x": 1}, {"y": 1}),
     )
     return Lowered((call,))
 
 
-CAST = Op("cast", cast_rule, cast_reference, cast_lower, element=_cast_value,
+def _reach(parts: list[Part]) -> tuple[int, int]:
+    """The row-major places, in the whole, from a part's first element to one past its last."""
+    steps = dense_strides(tuple(p.whole for p in parts))
+    first = sum(p.first * s for p, s in zip(parts, steps, strict=True))
+    return first, 1 + sum((p.first + p.extent - 1) * s for p, s in zip(parts, steps, strict=True))
+
+
+def reshape_axes(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> Axes:
+    """Every axis: what a part of y needs may be in any part of x."""
+    x, y = ascii_lowercase[: len(inputs[0].shape)], LETTERS[: len(outputs[0].shape)]
+    return axes([x], [y], told=y, chosen=x)
+
+
+CAST = Op("cast", cast_rule, cast_reference, cast_lower, element=_cast_value, axes=broadcasting,
           doc="x in another dtype")  # fmt: skip
 RESHAPE = Op(
     "reshape",
     reshape_rule,
     lambda x, shape: x.reshape(shape),
     reshape_lower,
+    axes=reshape_axes,
     doc="x in another shape, moved",
 )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import along_rows
 from centella.dtypes import dtype_of, f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -183,4 +184,4 @@ def stores(sources: tuple[Spec, ...], made: Spec, out: Spec) -> bool:
     return chunk and out.aligned and width % out.dtype.per_word == 0 == made.shape[-1] % width
 
 
-NORM = Op("norm", rule, reference, lower, takes_rows, doc=__doc__ or "")
+NORM = Op("norm", rule, reference, lower, takes_rows, axes=along_rows, doc=__doc__ or "")

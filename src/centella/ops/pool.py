@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import Axes, axes
 from centella.dtypes import f32, i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -85,4 +86,9 @@ def lower(
     return Lowered((call,))
 
 
-MEAN_POOL = Op("mean_pool", rule, reference, lower, takes_rows, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Sequences."""
+    return axes(["b..", "b"], ["b."])
+
+
+MEAN_POOL = Op("mean_pool", rule, reference, lower, takes_rows, axes=axes_of, doc=__doc__ or "")

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella import lang
+from centella.axes import LETTERS, Axes, Fold, axes
 from centella.dtypes import DType, dtype_of, f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -251,6 +252,21 @@ def dot_lower(
     return lower_chain(single("dot", {}, (), (*inputs, outputs[0])), outputs[0])
 
 
-REDUCE = Op("reduce", rule, reference, lower, takes_rows, doc="sum, mean, max, min over the end")
-DOT = Op("dot", dot_rule, dot_reference, dot_lower, takes_rows,
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Rows; what parts of a row give is reduced once more."""
+    rows, columns = LETTERS[: len(outputs[0].shape)], inputs[0].shape[-1]
+    fold = Fold("k", {"max": "maximum", "min": "minimum"}.get(attrs["op"], "add"))
+    if attrs["op"] == "mean":
+        fold = Fold("k", attrs=(("op", "sum"),), factor=1.0 / max(columns, 1))
+    return axes([f"{rows}k"], [rows], fold=fold)
+
+
+def dot_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """The one dimension, summed."""
+    return axes(["k", "k"], [""], fold=Fold("k"))
+
+
+REDUCE = Op("reduce", rule, reference, lower, takes_rows, axes=axes_of,
+            doc="sum, mean, max, min over the end")  # fmt: skip
+DOT = Op("dot", dot_rule, dot_reference, dot_lower, takes_rows, axes=dot_axes,
          doc="sum of products")  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import WHOLE, Axes, axes
 from centella.dtypes import f32, i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -213,4 +214,10 @@ def lower(
     return Lowered((call,))
 
 
-ROPE = Op("rope", rule, reference, lower, takes, doc=__doc__ or "")
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Sequences and heads."""
+    positions = ("b" + WHOLE * (len(s.shape) - 1) for s in inputs[3:])
+    return axes(["bh..", "..", "..", *positions], ["bh.."])
+
+
+ROPE = Op("rope", rule, reference, lower, takes, axes=axes_of, doc=__doc__ or "")

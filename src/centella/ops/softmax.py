@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
+from centella.axes import along_rows
 from centella.dtypes import f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -92,4 +93,4 @@ def lower(
     return Lowered((call,))
 
 
-SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, doc=__doc__ or "")
+SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, axes=along_rows, doc=__doc__ or "")

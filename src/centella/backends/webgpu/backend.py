@@ -36,7 +36,9 @@ STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsag
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 BIND_GROUPS = 8192
+MOST = 1 << 40  # bytes of a buffer, where a driver names no limit
 Windows = tuple[Window | None, ...]
+BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
 
 
 class WebGpuBackend:
@@ -65,7 +67,7 @@ class WebGpuBackend:
             max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
             max_binding=limits["max-storage-buffer-binding-size"] // 16 * 16,
             binding_alignment=limits["min-storage-buffer-offset-alignment"],
-            max_buffer=limits["max-buffer-size"] // 16 * 16,
+            max_buffer=min(limits["max-buffer-size"], MOST) // 16 * 16,
             max_workgroup=min(
                 limits["max-compute-invocations-per-workgroup"],
                 limits["max-compute-workgroup-size-x"],
@@ -78,6 +80,7 @@ class WebGpuBackend:
         self._queue = self.native.queue
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
         self._groups: dict[tuple[Any, ...], Any] = {}
+        self._epoch = 0  # how often groups were forgotten because they bind what is gone
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
         self._offsets = Offsets(0)
@@ -135,6 +138,7 @@ class WebGpuBackend:
         with self.lock:
             for key in [k for k in self._groups if id(native) in k]:
                 del self._groups[key]
+            self._epoch += 1
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions."""
@@ -154,7 +158,12 @@ class WebGpuBackend:
         self._staging.setdefault(staging.size, []).append(staging)
 
     def _take_staging(self, nbytes: int) -> Any:
-        size = 1 << max(8, (nbytes - 1).bit_length())
+        if nbytes > self.caps.max_buffer:
+            raise LimitError(
+                f"read-backs of {nbytes:,} bytes at once; {self.name} allows "
+                f"{self.caps.max_buffer:,}: fetch fewer at a time"
+            )
+        size = min(1 << max(8, (nbytes - 1).bit_length()), self.caps.max_buffer)
         free = self._staging.get(size)
         if free:
             return free.pop()
@@ -164,6 +173,7 @@ class WebGpuBackend:
         slots = max(launches, 2 * len(self._offsets.at))
         self._params, self._offsets = self._new_buffer(slots * SLOT, PARAMS), Offsets(slots)
         self._groups.clear()  # they bind the one before
+        self._epoch += 1
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -286,21 +296,31 @@ class WebGpuBackend:
             self._grow_params(len(launches))
         self._write_params(self._params, launches)
         natives = [buffer.native for buffer in work.slots]
-        id_of = list(map(id, natives)).__getitem__
+        ids = (self._epoch, *map(id, natives))
+        known = work.again.get(ids)
+        if known is None:
+            if len(work.again) >= BUFFER_SETS:
+                work.again.clear()
+            groups = self._found_groups(launches, natives)
+            known = groups, self._dispatches(launches, groups, self._offsets)
+            work.again[ids] = known
+        found: list[Dispatch] = known[1]
+        return found
+
+    def _found_groups(self, launches: list[Bound], natives: list[Any]) -> list[Any]:
+        """The bind groups of launches, as they were made before for the same buffers."""
         if len(self._groups) > BIND_GROUPS:
             self._groups.clear()
         groups: list[Any] = []
         for bound in launches:
-            layout = bound.pipeline[1]
-            identity = (id(layout), *map(id_of, bound.slots), bound.windows)
+            layout, operands = bound.pipeline[1], [natives[s] for s in bound.slots]
+            identity = (id(layout), *map(id, operands), bound.windows)
             group = self._groups.get(identity)
             if group is None:
-                group = self._new_group(
-                    layout, [natives[s] for s in bound.slots], bound.windows, self._params
-                )
+                group = self._new_group(layout, operands, bound.windows, self._params)
                 self._groups[identity] = group
             groups.append(group)
-        return self._dispatches(launches, groups, self._offsets)
+        return groups
 
     def _write_params(self, params: Any, launches: list[Bound]) -> None:
         """The parameters of launches, a slot each."""

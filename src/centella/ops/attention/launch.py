@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from centella.axes import part_of
 from centella.specs import Spec
 
 
@@ -14,6 +15,8 @@ def extents(inputs: tuple[Spec, ...], attrs: dict[str, Any]) -> dict[str, int | 
     found: dict[str, int | float] = {
         "scale": attrs["scale"], "heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk,
     }  # fmt: skip
+    part = part_of(attrs, "q", lq)
+    found["start"] = part.first + (lk - part.whole if attrs["causal"] else 0)
     for name, spec in zip("qkv", inputs, strict=False):
         found.update({f"{name}{axis}": s for axis, s in zip("bhl", spec.strides, strict=False)})
     for name, spec in zip(attrs["masks"], more, strict=True):

@@ -14,7 +14,8 @@ LOWEST = -3.0e38
 def reach(masks: dict[str, Any], causal: bool, b: Any, lq: Any, lk: Any) -> tuple[Any, Any]:
     """How many keys any query of sequence `b` may see, and where query 0 stands; both uniform.
 
-    Query i sees keys up to its position, that of query 0 plus i; None where it sees all.
+    Query i sees keys up to its position, that of query 0 plus i; None where it sees all. The
+    parameter `start` is that position where it follows from shapes, else what is added to `starts`.
     """
     count, start = lk, None
     if "lengths" in masks:
@@ -22,10 +23,10 @@ def reach(masks: dict[str, Any], causal: bool, b: Any, lq: Any, lk: Any) -> tupl
         count = lang.workgroup_uniform(lang.minimum(given, lk))
     if "starts" in masks:
         given = lang.minimum(masks["starts"][b], lang.bitcast(lk, i32))
-        start = lang.workgroup_uniform(given)
+        start = lang.workgroup_uniform(given) + lang.parameter("start", i32)
         count = lang.minimum(count, upto(start, lq))
     elif causal:
-        start = lang.bitcast(lk, i32) - lang.bitcast(lq, i32)
+        start = lang.parameter("start", i32)
     return count, start
 
 

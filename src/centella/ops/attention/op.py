@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -141,5 +142,17 @@ def lower(
     return LOWER[variant](inputs, outputs[0], attrs)
 
 
-ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER),
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Sequences, queries, and the heads of keys with the heads of queries that share each."""
+    heads, kv_heads = inputs[0].shape[1], inputs[1].shape[1]
+    b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", heads // kv_heads)
+    made: list[Dims] = [(b, shared, q, None), (b, h, None, None), (b, h, None, None)]
+    for spec in inputs[3:]:  # of rank 1 and 2 a row a sequence; of rank 4, broadcast
+        own = (b, shared, q) if len(spec.shape) == 4 else (b,)
+        kept = (a if n > 1 else None for a, n in zip(own, spec.shape, strict=False))
+        made.append((*kept, *(None for _ in spec.shape[len(own) :])))
+    return Axes(tuple(made), ((b, q, shared, None),), told="q")
+
+
+ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER), axes=axes_of,
                doc="scaled dot-product attention")  # fmt: skip

@@ -185,7 +185,7 @@ def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any]) -> Lo
     constants = (
         ("causal", attrs["causal"]),
         ("dim", dim),
-        ("keys", 16 if dim <= 128 else 8),
+        ("keys", 16 if dim <= 128 else 8 if dim <= 384 else 4),  # what fits 16 KB
         ("part", part),
         ("queries", queries),
         ("vector", all(s.aligned for s in inputs[:3])),
