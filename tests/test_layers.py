@@ -94,6 +94,7 @@ LATE: dict[tuple[str, str], str] = {
     ("embed", "text"): "as models",
     ("load", "pathlib"): "brings urllib: as models",
     ("embed", "pathlib"): "brings urllib: as models",
+    ("device", "concurrent"): "the hooks of a fork have an order, and only an open device has some",
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
     ("cli", ANY): "--help answers at once; a subcommand loads what it calls",

@@ -162,6 +162,13 @@ class CudaBackend(CudaMemory):
             "max_shared": self.caps.max_shared,
         }
 
+    def before_fork(self) -> None:
+        """Nothing to do."""
+
+    def after_fork(self, *, child: bool) -> bool:
+        """A child has no driver: none survives a fork."""
+        return not child
+
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""
         pinned = (*self._idle_pinned, *(p for free in self._pinned.values() for p in free))
