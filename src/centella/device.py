@@ -46,7 +46,9 @@ class Device(Recorder):
 
     def native_of(self, value: Value) -> Any:
         """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
-        return self.backend.shown(self.materialise(value))
+        buffer = self.materialise(value)
+        with self.border:
+            return self.backend.shown(buffer)
 
     def lend(self, value: Value, stream: Any) -> tuple[int, Any]:
         """The address of a value for a library that works on a stream, and what that holds.
@@ -55,7 +57,9 @@ class Device(Recorder):
             BufferError: there is no such stream.
             ContractError: it waits for a batch that has not been executed.
         """
-        return self.backend.lend(self.materialise(value), stream)
+        buffer = self.materialise(value)
+        with self.border:
+            return self.backend.lend(buffer, stream)
 
     def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A function captured for arguments like these, to be replayed: see `ct.jit`.

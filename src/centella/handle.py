@@ -60,15 +60,17 @@ class Handle(Described):
             where = [open_device(device)]
         else:
             where = [open_device("cpu")] if isinstance(native, np.ndarray) else devices()
-        refusals: list[str] = []
+        refusals: list[DeviceError] = []
         for one in where:
             try:
                 value = one.import_buffer(native, extents, kind, offset)
             except DeviceError as error:
-                refusals.append(str(error))
+                refusals.append(error)
             else:
                 return cls(value, value.spec)
-        raise DeviceError("; ".join(refusals) or "from_buffer: no device is open")
+        if len(refusals) == 1:
+            raise refusals[0]
+        raise DeviceError("; ".join(map(str, refusals)) or "from_buffer: no device is open")
 
     # -- what it is -------------------------------------------------------------------------------
 

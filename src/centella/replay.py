@@ -98,7 +98,7 @@ class Replay:
         self._marks: list[Mark] = list(recording.marks or ())
         self._inputs = Inputs(inputs)
         taken = recording.take()
-        with engine.lock:
+        with engine.lock, engine.border:
             try:
                 self._build(taken, outputs)
             finally:
