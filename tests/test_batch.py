@@ -501,6 +501,28 @@ def test_waiting_that_is_refused_loses_the_device(monkeypatch: pytest.MonkeyPatc
     assert device.lost
 
 
+@pytest.mark.parametrize("call", ["allocate", "write", "compile", "shown", "adopt", "prepare"])
+def test_any_call_may_find_that_the_device_is_lost(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = ct.device("simulator", pool="reuse")
+    x = ct.asarray(X, device=device)
+    uses: dict[str, Callable[[], Any]] = {
+        "allocate": lambda: ct.empty(1 << 20, device=device),
+        "write": lambda: ct.asarray(np.zeros(1 << 18, np.float32), device=device),
+        "compile": lambda: ct.relu(x).numpy(),
+        "shown": lambda: x.native,
+        "adopt": lambda: ct.Tensor.from_buffer(np.zeros(4, np.float32), 4, "f32", device=device),
+        "prepare": lambda: device.compile(ct.relu, x),
+    }
+    monkeypatch.setattr(device.backend, call, refuse(ct.DeviceLostError("fell off the bus")))
+    with pytest.raises(ct.DeviceLostError, match="fell off the bus"):
+        uses[call]()
+    assert device.lost
+    with pytest.raises(ct.DeviceLostError, match=r"was lost: .*fell off the bus; open it again"):
+        x.numpy()
+
+
 class LostTicket:
     """A submission that the device did not survive."""
 

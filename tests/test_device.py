@@ -528,6 +528,33 @@ def test_the_worker_of_the_cpu_ends_with_the_process() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "202.0\n2\n", "")
 
 
+BUSY = """
+import os, threading, numpy as np, centella as ct
+x = ct.asarray(np.arange(4, dtype=np.float32), device="cpu")
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        assert (x + 1.0).native[0].size
+        assert (x + 2.0).numpy()[0] == 2
+threads = [threading.Thread(target=work) for _ in range(3)]
+for t in threads: t.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (x * 2.0).numpy().tolist() == [0, 2, 4, 6] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+for t in threads: t.join()
+print("parent")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_while_other_threads_submit() -> None:
+    run = python(BUSY, "-W", "ignore::DeprecationWarning")  # newer Pythons warn of threads
+    assert (run.returncode, run.stdout, run.stderr) == (0, "parent\n", "")
+
+
 FORKED = """
 import os, sys, numpy as np, centella as ct
 name = {name!r}

@@ -101,6 +101,7 @@ LATE: dict[tuple[str, str], str] = {
     ("embed", "text"): "as models",
     ("load", "pathlib"): "brings urllib: as models",
     ("embed", "pathlib"): "brings urllib: as models",
+    ("device", "concurrent"): "the hooks of a fork have an order, and only an open device has some",
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
     ("pipelines", "concurrent"): "as logging, which it loads",

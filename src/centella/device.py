@@ -11,7 +11,7 @@ from weakref import ref
 
 from centella.errors import DeviceError
 from centella.ledger import Ledger, on_flush
-from centella.opening import GPUS, choose, forked, kind_of, open_backend, spelled
+from centella.opening import choose, forked, kind_of, open_backend, spelled
 from centella.recorder import Recorder
 from centella.recording import Value, innermost
 
@@ -52,7 +52,9 @@ class Device(Recorder):
 
     def native_of(self, value: Value) -> Any:
         """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
-        return self.backend.shown(self.materialise(value))
+        buffer = self.materialise(value)
+        with self.border:
+            return self.backend.shown(buffer)
 
     def lend(self, value: Value, stream: Any) -> tuple[int, Any]:
         """The address of a value for a library that works on a stream, and what that holds.
@@ -61,7 +63,9 @@ class Device(Recorder):
             BufferError: there is no such stream.
             ContractError: it waits for a batch that has not been executed.
         """
-        return self.backend.lend(self.materialise(value), stream)
+        buffer = self.materialise(value)
+        with self.border:
+            return self.backend.lend(buffer, stream)
 
     def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A function captured for arguments like these, to be replayed: see `ct.jit`.
@@ -181,6 +185,7 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     except BaseException:
         backend.close()
         raise
+    _watch_forks()
     _made = (*[r for r in _made if r() is not None], ref(made))
     return made
 
@@ -220,34 +225,44 @@ def default_device() -> Device:
     return found
 
 
-# -- fork: a GPU's driver does not survive it; the CPU backend looks after itself ------------------
+# -- fork: a child lacks the threads that might hold a lock, so whoever forks holds them all -------
+
+_held: list[Device] = []
+_forks_watched = False
+
+
+def _watch_forks() -> None:
+    """Register what a fork needs: with the first device, once.
+
+    Hooks run before a fork in the reverse order of their registration. The executor's own holds a
+    lock that work under a device's needs, so it has to be registered first.
+    """
+    global _forks_watched
+    if _forks_watched or not hasattr(os, "register_at_fork"):
+        return
+    import concurrent.futures.thread  # noqa: F401
+
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(child=False),
+        after_in_child=lambda: _after_fork(child=True),
+    )
+    _forks_watched = True
 
 
 def _before_fork() -> None:
     _opened_lock.acquire()
     for made in devices():
         made.lock.acquire()
+        _held.append(made)
+        made.backend.before_fork()
 
 
-def _after_fork_in_parent() -> None:
-    for made in devices():
-        made.lock.release()
-    _opened_lock.release()
-
-
-def _after_fork_in_child() -> None:
-    for made in devices():
-        made.lock.release()
-        kind = made.name.partition(":")[0]
-        if kind in GPUS:
-            forked.add(kind)
+def _after_fork(*, child: bool) -> None:
+    for made in _held:
+        if not made.backend.after_fork(child=child):
+            forked.add(made.name.partition(":")[0])
             made.lose("the process was forked")
+        made.lock.release()
+    _held.clear()
     _opened_lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )

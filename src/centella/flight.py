@@ -10,6 +10,25 @@ from centella.errors import DeviceError, DeviceLostError
 from centella.submission import Array, Buffer, DoneTicket, Ticket, Times
 
 
+class Border:
+    """Around calls of a backend: `with border:` notes when one finds that the device is lost.
+
+    Args:
+        lose: called with the reason.
+    """
+
+    def __init__(self, lose: Callable[[str], None]) -> None:
+        self._lose = lose
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Let an error pass."""
+        if isinstance(error, DeviceLostError):
+            self._lose(str(error))
+
+
 class Flight:
     """The submissions of one device that are not known to be done, in the order that they end in.
 

@@ -102,7 +102,7 @@ class Replay:
         self._results: list[Result | Cell] = []
         self._owned: list[Cell] = []
         taken = recording.take()
-        with engine.lock:
+        with engine.lock, engine.border:
             try:
                 self._build(taken, outputs, reads)
             finally:

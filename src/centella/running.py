@@ -24,7 +24,7 @@ from centella.errors import (
     OutOfMemoryError,
     SimulationError,
 )
-from centella.flight import Flight
+from centella.flight import Border, Flight
 from centella.ledger import began, count, noted, permit, timelines
 from centella.pipelines import PipelineCache
 from centella.pool import Memory, Pool
@@ -64,6 +64,7 @@ class Engine:
         workspace: where its replays compute.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
+        border: what calls of the backend stand in, unless they say themselves what is lost.
         flight: submissions that are not known to be done.
     """
 
@@ -82,6 +83,7 @@ class Engine:
         self.lock: threading.RLock = threading.RLock()
         self._id = next(Engine._ids)
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
+        self.border: Border = Border(self.lose)
         self.flight: Flight = Flight(self.lose, self.let_go)
         self._fused: dict[Any, Any] = {}
         self._lost: str | None = None
@@ -90,7 +92,7 @@ class Engine:
     @property
     def memory(self) -> Memory:
         """Bytes in use, kept, allowed and there: print it."""
-        with self.lock:
+        with self.lock, self.border:
             free, total = (self.backend.memory() if not self.lost else None) or (None, None)
             pool = self.pool
             return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
@@ -145,7 +147,7 @@ class Engine:
             CentellaError: before submission; the recording is as it was.
             DeviceLostError: after it; the device cannot be used any more.
         """
-        with self.lock:
+        with self.lock, self.border:
             self.check_lost()
             if reads and not peek:
                 permit(f"read of {reads[0][0].what}", "downloads")
@@ -322,8 +324,9 @@ class Engine:
         """Let go of imported memory whose submissions are done, unless the device is busy."""
         if self.lock.acquire(blocking=False):
             try:
-                self.flight.sweep()
-                self.pool.drain()
+                with self.border:
+                    self.flight.sweep()
+                    self.pool.drain()
             finally:
                 self.lock.release()
 

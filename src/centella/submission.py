@@ -261,6 +261,14 @@ class Backend(Protocol):
         """Name, adapter, driver, limits: what `centella info` prints."""
         ...
 
+    def before_fork(self) -> None:
+        """Leave nothing to a thread that a child process will not have."""
+        ...
+
+    def after_fork(self, *, child: bool) -> bool:
+        """Go on; False in a child where the driver cannot."""
+        ...
+
     def close(self) -> None:
         """Release the device."""
         ...

@@ -32,7 +32,7 @@ class Values(Engine):
         as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous
         raw = data.reshape(-1).view(np.uint8) if as_is else self._storage_of(data, spec)
         value = Value(spec, self, "upload", site=site)
-        with self.lock:
+        with self.lock, self.border:
             self.check_lost()
             buffer = self.pool.allocate(spec.storage_bytes)
             begin = began()
@@ -45,7 +45,7 @@ class Values(Engine):
     def reserve(self, spec: Spec) -> Value:
         """A value whose content is undefined; nothing is copied."""
         value = Value(spec, self, "empty", site=call_site())
-        with self.lock:
+        with self.lock, self.border:
             self.check_lost()
             buffer = self.pool.allocate(spec.storage_bytes)
         value.ready(buffer)
@@ -70,7 +70,7 @@ class Values(Engine):
                 f"import_buffer: expected an offset that is a multiple of {dtype.itemsize} bytes, "
                 f"got {offset}"
             )
-        with self.lock:
+        with self.lock, self.border:
             self.check_lost()
             buffer = self.pool.adopt(native)
         check_elements("import_buffer", native, dtype)

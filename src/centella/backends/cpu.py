@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import platform
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from time import perf_counter_ns
-from typing import Any
-from weakref import WeakSet
+from typing import Any, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
 from centella.submission import Array, Bound, Buffer, Clock, Copy, Submission, Times
+
+T = TypeVar("T")
 
 
 class Failed:
@@ -142,9 +145,9 @@ class CpuBackend:
         )
         self._gate = threading.Lock()
         self._start()
-        _open.add(self)
 
     def _start(self) -> None:
+        self._last: Callable[[], Future[Any] | None] = lambda: None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="centella-cpu")
 
     def runs_on(self, native: Any) -> bool:
@@ -174,14 +177,11 @@ class CpuBackend:
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Give a buffer a copy of host bytes, after what was submitted before."""
-        copy = data.copy()
-        with self._gate:
-            self._worker.submit(setattr, buffer, "native", copy)
+        self._put(setattr, buffer, "native", data.copy())
 
     def shown(self, buffer: Buffer) -> Array:
         """The host array of a buffer, read-only; waits until it is computed."""
-        with self._gate:
-            computed = self._worker.submit(flat, buffer)
+        computed = self._put(flat, buffer)
         count(syncs=1)
         array = computed.result().view()
         array.flags.writeable = False
@@ -204,8 +204,14 @@ class CpuBackend:
     def submit(self, work: Submission) -> CpuTicket:
         """Hand a submission to the worker."""
         stamps: list[tuple[int, int]] | None = [] if work.timed else None
+        return CpuTicket(self._put(self._run, work, stamps), stamps)
+
+    def _put(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        """Work for the worker, in order; what it raises is raised by who asks for the result."""
         with self._gate:
-            return CpuTicket(self._worker.submit(self._run, work, stamps), stamps)
+            put = self._worker.submit(call, *args)
+            self._last = ref(put)  # which would keep what was read back
+        return put
 
     def _run(self, work: Submission, stamps: list[tuple[int, int]] | None) -> list[Array]:
         for slot, data in work.uploads:
@@ -269,35 +275,18 @@ class CpuBackend:
 
     def close(self) -> None:
         """Let the worker finish and end it."""
-        _open.discard(self)
         self._worker.shutdown(wait=True)
 
     def before_fork(self) -> None:
         """Let the worker finish, so that the child finds every result."""
         self._gate.acquire()
-        self._worker.submit(int).result()
+        last = self._last()
+        if last is not None:  # it has not been forgotten, as what is done soon is
+            last.exception()
 
-    def after_fork(self, *, child: bool) -> None:
+    def after_fork(self, *, child: bool) -> bool:
         """Go on; a child has no threads but its own and starts a new worker."""
         if child:
             self._start()
         self._gate.release()
-
-
-_open: WeakSet[CpuBackend] = WeakSet()
-
-
-def _fork(step: str) -> None:
-    for backend in list(_open):
-        if step == "before":
-            backend.before_fork()
-        else:
-            backend.after_fork(child=step == "child")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=lambda: _fork("before"),
-        after_in_parent=lambda: _fork("parent"),
-        after_in_child=lambda: _fork("child"),
-    )
+        return True

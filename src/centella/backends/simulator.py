@@ -160,6 +160,13 @@ class SimulatorBackend:
         """Name and properties."""
         return {"device": "simulator", "name": "kernel simulator (NumPy)", "checked": self.checked}
 
+    def before_fork(self) -> None:
+        """Nothing to do."""
+
+    def after_fork(self, *, child: bool) -> bool:
+        """Go on."""
+        return True
+
     def close(self) -> None:
         """Nothing to do."""
 

@@ -19,7 +19,7 @@ from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.memory import CudaMemory
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
-from centella.errors import CompileError, DeviceError
+from centella.errors import CompileError, DeviceError, OutOfMemoryError
 from centella.lang.ptx import entry_name, shared_layout
 from centella.ledger import count
 from centella.program import HostProgram, Program
@@ -95,12 +95,15 @@ class CudaBackend(CudaMemory):
                 work.prepared.launch(stream)
             elif work.launches:
                 self._launch(work, stream, stamps)
-            for read, (place, nbytes) in zip(work.reads, places, strict=True):
-                assert pinned is not None
-                check(driver.cuMemcpyDtoHAsync(
-                    pinned.ctypes.data + place, work.slots[read.slot].native + read.start,
-                    nbytes, stream))  # fmt: skip
-            check(driver.cuEventRecord(event, stream))
+            try:
+                for read, (place, nbytes) in zip(work.reads, places, strict=True):
+                    assert pinned is not None
+                    check(driver.cuMemcpyDtoHAsync(
+                        pinned.ctypes.data + place, work.slots[read.slot].native + read.start,
+                        nbytes, stream))  # fmt: skip
+                check(driver.cuEventRecord(event, stream))
+            except OutOfMemoryError as error:  # too late to try again: the launches are under way
+                raise DeviceError(f"{self.name}: {error}") from error
         return ticket
 
     def prepare(self, work: Submission) -> Graph:
@@ -161,6 +164,13 @@ class CudaBackend(CudaMemory):
             "memory_free": free,
             "max_shared": self.caps.max_shared,
         }
+
+    def before_fork(self) -> None:
+        """Nothing to do."""
+
+    def after_fork(self, *, child: bool) -> bool:
+        """A child has no driver: none survives a fork."""
+        return not child
 
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""

@@ -369,6 +369,13 @@ class WebGpuBackend:
             "max_shared": self.caps.max_shared,
         }
 
+    def before_fork(self) -> None:
+        """Nothing to do."""
+
+    def after_fork(self, *, child: bool) -> bool:
+        """A child has no driver: none survives a fork."""
+        return not child
+
     def close(self) -> None:
         """Release the device; one that the application brought stays open, our buffers go."""
         if self._owned:
