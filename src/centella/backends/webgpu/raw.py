@@ -7,6 +7,7 @@ by wgpu-py; its handles are used here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -164,7 +165,12 @@ def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back
 
 
-def _on_mapped(status: int, message: Any, key: Any, _: Any) -> None:
+def _on_mapped(
+    status: int, message: Any, key: Any, _: Any,
+    ending: Callable[[], bool] = sys.is_finalizing,
+) -> None:  # fmt: skip
+    if ending():  # a device that goes with the interpreter calls back; modules are empty then
+        return
     then = _waiting.pop(key)
     failed = status != lib.WGPUMapAsyncStatus_Success
     then(native._api.from_c_string_view(message) or f"status {status}" if failed else "")
