@@ -5,18 +5,21 @@
     @pytest.mark.devices(*WINDOWED) ...                        # where few KB are above a binding
 
 Devices are opened once (`tests/devices.py`). A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or
-`webgpu,cuda`) makes it a failure.
+`webgpu,cuda`) makes it a failure. Under `-n 2`, nothing runs beside a test marked `alone`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 import centella as ct
 from tests.devices import DEVICES, GPU, WINDOWED, open_device
+from tests.turnstile import turnstile
+
+TURNSTILE = turnstile()
 
 
 @pytest.fixture
@@ -34,6 +37,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "devices(*names): the devices that `device` stands for")
+    config.addinivalue_line("markers", "alone: it measures time; under -n nothing runs beside it")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    if TURNSTILE is None:
+        return (yield)
+    with TURNSTILE.inside(item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
