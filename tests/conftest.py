@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: it measures time; under -n nothing runs beside it")
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file stay together, as far as can be: they share what is compiled."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     if TURNSTILE is None:
@@ -57,6 +66,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     assert not unknown, f"unknown devices {sorted(unknown)}"
     params = [pytest.param(n, marks=pytest.mark.gpu if n in GPU else ()) for n in names]
     metafunc.parametrize("device", params, indirect=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have to show, whichever process they ran in: `record_property("shown", text)`."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, text in report.user_properties:
+            if name == "shown":
+                terminalreporter.write_line(f"\n{text}")
 
 
 def pytest_report_header() -> str | None:
