@@ -25,7 +25,9 @@ class Turnstile:
     """Many inside, or one alone: who wants to be alone keeps the gate shut while waiting."""
 
     def __init__(self, path: Path) -> None:
-        self._gate, self._room = (open(f"{path}.{part}", "w") for part in ("gate", "room"))
+        # Open until the process ends, which is what releases them at the latest.
+        self._gate = os.open(f"{path}.gate", os.O_CREAT | os.O_WRONLY)
+        self._room = os.open(f"{path}.room", os.O_CREAT | os.O_WRONLY)
 
     @contextmanager
     def inside(self, alone: bool) -> Iterator[None]:
