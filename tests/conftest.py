@@ -5,18 +5,22 @@
     @pytest.mark.devices(*WINDOWED) ...                        # where few KB are above a binding
 
 Devices are opened once (`tests/devices.py`). A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or
-`webgpu,cuda`) makes it a failure.
+`webgpu,cuda`) makes it a failure. Under `-n 2`, nothing runs beside a test marked `alone`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
 import centella as ct
 from tests.devices import DEVICES, GPU, WINDOWED, open_device
+from tests.turnstile import turnstile
+
+TURNSTILE = turnstile()
 
 
 @pytest.fixture
@@ -34,6 +38,23 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "devices(*names): the devices that `device` stands for")
+    config.addinivalue_line("markers", "alone: it measures time; under -n nothing runs beside it")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file stay together, as far as can be: they share what is compiled."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    if TURNSTILE is None:
+        return (yield)
+    with TURNSTILE.inside(item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,6 +66,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     assert not unknown, f"unknown devices {sorted(unknown)}"
     params = [pytest.param(n, marks=pytest.mark.gpu if n in GPU else ()) for n in names]
     metafunc.parametrize("device", params, indirect=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have to show, whichever process they ran in: `record_property("shown", text)`."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, text in report.user_properties:
+            if name == "shown":
+                terminalreporter.write_line(f"\n{text}")
 
 
 def pytest_report_header() -> str | None:

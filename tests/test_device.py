@@ -456,6 +456,7 @@ async def _wait(pending: ct.Pending[list[Array]]) -> list[Array]:
     return await pending
 
 
+@pytest.mark.alone
 @pytest.mark.devices("webgpu")
 def test_done_does_not_wait_for_a_waiting_thread(device: ct.Device) -> None:
     y = ct.asarray(np.ones((256, 256), np.float32), device=device)

@@ -469,6 +469,7 @@ def test_lower_case(on_cpu: Embedder) -> None:
 # -- other work goes on ---------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
 def test_a_heartbeat_goes_on_during_a_long_embed(tiny: Embedder) -> None:
     """The gaps of a 5 ms heartbeat stay under 20 ms; a busy machine gets more than one try.

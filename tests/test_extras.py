@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,10 @@ def table(extra: str, packages: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("extra", ["", *EXTRAS])
 def test_extra_resolves_and_stays_small(
-    extra: str, wheel: Path, capsys: pytest.CaptureFixture[str]
+    extra: str, wheel: Path, record_property: Callable[[str, object], None]
 ) -> None:
     packages = resolve(f"{wheel}[{extra}]" if extra else str(wheel))
-    with capsys.disabled():
-        print("\n" + table(extra, packages))
+    record_property("shown", table(extra, packages))
     heavy = [name for name in packages if HEAVY.fullmatch(name)]
     assert extra in OURS_ALONE or not heavy, f"[{extra}] brings {heavy}"
 

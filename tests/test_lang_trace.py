@@ -1234,6 +1234,7 @@ def test_lines_of_statements() -> None:
 # -- speed -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_tracing_and_emission_are_quick() -> None:
     """About 10 us a statement, of this thread's own time; the bound leaves room for a slow machine."""
 
