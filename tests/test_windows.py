@@ -1,7 +1,7 @@
 """Tensors above a binding: divided launches, bound by windows, give what whole ones would.
 
-The devices here bind 4 KB at once, so that tensors of few KB are above it; `test_a_real_weight`
-is above the 128 MB that WebGPU guarantees.
+The devices here bind 4 KB at once, so that tensors of few KB are above it. A weight above the
+128 MB that WebGPU guarantees is in `test_floor_faults.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 
 import centella as ct
 from centella.dtypes import dtype_of, narrow, widen
-from tests.conftest import WINDOWED
 from tests.ops_table import TABLE, TOLERANCE, Array, rng_of, tensor_of, values_of, variant_fits
 from tests.seed_surface import attended
 from tests.test_ops import OPS, attrs_of, check, reference_of, run
@@ -26,7 +25,6 @@ LARGER = {
     **dict.fromkeys(("attention", "conv1d", "rope", "cache_write", "mean_pool"), 512),
     **dict.fromkeys(("matmul", "linear"), 1024),
 }
-EVERYWHERE = pytest.mark.devices(*WINDOWED)
 AT_ONCE = r"{}: .* has [\d,]+ bytes, of which this device binds [\d,]+ at once; "
 
 
@@ -93,7 +91,7 @@ def test_every_op_can_be_divided() -> None:
 # -- moving ---------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i8", "bool"])
 def test_moves(device: ct.Device, dtype: str) -> None:
     x = random(71, 133, dtype=dtype)
@@ -117,7 +115,7 @@ def test_moves(device: ct.Device, dtype: str) -> None:
     agree(np.full((71, 133), 1), ct.full((71, 133), 1, dtype, device), least=3, exact=True)
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_casts(device: ct.Device) -> None:
     x = random(61, 50)
     for dtype in ("f16", "i8", "bool", "u32"):
@@ -132,7 +130,7 @@ def test_casts(device: ct.Device) -> None:
 # -- element by element ---------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_chains(device: ct.Device, dtype: str) -> None:
     x, y, row, column = (random(*s, dtype=dtype) for s in ((57, 91), (57, 91), (91,), (57, 1)))
@@ -151,7 +149,7 @@ def test_chains(device: ct.Device, dtype: str) -> None:
     agree(-vector, -on(device, vector, dtype))
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_a_divided_chain_has_the_bits_of_its_ops(device: ct.Device) -> None:
     x, row = on(device, random(60, 40), "f16"), on(device, random(40), "f16")
     one = (x + row).numpy()
@@ -165,7 +163,7 @@ def test_a_divided_chain_has_the_bits_of_its_ops(device: ct.Device) -> None:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_rows(device: ct.Device, dtype: str) -> None:
     x, w, b = (random(*s, dtype=dtype) for s in ((3, 29, 67), (67,), (67,)))
@@ -193,7 +191,7 @@ def test_rows(device: ct.Device, dtype: str) -> None:
         check(s, s.numpy(), (x * w).sum(-1), 1e-11, "a sum in a chain")
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
 def test_one_long_row(device: ct.Device, dtype: str) -> None:
     """What the parts of a row give is put together."""
@@ -217,7 +215,7 @@ def test_one_long_row(device: ct.Device, dtype: str) -> None:
 # -- products -------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     ("m", "variant"), [(1, "gemv"), (5, "skinny"), (20, "small"), (20, "medium"), (17, None)]
@@ -232,7 +230,7 @@ def test_a_weight(device: ct.Device, dtype: str, m: int, variant: str | None) ->
     agree(np.maximum(0.5 * (x @ w.T) + b, 0) + r, got, sums=True)
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("m", [1, 3, 33])
 def test_a_weight_of_int8(device: ct.Device, m: int) -> None:
     x, w = random(m, 45), random(201, 45)
@@ -242,7 +240,7 @@ def test_a_weight_of_int8(device: ct.Device, m: int) -> None:
     agree(x @ (quants.astype(np.float64) * scale[:, None]).T, got, sums=True)
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("m", [1, 7, 40])
 def test_a_matrix_that_is_contiguous_along_n(device: ct.Device, dtype: str, m: int) -> None:
@@ -253,7 +251,7 @@ def test_a_matrix_that_is_contiguous_along_n(device: ct.Device, dtype: str, m: i
     agree(a @ b, ct.matmul(on(device, a, dtype), turned), sums=True)
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_rows_and_batches_of_products(device: ct.Device, dtype: str) -> None:
     x, w = random(2, 61, 21, dtype=dtype), random(19, 21, dtype=dtype)
@@ -272,27 +270,10 @@ def test_rows_and_batches_of_products(device: ct.Device, dtype: str) -> None:
     agree(x[0] @ wide.T, y, sums=True)
 
 
-@pytest.mark.devices("webgpu-minimum")
-def test_a_real_weight(device: ct.Device) -> None:
-    """140 MB under the limits that WebGPU guarantees: two launches of one program."""
-    n, k = 70_000, 1_024
-    assert n * k * 2 > device.caps.max_binding == 128 << 20
-    x = rng_of("real").integers(-2, 3, (1, k)).astype(np.float16)
-    w = np.zeros((n, k), np.float16)
-    w[:] = rng_of("weight").integers(-2, 3, (1, k))
-    w[:, 0] = np.arange(n) % 5
-    with ct.ledger() as led:
-        y = ct.linear(ct.asarray(x, device=device), ct.asarray(w, device=device)).numpy()
-        led.expect(launches=2, submissions=1, uploads=2, downloads=1, compiles=1)
-    sums = float(x[0, 1:].astype(np.float32) @ w[0, 1:].astype(np.float32))
-    wanted = sums + float(x[0, 0]) * (np.arange(n) % 5)
-    np.testing.assert_array_equal(y[0], wanted.astype(np.float16))
-
-
 # -- tables ---------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_embedding(device: ct.Device, dtype: str) -> None:
     table = random(251, 43, dtype=dtype)
@@ -305,7 +286,7 @@ def test_embedding(device: ct.Device, dtype: str) -> None:
     agree(table[many], got, least=8, exact=True)
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i8", "bool"])
 def test_gather_and_scatter(device: ct.Device, dtype: str) -> None:
     x = random(203, 47, dtype=dtype)
@@ -334,7 +315,7 @@ def test_gather_and_scatter(device: ct.Device, dtype: str) -> None:
 # -- sequences ------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_attention_and_its_cache(device: ct.Device) -> None:
     q, k, v = random(2, 8, 9, 16), random(2, 4, 31, 16), random(2, 4, 31, 16)
     wanted = attended(q, k, v)
@@ -354,7 +335,7 @@ def test_attention_and_its_cache(device: ct.Device) -> None:
         agree(causal[:, :, i : i + 3], got, sums=True)
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_convolutions_positions_and_pools(device: ct.Device) -> None:
     x, w, b = random(5, 6, 40), random(20, 6, 3), random(20)
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1)))
@@ -378,7 +359,7 @@ def test_convolutions_positions_and_pools(device: ct.Device) -> None:
 # -- states and replay ----------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_a_replay_binds_its_windows(device: ct.Device) -> None:
     w, start = random(75, 41), random(30, 41)
     weight, state = on(device, w), ct.State(start.astype(np.float32), device=device)
@@ -407,7 +388,7 @@ def test_a_replay_binds_its_windows(device: ct.Device) -> None:
     check(again, again.numpy(), e / e.sum(-1, keepdims=True), 1e-11, "from the device")
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_a_function_that_is_captured(device: ct.Device) -> None:
     table = on(device, random(251, 43))
 
@@ -431,7 +412,7 @@ def double(x: ct.In[ct.f32], y: ct.Out[ct.f32], n: ct.u32) -> None:
         y[i] = x[i] * 2.0
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_a_kernel_of_the_users_is_not_divided(device: ct.Device) -> None:
     x = random(3000)
     t = on(device, x)
@@ -446,7 +427,7 @@ def test_a_kernel_of_the_users_is_not_divided(device: ct.Device) -> None:
         assert agree(x[first : first + 900] * 2, y, least=1) == 1
 
 
-@EVERYWHERE
+@pytest.mark.devices("simulator-windows", "webgpu-windows")
 def test_what_cannot_be_divided(device: ct.Device) -> None:
     """Refused where it is recorded; the device and what was recorded before are as they were."""
     row, small = on(device, random(2, 1201)), on(device, random(3, 5))

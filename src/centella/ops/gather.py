@@ -218,7 +218,8 @@ def _call(
     for name, step in zip(names, steps, strict=True):
         scalars[f"{name}_step"] = step[-1]
         scalars.update({f"{name}{axis}": s for axis, s in enumerate(step[:-1])})
-    reads, result = dict.fromkeys(("x", "indices", *names[3:]), 1), {"y": 1}
+    reads: dict[str, int] = dict.fromkeys(("x", "indices", *names[3:]), 1)
+    result = {"y": 1}
     form = face(reads, {}, result) if keep else face(reads, result)
     x, indices, out, *base = tensors
     ordered = (*(Ref(r.index, flat(r.spec)) for r in (x, indices, *base)), out)
