@@ -142,7 +142,8 @@ def launches_of(
     """
     if any(offsets):
         bound = [shifted(s, b, offsets) for s, b in zip(made.steps, bound, strict=True)]
-    if all(buffer.nbytes <= caps.max_binding for buffer in slots):
+    most = caps.max_binding
+    if most >= caps.max_buffer or all([buffer.nbytes <= most for buffer in slots]):
         return bound
     found: list[Bound] = []
     for step, each in zip(made.steps, bound, strict=True):

@@ -36,7 +36,7 @@ STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsag
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 BIND_GROUPS = 8192
-MOST = 1 << 40  # bytes of a buffer, where a driver names no limit
+MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
 Windows = tuple[Window | None, ...]
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
 
