@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import centella as ct
@@ -15,7 +16,8 @@ GPU = ("cuda", "webgpu-hardware")
 DEVICES = ("cpu", "simulator", "webgpu", "webgpu-minimum", *GPU)
 WINDOWED = ("simulator-windows", "webgpu-windows")  # by name only: see tests/test_windows.py
 
-_spelled: dict[ct.Device, tuple[str, dict[str, Any]]] = {}  # how each was opened, its pool apart
+Opening = Callable[..., ct.Device]
+_opened: dict[ct.Device, Opening] = {}  # how each was, its pool apart
 
 
 def _hardware() -> str:
@@ -41,18 +43,19 @@ def open_device(kind: str) -> ct.Device | str:
     limits = {"minimum": True} if kind == "webgpu-minimum" else {}
     try:
         if kind in WINDOWED:
-            return windowed(kind.partition("-")[0], pool["pool"])
-        name = _hardware() if kind == "webgpu-hardware" else kind.removesuffix("-minimum")
-        made = ct.device(name, **pool, **limits)
+            opening: Opening = functools.partial(windowed, kind.partition("-")[0])
+        else:
+            name = _hardware() if kind == "webgpu-hardware" else kind.removesuffix("-minimum")
+            opening = functools.partial(ct.device, name, **limits)
+        made = opening(**pool)
     except (ct.CentellaError, ImportError, OSError) as error:
         return f"{kind}: {error}"
     if kind == "cuda" and POOL == "exact":  # for compute-sanitizer
         define_pads(made.backend)
-    _spelled[made] = name, limits
+    _opened[made] = opening
     return made
 
 
 def own(device: ct.Device, **options: Any) -> ct.Device:
     """Another device of the same kind, with nothing compiled, planned or allocated."""
-    name, limits = _spelled[device]
-    return ct.device(name, **{"pool": "reuse", **limits, **options})
+    return _opened[device](**{"pool": "reuse", **options})

@@ -48,8 +48,9 @@ FAULTS: tuple[Fault, ...] = (
         "a weight above the largest binding",
         "dropped, with a line on stderr",
         (
+            "test_floor_faults.py::test_a_weight_above_the_largest_binding",
+            "test_windows.py::test_a_weight",
             "test_matmul_cache.py::test_a_weight_larger_than_the_device_allows",
-            "test_batch.py::test_larger_than_the_device_allows",
         ),
     ),
     Fault(

@@ -16,7 +16,7 @@ import pytest
 
 import centella as ct
 from centella.load import load
-from tests.devices import own
+from tests.devices import WINDOWED, own
 from tests.model_common import DATA, activations_of, lengths_of, texts_of
 
 Array = np.ndarray[Any, Any]
@@ -313,6 +313,24 @@ def test_a_replay(where: ct.Device, shim: Shim, timing: bool) -> None:
     shim.raw.subtract(before)
     shim.agree(led.counts)
     led.expect(uploads=1, submissions=1, launches=fn.launches, downloads=0, compiles=0)
+
+
+@pytest.mark.devices(*WINDOWED)
+@pytest.mark.parametrize("timing", [False, True], ids=["counted", "timed"])
+def test_launches_on_parts(where: ct.Device, shim: Shim, timing: bool) -> None:
+    w, x = (RNG.standard_normal(shape).astype(np.float32) for shape in ((75, 41), (30, 41)))
+    with ct.ledger(timing=timing) as led:
+        weight = ct.asarray(w, device=where)
+        lazily = ct.softmax(ct.linear(ct.asarray(x, device=where), weight))
+        first = lazily.numpy()
+        led.expect(submissions=1, downloads=1)
+        launches, planned = led.counts.launches, len(where.last_plan.steps)
+        replay = where.compile(lambda x: ct.softmax(ct.linear(x, weight)), x)
+        second = replay(x).numpy()
+    np.testing.assert_array_equal(first, second)
+    assert replay.launches == launches == planned > lazily.kernel_launches > 1
+    led.expect(launches=2 * launches, submissions=2)
+    shim.agree(led.counts)
 
 
 def test_odd_shapes_views_and_peeks(where: ct.Device, shim: Shim) -> None:

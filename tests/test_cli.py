@@ -73,6 +73,11 @@ def test_version() -> None:
     assert call("--version").output == f"centella {__version__}\n"
 
 
+def test_python_m_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "centella", "--version"]
+    assert subprocess.check_output(command, text=True) == f"centella {__version__}\n"
+
+
 def test_help_loads_no_driver_and_no_tokenizer() -> None:
     code = (
         "import sys\nfrom centella.cli.app import build\nbuild()\n"

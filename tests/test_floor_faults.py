@@ -82,6 +82,24 @@ def test_more_columns_than_a_grid_has_groups(device: ct.Device, n: int) -> None:
         np.testing.assert_array_equal(got, x @ w.T)
 
 
+@pytest.mark.devices("webgpu-minimum")
+def test_a_weight_above_the_largest_binding(device: ct.Device) -> None:
+    """140 MB under the limits that WebGPU guarantees: two launches of one program."""
+    n, k = 70_000, 1_024
+    assert n * k * 2 > device.caps.max_binding == 128 << 20
+    x, row = whole(1, k).astype(np.float16), whole(2, k)[1]
+    w = np.zeros((n, k), np.float16)
+    w[:] = row
+    w[:, 0] = np.arange(n) % 5
+    with ct.ledger() as led:
+        y = ct.linear(ct.asarray(x, device=device), ct.asarray(w, device=device)).numpy()
+        led.expect(launches=2, submissions=1, uploads=2, downloads=1)
+        assert led.counts.compiles <= 1
+    sums = float(x[0, 1:].astype(np.float32) @ row[1:])
+    wanted = sums + float(x[0, 0]) * (np.arange(n) % 5)
+    np.testing.assert_array_equal(y[0], wanted.astype(np.float16))
+
+
 @pytest.mark.devices(*REAL)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_edges_of_tiles_at_1500(device: ct.Device, dtype: str) -> None:

@@ -101,8 +101,8 @@ class Division:
         self._extents: dict[str, int] = {}
         self._units: dict[str, int] = {}
         for index, (spec, dims) in enumerate(self._operands):
-            least = WORD if index >= len(inputs) else 1
-            self._note(spec, dims, boundary if spec.aligned and boundary == CHUNK else least)
+            chunks = spec.aligned and boundary == CHUNK
+            self._note(spec, dims, CHUNK if chunks else WORD if index >= len(inputs) else 1)
         self._sizes = dict(self._extents)
         self._calls: list[Call] = []
         self._scratch: list[Spec] = []
@@ -154,14 +154,17 @@ class Division:
         able = [
             axis
             for axis, (along, n) in enumerate(zip(dims, self._lengths(spec, dims), strict=True))
-            if along is not None and n > 1 and self._sizes[along.letter] > self._units[along.letter]
+            if n > 1
+            and spec.strides[axis] > 0
+            and along is not None
+            and self._sizes[along.letter] > self._units[along.letter]
         ]
         return max(able, key=lambda axis: spec.strides[axis], default=None)
 
     def _shrink(self, spec: Spec, dims: Dims, axis: int) -> None:
         """The largest parts along an axis that let an operand fit, else the smallest there are."""
         along, stride = dims[axis], spec.strides[axis]
-        assert along is not None and stride > 0, "what has no stride is not what is too large"
+        assert along is not None, "an axis that can be divided has a letter"
         lengths = self._lengths(spec, dims)
         lengths[axis] = 1
         rest = replace(spec, shape=tuple(lengths)).span
@@ -283,9 +286,8 @@ class Division:
             dtype = (("dtype", out.dtype.name),)
             steps.append(Step("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
         attrs = {"steps": tuple(steps), **numbers}
-        (call,) = FUSED.lower(
-            (refs[0].spec, refs[1].spec), (out,), attrs, self._caps
-        ).calls  # fmt: skip
+        operands = (refs[0].spec, refs[1].spec)
+        (call,) = FUSED.lower(operands, (out,), attrs, self._caps).calls
         tensors = (replace(refs[r.index], spec=r.spec) for r in call.tensors)
         self._calls.append(replace(call, tensors=tuple(tensors)))
 

@@ -56,6 +56,8 @@ class Op(Struct, frozen=True, eq=False):
             of the result depends on the same element of each operand alone.
         axes: `axes(inputs, outputs, attrs) -> Axes`: how it is divided where an operand is larger
             than a launch may see; None where it cannot be.
+        flops: `flops(inputs, outputs, attrs) -> int`: arithmetic operations, at most; None where
+            they are few for each byte.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Op(Struct, frozen=True, eq=False):
     overwrites: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
     axes: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], Axes] | None = None
+    flops: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], int] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:

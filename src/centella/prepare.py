@@ -19,7 +19,7 @@ from centella.plan import Plan, Step
 from centella.pool import Pool
 from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
 from centella.specs import Caps, Spec, strided
-from centella.submission import Array, Bound, Buffer, Read, Submission
+from centella.submission import Array, Bound, Buffer, Load, Read, Submission
 from centella.windows import windowed
 from centella.workspace import Share
 
@@ -112,6 +112,22 @@ def bind(step: Step, pipeline: Any) -> Bound:
     )
 
 
+def loads_of(made: Plan) -> list[Load]:
+    """What each launch asks of a device: all that it sees once, and its share of the arithmetic."""
+    flops: dict[int, float] = {}
+    for step in made.steps:
+        form = made.nodes[step.node].form
+        if step.node not in flops:
+            all_of_it = 0 if form.op.flops is None else form.op.flops(
+                form.inputs, form.outputs, dict(form.attrs)
+            )  # fmt: skip
+            flops[step.node] = all_of_it / made.launches_of(step.node)
+    return [
+        Load(flops[step.node], sum(spec.storage_bytes for spec, _ in step.views))
+        for step in made.steps
+    ]
+
+
 def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
     """A launch for external buffers of which some begin before their first element."""
     moved = [i for i, s in enumerate(step.slots) if s < len(offsets) and offsets[s]]
@@ -142,7 +158,8 @@ def launches_of(
     """
     if any(offsets):
         bound = [shifted(s, b, offsets) for s, b in zip(made.steps, bound, strict=True)]
-    if all(buffer.nbytes <= caps.max_binding for buffer in slots):
+    most = caps.max_binding
+    if most >= caps.max_buffer or all([buffer.nbytes <= most for buffer in slots]):
         return bound
     found: list[Bound] = []
     for step, each in zip(made.steps, bound, strict=True):

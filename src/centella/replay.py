@@ -125,6 +125,7 @@ class Replay:
         places = planned.plan.results if planned is not None else {}
         self._slots: list[Buffer] = work.slots
         self._launches = work.launches
+        self._loads, self._total = work.loads, work.total
         self._externals = len(outside.values)
         self.plan: Plan | None = planned.plan if planned is not None else None
         self._sites = [node.site for node in taken.nodes]
@@ -244,8 +245,9 @@ class Replay:
                 uploads, copies, slots = self._given(given)
                 undo = self._mark()
                 work = Submission(
-                    slots, uploads, self._launches, reads, copies, self._prepared, timed
-                )
+                    slots, uploads, self._launches, reads, copies, self._prepared, timed,
+                    loads=self._loads, total=self._total,
+                )  # fmt: skip
                 ticket = engine.hand_over(
                     work, meant, lambda: None, lambda why: self._lose(why, site)
                 )

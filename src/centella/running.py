@@ -32,7 +32,7 @@ from centella.prepare import Span
 from centella.program import Program
 from centella.recording import PENDING, Recorded, Recording, Value, blame, innermost
 from centella.specs import Caps
-from centella.submission import Backend, Bound, DoneTicket, Submission, Ticket
+from centella.submission import Backend, Bound, DoneTicket, Load, Submission, Ticket
 from centella.workspace import Share, Workspace
 
 PLANS = 512
@@ -44,6 +44,7 @@ class Planned(Struct, eq=False):
     Attributes:
         again: what the backend keeps for the next run of the launches.
         compiled: how many of the launches run a program that a driver compiled.
+        loads, total: what each launch asks of the device, and all of them.
     """
 
     plan: plan.Plan
@@ -52,6 +53,8 @@ class Planned(Struct, eq=False):
     compiled: int = 0
     cache: PipelineCache | None = None
     generation: int = 0
+    loads: Sequence[Load] = ()
+    total: Load = Load()
 
 
 class Engine:
@@ -161,6 +164,7 @@ class Engine:
             except BaseException:
                 recording.restore(taken)
                 raise
+            work.whole = recording.explicit
             begin = began()
             if begin:
                 noted("record", recording.begun, self.name, operations=len(taken.nodes),
@@ -219,6 +223,8 @@ class Engine:
         count(plans=1)
         noted("plan", begin, operations=len(taken.nodes), launches=len(made.steps))
         found = self._plans[key] = Planned(made, [])
+        found.loads = prepare.loads_of(made)
+        found.total = Load(*map(sum, zip(*found.loads, strict=True)))
         if len(self._plans) > PLANS:
             self._plans.popitem(last=False)
         return found
@@ -261,6 +267,7 @@ class Engine:
             work.launches = prepare.launches_of(
                 planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
             )
+            work.loads, work.total = planned.loads, planned.total
             if work.launches is planned.launches:
                 work.again = planned.again
         for value, _, _ in reads:

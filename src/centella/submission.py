@@ -81,6 +81,13 @@ class Read(Struct, eq=False):
     nbytes: int
 
 
+class Load(NamedTuple):
+    """What work asks of a device: arithmetic operations, and bytes that it reads and writes."""
+
+    flops: float = 0
+    nbytes: float = 0
+
+
 class Copy(NamedTuple):
     """Bytes from one slot to another: `nbytes` of them, all numbers multiples of 4."""
 
@@ -103,6 +110,8 @@ class Submission(Struct, eq=False):
         prepared: what `Backend.prepare` made of the launches, if they are run again.
         timed: put time stamps around each launch, where the device can.
         again: where a backend keeps what it finds for these launches until they come again.
+        loads, total: what each launch asks of the device, and all of them.
+        whole: it is a batch, which the device gets at once.
     """
 
     slots: list[Buffer]
@@ -113,6 +122,9 @@ class Submission(Struct, eq=False):
     prepared: Any = None
     timed: bool = False
     again: dict[Any, Any] = field(default_factory=dict)
+    loads: Sequence[Load] = ()
+    total: Load = Load()
+    whole: bool = False
 
 
 class Clock(Struct, frozen=True):

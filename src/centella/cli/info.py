@@ -17,6 +17,7 @@ EXTRAS = {
     "audio": ("soundfile", "soxr"),
     "cuda": ("cuda-core", "cuda-bindings"),
 }
+MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 4
 LIMITS = {
     "max_tensor_bytes": "max-buffer-size",
     "max_binding_bytes": "max-storage-buffer-binding-size",
@@ -165,7 +166,7 @@ def _show(found: dict[str, Any]) -> None:
     for device in found["devices"]:
         line(f"{device['open_with']:<9} {device['name']}; {device['type']}; {device['driver']}")
         memory = _size(device["memory_bytes"]) or "not reported by the driver"
-        most = _size(device["limits"].get("max_tensor_bytes"))
+        most = _size(min(device["limits"].get("max_tensor_bytes", 0), MOST) or None)
         line(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
     for kind, why in found["missing"].items():
         line(f"{kind:<9} none: {why}")

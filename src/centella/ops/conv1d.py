@@ -9,6 +9,7 @@ copied.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -163,4 +164,10 @@ def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str
     return axes(["b..", "o..", *("o" for _ in inputs[2:])], ["b.o"])
 
 
-CONV1D = Op("conv1d", rule, reference, lower, takes, ALONG_K, axes=axes_of, doc=__doc__ or "")
+def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
+    """A multiplication and an addition for each element of a filter."""
+    return 2 * outputs[0].size * math.prod(inputs[1].shape[1:])
+
+
+CONV1D = Op("conv1d", rule, reference, lower, takes, ALONG_K, axes=axes_of, flops=flops_of,
+            doc=__doc__ or "")  # fmt: skip

@@ -246,7 +246,14 @@ def scatter_axes(
     return axes(["r" + inner, ".", "j" + inner], ["r" + inner], told="r", chosen="j")
 
 
+def scatter_flops(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> int:
+    """Every element looks at every index."""
+    return outputs[0].size * inputs[1].size
+
+
 GATHER = Op("gather", gather_rule, gather_reference, gather_lower, axes=gather_axes,
             doc="rows by their index")  # fmt: skip
 SCATTER = Op("scatter", scatter_rule, scatter_reference, scatter_lower, axes=scatter_axes,
-             doc="rows replaced")  # fmt: skip
+             flops=scatter_flops, doc="rows replaced")  # fmt: skip

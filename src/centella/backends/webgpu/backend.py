@@ -1,6 +1,7 @@
 """Memory, programs and submissions of one wgpu device.
 
-One submission is one encoder, one compute pass, one `queue.submit`. Launch parameters lie in one
+One submission is one encoder, one compute pass, one `queue.submit`, unless it is expected to keep
+the adapter so long that it is cut (`pace.py`). Launch parameters lie in one
 uniform buffer, 256 bytes a launch, bound once with dynamic offsets; writes to it are ordered with
 submissions by the queue, so it is reused at once. Bind groups are cached by layout and buffers.
 """
@@ -8,6 +9,7 @@ submissions by the queue, so it is reused at once. Bind groups are cached by lay
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from centella.backends.webgpu.adapter import (
     open_device,
 )
 from centella.backends.webgpu.modules import checked_module, trusted_module
+from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Dispatch, Encoder, Offsets, Pipeline
 from centella.backends.webgpu.stamps import Stamps
@@ -36,7 +39,7 @@ STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsag
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 BIND_GROUPS = 8192
-MOST = 1 << 40  # bytes of a buffer, where a driver names no limit
+MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
 Windows = tuple[Window | None, ...]
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
 
@@ -54,6 +57,7 @@ class WebGpuBackend:
         self.adapter: Any = adapter
         self.name: str = f"webgpu:{adapter.info['device']}"
         self.software: bool = is_software(adapter)
+        self.pace: Pace | None = None if self.software else Pace(adapter.info["adapter_type"])
         self.lock: threading.RLock = threading.RLock()
         self._owned = native is None
         self.native: Any = native if native is not None else open_device(adapter, minimum)
@@ -238,29 +242,46 @@ class WebGpuBackend:
                 with Checked():
                     for slot, data in work.uploads:
                         raw.write(self._queue, work.slots[slot].native, data)
-                    encoder = Encoder(self.native)
-                    self._encode(encoder, work, stamps)
+                    encoder = self._encode(work, stamps)
                     self._encode_reads(encoder, work, stamps, staging, places)
                     encoder.submit(self._queue)
             except OutOfMemoryError:
                 raise
             except Exception as error:
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
-        return WebGpuTicket(self.native, staging, nbytes, places, self.return_staging, stamps)
+            course = None if self.pace is None else self.pace.begin(work.total)
+        return WebGpuTicket(
+            self.native, staging, nbytes, places, self.return_staging, stamps, course
+        )
 
-    def _encode(self, encoder: Encoder, work: Submission, stamps: Stamps | None) -> None:
-        """Copies, then launches: in one pass, or each in its own where they are timed."""
-        slots = work.slots
+    def _encode(self, work: Submission, stamps: Stamps | None) -> Encoder:
+        """Copies, then launches: in one pass, or each in its own where they are timed.
+
+        Returns:
+            The commands after the last cut; those before were submitted.
+        """
+        encoder, slots = Encoder(self.native), work.slots
         for source, first, target, start, nbytes in work.copies:
             encoder.copy(slots[source].native, first, slots[target].native, start, nbytes)
         if not work.launches:
-            return
+            return encoder
         prepared: Prepared | None = work.prepared
         dispatches = self._found(work) if prepared is None else prepared.dispatches
+        first = 0
+        for cut in () if self.pace is None else self.pace.cuts(work):
+            self._launch(encoder, dispatches[first:cut], first, stamps)
+            encoder.submit(self._queue)
+            encoder, first = Encoder(self.native), cut
+        self._launch(encoder, dispatches[first:] if first else dispatches, first, stamps)
+        return encoder
+
+    def _launch(
+        self, encoder: Encoder, dispatches: Sequence[Dispatch], first: int, stamps: Stamps | None
+    ) -> None:
         if stamps is None:
             encoder.launch(dispatches)
             return
-        for index, dispatch in enumerate(dispatches):
+        for index, dispatch in enumerate(dispatches, first):
             encoder.launch((dispatch,), stamps.around(index))
 
     def _encode_reads(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from centella.backends.webgpu import raw
+from centella.backends.webgpu.pace import Course
 from centella.backends.webgpu.stamps import Stamps
 from centella.errors import DeviceLostError
 from centella.submission import Array, Times
@@ -29,17 +30,20 @@ class WebGpuTicket:
         nbytes: of the staging buffer that are used.
         places: first byte and number of bytes of each read-back, then of the time stamps.
         give_back: takes a staging buffer that is not mapped for the next read-back.
+        course: is told when it is over.
     """
 
     def __init__(
         self, device: Any, staging: Any, nbytes: int, places: list[tuple[int, int]],
         give_back: Callable[[Any], None], stamps: Stamps | None = None,
+        course: Course | None = None,
     ) -> None:  # fmt: skip
         self._device = device
         self._staging = staging
         self._places = places
         self._give_back = give_back
         self._stamps = stamps
+        self._course = course
         self._nbytes = nbytes
         self._lock = threading.Lock()
         self._asked = False
@@ -67,12 +71,15 @@ class WebGpuTicket:
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished."""
         begin = time.perf_counter()
+        waited = 0.0
         while not self.done():
             waited = time.perf_counter() - begin
             if timeout is not None and waited >= timeout:
                 raise TimeoutError(f"not done after {timeout} s")
             if waited > SPIN:
                 time.sleep(min(waited * PART, LONGEST))
+        if self._course is not None:
+            self._course.end(waited > 0)
         with self._lock:
             if self._results is not None:
                 return

@@ -154,5 +154,10 @@ def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str
     return Axes(tuple(made), ((b, q, shared, None),), told="q")
 
 
+def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
+    """Scores and what they weigh: a multiplication and an addition each, for every key."""
+    return 4 * outputs[0].size * inputs[1].shape[2]
+
+
 ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER), axes=axes_of,
-               doc="scaled dot-product attention")  # fmt: skip
+               flops=flops_of, doc="scaled dot-product attention")  # fmt: skip

@@ -207,7 +207,13 @@ def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict
     return axes([f"{lead}.", "n.", *more], [f"{lead}n"])
 
 
+def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
+    """A multiplication and an addition for each element of a row."""
+    return 2 * outputs[0].size * inputs[0].shape[-1]
+
+
 MATMUL = Op("matmul", matmul_rule, matmul_reference, matmul_lower, takes_matrix, VARIANTS,
-            axes=matmul_axes, doc="C = alpha A B")  # fmt: skip
+            axes=matmul_axes, flops=flops_of, doc="C = alpha A B")  # fmt: skip
 LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_rows, ALONG_K,
-            axes=linear_axes, doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip
+            axes=linear_axes, flops=flops_of,
+            doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip

@@ -1,0 +1,103 @@
+"""How long work is expected to last on an adapter, and where a submission is cut.
+
+Desktop systems reset a GPU that is silent for two seconds. So work is submitted in parts of a
+quarter of a second as expected here: operations and bytes at a rate that is guessed low by the kind
+of adapter, then corrected by what submissions were seen to take.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from weakref import ref
+
+from centella.submission import Load, Submission
+
+log: logging.Logger = logging.getLogger("centella.webgpu")
+
+CUT, WARN = 0.25, 1.5  # seconds
+LEAST = 0.002  # seconds: below, what is seen is mostly the driver
+SLOWEST, FASTEST = 4.0, 1e-3  # times the guess
+GUESS: dict[str, tuple[float, float]] = {  # operations and bytes a second
+    "DiscreteGPU": (2e12, 1e11),
+    "IntegratedGPU": (2e11, 2e10),
+}
+
+
+class Pace:
+    """What an adapter does in a second.
+
+    Attributes:
+        factor: the time that work takes, in times of what the guess says.
+        known: it was seen.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._flops, self._bytes = GUESS.get(kind, GUESS["IntegratedGPU"])
+        self.factor: float = 1.0
+        self.known: bool = False
+        self._last: ref[Course] | None = None
+
+    def seconds(self, load: Load) -> float:
+        """The time that work is expected to take."""
+        return self.factor * (load.flops / self._flops + load.nbytes / self._bytes)
+
+    def cuts(self, work: Submission) -> Sequence[int]:
+        """The launches before which a submission is cut; none in a batch, which is one for good."""
+        expected = self.seconds(work.total)
+        if expected <= CUT:
+            return ()
+        if work.whole:
+            if self.known and expected > WARN:
+                log.warning(
+                    "a batch is one submission, expected to take %.1f s here; a desktop "
+                    "resets a GPU that is silent for 2 s: execute it in parts", expected,
+                )  # fmt: skip
+            return ()
+        found: list[int] = []
+        since = 0.0
+        for index, load in enumerate(work.loads):
+            each = self.seconds(load)
+            if since and since + each > CUT:
+                found.append(index)
+                since = 0.0
+            since += each
+        return found
+
+    def begin(self, load: Load) -> Course:
+        """A submission begins."""
+        before = None if self._last is None else self._last()
+        course = Course(self, load, before is None or before.over)
+        self._last = ref(course)
+        return course
+
+    def seen(self, load: Load, seconds: float) -> None:
+        """Learn from what a submission took that had the adapter to itself."""
+        guessed = self.seconds(load) / self.factor
+        if seconds >= LEAST and guessed > 0:
+            ratio = min(max(seconds / guessed, FASTEST), SLOWEST)
+            self.factor = 0.5 * (self.factor + ratio) if self.known else ratio
+            self.known = True
+
+
+class Course:
+    """One submission under way, and what it says of the pace when it is over.
+
+    Args:
+        by_itself: the one before was over when it began.
+    """
+
+    def __init__(self, pace: Pace, load: Load, by_itself: bool) -> None:
+        self._pace = pace
+        self._load = load
+        self._by_itself = by_itself
+        self._begun = time.perf_counter()
+        self.over: bool = False
+
+    def end(self, watched: bool) -> None:
+        """It is over; `watched`: just now, as somebody was looking all the time."""
+        if not self.over:
+            self.over = True
+            if watched and self._by_itself:
+                self._pace.seen(self._load, time.perf_counter() - self._begun)
