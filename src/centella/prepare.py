@@ -98,7 +98,7 @@ def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence
             if value is not None:
                 found.values[value.place] = value
             wanted.append(
-                value is not None and (kept is None or id(value) in kept or value.cell is not None)
+                value is not None and (kept is None or id(value) in kept or value.is_version)
             )
         found.wanted.append(tuple(wanted))
     return found

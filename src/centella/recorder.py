@@ -133,9 +133,11 @@ class Recorder(Values):
             inputs: list[Operand] = []
             read: list[Cell] = []
             for value, offset in operands:
-                if value.cell is not None:
+                if value.stale is not None:
                     value.check_current()
-                    read.append(value.cell)
+                cell = value.cell
+                if cell is not None:
+                    read.append(cell)
                 if value.recording is target and value.place is not OUTSIDE:
                     inputs.append((None, value.place, offset))
                     continue
@@ -184,8 +186,8 @@ class Recorder(Values):
         if value.state == PENDING:
             self._flush_value(value)
         elif value.state == FAILED and index in op.overwrites:
-            memory = None if value.cell is None else value.cell.memory
-            value = memory or value
+            cell = value.cell
+            value = (None if cell is None else cell.memory) or value
         value.require()
         return value
 
@@ -196,15 +198,14 @@ class Recorder(Values):
         cells: list[Cell] = []
         for index in form.op.mutates:
             value, _ = operands[index]
-            if value.cell is None:
+            cell = value.cell
+            if cell is None:
                 raise ContractError(f"{form.op.name}: operand {index} is no State")
             if sum(other is value for other, _ in operands) > 1:
-                raise ContractError(
-                    f"{form.op.name}: {value.cell.what} is read and changed at once"
-                )
-            for reader in value.cell.unread(target):
+                raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
+            for reader in cell.unread(target):
                 self.run(reader)
-            cells.append(value.cell)
+            cells.append(cell)
         return cells
 
     def upload(self, data: Array, spec: Spec, target: Recording | None = None) -> Value:

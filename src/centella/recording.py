@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from msgspec import Struct
@@ -34,7 +34,9 @@ class Cell:
     """Memory that changes in place, and the Value that stands for what it holds now.
 
     Every change gives a new version; using an older one raises. Readers of a version that have not
-    run yet come before the change: their recordings are run first, or are the changer's own.
+    run yet come before the change: their recordings are run first, or are the changer's own. A cell
+    belongs to who can change it: a State, or a replay. Versions refer to it weakly, so that memory
+    is free as soon as nobody has a handle; the newest then stays as it is.
 
     Attributes:
         what: how errors call it.
@@ -45,7 +47,7 @@ class Cell:
             when nothing is there to go back to.
     """
 
-    __slots__ = ("_readers", "current", "memory", "settled", "what")
+    __slots__ = ("__weakref__", "_readers", "_self", "current", "memory", "settled", "what")
 
     def __init__(self, what: str, memory: Value | None = None) -> None:
         self.memory: Value | None = memory
@@ -53,6 +55,7 @@ class Cell:
         self.current: Value | None = None
         self.settled: Value | None = None
         self._readers: WeakKeyDictionary[Recording, int] = WeakKeyDictionary()
+        self._self: ref[Cell] = ref(self)
 
     def read_by(self, recording: Recording) -> None:
         """Note that a recording reads the current version."""
@@ -79,16 +82,29 @@ class Cell:
 
     def advance(self, value: Value) -> None:
         """`value` is the next version."""
-        value.cell = self
-        value.note = None if self.current is None else self.current.note
+        before = self.current
+        if before is not None:
+            before.stale = Stale(self.what, value.site, self.memory is None)
+            value.note = before.note
+        value._cell = self._self
         self.current = value
         if self._readers:
             self._readers.clear()
 
     def roll_back(self) -> None:
         """A recorded change will not happen: the version before is there again, if one is."""
-        self.current = self.settled or self.current
+        if self.settled is not None:
+            self.settled.stale = None
+            self.current = self.settled
         self._readers.clear()
+
+
+class Stale(NamedTuple):
+    """Why a version may not be used any more: what changed, and the line that changed it."""
+
+    what: str
+    site: Site
+    result: bool
 
 
 class Value:
@@ -99,15 +115,15 @@ class Value:
         place: (node, output) in its recording; `OUTSIDE` for what no node makes.
         offset: elements from the buffer's start.
         reason: why it will never be computed, when it has failed.
-        cell: the memory that it is one version of, if that changes in place.
+        stale: what has changed since, of what it is a version of.
         note: what its owner on the host knows about this version.
         made: the plan that computed it, or what a replay says in its place; else None.
         events: what has happened to it since; see `history`.
     """
 
     __slots__ = (
-        "__weakref__", "buffer", "cell", "device", "events", "made", "note", "offset", "place",
-        "reason", "recording", "site", "spec", "state", "what",
+        "__weakref__", "_cell", "buffer", "device", "events", "made", "note", "offset", "place",
+        "reason", "recording", "site", "spec", "stale", "state", "what",
     )  # fmt: skip
 
     def __init__(
@@ -124,10 +140,21 @@ class Value:
         self.buffer: Buffer | None = None
         self.offset: int = 0
         self.reason: str = ""
-        self.cell: Cell | None = None
+        self.stale: Stale | None = None
+        self._cell: ref[Cell] | None = None
         self.note: Any = None
         self.made: Any = None
         self.events: Any = None
+
+    @property
+    def cell(self) -> Cell | None:
+        """The memory that it is one version of, while that can change in place."""
+        return None if self._cell is None else self._cell()
+
+    @property
+    def is_version(self) -> bool:
+        """Whether it is one of memory that changes in place, or did."""
+        return self._cell is not None
 
     def ready(self, buffer: Buffer, offset: int = 0) -> None:
         """The data is (or, in submission order, will be) in this buffer."""
@@ -135,21 +162,24 @@ class Value:
         self.offset = offset
         self.state = READY
         self.recording = None
-        if self.cell is not None:
-            self.cell.settled = self
+        cell = self.cell
+        if cell is not None:
+            cell.settled = self
 
     def drop(self, state: str, reason: str = "") -> None:
         """It will not be computed: DISCARDED or FAILED."""
         self.state = state
         self.reason = reason
         self.recording = None
-        if self.cell is not None and state == FAILED:
-            self.cell.roll_back()
+        cell = self.cell
+        if cell is not None and state == FAILED:
+            cell.roll_back()
 
     def lose(self, reason: str) -> None:
         """It has failed half way: of what it is a version of, no content is left."""
-        if self.cell is not None:
-            self.cell.settled = None
+        cell = self.cell
+        if cell is not None:
+            cell.settled = None
         self.drop(FAILED, reason)
 
     def check_current(self) -> None:
@@ -158,13 +188,12 @@ class Value:
         Raises:
             ContractError: its memory has changed since.
         """
-        cell = self.cell
-        if cell is not None and cell.current is not self:
-            by = "" if cell.current is None else f" at {line_of(cell.current.site)}"
-            keep = "keep a result by .copy()" if cell.memory is None else "take .value again"
+        if self.stale is not None:
+            what, site, result = self.stale
+            keep = "keep a result by .copy()" if result else "take .value again"
             raise ContractError(
-                f"{cell.what}: a stale version (of {line_of(self.site)}); it was changed{by}: "
-                f"{keep}"
+                f"{what}: a stale version (of {line_of(self.site)}); it was changed at "
+                f"{line_of(site)}: {keep}"
             )
 
     def require(self) -> Buffer:
@@ -183,9 +212,9 @@ class Value:
                 f"{label} was not kept: declare it in execute(outputs=[...]) or batch.keep(t)"
             )
         if self.state == FAILED:
-            until = ""
-            if self.cell is not None and self.cell.memory is not None:
-                until = f"; {self.cell.what} has no content until it is assigned"
+            cell, until = self.cell, ""
+            if cell is not None and cell.memory is not None:
+                until = f"; {cell.what} has no content until it is assigned"
             raise ContractError(f"{label} was never computed: {self.reason}{until}")
         raise ContractError(f"{label} is not computed yet: call execute() on its batch first")
 

@@ -19,8 +19,8 @@ from centella.axes import Axes, axes
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.elements import Number, element_call
+from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.face import face
 from centella.ops.fill import kernel as fill
 from centella.ops.layout import flat
