@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from centella.program import Program
 from centella.specs import pads
 from centella.submission import Submission
 
@@ -26,6 +27,7 @@ def define_pads(backend: Any) -> None:
         with backend.current():
             stream = backend._streams.turn().native
             for bound in work.launches:
+                assert isinstance(bound.program, Program)
                 operands = zip(bound.program.ir.args, bound.slots, bound.views, strict=True)
                 for arg, slot, (spec, offset) in operands:
                     for begin, nbytes, pitch, rows in pads(spec, offset) if arg.writable else []:

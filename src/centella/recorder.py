@@ -13,22 +13,12 @@ from centella.ledger import Ledger, open_scopes, permit
 from centella.op import Op
 from centella.pipelines import PipelineCache
 from centella.program import exact
-from centella.recording import (
-    FAILED,
-    OUTSIDE,
-    PENDING,
-    READY,
-    Cell,
-    Form,
-    Operand,
-    Recording,
-    Value,
-    call_site,
-    innermost,
-)
+from centella.recording import Form, Operand, Recording, innermost
+from centella.sites import call_site
 from centella.specs import Spec
 from centella.submission import Array, Backend, Buffer
 from centella.values import Values
+from centella.versions import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 IMPLICIT_NODES = 256
@@ -204,7 +194,7 @@ class Recorder(Values):
             if sum(other is value for other, _ in operands) > 1:
                 raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
             for reader in cell.unread(target):
-                self.run(reader)
+                self.run(reader, asked=())
             cells.append(cell)
         return cells
 
@@ -247,7 +237,7 @@ class Recorder(Values):
             or target.result_bytes > self._temporary_limit
             or len(target.uploads) >= IMPLICIT_NODES
         ):
-            self.run(target)
+            self.run(target, asked=())
         target.scopes.update(open_scopes())
 
     def _flush_value(self, value: Value) -> None:
@@ -256,7 +246,7 @@ class Recorder(Values):
         assert recording is not None
         if recording.explicit:
             value.require()
-        self.run(recording)
+        self.run(recording, asked=(value,))
 
     def materialise(self, value: Value) -> Buffer:
         """The buffer of a value, once its recording has been submitted.

@@ -21,10 +21,12 @@ from centella.history import Replayed
 from centella.ledger import began, permit, timelines
 from centella.plan import Plan
 from centella.prepare import Span
-from centella.recording import FAILED, PENDING, Cell, Place, Recorded, Recording, Site, Value
+from centella.recording import Recorded, Recording
 from centella.running import Engine
+from centella.sites import Site
 from centella.specs import strided
 from centella.submission import Array, Buffer, Copy, Read, Submission, Ticket
+from centella.versions import FAILED, PENDING, Cell, Place, Value
 
 UNIT = 256
 DROPPED = "it was recorded while a function was captured; what a captured function returns is kept"
@@ -262,7 +264,7 @@ class Replay:
         for result in self._results:
             if isinstance(result, Result):
                 for reader in result.cell.unread(None):
-                    self._engine.run(reader)
+                    self._engine.run(reader, asked=())
         for touched in self._touched:
             current = touched.cell.current
             if current is not None and current.state == PENDING and current.recording is not None:
@@ -271,12 +273,12 @@ class Replay:
                         f"{self._what}: a batch that has not been executed changes "
                         f"{touched.cell.what}; execute that first"
                     )
-                self._engine.run(current.recording)
+                self._engine.run(current.recording, asked=(current,))
             elif current is not None and touched.read:
                 current.require()
             if touched.changed:
                 for reader in touched.cell.unread(None):
-                    self._engine.run(reader)
+                    self._engine.run(reader, asked=())
 
     def _given(
         self, given: Sequence[Array | Value]
@@ -330,7 +332,6 @@ class Replay:
         value = Value(memory.spec, self._engine, self._what, site=site)
         value.ready(memory.require(), memory.offset)
         value.made = touched.made
-        touched.cell.settled = value
         touched.cell.advance(value)
         return value
 
