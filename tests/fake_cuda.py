@@ -207,6 +207,14 @@ class FakeCuda:
 
     cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy  # noqa: N815
 
+    def cuMemsetD2D8Async(
+        self, target: Any, pitch: int, value: int, width: int, height: int, stream: Any
+    ) -> Any:
+        for row in range(height):
+            ctypes.memset(int(target) + row * pitch, value, width)
+        self.put("fill", stream)
+        return self._ok()
+
     def cuPointerGetAttribute(self, which: Any, address: int) -> Any:
         for start, (_, nbytes, context) in self.memory.items():
             if start <= address < start + nbytes and context:

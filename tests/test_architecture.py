@@ -425,7 +425,9 @@ SHOWN = {
     "state.readers_on_another_thread_run_first",
     "While a batch has yet": "state.a_batch_that_has_yet_to_read_refuses_the_change",
     "Using a version that is not": "state.a_stale_version_is_refused_with_the_lines",
-    "When its recording fails": "state.a_failed_batch_takes_the_change_back "
+    "A change that fails before": "state.a_failed_batch_takes_the_change_back "
+    "refused.a_state_stays_at_the_version_before refused.a_reader_that_fails_holds_up_no_change "
+    "refused.readers_of_a_version_that_is_back_still_come_first "
     "architecture.a_full_recording_that_fails_leaves_the_next_op_unrecorded",
     "When it fails after some of it": "state.a_fault_leaves_what_was_changed_without_content "
     "state.a_fault_in_a_replay_leaves_what_it_changes_without_content "
@@ -461,6 +463,9 @@ SHOWN = {
     "batch.freed_memory_is_not_written_while_recorded_work_reads_it",
     # memory
     "**Who owns memory.** A value owns": "architecture.a_view_refers_to_the_value_which_owns_the_buffer",
+    "A State, or a replay that uses it": "state.memory_is_free_when_the_last_handle_goes "
+    "state.what_is_recorded_of_a_dropped_state_still_runs "
+    "state.a_replay_holds_the_states_that_it_uses",
     "The uploads of a batch are packed": "architecture.uploads_of_a_batch_share_a_buffer_that_each_keeps "
     "batch.a_batch_of_several_uploads_is_one_upload batch.uploads_above_an_arena_are_several_writes",
     "When the last reference goes": "architecture.the_finalizer_only_appends_to_a_queue "
@@ -471,7 +476,12 @@ SHOWN = {
     "On the CPU a buffer is": "architecture.a_buffer_of_the_cpu_is_set_by_its_program",
     # failure
     "**On failure.** A flush plans": "architecture.a_flush_plans_compiles_and_allocates_then_submits",
-    "A failure up to there": "batch.a_kernel_that_does_not_compile batch.no_room "
+    "What cannot be planned or compiled": "refused.a_value_that_fails_raises_and_nothing_else_does "
+    "refused.what_was_asked_for_raises_and_the_rest_waits refused.what_failed_holds_no_memory",
+    "Who asked for others sees that error": "refused.a_change_that_fails_is_told_once "
+    "refused.a_flush_for_nothing_in_particular_raises_once",
+    "Other failures up to there": "refused.what_may_pass_leaves_the_recording_as_it_was "
+    "batch.a_kernel_that_does_not_compile batch.no_room "
     "batch.a_submission_that_is_refused_for_memory_can_be_tried_again",
     "Any other failure while the driver": "batch.a_failed_submission_loses_the_device "
     "architecture.a_fault_in_the_simulator_loses_the_recording_alone",

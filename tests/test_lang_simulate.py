@@ -378,8 +378,10 @@ def test_read_of_unwritten_memory() -> None:
         y[lang.local_id()] = x[lang.local_id()]
 
     tensors = {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}
-    nothing = np.zeros(8, np.bool_)
-    launch(record(input_, tensors, 8), tensors, 1, initialised=[nothing, None])
+    launch(record(input_, tensors, 8), tensors, 1)
+    assert "'x' word 6: read, but nobody wrote it" in fault(
+        input_, tensors, initialised=[known, None]
+    )
 
 
 def shared_kernel(steps: Callable[[Any, Any], None]) -> Callable[..., Any]:

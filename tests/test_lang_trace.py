@@ -1383,6 +1383,8 @@ SHOWN = {
     "It reports, with the source line": "simulate.out_of_bounds simulate.shared_races "
     "simulate.unwritten_output simulate.read_of_unwritten_memory simulate.divergent_meetings "
     "simulate.off_boundary simulate.global_races",
+    "The device `simulator` knows what was written": "memory.a_word_that_nobody_wrote_is_not_read "
+    "memory.pads_of_results_are_read_and_nothing_else_beside_them",
     "Conflicting stores are applied": "simulate.order_of_conflicting_stores "
     "simulate.subgroup_operations",
     # identity

@@ -1,13 +1,19 @@
-"""The bytes that no element owns, which initcheck is told of."""
+"""The bytes that no element owns, which kernels may read whoever wrote them."""
 
 from __future__ import annotations
+
+import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
 
+import centella as ct
+from centella.device import Device
 from centella.dtypes import DType, f16, f32
-from centella.specs import Spec, make_spec, strided
-from tests.pads import pads
+from centella.specs import Spec, make_spec, pads, strided
+from tests.fake_cuda import FakeCuda
+from tests.pads import define_pads
 
 
 @pytest.mark.parametrize(
@@ -31,3 +37,42 @@ def test_pads_and_elements_share_no_byte_and_leave_none(
             assert not part.any()
             part[:] = 1
     assert memory.all() or not spec.size
+
+
+def split(where: Device) -> ct.Tensor:
+    """A product whose parts a second launch adds."""
+    x, w = (ct.asarray(np.ones(s, np.float32), device=where) for s in ((3, 600), (600, 33)))
+    return x @ w
+
+
+def parted(where: Device) -> ct.Tensor:
+    """Attention whose keys are split among groups."""
+    q = ct.asarray(np.ones((1, 2, 3, 5), np.float32), device=where)
+    k = ct.asarray(np.ones((1, 2, 70, 5), np.float32), device=where)
+    return ct.attention(q, k, k, variant="split")
+
+
+@pytest.mark.parametrize("made", [split, parted])
+def test_initcheck_is_told_of_the_pads_of_every_launch(
+    monkeypatch: pytest.MonkeyPatch, made: Any
+) -> None:
+    """Nothing runs on this driver, so what is not -1 in a result has been defined."""
+    fake = FakeCuda(pytest.importorskip("cuda.bindings.driver")).install(monkeypatch)
+    raw = fake.alloc
+
+    def alloc(nbytes: int, context: int) -> int:
+        address = raw(nbytes, context)
+        ctypes.memset(address, 0xFF, nbytes)
+        return address
+
+    monkeypatch.setattr(fake, "alloc", alloc)
+    where = ct.device("cuda", pool="exact")
+    define_pads(where.backend)
+    y = made(where)
+    address, spec = y.native[0], y.spec
+    memory = np.array((ctypes.c_uint8 * spec.storage_bytes).from_address(int(address)))
+    assert (strided(memory, spec).view(np.int32) == -1).all()
+    strided(memory, spec).view(np.int32)[...] = 0
+    assert spec.storage_bytes > spec.nbytes
+    assert not memory.any()
+    where.close()

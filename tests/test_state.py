@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 import centella as ct
 from centella import functional, lang
+from tests.devices import own
 
 
 def counted(device: ct.Device) -> ct.State:
@@ -324,3 +328,110 @@ def test_mistakes_leave_the_state_as_it_was(device: ct.Device, name: str) -> Non
     with pytest.raises(kind, match=text):
         mistake()
     assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4))
+
+
+# -- how long its memory lives --------------------------------------------------------------------
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """References alone decide what lives."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def live(device: ct.Device) -> int:
+    """Bytes in use, once everything has run."""
+    device.synchronize()
+    device.pool.drain()
+    return device.memory.live
+
+
+def fresh(device: ct.Device) -> tuple[ct.Device, ct.Tensor, int]:
+    """A device of its own, a tensor on it, and the bytes in use."""
+    where = own(device)
+    one = ct.asarray(np.ones((32, 32), np.float32), device=where)
+    (one + 1.0).numpy()
+    return where, one, live(where)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_memory_is_free_when_the_last_handle_goes(device: ct.Device) -> None:
+    where, one, before = fresh(device)
+    state = ct.State(one)
+    state.assign(state.value + one)
+    assert state.numpy()[0, 0] == 2
+    size = live(where) - before
+    assert size >= one.nbytes
+    state.assign(state.value + one)  # pending
+    del state
+    assert live(where) == before
+    versions = [ct.State(one).value]
+    assert versions[0].numpy().all()
+    assert live(where) == before + size
+    versions.clear()
+    assert live(where) == before
+    cache = ct.KVCache(2, 2, 8, 16, num_layers=2, device=where)
+    cache.append(*(one.reshape(2, 2, 32, 8)[:, :, :4],) * 2)
+    assert live(where) > before
+    cache.append(*(one.reshape(2, 2, 32, 8)[:, :, :4],) * 2, layer=1)
+    del cache
+    assert live(where) == before
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_is_recorded_of_a_dropped_state_still_runs(device: ct.Device) -> None:
+    where, one, before = fresh(device)
+    state = ct.State(one)
+    first = state.value * 3
+    state.assign(state.value + one)
+    second, newest = state.value * 3, state.value
+    old = ct.State(one)
+    stale = old.value
+    old.assign(5)
+    del state, old
+    assert first.numpy()[0, 0] == 3 and second.numpy()[0, 0] == 6
+    assert newest.numpy()[0, 0] == 2
+    with pytest.raises(ct.ContractError, match=r"a stale version .* take \.value again"):
+        stale.numpy()
+    batch = where.batch()
+    with batch._recording:
+        kept = ct.State(one)
+        kept.assign(kept.value + one)
+        y = kept.value * 2
+    del kept
+    batch.execute(outputs=[y])
+    assert batch.read(y)[0, 0] == 4
+    del first, second, newest, stale, batch, y
+    assert live(where) == before
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_replay_holds_the_states_that_it_uses(device: ct.Device) -> None:
+    where, one, before = fresh(device)
+
+    def counting() -> tuple[Any, weakref.ref[Any]]:
+        state = ct.State(one)
+
+        def step(x: ct.Tensor) -> ct.Tensor:
+            inner = ct.State(x)
+            inner.assign(inner.value * 2)
+            state.assign(state.value + inner.value)
+            return state.value + 0.0
+
+        return where.compile(step, one), weakref.ref(state._cell)
+
+    step, cell = counting()
+    for turn in range(3):
+        y = step(one)
+        assert cell() is not None
+        assert y.numpy()[0, 0] == 3 + 2 * turn
+    kept = y
+    assert live(where) > before
+    del step
+    assert cell() is None
+    assert kept.numpy()[0, 0] == 7
+    del kept, y
+    assert live(where) == before

@@ -23,8 +23,9 @@ from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, DTypeError
 from centella.pending import Pending
 from centella.pipelines import PipelineCache
-from centella.recording import Recording, Value
+from centella.recording import Recording
 from centella.tensor import Tensor, fetch, upload
+from centella.versions import Value
 
 
 class CommandBatch:

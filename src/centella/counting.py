@@ -7,7 +7,7 @@ from typing import Any
 
 from centella.ledger import count, noted, noted_work
 from centella.plan import Plan
-from centella.recording import Site, line_of
+from centella.sites import Site, line_of
 from centella.submission import Submission, Ticket
 
 

@@ -13,7 +13,8 @@ from centella.errors import DeviceError
 from centella.ledger import Ledger, on_flush
 from centella.opening import choose, forked, kind_of, open_backend, spelled
 from centella.recorder import Recorder
-from centella.recording import Value, innermost
+from centella.recording import innermost
+from centella.versions import Value
 
 
 class Device(Recorder):

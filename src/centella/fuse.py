@@ -21,8 +21,9 @@ from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import Step, weight
 from centella.program import exact
-from centella.recording import Form, Place
+from centella.recording import Form
 from centella.specs import Caps, Shape, Spec
+from centella.versions import Place
 
 LONGEST = 64
 PARAMETERS = 56  # launch parameters that leave room for the number of groups

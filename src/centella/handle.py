@@ -14,8 +14,8 @@ from centella.dtypes import Array, dtype_of
 from centella.errors import ContractError, DeviceError, ShapeError
 from centella.history import Event, happened, history
 from centella.readback import Seen, read_back
-from centella.recording import READY, Value
 from centella.specs import Described, Shape, Spec, view_spec
+from centella.versions import READY, Value
 
 
 class Handle(Described):

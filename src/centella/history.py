@@ -11,16 +11,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from centella.recording import (
-    DISCARDED,
-    FAILED,
-    NOWHERE,
-    PENDING,
-    Site,
-    Value,
-    call_site,
-    line_of,
-)
+from centella.sites import NOWHERE, Site, call_site, line_of
+from centella.versions import DISCARDED, FAILED, PENDING, Value
 
 LINES = 64  # events that are told apart; further lines are counted together
 CAME = {"upload": "uploaded", "import_buffer": "imported", "empty": "reserved"}

@@ -27,11 +27,13 @@ from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, ShapeError
 from centella.pending import Pending
 from centella.readback import bytes_of, decode, sparse
-from centella.recording import OUTSIDE, Recording, Value, call_site
+from centella.recording import Recording
 from centella.replay import Replay
 from centella.signature import Call, fill, flatten
+from centella.sites import call_site
 from centella.state import State
 from centella.tensor import Tensor
+from centella.versions import OUTSIDE, Value
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,8 +22,9 @@ from centella.errors import CentellaError, LimitError
 from centella.fuse import fuse
 from centella.op import Op
 from centella.program import Call, HostProgram, Program, parameter_words
-from centella.recording import Form, Node, Place, blame
+from centella.recording import Form, Node
 from centella.specs import Caps, Spec
+from centella.versions import Place
 
 MAX_GROUPS = 1 << 31  # what every backend can launch
 
@@ -171,7 +172,7 @@ def build(
             try:
                 _lower(node.form, caps)
             except CentellaError as error:
-                blame(error, node.op.name, nodes[index].site)
+                nodes[index].refuse(error)
                 raise
     owners = _owners(plain)
     values = _lifetimes(plain, alive, owners)

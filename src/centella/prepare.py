@@ -17,9 +17,11 @@ from centella.errors import CentellaError
 from centella.ledger import permit
 from centella.plan import Plan, Step
 from centella.pool import Pool
-from centella.recording import DISCARDED, Place, Recorded, Upload, Value, blame
+from centella.recording import Recorded, Upload
+from centella.sites import blame
 from centella.specs import Caps, Spec, strided
 from centella.submission import Array, Bound, Buffer, Load, Read, Submission
+from centella.versions import DISCARDED, Place, Value
 from centella.windows import windowed
 from centella.workspace import Share
 
@@ -98,7 +100,9 @@ def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence
             if value is not None:
                 found.values[value.place] = value
             wanted.append(
-                value is not None and (kept is None or id(value) in kept or value.cell is not None)
+                value is not None
+                and value.stale is None  # else nobody may use it
+                and (kept is None or id(value) in kept or value.is_version)
             )
         found.wanted.append(tuple(wanted))
     return found
@@ -166,7 +170,7 @@ def launches_of(
         try:
             found.append(windowed(each, step.patches, slots, caps))
         except CentellaError as error:
-            blame(error, taken.nodes[step.node].op.name, taken.nodes[step.node].site)
+            taken.nodes[step.node].refuse(error)
             raise
     return found
 

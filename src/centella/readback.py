@@ -12,9 +12,9 @@ from centella.history import happened
 from centella.op import get
 from centella.pending import Pending
 from centella.prepare import Span
-from centella.recording import Value
 from centella.specs import Spec, strided
 from centella.submission import Ticket
+from centella.versions import Value
 
 COMPACT = 64 << 10
 Seen = tuple[Value, Spec, int]

@@ -13,22 +13,12 @@ from centella.ledger import Ledger, open_scopes, permit
 from centella.op import Op
 from centella.pipelines import PipelineCache
 from centella.program import exact
-from centella.recording import (
-    FAILED,
-    OUTSIDE,
-    PENDING,
-    READY,
-    Cell,
-    Form,
-    Operand,
-    Recording,
-    Value,
-    call_site,
-    innermost,
-)
+from centella.recording import Form, Operand, Recording, innermost
+from centella.sites import call_site
 from centella.specs import Spec
 from centella.submission import Array, Backend, Buffer
 from centella.values import Values
+from centella.versions import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 IMPLICIT_NODES = 256
@@ -133,9 +123,11 @@ class Recorder(Values):
             inputs: list[Operand] = []
             read: list[Cell] = []
             for value, offset in operands:
-                if value.cell is not None:
+                if value.stale is not None:
                     value.check_current()
-                    read.append(value.cell)
+                cell = value.cell
+                if cell is not None:
+                    read.append(cell)
                 if value.recording is target and value.place is not OUTSIDE:
                     inputs.append((None, value.place, offset))
                     continue
@@ -184,8 +176,8 @@ class Recorder(Values):
         if value.state == PENDING:
             self._flush_value(value)
         elif value.state == FAILED and index in op.overwrites:
-            memory = None if value.cell is None else value.cell.memory
-            value = memory or value
+            cell = value.cell
+            value = (None if cell is None else cell.memory) or value
         value.require()
         return value
 
@@ -196,15 +188,14 @@ class Recorder(Values):
         cells: list[Cell] = []
         for index in form.op.mutates:
             value, _ = operands[index]
-            if value.cell is None:
+            cell = value.cell
+            if cell is None:
                 raise ContractError(f"{form.op.name}: operand {index} is no State")
             if sum(other is value for other, _ in operands) > 1:
-                raise ContractError(
-                    f"{form.op.name}: {value.cell.what} is read and changed at once"
-                )
-            for reader in value.cell.unread(target):
-                self.run(reader)
-            cells.append(value.cell)
+                raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
+            for reader in cell.unread(target):
+                self.run(reader, asked=())
+            cells.append(cell)
         return cells
 
     def upload(self, data: Array, spec: Spec, target: Recording | None = None) -> Value:
@@ -246,7 +237,7 @@ class Recorder(Values):
             or target.result_bytes > self._temporary_limit
             or len(target.uploads) >= IMPLICIT_NODES
         ):
-            self.run(target)
+            self.run(target, asked=())
         target.scopes.update(open_scopes())
 
     def _flush_value(self, value: Value) -> None:
@@ -255,7 +246,7 @@ class Recorder(Values):
         assert recording is not None
         if recording.explicit:
             value.require()
-        self.run(recording)
+        self.run(recording, asked=(value,))
 
     def materialise(self, value: Value) -> Buffer:
         """The buffer of a value, once its recording has been submitted.

@@ -1,193 +1,22 @@
-"""Nodes recorded on a device, and the values they make.
-
-A `Value` is immutable data on a device: pending until its recording is run, then ready. A tensor
-views a value; a recording refers to its values weakly, so that what no tensor refers to any more
-need not be kept. Everything here happens under the device's lock.
-"""
+"""Nodes recorded on a device, in order; everything here happens under the device's lock."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from msgspec import Struct
 
 from centella.dtypes import Array
-from centella.errors import CentellaError, ContractError, DiscardedError
+from centella.errors import CentellaError, DeviceError, OutOfMemoryError, TransferForbidden
 from centella.ledger import Ledger, began
 from centella.op import Attrs, Op
+from centella.sites import Site, blame
 from centella.specs import Spec
-from centella.submission import Buffer
-
-PENDING, READY, DISCARDED, FAILED = "pending", "ready", "discarded", "failed"
-Place = tuple[int, int]
-Site = tuple[str, int]
-NOWHERE: Site = ("", 0)
-OUTSIDE: Place = (-1, 0)
-
-
-class Cell:
-    """Memory that changes in place, and the Value that stands for what it holds now.
-
-    Every change gives a new version; using an older one raises. Readers of a version that have not
-    run yet come before the change: their recordings are run first, or are the changer's own.
-
-    Attributes:
-        what: how errors call it.
-        memory: a value in the memory where every version lies, its content undefined; None for a
-            replay's result, whose versions have nothing in common but the memory.
-        current: the newest version, recorded or computed.
-        settled: the newest version that was submitted, which a failed recording goes back to; None
-            when nothing is there to go back to.
-    """
-
-    __slots__ = ("_readers", "current", "memory", "settled", "what")
-
-    def __init__(self, what: str, memory: Value | None = None) -> None:
-        self.memory: Value | None = memory
-        self.what: str = what
-        self.current: Value | None = None
-        self.settled: Value | None = None
-        self._readers: WeakKeyDictionary[Recording, int] = WeakKeyDictionary()
-
-    def read_by(self, recording: Recording) -> None:
-        """Note that a recording reads the current version."""
-        self._readers[recording] = recording.generation
-
-    def unread(self, changer: Recording | None) -> list[Recording]:
-        """Recordings other than `changer` that have yet to read the current version.
-
-        Raises:
-            ContractError: one of them is a batch, which runs when its owner says so.
-        """
-        if not self._readers:
-            return []
-        waiting: list[Recording] = []
-        for found, generation in list(self._readers.items()):
-            if found is changer or found.generation != generation:
-                continue  # it has run since
-            if found.explicit:
-                raise ContractError(
-                    f"{self.what}: a batch that has not been executed reads it; execute that first"
-                )
-            waiting.append(found)
-        return waiting
-
-    def advance(self, value: Value) -> None:
-        """`value` is the next version."""
-        value.cell = self
-        value.note = None if self.current is None else self.current.note
-        self.current = value
-        if self._readers:
-            self._readers.clear()
-
-    def roll_back(self) -> None:
-        """A recorded change will not happen: the version before is there again, if one is."""
-        self.current = self.settled or self.current
-        self._readers.clear()
-
-
-class Value:
-    """Data on a device, or data that a recorded node will make.
-
-    Attributes:
-        what: the op that makes it, or how it came here.
-        place: (node, output) in its recording; `OUTSIDE` for what no node makes.
-        offset: elements from the buffer's start.
-        reason: why it will never be computed, when it has failed.
-        cell: the memory that it is one version of, if that changes in place.
-        note: what its owner on the host knows about this version.
-        made: the plan that computed it, or what a replay says in its place; else None.
-        events: what has happened to it since; see `history`.
-    """
-
-    __slots__ = (
-        "__weakref__", "buffer", "cell", "device", "events", "made", "note", "offset", "place",
-        "reason", "recording", "site", "spec", "state", "what",
-    )  # fmt: skip
-
-    def __init__(
-        self, spec: Spec, device: Any, what: str, recording: Recording | None = None,
-        place: Place = OUTSIDE, site: Site = NOWHERE,
-    ) -> None:  # fmt: skip
-        self.spec: Spec = spec
-        self.device: Any = device
-        self.what: str = what
-        self.recording: Recording | None = recording
-        self.place: Place = place
-        self.site: Site = site
-        self.state: str = PENDING
-        self.buffer: Buffer | None = None
-        self.offset: int = 0
-        self.reason: str = ""
-        self.cell: Cell | None = None
-        self.note: Any = None
-        self.made: Any = None
-        self.events: Any = None
-
-    def ready(self, buffer: Buffer, offset: int = 0) -> None:
-        """The data is (or, in submission order, will be) in this buffer."""
-        self.buffer = buffer
-        self.offset = offset
-        self.state = READY
-        self.recording = None
-        if self.cell is not None:
-            self.cell.settled = self
-
-    def drop(self, state: str, reason: str = "") -> None:
-        """It will not be computed: DISCARDED or FAILED."""
-        self.state = state
-        self.reason = reason
-        self.recording = None
-        if self.cell is not None and state == FAILED:
-            self.cell.roll_back()
-
-    def lose(self, reason: str) -> None:
-        """It has failed half way: of what it is a version of, no content is left."""
-        if self.cell is not None:
-            self.cell.settled = None
-        self.drop(FAILED, reason)
-
-    def check_current(self) -> None:
-        """Raise unless it is the newest version of what it is a version of.
-
-        Raises:
-            ContractError: its memory has changed since.
-        """
-        cell = self.cell
-        if cell is not None and cell.current is not self:
-            by = "" if cell.current is None else f" at {line_of(cell.current.site)}"
-            keep = "keep a result by .copy()" if cell.memory is None else "take .value again"
-            raise ContractError(
-                f"{cell.what}: a stale version (of {line_of(self.site)}); it was changed{by}: "
-                f"{keep}"
-            )
-
-    def require(self) -> Buffer:
-        """The buffer of a ready value.
-
-        Raises:
-            DiscardedError: the batch was told not to keep it.
-            ContractError: it was recorded in a batch that failed or has not been executed.
-        """
-        if self.state == READY:
-            assert self.buffer is not None
-            return self.buffer
-        label = f"{self.what} (recorded at {line_of(self.site)})"
-        if self.state == DISCARDED:
-            raise DiscardedError(
-                f"{label} was not kept: declare it in execute(outputs=[...]) or batch.keep(t)"
-            )
-        if self.state == FAILED:
-            until = ""
-            if self.cell is not None and self.cell.memory is not None:
-                until = f"; {self.cell.what} has no content until it is assigned"
-            raise ContractError(f"{label} was never computed: {self.reason}{until}")
-        raise ContractError(f"{label} is not computed yet: call execute() on its batch first")
+from centella.versions import FAILED, OUTSIDE, Cell, Place, Value
 
 
 class Form(Struct, eq=False):
@@ -216,17 +45,30 @@ Operand = tuple["Value | None", Place, int]
 
 
 class Node(Struct, eq=False):
-    """One recorded operation."""
+    """One recorded operation.
+
+    Attributes:
+        refused: it was found that it cannot be run here.
+    """
 
     form: Form
     inputs: list[Operand]
     values: list[ref[Value]]
     site: Site
+    refused: bool = False
 
     @property
     def op(self) -> Op:
         """The operation."""
         return self.form.op
+
+    def refuse(self, error: CentellaError) -> None:
+        """Name it in an error; unless that may be another next time, it cannot be run."""
+        blame(error, self.op.name, self.site)
+        self.refused = not isinstance(error, PASSING)
+
+
+PASSING = (DeviceError, OutOfMemoryError, TransferForbidden)
 
 
 class Upload(Struct, eq=False):
@@ -322,6 +164,40 @@ class Recording:
         self.nodes, self.uploads = taken.nodes, taken.uploads
         self.result_bytes = taken.result_bytes
 
+    def give_up(self, error: CentellaError) -> list[Node]:
+        """Take out the nodes that were refused, and what depends on them: their values raise.
+
+        Returns:
+            What was taken out; States that it was to change are at the versions before.
+        """
+        given_up: list[Node] = []
+        where: dict[int, int] = {}  # of the nodes that stay
+        for index, node in enumerate(self.nodes):
+            made_here = [place[0] for value, place, _ in node.inputs if value is None]
+            if node.refused or not all(maker in where for maker in made_here):
+                given_up.append(node)
+                continue
+            where[index] = len(where)
+            node.inputs = [
+                (v, place if v is not None else (where[place[0]], place[1]), offset)
+                for v, place, offset in node.inputs
+            ]
+            for output, reference in enumerate(node.values):
+                value = reference()
+                if value is not None:
+                    value.place = (where[index], output)
+        self.nodes = [node for index, node in enumerate(self.nodes) if index in where]
+        for node in given_up:
+            self.result_bytes -= node.form.nbytes
+            for reference in node.values:
+                value = reference()
+                if value is not None:
+                    value.refuse(error)
+                    cell = value.cell
+                    if cell is not None:
+                        cell.read_by(self)  # what stays may read the version that is back
+        return given_up
+
     def fail(self, reason: str = "its recording was dropped") -> None:
         """Drop everything recorded: values of it raise when used, States are as before it."""
         self.take().fail(reason)
@@ -361,36 +237,3 @@ def innermost(device: Any = None) -> Recording | None:
         if here and recording.open and owner == get_ident():
             return recording
     return None
-
-
-def call_site(depth: int = 1) -> Site:
-    """File and line of the nearest frame outside the library.
-
-    Args:
-        depth: callers that are known to be inside, and not looked at.
-    """
-    frame = sys._getframe(depth)
-    while True:
-        name = frame.f_code.co_filename
-        inside = _inside.get(name)
-        if inside is None:
-            inside = _inside[name] = name.startswith(_OURS)
-        if not inside or frame.f_back is None:
-            return name, frame.f_lineno
-        frame = frame.f_back
-
-
-_OURS = call_site.__code__.co_filename.removesuffix("recording.py")  # the library's folder
-_inside: dict[str, bool] = {}  # whether a source file lies in it
-
-
-def line_of(site: Site) -> str:
-    """A site as editors know it: file:line."""
-    return f"{site[0]}:{site[1]}"
-
-
-def blame(error: CentellaError, what: str, site: Site) -> None:
-    """Put the op and the line that recorded it before an error's text."""
-    label = f"{what} (recorded at {line_of(site)}): "
-    if error.args and not str(error.args[0]).startswith(label):
-        error.args = (label + str(error.args[0]), *error.args[1:])

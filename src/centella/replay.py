@@ -21,10 +21,12 @@ from centella.history import Replayed
 from centella.ledger import began, permit, timelines
 from centella.plan import Plan
 from centella.prepare import Span
-from centella.recording import FAILED, PENDING, Cell, Place, Recorded, Recording, Site, Value
+from centella.recording import Recorded, Recording
 from centella.running import Engine
+from centella.sites import Site
 from centella.specs import strided
 from centella.submission import Array, Buffer, Copy, Read, Submission, Ticket
+from centella.versions import FAILED, PENDING, Cell, Place, Value
 
 UNIT = 256
 DROPPED = "it was recorded while a function was captured; what a captured function returns is kept"
@@ -100,7 +102,6 @@ class Replay:
         self._marks: list[Mark] = list(recording.marks or ())
         self._inputs = Inputs(inputs)
         self._results: list[Result | Cell] = []
-        self._owned: list[Cell] = []
         taken = recording.take()
         with engine.lock, engine.border:
             try:
@@ -133,7 +134,8 @@ class Replay:
         if self._inputs.values:
             self._inputs.slot = outside.index[id(self._inputs.values[0])]
         self._touched = _touched(taken, outside)
-        self._borrowed = [v for v in outside.values if v.cell is not None and v.cell.memory is None]
+        cells = [(value, value.cell) for value in outside.values]
+        self._borrowed = [v for v, cell in cells if cell is not None and cell.memory is None]
         for touched in self._touched:
             touched.made = self._changed(touched.slot)
         lies: dict[int, tuple[int, int]] = {}
@@ -142,11 +144,11 @@ class Replay:
             slot = outside.index[id(value)] if place is None else places[place]
             offset = value.offset if place is None else 0
             lies[id(value)] = slot, offset
-            if value.cell is not None:
-                self._results.append(value.cell)
+            state = value.cell
+            if state is not None:
+                self._results.append(state)
                 continue
             cell = Cell(f"a result of {self._what}")
-            self._owned.append(cell)
             self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
         self._meant = prepare.add_reads(work, reads, lies, engine.backend.unit)
         self._reads: list[Read] = work.reads
@@ -155,13 +157,6 @@ class Replay:
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise TypeError(f"{self._what}: a capture is neither copied nor pickled: capture it again")
-
-    def __del__(self) -> None:
-        # Nothing will overwrite the last outputs. A version and its cell refer to each other:
-        # until that ends, only the garbage collector would give their memory back.
-        for cell in self._owned:
-            if cell.current is not None:
-                cell.current.cell = None
 
     def _changed(self, slot: int) -> Replayed | None:
         """What the history of a State says after each run, if the launches change it."""
@@ -271,7 +266,7 @@ class Replay:
         for result in self._results:
             if isinstance(result, Result):
                 for reader in result.cell.unread(None):
-                    self._engine.run(reader)
+                    self._engine.run(reader, asked=())
         for touched in self._touched:
             current = touched.cell.current
             if current is not None and current.state == PENDING and current.recording is not None:
@@ -280,12 +275,12 @@ class Replay:
                         f"{self._what}: a batch that has not been executed changes "
                         f"{touched.cell.what}; execute that first"
                     )
-                self._engine.run(current.recording)
+                self._engine.run(current.recording, asked=(current,))
             elif current is not None and touched.read:
                 current.require()
             if touched.changed:
                 for reader in touched.cell.unread(None):
-                    self._engine.run(reader)
+                    self._engine.run(reader, asked=())
 
     def _given(
         self, given: Sequence[Array | Value]
@@ -339,7 +334,6 @@ class Replay:
         value = Value(memory.spec, self._engine, self._what, site=site)
         value.ready(memory.require(), memory.offset)
         value.made = touched.made
-        touched.cell.settled = value
         touched.cell.advance(value)
         return value
 
@@ -369,19 +363,20 @@ def _back(before: list[tuple[Value, Any]]) -> None:
 
 def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
     """The States that came from outside, and whether the launches change them."""
-    found = {
-        id(v.cell): Touched(v.cell, slot)
-        for slot, v in enumerate(outside.values)
-        if v.cell is not None and v.cell.memory is not None
-    }
+    found: dict[int, Touched] = {}
+    for slot, outer in enumerate(outside.values):
+        cell = outer.cell
+        if cell is not None and cell.memory is not None:
+            found[id(cell)] = Touched(cell, slot)
     for node in taken.nodes:
-        for index, (outer, _, _) in enumerate(node.inputs):
-            cell = None if outer is None else outer.cell
+        for index, (operand, _, _) in enumerate(node.inputs):
+            cell = None if operand is None else operand.cell
             if cell is not None and id(cell) in found:
                 found[id(cell)].read |= index not in node.op.overwrites
         if node.op.mutates:
             for reference in node.values:
                 value = reference()
-                if value is not None and value.cell is not None and id(value.cell) in found:
-                    found[id(value.cell)].changed = True
+                cell = None if value is None else value.cell
+                if cell is not None and id(cell) in found:
+                    found[id(cell)].changed = True
     return list(found.values())

@@ -30,9 +30,10 @@ from centella.pipelines import PipelineCache
 from centella.pool import Memory, Pool
 from centella.prepare import Span
 from centella.program import Program
-from centella.recording import PENDING, Recorded, Recording, Value, blame, innermost
+from centella.recording import Recorded, Recording, innermost
 from centella.specs import Caps
 from centella.submission import Backend, Bound, DoneTicket, Load, Submission, Ticket
+from centella.versions import PENDING, Value
 from centella.workspace import Share, Workspace
 
 PLANS = 512
@@ -137,6 +138,7 @@ class Engine:
         reads: Sequence[Span] = (),
         cache: PipelineCache | None = None,
         peek: bool = False,
+        asked: Sequence[Value] | None = None,
     ) -> Ticket:
         """Plan, compile, allocate, then submit what a recording holds.
 
@@ -145,42 +147,58 @@ class Engine:
             reads: values that come back, each with a byte range relative to the value.
             cache: where to compile into, instead of the device's own.
             peek: count the read-backs as peeks.
+            asked: what it is run for (default: all of it).
 
         Raises:
-            CentellaError: before submission; the recording is as it was.
+            CentellaError: before submission; the recording is as it was. From an implicit one what
+                cannot be planned or compiled is taken out: that is raised if it was asked for, or
+                was to change a State; else the rest is run.
             DeviceLostError: after it; the device cannot be used any more.
         """
         with self.lock, self.border:
-            self.check_lost()
-            if reads and not peek:
-                permit(f"read of {reads[0][0].what}", "downloads")
-            taken = recording.take()
-            try:
-                results = prepare.results_of(taken, outputs, reads)
-                outside = prepare.outside_of(taken)
-                planned = self.planned(taken, outside, results, cache)
-                packed = prepare.pack(taken.uploads, outside, self.pool, self.caps.max_buffer)
-                work, meant = self.work(taken, outside, results, planned, packed, reads)
-            except BaseException:
-                recording.restore(taken)
-                raise
-            work.whole = recording.explicit
-            begin = began()
-            if begin:
-                noted("record", recording.begun, self.name, operations=len(taken.nodes),
-                      uploads=len(taken.uploads))  # fmt: skip
-                work.timed = bool(timelines())
-            ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.lose)
-            for upload, arena, offset in packed.places:
-                upload.value.ready(arena, offset)
-            made = planned.plan if planned else None
-            if made is not None:
-                results.settle(work.slots, made)
-                recording.last_plan = self.last_plan = made
-            recording.scopes.clear()
-            if begin:
-                sites = [node.site for node in taken.nodes]
-                note_work(self, work, ticket, begin, made, sites, peek=peek)
+            while True:
+                try:
+                    return self._run(recording, outputs, reads, cache, peek)
+                except CentellaError as error:
+                    given_up = [] if recording.explicit else recording.give_up(error)
+                    wanted = asked is None or any(v.error is not None for v in asked)
+                    if wanted or not given_up or any(node.op.mutates for node in given_up):
+                        raise
+
+    def _run(
+        self, recording: Recording, outputs: Iterable[Value] | None, reads: Sequence[Span],
+        cache: PipelineCache | None, peek: bool,
+    ) -> Ticket:  # fmt: skip
+        self.check_lost()
+        if reads and not peek:
+            permit(f"read of {reads[0][0].what}", "downloads")
+        taken = recording.take()
+        try:
+            results = prepare.results_of(taken, outputs, reads)
+            outside = prepare.outside_of(taken)
+            planned = self.planned(taken, outside, results, cache)
+            packed = prepare.pack(taken.uploads, outside, self.pool, self.caps.max_buffer)
+            work, meant = self.work(taken, outside, results, planned, packed, reads)
+        except BaseException:
+            recording.restore(taken)
+            raise
+        work.whole = recording.explicit
+        begin = began()
+        if begin:
+            noted("record", recording.begun, self.name, operations=len(taken.nodes),
+                  uploads=len(taken.uploads))  # fmt: skip
+            work.timed = bool(timelines())
+        ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.lose)
+        for upload, arena, offset in packed.places:
+            upload.value.ready(arena, offset)
+        made = planned.plan if planned else None
+        if made is not None:
+            results.settle(work.slots, made)
+            recording.last_plan = self.last_plan = made
+        recording.scopes.clear()
+        if begin:
+            sites = [node.site for node in taken.nodes]
+            note_work(self, work, ticket, begin, made, sites, peek=peek)
         count_work(work, peek=peek)
         return ticket
 
@@ -202,8 +220,7 @@ class Engine:
             try:
                 launches.append(prepare.bind(step, self._pipeline(step.program, cache)))
             except CentellaError as error:
-                node = taken.nodes[step.node]
-                blame(error, node.op.name, node.site)
+                taken.nodes[step.node].refuse(error)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
         planned.again = {}
@@ -361,9 +378,10 @@ class Engine:
                 permit(f"read of {reads[0][0].what}", "downloads")
             recordings = dict.fromkeys(v.recording for v, _, _ in reads if v.recording is not None)
             *others, last = recordings or (Recording(self, explicit=False),)
+            asked = [value for value, _, _ in reads]
             for other in others:
-                self.run(other)
-            return self.run(last, reads=reads, peek=peek)
+                self.run(other, asked=asked)
+            return self.run(last, reads=reads, peek=peek, asked=asked)
 
     def synchronize(self) -> None:
         """Wait until the device has done everything that was submitted."""

@@ -155,6 +155,31 @@ def rows_aligned(shape: Shape, strides: Shape, itemsize: int, offset: int = 0) -
     return all(n <= 1 or s * itemsize % 16 == 0 for n, s in pairs)
 
 
+def pads(spec: Spec, offset: int = 0) -> list[tuple[int, int, int, int]]:
+    """Blocks of bytes that no element owns: first byte, bytes, bytes from row to row, rows.
+
+    None for what begins inside a buffer or lies across its rows: they may be others' elements.
+    """
+    order = sorted(range(len(spec.shape)), key=lambda i: (-spec.strides[i], i))
+    shape = tuple(spec.shape[i] for i in order)
+    stored = make_spec(shape, spec.dtype, 16)
+    lies = tuple(spec.strides[i] for i in order)
+    if (
+        offset
+        or not spec.size
+        or any(n > 1 and a != b for n, a, b in zip(shape, lies, stored.strides, strict=True))
+    ):
+        return []
+    rows, size = math.prod(shape[:-1]), spec.dtype.itemsize
+    data = (shape[-1] if shape else 1) * size
+    pitch = stored.strides[-2] * size if len(shape) >= 2 else data
+    blocks = [
+        (data, pitch - data, pitch, rows),
+        (rows * pitch, stored.storage_bytes - rows * pitch, 0, 1),
+    ]
+    return [block for block in blocks if block[1]]
+
+
 class Caps(Struct, frozen=True):
     """What a device can do, as far as a choice of kernels may depend on it.
 

@@ -16,10 +16,11 @@ from centella.device import device as open_device
 from centella.dtypes import dtype_of, f32
 from centella.errors import DTypeError
 from centella.op import get
-from centella.recording import Cell, Value, innermost
+from centella.recording import innermost
 from centella.specs import Described, Spec
 from centella.submission import Array
 from centella.tensor import Tensor, apply_all
+from centella.versions import Cell, Value
 
 
 class State(Described):
@@ -41,8 +42,8 @@ class State(Described):
         first = asarray(data, dtype, device)
         self.spec: Spec = first.device.spec(first.shape, first.dtype)
         self._cell = _cell(self.spec, first.device, name)
-        self._cell.settled = None  # a batch that fails leaves nothing to go back to
         self.assign(first)
+        self._current.before = None  # a batch that fails leaves nothing to go back to
 
     @classmethod
     def empty(
@@ -141,5 +142,4 @@ def _cell(spec: Spec, device: Device, name: str) -> Cell:
     buffer.mutable = True
     cell = Cell(name or f"State {list(spec.shape)} {spec.dtype.name}", first)
     cell.advance(first)
-    cell.settled = first
     return cell

@@ -19,8 +19,9 @@ from centella.hints import numpy_ufunc, tensor_getattr
 from centella.op import Op, get
 from centella.pending import Pending
 from centella.readback import read_back
-from centella.recording import Recording, Value
+from centella.recording import Recording
 from centella.specs import Spec, dense_strides, strided
+from centella.versions import Value
 
 Scalar = int | float | bool
 

@@ -10,10 +10,11 @@ from centella import prepare
 from centella.dtypes import DType, check_elements
 from centella.errors import ShapeError
 from centella.ledger import began, count, noted
-from centella.recording import Site, Value, call_site
 from centella.running import Engine
+from centella.sites import Site, call_site
 from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
 from centella.submission import Array
+from centella.versions import Value
 
 
 class Values(Engine):

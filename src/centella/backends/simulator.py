@@ -1,7 +1,8 @@
 """The simulator as a device: portable kernels, run by NumPy, with every check.
 
-Storage is laid out as on a GPU (padded rows) and filled with NaN, so that tests of ops find reads
-of pads and elements that no thread wrote.
+Storage is laid out as on a GPU (padded rows) and filled with NaN, so that tests of ops find pads
+that reach a result. Which words of it were written is known from one launch to the next: reading
+another is a fault, but for the pads of what a launch has computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from centella.lang.shadow import Mask
 from centella.lang.simulate import simulate, unwritten
 from centella.ledger import count
 from centella.program import HostProgram, Program
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Spec, pads
 from centella.submission import Array, Bound, Buffer, Clock, DoneTicket, Submission
 
 
@@ -43,6 +44,27 @@ def logical_words(spec: Spec, offset: int, size: int) -> Mask:
     return mask
 
 
+def operands(bound: Bound, buffers: list[Array]) -> list[Array]:
+    """The words that a launch may touch of the buffers of its operands."""
+    for operand, window in enumerate(bound.windows):
+        if window is not None:
+            start, nbytes = window
+            buffers[operand] = buffers[operand][start // 4 : (start + nbytes) // 4]
+    views = zip(buffers, bound.views, strict=True)
+    return [words[: last_word(spec, offset)] for words, (spec, offset) in views]
+
+
+def pad_words(spec: Spec, offset: int, size: int) -> Mask:
+    """Which of `size` words belong to no element of a tensor, nor to anything else."""
+    mask = np.zeros(size, np.bool_)
+    for begin, nbytes, pitch, rows in pads(spec, offset):
+        first, end = -(-begin // 4), (begin + nbytes) // 4
+        rest = mask[first : end + (rows - 1) * pitch // 4]
+        index = np.arange(rows)[:, None] * (pitch // 4) + np.arange(end - first)
+        rest[index.reshape(-1)] = True
+    return mask
+
+
 class SimulatorBackend:
     """Kernels in NumPy; `checked` reports every fault, else it only computes."""
 
@@ -60,6 +82,7 @@ class SimulatorBackend:
         self.checked: bool = checked
         self.order: Order = order
         self.subgroup: int = subgroup
+        self._written: dict[int, Mask] = {}  # by the id of what `allocate` gave
 
     def runs_on(self, native: Any) -> bool:
         """No driver has a device of it."""
@@ -67,10 +90,13 @@ class SimulatorBackend:
 
     def allocate(self, nbytes: int) -> Array:
         """Words that hold NaN."""
-        return np.full(nbytes // 4, 0xFFFFFFFF, np.uint32)
+        words = np.full(nbytes // 4, 0xFFFFFFFF, np.uint32)
+        self._written[id(words)] = np.zeros(words.size, np.bool_)
+        return words
 
     def free(self, native: Any) -> None:
-        """Nothing to do."""
+        """Forget what was written."""
+        del self._written[id(native)]
 
     def memory(self) -> None:
         """Unknown: NumPy's arrays come from the process."""
@@ -89,6 +115,7 @@ class SimulatorBackend:
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into a buffer."""
         buffer.native.view(np.uint8)[: data.size] = data
+        self._known(buffer.native[: -(-data.size // 4)])[:] = True
 
     def shown(self, buffer: Buffer) -> Array:
         """The words of a buffer."""
@@ -113,9 +140,10 @@ class SimulatorBackend:
         for slot, data in work.uploads:
             self.write(work.slots[slot], data)
         for copy in work.copies:
-            source = work.slots[copy.source].native.view(np.uint8)
-            target = work.slots[copy.target].native.view(np.uint8)
-            target[copy.start :][: copy.nbytes] = source[copy.first :][: copy.nbytes]
+            source = work.slots[copy.source].native[copy.first // 4 :][: copy.nbytes // 4]
+            target = work.slots[copy.target].native[copy.start // 4 :][: copy.nbytes // 4]
+            target[:] = source
+            self._known(target)[:] = self._known(source)
         prepared = work.prepared or self.prepare(work)
         stamps: list[tuple[int, int]] | None = [] if work.timed else None
         for bound, words in zip(work.launches, prepared, strict=True):
@@ -131,30 +159,32 @@ class SimulatorBackend:
 
     def _launch(self, work: Submission, bound: Bound, words: Array) -> None:
         ir = bound.pipeline
-        whole = [work.slots[slot].native for slot in bound.slots]
-        for operand, window in enumerate(bound.windows):
-            if window is not None:
-                start, nbytes = window
-                whole[operand] = whole[operand][start // 4 : (start + nbytes) // 4]
-        natives = [
-            native[: last_word(spec, offset)]
-            for native, (spec, offset) in zip(whole, bound.views, strict=True)
-        ]
+        natives = operands(bound, [work.slots[slot].native for slot in bound.slots])
+        known = [self._known(native) for native in natives] if self.checked else []
         report = simulate(
-            ir,
-            natives,
-            words,
-            bound.groups,
-            check=self.checked,
-            order=self.order,
-            subgroup=self.subgroup,
-        )
-        if self.checked:
-            logical = [
-                logical_words(spec, offset, len(words)) if arg.mode == "out" else None
-                for arg, (spec, offset), words in zip(ir.args, bound.views, natives, strict=True)
-            ]
-            unwritten(ir, report.written, logical)
+            ir, natives, words, bound.groups, check=self.checked, order=self.order,
+            subgroup=self.subgroup, initialised=[
+                None if arg.mode == "out" or mask.all() else mask
+                for arg, mask in zip(ir.args, known, strict=self.checked)
+            ],
+        )  # fmt: skip
+        if not self.checked:
+            return
+        wanted: list[Mask | None] = []
+        for arg, view, mask, seen in zip(ir.args, bound.views, known, report.written, strict=True):
+            wanted.append(logical_words(*view, len(mask)) if arg.mode == "out" else None)
+            if arg.writable:
+                mask |= seen | pad_words(*view, len(mask))
+        unwritten(ir, report.written, wanted)
+
+    def _known(self, native: Array) -> Mask:
+        """Which words of a part of memory were written; of imported memory all, for all we know."""
+        whole = native if native.base is None else native.base
+        mask = self._written.get(id(whole))
+        if mask is None:
+            return np.ones(native.size, np.bool_)
+        first = (native.ctypes.data - whole.ctypes.data) // 4
+        return mask[first : first + native.size]
 
     def describe(self) -> dict[str, Any]:
         """Name and properties."""

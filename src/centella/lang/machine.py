@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from centella.errors import SimulationError
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, REDUCE, TYPED, UNFUSED, Array
 from centella.lang.ir import OPENS, SUBGROUP, KernelIR, Statement
-from centella.lang.shadow import Fault, Ids, Mask, Shadow
+from centella.lang.shadow import Fault, Ids, Known, Mask, Shadow
 
 Words = NDArray[np.uint32]
 Rule = Callable[[Ids, Ids, Ids], Fault | None]
@@ -38,7 +38,7 @@ class _Region(Struct, frozen=True):
     words: Words
     size: int
     start: Ids | int
-    shadow: Shadow | None
+    shadow: Known | None
 
 
 class Machine:
@@ -78,10 +78,12 @@ class Machine:
         known = initialised or [None] * len(buffers)
         self.memory["global"] = []
         for arg, words, mask in zip(self.ir.args, buffers, known, strict=True):
-            shadow = None
+            shadow: Known | None = None
             if self.check and arg.writable:
                 given = np.full(words.size, arg.mode == "inout") if mask is None else mask
                 shadow = Shadow(words.size, self.ir.workgroup, given)
+            elif self.check and mask is not None:
+                shadow = Known(mask)
             region = _Region(repr(arg.name), words, words.size, 0, shadow)
             self.memory["global"].append(region)
         bits = [p.view(NUMPY[d.type]) for p, d in zip(params, self.ir.params, strict=True)]
@@ -286,7 +288,7 @@ class Machine:
         _, _, args, position = self.ir.body[index]
         region = self.memory[place][position]
         words = self._words(index, region, width)
-        if region.shadow:
+        if isinstance(region.shadow, Shadow):
             self._note(index, region, words, region.shadow.write)
         lanes = np.broadcast_arrays(self.active, *[self.values[a] for a in args[1:]])[1:]
         bits = np.stack([np.ascontiguousarray(v).view(np.uint32) for v in lanes])

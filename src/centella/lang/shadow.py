@@ -16,7 +16,20 @@ Fault = tuple[int, str]
 NOBODY, SEVERAL = -1, -2
 
 
-class Shadow:
+class Known:
+    """Which words of memory hold something: all that there is to know of what nobody writes."""
+
+    def __init__(self, known: Mask) -> None:
+        self.known: Mask = known.copy()
+        self.written: Mask = np.zeros(known.size, np.bool_)
+
+    def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        """Note that each thread reads its word; the position and text of a fault, if any."""
+        unknown = ~self.known[words]
+        return (int(unknown.argmax()), "read, but nobody wrote it") if unknown.any() else None
+
+
+class Shadow(Known):
     """What the simulator remembers about each word of one buffer or shared array.
 
     The first fault ends the simulation, so one writer a word is enough. Of the readers in the
@@ -24,9 +37,8 @@ class Shadow:
     """
 
     def __init__(self, words: int, workgroup: int, known: Mask) -> None:
+        super().__init__(known)
         self.workgroup: int = workgroup
-        self.known: Mask = known.copy()
-        self.written: Mask = np.zeros(words, np.bool_)
         self._writer = np.full(words, NOBODY, np.int64)
         self._write_epoch = np.zeros(words, np.int64)
         self._reader = np.full(words, NOBODY, np.int64)
@@ -35,10 +47,8 @@ class Shadow:
 
     def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread reads its word; the position and text of a fault, if any."""
-        unknown = ~self.known[words]
-        if unknown.any():
-            return int(unknown.argmax()), "read, but nobody wrote it"
-        fault = self._written_by_another(words, threads, epochs, "read")
+        fault = super().read(words, threads, epochs)
+        fault = fault or self._written_by_another(words, threads, epochs, "read")
         if fault is None:
             now = self._read_epoch[words] == epochs
             before = np.where(now, self._reader[words], NOBODY)

@@ -54,7 +54,7 @@ def simulate(
             the threads of a group run ahead between barriers.
         subgroup: lanes of a subgroup.
         initialised: for each argument, the words that hold something before the launch, or None:
-            all words of an InOut, none of an Out. Words of an In may always be read.
+            none of an Out, all of any other.
         fused: whether `fma` rounds once (nearly: through float64) or twice.
 
     Returns:

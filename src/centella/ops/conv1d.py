@@ -13,14 +13,17 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from centella import lang
 from centella.axes import Axes, axes
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
+from centella.ops.elements import Number, element_call
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.face import face
+from centella.ops.fill import kernel as fill
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import ALONG_K, Problem
 from centella.ops.matmul.launches import Product, after_copies, product_calls
@@ -117,6 +120,9 @@ def _packed(source: int, spec: Spec, target: int, before: int) -> tuple[Call, Sp
     columns, width = (places + 2 * before) * channels, spec.dtype.per_chunk
     items = -(-columns // width)
     y = Spec((rows, columns), spec.dtype, (max(items, 1) * width, 1))
+    if not spec.size:  # nothing may be read
+        zeros = element_call(fill, (), y, (Number("value", "f32", 0.0),))
+        return replace(zeros, tensors=(Ref(target, y),)), y
     steps = (s0, s1) if places > 1 else (s0,)
     near = channels > 0 and channels % width == 0 and s2 == 1 and spec.aligned
     vector = near and all(s % width == 0 for s in steps)

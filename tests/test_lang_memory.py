@@ -1,0 +1,123 @@
+"""Memory of the device `simulator`: what was written, from launch to launch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella import lang
+from centella.backends.simulator import logical_words, pad_words
+from centella.dtypes import dtype_of
+from centella.specs import Spec, make_spec
+
+UNWRITTEN = r"kernel '{}': '{}' word {}: read, but nobody wrote it \(thread {} of group 0"
+
+
+@pytest.fixture
+def where() -> ct.Device:
+    """A simulator that reuses nothing."""
+    return ct.device("simulator", pool="exact")
+
+
+@ct.kernel(workgroup=32)
+def begin(z: ct.InOut[ct.f32]) -> None:
+    """Writes the first half."""
+    with lang.if_(lang.global_id() < 16):
+        z[lang.global_id()] = 1.0
+
+
+@ct.kernel(workgroup=32)
+def take(x: ct.In[ct.f32], y: ct.Out[ct.f32], n: ct.u32) -> None:
+    """Reads the first n."""
+    i = lang.global_id()
+    y[i] = x[lang.minimum(i, n - 1)]
+
+
+@ct.kernel(workgroup=32)
+def increase(z: ct.InOut[ct.f32]) -> None:
+    z[lang.global_id()] += 1.0
+
+
+@ct.kernel(workgroup=8)
+def chunks(x: ct.In[ct.f32, 2], y: ct.Out[ct.f32]) -> None:
+    """The first of each row, loaded with what is beside it."""
+    i = lang.global_id()
+    with lang.if_(i < x.shape(0)):
+        y[i] = x.load(i, x.shape(1) - 1)[0]
+
+
+def test_a_word_that_nobody_wrote_is_not_read(where: ct.Device) -> None:
+    empty, y = ct.empty(32, device=where), ct.empty(32, device=where)
+    take(empty, y, 8, threads=32)
+    with pytest.raises(ct.SimulationError, match=UNWRITTEN.format("take", "x", 0, 0)):
+        y.numpy()
+    state = ct.State.empty(32, device=where)
+    increase(state, threads=32)
+    with pytest.raises(ct.SimulationError, match=UNWRITTEN.format("increase", "z", 0, 0)):
+        state.numpy()
+    state = ct.State.empty(32, device=where)
+    begin(state, threads=32)
+    y = ct.empty(32, device=where)
+    take(state, y, 16, threads=32)
+    assert y.numpy().all()
+    late = ct.empty(32, device=where)
+    take(state, late, 17, threads=32)
+    with pytest.raises(ct.SimulationError, match=UNWRITTEN.format("take", "x", 16, 16)):
+        late.numpy()
+    state.assign(2)
+    increase(state, threads=32)
+    assert np.array_equal(state.numpy(), np.full(32, 3))
+
+
+def test_what_is_copied_was_written_as_far_as_its_source_was(where: ct.Device) -> None:
+    state = ct.State.empty(32, device=where)
+
+    def step(x: ct.Tensor) -> ct.Tensor:
+        y = ct.empty(32, device=where)
+        take(x, y, 32, threads=32)
+        return y
+
+    step_ = where.compile(step, np.zeros(32, np.float32))
+    begin(state, threads=32)
+    with pytest.raises(ct.SimulationError, match=UNWRITTEN.format("take", "x", 16, 16)):
+        step_(state.value)
+    state.assign(2)
+    assert np.array_equal(step_(state.value).numpy(), np.full(32, 2))
+
+
+def test_memory_that_was_imported_may_be_read(where: ct.Device) -> None:
+    x = ct.Tensor.from_buffer(np.arange(32, dtype=np.float32), 32, "f32", device=where)
+    y = ct.empty(32, device=where)
+    take(x, y, 32, threads=32)
+    assert np.array_equal(y.numpy(), np.arange(32))
+
+
+def test_pads_of_results_are_read_and_nothing_else_beside_them(where: ct.Device) -> None:
+    """Rows of five are stored in eight words, of which the last three are nobody's."""
+    x = ct.asarray(np.ones((3, 5), np.float32), device=where)
+    wide = x @ ct.asarray(np.ones((5, 5), np.float32), device=where)  # stores five of eight
+    y = ct.empty(3, device=where)
+    chunks(wide, y, threads=3)
+    assert np.array_equal(y.numpy(), np.full(3, 5))
+    beside = ct.State.empty((3, 5), device=where)
+    with pytest.raises(ct.SimulationError, match=UNWRITTEN.format("chunks", "x", 4, 0)):
+        chunks(beside, y, threads=3)
+        y.numpy()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (8,), (1, 1), (5, 3), (2, 3, 5), (4, 3, 1), (0, 3)])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_word_is_an_elements_or_a_pads(shape: Any, dtype: str, turned: bool) -> None:
+    spec = make_spec(shape, dtype_of(dtype), 16)
+    if turned:
+        spec = Spec(shape[::-1], spec.dtype, spec.strides[::-1], False)
+    words = spec.storage_bytes // 4
+    elements, pads = logical_words(spec, 0, words), pad_words(spec, 0, words)
+    assert not (elements & pads).any()
+    assert (elements | pads).all() or not math.prod(shape)
+    assert not pad_words(spec, 1, words).any()  # beside a part of a buffer lies another
