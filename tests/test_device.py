@@ -556,6 +556,51 @@ def test_fork_while_other_threads_submit() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "parent\n", "")
 
 
+CAPTURING = """
+import os, signal, threading, numpy as np, centella as ct
+x = ct.asarray(np.arange(4, dtype=np.float32), device="cpu")
+busy, go = threading.Event(), threading.Event()
+def hold():
+    busy.set()
+    go.wait()
+@ct.jit
+def twice(x):
+    hold()
+    return x * 2.0
+@ct.kernel
+def triple(x: ct.In[ct.f32], y: ct.Out[ct.f32]) -> None:
+    hold()
+    i = ct.lang.global_id()
+    with ct.lang.if_(i < 4):
+        y[i] = x[i] * 3.0
+def tripled():
+    y = ct.empty((4,), device="cpu")
+    triple(x, y, threads=4)
+    return y
+for use, wanted in ((lambda: twice(x), [0, 2, 4, 6]), (tripled, [0, 3, 6, 9])):
+    busy.clear()
+    go.clear()
+    thread = threading.Thread(target=use)
+    thread.start()
+    busy.wait()
+    child = os.fork()
+    go.set()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if use().numpy().tolist() == wanted else 1)
+    assert os.waitpid(child, 0)[1] == 0, wanted
+    thread.join()
+    assert use().numpy().tolist() == wanted
+print("parent")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_while_another_thread_captures_a_function_or_traces_a_kernel() -> None:
+    run = python(CAPTURING, "-W", "ignore::DeprecationWarning")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "parent\n", "")
+
+
 FORKED = """
 import os, sys, numpy as np, centella as ct
 name = {name!r}

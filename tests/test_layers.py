@@ -20,10 +20,11 @@ SRC = Path(__file__).parents[1] / "src" / "centella"
 # Each room and the rooms directly below it; what those may import, it may import too.
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "forks": set(),
     "dtypes": {"errors"},
     "specs": {"dtypes"},
     "lang": {"specs"},
-    "program": {"lang"},
+    "program": {"lang", "forks"},
     "axes": {"specs"},
     "op": {"program", "axes"},
     "ops": {"op"},

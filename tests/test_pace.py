@@ -151,6 +151,11 @@ def test_what_is_seen_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     behind.end(True)
     assert pace.seconds(second) == pytest.approx(0.03)
     under_way.end(False)
+    pace.begin(second)  # whose ticket nobody keeps, and which may be under way all the same
+    behind = pace.begin(second)
+    now[0] += 9.0
+    behind.end(True)
+    assert pace.seconds(second) == pytest.approx(0.03)
     for _ in range(9):
         run(100.0)
     assert pace.seconds(second) <= pacing.SLOWEST

@@ -117,6 +117,14 @@ def test_moves(device: ct.Device, dtype: str) -> None:
     agree(np.full((71, 133), 1), ct.full((71, 133), 1, dtype, device), least=3, exact=True)
 
 
+def test_windows_that_may_begin_on_any_word() -> None:
+    """Room is counted in whole chunks, as storage is: 16 rows of 32 bytes are 4 too many."""
+    device = windowed("simulator", "exact", binding=512, alignment=4)
+    assert device.caps.safe_binding % 16 == 0
+    x = random(32, 5)
+    agree(x * 2, on(device, x) * 2.0)
+
+
 @EVERYWHERE
 def test_casts(device: ct.Device) -> None:
     x = random(61, 50)

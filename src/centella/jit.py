@@ -25,6 +25,7 @@ import numpy as np
 from centella.device import Device
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, ShapeError
+from centella.forks import lock_of
 from centella.pending import Pending
 from centella.readback import bytes_of, decode, sparse
 from centella.recording import Recording
@@ -212,7 +213,7 @@ class Jitted(Generic[P, R]):
         self._device = device
         self._maxsize = maxsize
         self._made: OrderedDict[Any, Compiled[R]] = OrderedDict()
-        self._lock = threading.RLock()  # one capture of a signature, whatever the threads
+        self._lock = lock_of(self, threading.RLock)  # one capture of a signature, whatever the threads
         self._name: str = getattr(fn, "__name__", type(fn).__name__)
         update_wrapper(self, fn)
 

@@ -7,7 +7,6 @@ NumPy formula. Programs are equal when their keys are: target and content, never
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from centella.dtypes import DType
 from centella.errors import LimitError, TraceError
+from centella.forks import lock_of
 from centella.lang.face import REQUIRED, Face, face_of
 from centella.lang.ir import KernelIR
 from centella.lang.trace import trace
@@ -50,7 +50,7 @@ class Kernel:
         self._face = face
         self._traced: dict[Any, KernelIR] = {}
         self._programs: dict[Any, Program] = {}
-        self._lock = threading.Lock()
+        self._lock = lock_of(self)
         self.__doc__ = fn.__doc__
 
     @property

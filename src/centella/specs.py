@@ -215,5 +215,5 @@ class Caps(Struct, frozen=True):
 
     @property
     def safe_binding(self) -> int:
-        """Bytes that a binding has room for wherever they begin."""
-        return self.max_binding - self.binding_alignment
+        """Bytes that a binding has room for wherever they begin: whole chunks, as storage has."""
+        return (self.max_binding - self.binding_alignment) // 16 * 16

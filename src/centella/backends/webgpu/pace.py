@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from weakref import ref
 
 from centella.submission import Load, Submission
 
@@ -37,7 +36,8 @@ class Pace:
         self._flops, self._bytes = GUESS.get(kind, GUESS["IntegratedGPU"])
         self.factor: float = 1.0
         self.known: bool = False
-        self._last: ref[Course] | None = None
+        self._begun: int = 0
+        self._over: int = 0  # the last that is known to be, and with it all before
 
     def seconds(self, load: Load) -> float:
         """The time that work is expected to take."""
@@ -67,10 +67,13 @@ class Pace:
 
     def begin(self, load: Load) -> Course:
         """A submission begins."""
-        before = None if self._last is None else self._last()
-        course = Course(self, load, before is None or before.over)
-        self._last = ref(course)
-        return course
+        by_itself = self._over == self._begun  # one that nobody waits for may be under way
+        self._begun += 1
+        return Course(self, load, self._begun, by_itself)
+
+    def end(self, number: int) -> None:
+        """A submission is over, and with it all before."""
+        self._over = max(self._over, number)
 
     def seen(self, load: Load, seconds: float) -> None:
         """Learn from what a submission took that had the adapter to itself."""
@@ -85,19 +88,22 @@ class Course:
     """One submission under way, and what it says of the pace when it is over.
 
     Args:
-        by_itself: the one before was over when it began.
+        number: its place among the adapter's submissions.
+        by_itself: all before were known to be over when it began.
     """
 
-    def __init__(self, pace: Pace, load: Load, by_itself: bool) -> None:
+    def __init__(self, pace: Pace, load: Load, number: int, by_itself: bool) -> None:
         self._pace = pace
         self._load = load
+        self._number = number
         self._by_itself = by_itself
         self._begun = time.perf_counter()
-        self.over: bool = False
+        self._ended = False
 
     def end(self, watched: bool) -> None:
         """It is over; `watched`: just now, as somebody was looking all the time."""
-        if not self.over:
-            self.over = True
+        if not self._ended:
+            self._ended = True
+            self._pace.end(self._number)
             if watched and self._by_itself:
                 self._pace.seen(self._load, time.perf_counter() - self._begun)
