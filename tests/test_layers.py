@@ -81,6 +81,7 @@ BELOW: dict[str, set[str]] = {
     "bench": {"models"},
     "cli": {"load", "bench"},
     "__main__": {"cli"},
+    "__pyinstaller": set(),
     "pytest_plugin": {"load"},
     "__init__": {"load"},
 }
@@ -120,6 +121,7 @@ LATE: dict[tuple[str, str], str] = {
     ("text", "jinja2"): "extra `models`",
     ("audio", "soundfile"): "extra `audio`",
     ("audio", "soxr"): "extra `audio`",
+    ("__pyinstaller", "cuda"): "runs in a process of its own, which tells what it imports",
     ("audio", "av"): "read where installed, for containers that soundfile does not know",
 }
 
@@ -130,7 +132,8 @@ EAGER: dict[str, set[str]] = {
     ANY: {"numpy", "msgspec"},
     "backends": {"wgpu", "cuda"},
     "cli": {"typer"},
-    "pytest_plugin": {"pytest"},  # which pytest loads, and nobody else
+    "__pyinstaller": {"PyInstaller"},  # which loads it, and nobody else
+    "pytest_plugin": {"pytest"},  # the same
 }
 
 
