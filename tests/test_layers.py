@@ -121,7 +121,7 @@ LATE: dict[tuple[str, str], str] = {
     ("text", "jinja2"): "extra `models`",
     ("audio", "soundfile"): "extra `audio`",
     ("audio", "soxr"): "extra `audio`",
-    ("__pyinstaller", "cuda"): "runs in a process of its own, which tells what it imports",
+    ("__pyinstaller", ANY): "a function that runs in a process of its own: it tells what is imported",
     ("audio", "av"): "read where installed, for containers that soundfile does not know",
 }
 
