@@ -121,7 +121,7 @@ LATE: dict[tuple[str, str], str] = {
     ("text", "jinja2"): "extra `models`",
     ("audio", "soundfile"): "extra `audio`",
     ("audio", "soxr"): "extra `audio`",
-    ("__pyinstaller", ANY): "a function that runs in a process of its own: it tells what is imported",
+    ("__pyinstaller", ANY): "a function that runs in a process of its own",
     ("audio", "av"): "read where installed, for containers that soundfile does not know",
 }
 
