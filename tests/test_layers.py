@@ -84,6 +84,7 @@ BELOW: dict[str, set[str]] = {
     "bench": {"models"},
     "cli": {"load", "bench"},
     "__main__": {"cli"},
+    "__pyinstaller": set(),
     "pytest_plugin": {"load"},
     "__init__": {"load"},
 }
@@ -123,6 +124,7 @@ LATE: dict[tuple[str, str], str] = {
     ("text", "jinja2"): "extra `models`",
     ("audio", "soundfile"): "extra `audio`",
     ("audio", "soxr"): "extra `audio`",
+    ("__pyinstaller", ANY): "a function that runs in a process of its own",
     ("audio", "av"): "read where installed, for containers that soundfile does not know",
 }
 
@@ -133,7 +135,8 @@ EAGER: dict[str, set[str]] = {
     ANY: {"numpy", "msgspec"},
     "backends": {"wgpu", "cuda"},
     "cli": {"typer"},
-    "pytest_plugin": {"pytest"},  # which pytest loads, and nobody else
+    "__pyinstaller": {"PyInstaller"},  # which loads it, and nobody else
+    "pytest_plugin": {"pytest"},  # the same
 }
 
 
