@@ -18,6 +18,9 @@ import pytest
 import centella as ct
 from tests.devices import DEVICES, GPU, WINDOWED, open_device
 
+# Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
+os.environ["CENTELLA_SELF_CHECK"] = "0"
+
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
