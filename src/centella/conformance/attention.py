@@ -55,7 +55,7 @@ def attention() -> Row:
             attend(2, 2, 2, 70, 80, 5, "lengths", "starts", small=False),
             attend(2, 2, 1, 4, 9, 8, "lengths", "key_mask", "mask", "starts"),
             *split_keys(),
-            *(attend(2, 4, 2, 3, 70, d, "starts", variant=v)
+            *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
         sums=True,
@@ -68,20 +68,23 @@ def split_keys() -> list[Case]:
         ((1, 1, 1, 1, 1, 4), (), {}),
         ((1, 1, 1, 1, 700, 8), (), {}),
         ((3, 2, 2, 1, 300, 16), ("lengths",), {}),
-        ((3, 6, 2, 1, 260, 8), ("lengths", "starts"), {}),
-        ((2, 8, 1, 2, 200, 8), ("key_mask",), {"causal": True}),
+        ((3, 6, 2, 1, 260, 8), ("lengths", "starts"), {"sweep": True}),
+        ((2, 8, 1, 2, 200, 8), ("key_mask",), {"causal": True, "sweep": True}),
         ((2, 5, 1, 1, 130, 8), ("mask",), {"hidden": True}),
         ((2, 2, 1, 4, 6, 8), ("mask",), {"added": (1, 2, 1, 6), "hidden": True}),
         ((2, 3, 3, 9, 140, 8), ("mask",), {"added": (2, 1, 9, 1)}),
-        ((1, 2, 2, 8, 3, 8), (), {"causal": True}),
-        ((2, 2, 2, 4, 90, 8), ("lengths", "key_mask", "mask"), {"causal": True}),
+        ((1, 2, 2, 8, 3, 8), (), {"causal": True, "sweep": True}),
+        ((2, 2, 2, 4, 90, 8), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
         ((2, 4, 2, 2, 90, 8), ("lengths", "key_mask", "mask", "starts"), {}),
-        ((1, 1, 1, 3, 150, 8), (), {"values": "large"}),
-        ((1, 1, 1, 3, 0, 4), (), {}),
+        ((1, 1, 1, 3, 150, 8), (), {"values": "large", "sweep": True}),
+        ((1, 1, 1, 3, 0, 4), (), {"sweep": True}),
         ((1, 2, 2, 0, 3, 4), (), {}),
         ((0, 2, 2, 1, 70, 4), (), {}),
         ((1, 4, 2, 1, 9000, 32), ("lengths",), {"small": False}),
     ]
     made = [attend(*shape, *masks, variant="split", **more) for shape, masks, more in shapes]
     made += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
-    return [*made, *(attend(1, 2, 2, 5, 70, 8, layout=x, variant="split") for x in LAYOUTS[1:])]
+    return [
+        *made,
+        *(attend(1, 2, 2, 5, 70, 8, layout=x, variant="split", sweep=True) for x in LAYOUTS[1:]),
+    ]

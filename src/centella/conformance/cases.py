@@ -59,12 +59,20 @@ class Case(Struct, frozen=True):
     Attributes:
         dtypes: those it runs in, of its row's; () for all.
         small: False where the simulator would take too long.
+        sweep: True for one of many that are alike but have programs of their own: for tests, not
+            for a check of a user's device.
     """
 
     inputs: tuple[In, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
     small: bool = True
+    sweep: bool = False
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether an input lies otherwise than an array of its own does."""
+        return any(i.layout not in ("plain", "state") for i in self.inputs)
 
     def __str__(self) -> str:
         operands = " ".join(f"{list(i.shape)}:{i.values}:{i.layout}" for i in self.inputs)

@@ -101,13 +101,23 @@ TABLE: dict[str, Row] = {
 }
 
 
-def cases_of(name: str, dtype: str, caps: Caps) -> list[Case]:
-    """The cases of an op that run in a dtype on a device."""
+# How an operand lies is a matter of its elements' width: one dtype of each stands for the others.
+WIDTHS: tuple[str, ...] = ("f32", "f16", "i8", "bool")
+
+
+def cases_of(name: str, dtype: str, caps: Caps, *, sample: bool = False) -> list[Case]:
+    """The cases of an op that run in a dtype on a device.
+
+    Args:
+        sample: leave out sweeps, and for a dtype whose width another has the layouts: a third of
+            the programs.
+    """
     row, simulated = TABLE[name], caps.target == "ir"
     return [
         case
         for case in row.cases
         if (not case.dtypes or dtype in case.dtypes)
         and (case.small or not simulated)
+        and not (sample and (case.sweep or (case.laid_out and dtype not in WIDTHS)))
         and variant_fits(case, dtype, caps)
     ]
