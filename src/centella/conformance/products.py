@@ -17,6 +17,7 @@ MATRICES: tuple[tuple[int, int, int], ...] = (
     (64, 16, 65),
     (130, 20, 70),
 )
+FEW: tuple[tuple[int, int, int], ...] = ((1, 1, 1), (33, 40, 64), (130, 20, 70))  # no sweep
 VARIANTS: tuple[str, ...] = ("large", "medium", "small")
 # Rows, depth, columns of thin products: depths of 1, prime, 1 more than whole chunks, whole blocks.
 GEMV: tuple[tuple[int, int, int], ...] = (
@@ -48,7 +49,12 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
 def matmul() -> Row:
     """Every variant; transposed operands; batches that broadcast; no depth."""
     made = [
-        Case((In((m, k)), In((k, n))), {"variant": v}, small=m < 100 or v != "small")
+        Case(
+            (In((m, k)), In((k, n))),
+            {"variant": v},
+            small=m < 100 or v != "small",
+            sweep=(m, k, n) not in FEW,
+        )
         for m, k, n in MATRICES
         for v in VARIANTS
     ]
@@ -56,7 +62,10 @@ def matmul() -> Row:
         lies = "plain" if variant == "columns" else "transposed"
         for m, k, n in sizes:
             if k > 1 and n > 1:  # else B is contiguous both ways
-                made.append(Case((In((m, k)), In((k, n), layout=lies)), {"variant": variant}))
+                operands = (In((m, k)), In((k, n), layout=lies))
+                # The programs of the first two are those of `linear`.
+                swept = variant != "columns"
+                made.append(Case(operands, {"variant": variant}, sweep=swept))
     thin = {"alpha": 0.5}
     for lies in ("plain", "transposed"):  # the depth split among groups; batches; values of 800
         made.append(Case((In((3, 600)), In((600, 33), layout=lies)), thin))
@@ -86,7 +95,12 @@ def linear() -> Row:
     """Every variant and activation; bias and residual; weights of another dtype."""
     plain = {"extras": (), "activation": "", "alpha": 1.0}
     made = [
-        Case((In((m, k)), In((n, k))), {**plain, "variant": v}, small=m < 100 or v != "small")
+        Case(
+            (In((m, k)), In((n, k))),
+            {**plain, "variant": v},
+            small=m < 100 or v != "small",
+            sweep=(m, k, n) not in FEW[-1:],
+        )
         for m, k, n in MATRICES[1:]
         for v in VARIANTS
     ]
