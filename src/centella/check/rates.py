@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def _product(device: Device) -> tuple[int, float]:
         last = size
         w = asarray(_normal(random, size, size) * np.float32(size**-0.5), device=device)
         x = asarray(_normal(random, size, size), device=device)
-        rate = 2 * size**3 / _launch_seconds(device, x, lambda y, _, w=w: matmul(y, w))
+        rate = 2 * size**3 / _launch_seconds(device, x, partial(_times, w))
     return last, rate
 
 
@@ -81,6 +82,10 @@ def _thin(device: Device, copy: float) -> tuple[int, float]:
     x = asarray(_normal(random, 1, rows), device=device)
     took = _launch_seconds(device, x, lambda y, i: linear(y, weights[i % WEIGHTS]), 4 * CHAIN)
     return rows, 2 * rows * rows / took
+
+
+def _times(w: Tensor, x: Tensor, _: int) -> Tensor:
+    return matmul(x, w)
 
 
 def _normal(random: np.random.Generator, rows: int, columns: int) -> Array:
