@@ -22,6 +22,9 @@ from tests.turnstile import turnstile
 
 TURNSTILE = turnstile()
 
+# Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
+os.environ["CENTELLA_SELF_CHECK"] = "0"
+
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:

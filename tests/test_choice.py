@@ -8,6 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from centella import op
+from centella.conformance.cases import OWN, Case, In
+from centella.conformance.products import variant_fits
+from centella.conformance.table import TABLE
 from centella.dtypes import DType, dtype_of, f16, f32, i8, u8
 from centella.ops.attention.combine import MOST_SPLITS
 from centella.ops.attention.op import choose as choose_attention
@@ -27,7 +30,6 @@ from centella.ops.matmul.choice import (
 from centella.ops.matmul.thin import SHARED_WORDS
 from centella.program import Call
 from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
-from tests.ops_table import OWN, TABLE, Case, In, variant_fits
 
 MINIMUM = Caps("wgsl", max_shared=16 << 10, max_workgroup=256, max_storage_buffers=8)
 LARGE = Caps("wgsl", max_shared=48 << 10, max_workgroup=1024, max_storage_buffers=32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import centella as ct
 from centella import functional
-from tests.ops_table import rng_of
+from centella.conformance.cases import rng_of
 
 
 def test_rope_tables() -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.conformance.cases import FLOATS
+from centella.conformance.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
-from tests.ops_table import FLOATS, TOLERANCE
 
 Array = np.ndarray[Any, Any]
 BATCH, HEADS, SHARED = 2, 4, 2  # query heads, and those of keys and values

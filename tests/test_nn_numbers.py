@@ -9,7 +9,7 @@ import pytest
 
 import centella as ct
 from centella import nn, op
-from tests.ops_table import rng_of
+from centella.conformance.cases import rng_of
 
 Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]

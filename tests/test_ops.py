@@ -15,60 +15,21 @@ from hypothesis.extra import numpy as arrays
 
 import centella as ct
 from centella import functional, op
+from centella.conformance.cases import Array, rng_of
+from centella.conformance.compare import TOLERANCE, difference, differences, limit_of
+from centella.conformance.table import TABLE, cases_of
 from centella.dtypes import dtype_of, narrow, widen
 from centella.ops.operands import NUMPY
 from centella.tensor import apply_all
-from tests.ops_table import (
-    MANY,
-    OWN,
-    TABLE,
-    TOLERANCE,
-    Array,
-    Case,
-    rng_of,
-    tensor_of,
-    values_of,
-    variant_fits,
-)
 
 OPS = {n: o for n, o in op.registry().items() if ":" not in n}  # a user's kernel has a colon
 
 
-def attrs_of(case: Case, dtype: str) -> dict[str, Any]:
-    return {k: dtype if v == OWN else v for k, v in case.attrs.items()}
-
-
-def reference_of(name: str, case: Case, dtype: str, values: list[Array]) -> tuple[Array, ...]:
-    """The op's formula on float64 of the rounded inputs (whole numbers as they are stored).
-
-    On copies: the formula of an op that changes a State changes its operands.
-    """
-    wide = [v.astype(np.float64 if v.dtype.kind == "f" else v.dtype) for v in values]
-    attrs = {k: v for k, v in attrs_of(case, dtype).items() if k != "variant"}
-    with np.errstate(all="ignore"):
-        formula = op.get(name).reference
-        assert formula is not None
-        result = formula(*wide, **attrs)
-    return result if isinstance(result, tuple) else (np.asarray(result),)
-
-
 def check(got: ct.Tensor, value: Array, wanted: Array, limit: float, what: object) -> None:
     """Equal infinities and NaN; whole numbers and moves exact (limit 0), the rest within limit."""
-    wanted = np.broadcast_to(wanted, got.shape)
-    stored = widen(narrow(wanted, got.dtype), got.dtype)
     assert value.shape == got.shape, what
-    if limit == 0 or not got.dtype.is_float:
-        np.testing.assert_array_equal(value, stored, err_msg=str(what))
-        return
-    number = np.isfinite(stored)
-    np.testing.assert_array_equal(value[~number], stored[~number], err_msg=str(what))
-    left, right = value[number].astype(np.float64), wanted[number].astype(np.float64)
-    error = np.square(left - right).sum()
-    if number.sum() < MANY and got.dtype.itemsize == 2:
-        limit = max(limit, 1.1 * got.dtype.epsilon**2)
-    assert error <= limit * np.square(right).sum(), (
-        f"{what}: error {error / max(np.square(right).sum(), 1e-300):.2e} > {limit:.0e}"
-    )
+    found = difference(value, np.broadcast_to(wanted, got.shape), got.dtype, limit)
+    assert found is None, f"{what}: {found}"
 
 
 def rows() -> list[Any]:
@@ -81,41 +42,15 @@ def rows() -> list[Any]:
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_row_and_a_docstring(name: str) -> None:
-    assert name in TABLE, f"give {name} a row in tests/ops_table.py"
+    assert name in TABLE, f"give {name} a row in centella/conformance/table.py"
     assert OPS[name].doc.strip(), f"{name} has no docstring"
 
 
 @pytest.mark.parametrize(("name", "dtype"), rows())
 def test_op(device: ct.Device, name: str, dtype: str) -> None:
-    row, declared = TABLE[name], op.get(name)
-    simulated = device.caps.target == "ir"
-    cases = [
-        c
-        for c in row.cases
-        if (not c.dtypes or dtype in c.dtypes)
-        and (c.small or not simulated)
-        and variant_fits(c, dtype, device.caps)
-    ]
-    results: list[tuple[Case, ct.Tensor, Array]] = []
-    for case in cases:
-        values = [values_of(i, dtype, rng_of(name, case, n)) for n, i in enumerate(case.inputs)]
-        wanted = reference_of(name, case, dtype, values)
-        tensors = [tensor_of(i, v, dtype, device) for i, v in zip(case.inputs, values, strict=True)]
-        outs = run(declared, tensors, attrs_of(case, dtype), device)
-        results += [(case, *pair) for pair in zip(outs, wanted, strict=True)]
-    limit = 0.0 if row.exact else TOLERANCE.get(dtype, (0.0, 0.0))[row.sums]
-    read = ct.fetch(*(t for _, t, _ in results)).result()
-    for (case, got, right), value in zip(results, read, strict=True):
-        check(got, value, right, limit, f"{name} {dtype} {case}")
-
-
-def run(
-    declared: op.Op, tensors: list[ct.Tensor], attrs: dict[str, Any], device: ct.Device
-) -> tuple[ct.Tensor, ...]:
-    """Record an op; those without an input are recorded on the device."""
-    if tensors:
-        return apply_all(declared, tensors, attrs)
-    return tuple(ct.Tensor(v, v.spec) for v in device.record(declared, [], attrs))
+    cases = cases_of(name, dtype, device.caps)
+    wrong = list(differences(device, name, dtype, cases, limit_of(TABLE[name], dtype)))
+    assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPS.items() if o.variants])

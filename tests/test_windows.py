@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.conformance.cases import Array, rng_of, tensor_of, values_of
+from centella.conformance.compare import TOLERANCE, attrs_of, limit_of, record, reference_of
+from centella.conformance.products import variant_fits
+from centella.conformance.table import TABLE
 from centella.dtypes import dtype_of, narrow, widen
 from tests.devices import WINDOWED
-from tests.ops_table import TABLE, TOLERANCE, Array, rng_of, tensor_of, values_of, variant_fits
 from tests.seed_surface import attended
-from tests.test_ops import OPS, attrs_of, check, reference_of, run
+from tests.test_ops import OPS, check
 from tests.windowed import BINDING, windowed
 
 FLOATS = ("f32", "f16", "bf16")
@@ -63,7 +66,7 @@ def test_op(name: str) -> None:
     device = windowed("simulator", "exact", binding=binding, alignment=16)
     row = TABLE[name]
     for dtype in (d for d in row.dtypes if d in ("f32", "f16", "i8", "bool")):
-        limit = 0.0 if row.exact else TOLERANCE.get(dtype, (0.0, 0.0))[row.sums]
+        limit = limit_of(row, dtype)
         for case in row.cases:
             values = [values_of(i, dtype, rng_of(name, case, n)) for n, i in enumerate(case.inputs)]
             quick = case.small and case.attrs.get("variant") not in ("medium", "large")
@@ -75,7 +78,7 @@ def test_op(name: str) -> None:
             pairs = zip(case.inputs, values, strict=True)
             tensors = [tensor_of(i, v, dtype, device) for i, v in pairs]
             try:
-                outs = run(OPS[name], tensors, attrs_of(case, dtype), device)
+                outs = record(OPS[name], tensors, attrs_of(case, dtype), device)
                 read = ct.fetch(*outs).result()
             except ct.LimitError as error:
                 assert re.search(AT_ONCE.format(r"\w+"), str(error)), case

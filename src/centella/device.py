@@ -11,7 +11,7 @@ from weakref import ref
 
 from centella.errors import DeviceError
 from centella.ledger import Ledger, on_flush
-from centella.opening import choose, forked, kind_of, open_backend, spelled
+from centella.opening import GPUS, choose, forked, kind_of, open_backend, spelled
 from centella.recorder import Recorder
 from centella.recording import innermost
 from centella.versions import Value
@@ -24,7 +24,10 @@ class Device(Recorder):
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
         caps: what it can do.
         cache: its PipelineCache.
+        fault: what its self-check found wrong, "" for nothing; see `ct.device`.
     """
+
+    fault: str = ""
 
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"
@@ -124,6 +127,11 @@ _default: Device | None = None
 def device(name: str | Device | None = None, *, native: Any = None, **options: Any) -> Device:
     """Open a device, or give the one that is open under this name.
 
+    A GPU computes a few cases at the first use of its adapter and driver with this version of the
+    library, and what they gave is remembered (`CENTELLA_SELF_CHECK`: 0 leaves that out, `always`
+    repeats it). Wrong numbers, or a device that is lost, are logged as one warning. Where no device
+    was named, the next choice is taken, at last the CPU; one that was named is given all the same.
+
     Args:
         name: "cpu", "simulator", "webgpu", "webgpu:<index or word>", "cuda", "cuda:<index>", or
             None: `CENTELLA_DEVICE`, else cuda, else a hardware WebGPU adapter, else the CPU.
@@ -183,12 +191,20 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     backend = open_backend(name, native, options)
     try:
         made = Device(backend, pool=pool, **own)
+        if name.partition(":")[0] in GPUS:  # NumPy is what a device is compared with
+            made.fault = _first_use(made)
     except BaseException:
         backend.close()
         raise
     _watch_forks()
     _made = (*[r for r in _made if r() is not None], ref(made))
     return made
+
+
+def _first_use(made: Device) -> str:
+    from centella.self_check import check_first_use
+
+    return check_first_use(made)
 
 
 def devices() -> list[Device]:
@@ -202,6 +218,18 @@ def _flush_all(scope: Ledger | None) -> None:
 
 
 on_flush(_flush_all)
+
+
+def trusted(name: str) -> Device:
+    """The device of a name, for a choice that is nobody's own.
+
+    Raises:
+        DeviceError: it cannot be opened, or its self-check failed.
+    """
+    found = device(name)
+    if found.fault:
+        raise DeviceError(f"{found.name} failed its self-check: {found.fault}")
+    return found
 
 
 def current_device() -> Device:
@@ -218,7 +246,7 @@ def default_device() -> Device:
         return device(name)
     if _default is not None and not _default.lost:
         return _default
-    found, why = choose(device)
+    found, why = choose(trusted)
     import logging
 
     logging.getLogger("centella.device").info("default device %s: %s", found.name, why)

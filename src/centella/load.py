@@ -51,7 +51,7 @@ def load(
     from centella.text import Tokenizer, read_json
     from centella.weights import open_checkpoint
 
-    folder = _folder(path)
+    folder = find_folder(path)
     file = folder / "config.json"
     if not file.is_file():
         raise WeightsError(f"{file}: expected a model's config, got no such file")
@@ -91,7 +91,13 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
     return (f32 if device.caps.target == "numpy" else stored), f32
 
 
-def _folder(path: str | PathLike[str]) -> Path:
+def find_folder(path: str | PathLike[str]) -> Path:
+    """The folder that `load` reads for a path, a repository (downloaded once) or "minilm".
+
+    Raises:
+        WeightsError: there is none.
+        MissingExtraError: a repository, and huggingface_hub is not installed.
+    """
     from pathlib import Path
 
     folder = Path(path)

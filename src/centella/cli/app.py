@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from centella.cli import bench, demo, embed, info, kernels
+from centella.cli import bench, check, demo, embed, info, kernels
 from centella.errors import CentellaError
 
 
@@ -66,6 +66,17 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
             "centella kernels softmax",
             "centella kernels linear --target ptx --arch sm_90a",
             "centella kernels --json",
+        ),
+    ),
+    "check": (
+        check.run,
+        "Check what this device computes.",
+        _help(
+            "Compute the cases of every operation on a device and compare them with float64; then "
+            "measure it. Exits with 1 where something is wrong.",
+            "centella check",
+            "centella check --device webgpu:0 --json report.json",
+            "centella check --model minilm --device webgpu",
         ),
     ),
     "bench": (

@@ -62,13 +62,13 @@ def gather() -> dict[str, Any]:
 
 def _default() -> dict[str, Any]:
     """The device that `ct.device()` opens, and why."""
-    from centella.device import device
+    from centella.device import device, trusted
     from centella.errors import CentellaError
     from centella.opening import choose
 
     named = os.environ.get("CENTELLA_DEVICE")
     try:
-        opened, why = (device(named), f"CENTELLA_DEVICE={named}") if named else choose(device)
+        opened, why = (device(named), f"CENTELLA_DEVICE={named}") if named else choose(trusted)
     except CentellaError as error:
         return {"name": None, "why": str(error), "details": {}}
     return {"name": opened.name, "why": why, "details": opened.describe()}

@@ -89,6 +89,10 @@ class Module:
             return tensor.device
         raise ContractError(f"{type(self).__name__}: no parameter has data yet")
 
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """Path and module, itself ("") and all below it: ("layers.0.dense", ...)."""
+        yield from _modules(self, "")
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Path and tensor of each loaded parameter: ("layers.0.dense.weight", ...)."""
         for path, _, _, value in _walk(self, ""):
@@ -156,17 +160,30 @@ class Module:
         where.flush_thread()
 
 
+def _items(module: Module) -> Iterator[tuple[str, Any]]:
+    """Attributes by name; of a list the modules, as "name.0"."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, list):
+            yield from ((f"{name}.{i}", m) for i, m in enumerate(value) if isinstance(m, Module))
+        else:
+            yield name, value
+
+
+def _modules(module: Module, path: str) -> Iterator[tuple[str, Module]]:
+    """Path and module, itself and all below it, in order of attributes."""
+    yield path.removesuffix("."), module
+    for name, value in _items(module):
+        if isinstance(value, Module):
+            yield from _modules(value, f"{path}{name}.")
+
+
 def _walk(module: Module, path: str) -> Iterator[tuple[str, Module, str, Any]]:
     """(path, owner, attribute, value) of each parameter, loaded or not, in order of attributes."""
-    for name, value in list(vars(module).items()):
+    for name, value in _items(module):
         if isinstance(value, Tensor | Parameter):
             yield f"{path}{name}", module, name, value
         elif isinstance(value, Module):
             yield from _walk(value, f"{path}{name}.")
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                if isinstance(item, Module):
-                    yield from _walk(item, f"{path}{name}.{i}.")
 
 
 class _Wanted(Struct, frozen=True):

@@ -1,0 +1,15 @@
+"""The library proves itself on the user's device: `check_device`, and `check_model` of a folder."""
+
+from centella.check.device import check_device
+from centella.check.model import check_model
+from centella.check.report import DeviceReport, Failure, Layer, ModelReport, Rate
+
+__all__ = [
+    "DeviceReport",
+    "Failure",
+    "Layer",
+    "ModelReport",
+    "Rate",
+    "check_device",
+    "check_model",
+]

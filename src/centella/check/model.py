@@ -1,0 +1,168 @@
+"""`check_model`: a checkpoint on a device, module by module, beside another implementation."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from centella.check.report import Layer, ModelReport, found_on
+from centella.conformance.compare import difference
+from centella.creation import asarray
+from centella.device import Device
+from centella.device import device as open_device
+from centella.dtypes import DType, dtype_of
+from centella.embed import Embedder
+from centella.errors import MissingExtraError
+from centella.load import find_folder, load
+from centella.nn import Module
+from centella.tensor import Tensor, fetch
+
+Array = np.ndarray[Any, Any]
+Outputs = dict[str, Array]  # by path, in the order in which the modules were done
+
+TEXT = "The keeper of the lighthouse counted 42 ships before the storm came up from the south."
+# sum((got - expected)^2) / sum(expected^2) of a module's output at most: roundings add up over the
+# layers of a model, an error in one of them is far larger.
+LIMITS: dict[str, float] = {"f32": 1e-8, "f16": 1e-3, "bf16": 1e-2}
+
+
+def check_model(
+    folder: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto"
+) -> ModelReport:
+    """Compare what each module of a checkpoint gives with `transformers`, or with the CPU.
+
+    One text without padding runs through the model. Where `transformers` and torch are installed,
+    outputs are compared with those of its modules of the same path, computed in float32; where
+    they are not, with those of all modules on our CPU in f32.
+
+    Args:
+        folder: as `ct.load` takes it.
+        device: default: the default device.
+        dtype: as `ct.load` takes it.
+
+    Returns:
+        A report: `ok`, `first` (the first layer that differs), `layers`, `card()`, `as_dict()`.
+
+    Raises:
+        WeightsError: the folder holds no model that this library knows.
+        MissingExtraError: the device is the CPU, and there is nothing to compare it with.
+    """
+    begin = time.perf_counter()
+    root, where = find_folder(folder), open_device(device)
+    task = load(root, where, dtype)
+    ids = np.array([task.tokenizer.encode([TEXT], task.config.max_length)[0]], np.int32)
+    got, joined = run_model(task, ids)
+    whole = _forward(task, ids).numpy()  # as it runs: joined, nothing kept in between
+    if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
+        against, expected = _transformers(task.model, str(root), ids)
+        expected = {p: x for p, x in expected.items() if p not in joined}
+    elif where.caps.target == "numpy":
+        raise MissingExtraError("transformers", "reference")
+    else:
+        against = "the CPU, f32"
+        expected = {p: x for p, (x, _) in run_model(load(root, "cpu", "f32"), ids)[0].items()}
+    got[""] = whole, got[""][1]
+    layers = [_compared(p, *got[p], expected[p]) for p in got if p in expected]
+    return ModelReport(
+        **found_on(where, time.perf_counter() - begin),
+        folder=str(root), against=against, layers=tuple(layers),
+    )  # fmt: skip
+
+
+def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]], set[str]]:
+    """What the modules that were called give.
+
+    Returns:
+        Output and dtype by path; the paths of layers that were given what follows them elsewhere
+        (an activation, a residual), so that their output means more.
+    """
+    seen: dict[str, Tensor] = {}
+    joined: set[str] = set()
+
+    def tell(path: str, module: Module, output: Any, given: Mapping[str, Any]) -> None:
+        if isinstance(output, Tensor):
+            seen[path] = output
+        more = bool(given.get("activation")) or given.get("residual") is not None
+        if more and len(list(module.named_modules())) == 1:
+            joined.add(path)
+
+    with watched(task.model, tell):
+        _forward(task, ids)
+    values = fetch(*seen.values()).result()
+    return {p: (x, t.dtype) for (p, t), x in zip(seen.items(), values, strict=True)}, joined
+
+
+@contextmanager
+def watched(
+    model: Module, tell: Callable[[str, Module, Any, Mapping[str, Any]], None]
+) -> Iterator[None]:
+    """Inside, `tell(path, module, output, keywords)` is called after each module's `forward`.
+
+    The model must be nobody else's meanwhile.
+    """
+    modules = list(model.named_modules())
+
+    def telling(path: str, module: Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            tell(path, module, output, kwargs)
+            return output
+
+        return told
+
+    for path, module in modules:
+        vars(module)["forward"] = telling(path, module, module.forward)
+    try:
+        yield
+    finally:
+        for _, module in modules:
+            del vars(module)["forward"]
+
+
+def _forward(task: Embedder, ids: Array) -> Tensor:
+    where = task.model.device
+    lengths = np.array([ids.shape[1]], np.int32)
+    return task(asarray(ids, device=where), asarray(lengths, device=where))
+
+
+def _transformers(model: Module, folder: str, ids: Array) -> tuple[str, Outputs]:
+    """What its modules give, by our paths, and what it is."""
+    import torch
+    import transformers
+
+    theirs = transformers.AutoModel.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    expected: Outputs = {}
+
+    def keep(path: str) -> Callable[[Any, Any, Any], None]:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple | list) else output
+            first = first[0] if isinstance(first, Mapping) else first
+            if isinstance(first, torch.Tensor):
+                expected[path] = first.detach().numpy()
+
+        return hook
+
+    for path, module in theirs.named_modules():
+        module.register_forward_hook(keep(model.rename(path)))
+    with torch.inference_mode():
+        theirs(input_ids=torch.from_numpy(ids.astype(np.int64)))
+    return f"transformers {transformers.__version__}, float32", expected
+
+
+def _compared(path: str, got: Array, dtype: DType, expected: Array) -> Layer:
+    limit = LIMITS[dtype.name]
+    if got.shape != expected.shape:
+        why = f"expected shape {list(expected.shape)}"
+        return Layer(path, got.shape, dtype.name, float("inf"), limit, why)
+    wide, wanted = got.astype(np.float64), expected.astype(np.float64)
+    error = float(np.square(wide - wanted).sum() / max(np.square(wanted).sum(), 1e-300))
+    found = difference(wide, wanted, dtype_of("f32"), limit)
+    return Layer(path, got.shape, dtype.name, error, limit, "" if found is None else str(found))

@@ -1,0 +1,155 @@
+"""Rates of a device: kernels alone, by what a longer chain takes more; latencies as hosts see them.
+
+Sizes follow the device: so large that a launch takes a few milliseconds, at most what is said here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from centella.bench.figures import Array, median, seconds
+from centella.check.report import Rate
+from centella.creation import asarray, full
+from centella.device import Device
+from centella.functional import linear, matmul
+from centella.tensor import Tensor
+
+COPY_BYTES = 96 << 20  # below the 128 MB that every WebGPU adapter binds
+FIRST_BYTES = 1 << 20
+LAUNCH = 0.01  # seconds that one may take, or sizes stay smaller
+CHAIN, ROUNDS = 4, 12
+PRODUCTS = (256, 512, 1024, 2048, 4096)
+ROWS = (256, 1024, 2048, 4096, 8192)  # of the square weight of the thin product, by bytes
+WEIGHTS = 4  # that take turns, so that no cache holds them
+SMALL_OPS = 64
+CALLS = 60
+
+
+def measure(device: Device) -> list[Rate]:
+    """Each rate; the device computes right, or they mean nothing."""
+    copy, nbytes = _copy(device)
+    size, product = _product(device)
+    rows, thin = _thin(device, copy)
+    return [
+        Rate("copy", copy / 1e9, "GB/s", f"{nbytes / 1e6:.3g} MB read, as many written"),
+        Rate("f32 product", product / 1e12, "TFLOP/s", f"{size} x {size} x {size}"),
+        Rate("one row, f16 weights", thin / 1e9, "GB/s", f"{rows} x {rows}", thin / copy),
+        *_latencies(device),
+    ]
+
+
+def _copy(device: Device) -> tuple[float, int]:
+    """Bytes a second that are read and written side by side, and the bytes that were read."""
+
+    def spent(nbytes: int) -> float:
+        x = full((nbytes // 4096, 1024), 0.0, device=device)
+        return _launch_seconds(device, x, lambda y, _: y * 1.5)  # NumPy would share a copy
+
+    nbytes = FIRST_BYTES
+    took = spent(nbytes)
+    larger = int(min(COPY_BYTES, device.caps.max_binding // 2, nbytes * LAUNCH / took))
+    if larger >= 2 * nbytes:
+        nbytes = larger // 4096 * 4096
+        took = spent(nbytes)
+    return 2 * nbytes / took, nbytes
+
+
+def _product(device: Device) -> tuple[int, float]:
+    """The size of a square f32 product that takes a while, and its operations a second."""
+    random = np.random.default_rng(0)
+    rate = 0.0
+    for size in PRODUCTS:
+        if rate and 2 * size**3 / rate > 4 * LAUNCH:
+            break
+        last = size
+        w = asarray(_normal(random, size, size) * np.float32(size**-0.5), device=device)
+        x = asarray(_normal(random, size, size), device=device)
+        rate = 2 * size**3 / _launch_seconds(device, x, partial(_times, w))
+    return last, rate
+
+
+def _thin(device: Device, copy: float) -> tuple[int, float]:
+    """Rows of a square f16 weight, and its bytes a second in a product of one row."""
+    fits = [n for n in ROWS if 2 * n * n <= min(copy * LAUNCH, device.caps.max_binding // 2)]
+    rows = max(fits, default=ROWS[0])
+    random = np.random.default_rng(1)
+    part = (_normal(random, rows, rows) * np.float32(rows**-0.5)).astype(np.float16)
+    weights = [asarray(part, device=device) for _ in range(WEIGHTS)]
+    x = asarray(_normal(random, 1, rows), device=device)
+    took = _launch_seconds(device, x, lambda y, i: linear(y, weights[i % WEIGHTS]), 4 * CHAIN)
+    return rows, 2 * rows * rows / took
+
+
+def _times(w: Tensor, x: Tensor, _: int) -> Tensor:
+    return matmul(x, w)
+
+
+def _normal(random: np.random.Generator, rows: int, columns: int) -> Array:
+    return random.standard_normal((rows, columns), np.float32)
+
+
+def _latencies(device: Device) -> list[Rate]:
+    x = asarray(np.ones((1, 8), np.float32), device=device)
+    w = asarray(np.eye(8, dtype=np.float32), device=device)
+    device.synchronize()
+
+    def submitted() -> None:
+        matmul(x, w)
+        device.flush_thread()
+
+    def chain(y: Tensor) -> Tensor:
+        for _ in range(SMALL_OPS):
+            y = matmul(y, w)  # products are not joined
+        return y
+
+    kept = matmul(x, w)
+    replay = device.compile(chain, x)
+    read = _host_seconds(device, lambda: kept.numpy())
+    return [
+        Rate("submit", 1e6 * _host_seconds(device, submitted), "us", "one operation, recorded "
+             "and submitted, the plan known"),
+        Rate("replay", 1e6 * _host_seconds(device, lambda: replay(x)) / SMALL_OPS, "us",
+             f"an operation of a replay of {SMALL_OPS}, submitted"),
+        Rate("read-back", 1e6 * read, "us", "32 bytes that are ready"),
+    ]  # fmt: skip
+
+
+def _host_seconds(device: Device, call: Callable[[], object]) -> float:
+    """What a call takes on the host, the device idle before; the median."""
+    times: list[float] = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+        device.synchronize()
+    return median(times[CALLS // 6 :])
+
+
+def _launch_seconds(
+    device: Device, x: Tensor, step: Callable[[Tensor, int], Tensor], length: int = CHAIN
+) -> float:
+    """A launch's share of a replayed chain: what a longer chain takes more, host and copies out."""
+
+    def chain(launches: int) -> list[Tensor]:
+        y, made = x, list[Tensor]()
+        for i in range(launches):
+            y = step(y, i)
+            made.append(y)  # each is a result, so that none is joined with the next
+        return made
+
+    one, more = (_waited(device, device.compile(chain, n), n) for n in (1, 1 + length))
+    return max(more - one, 1e-9) / length
+
+
+def _waited(device: Device, replay: Callable[[int], object], launches: int) -> float:
+    """What a replay takes until the device has done it; the median."""
+
+    def run(_: int) -> None:
+        replay(launches)
+        device.synchronize()
+
+    return median(seconds(run, ROUNDS)[2:])

@@ -1,0 +1,202 @@
+"""What a check found, as records and as a card to paste into a report."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, to_builtins
+
+from centella.device import Device
+
+PACKAGES = ("wgpu", "cuda-bindings", "torch", "transformers")  # whose version may matter
+
+
+class Failure(Struct, frozen=True):
+    """A case that an operation got wrong, or that could not be run.
+
+    Attributes:
+        op, dtype: of the row of cases; shapes: of the inputs; case: with layouts and attributes.
+        index: of the element that is furthest off, or the first that is not equal; expected, got:
+            its values. None and "" where the case raised.
+        why: the difference, or the error.
+    """
+
+    op: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    case: str
+    why: str
+    index: tuple[int, ...] | None = None
+    expected: str = ""
+    got: str = ""
+
+    def __str__(self) -> str:
+        shapes = " ".join(str(list(shape)) for shape in self.shapes)
+        return f"{self.op} {self.dtype} {shapes}: {self.why}"
+
+
+class Rate(Struct, frozen=True):
+    """One measurement.
+
+    Attributes:
+        what: was measured; value: in `unit`.
+        note: on what; share: of the copy bandwidth measured here, for what moves bytes.
+    """
+
+    what: str
+    value: float
+    unit: str
+    note: str
+    share: float | None = None
+
+
+class Layer(Struct, frozen=True):
+    """The output of one module of a model beside that of another implementation.
+
+    Attributes:
+        path: as in `named_modules`; "" for the whole model.
+        shape: of the output; dtype: that it was computed in.
+        error: sum((got - expected)^2) / sum(expected^2); limit: what it may be.
+        why: where it differs; "" where it does not.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    error: float
+    limit: float
+    why: str = ""
+
+
+class Found(Struct, frozen=True):
+    """What every report says first.
+
+    Attributes:
+        device: its name; details: as `device.describe()` says.
+        versions: of this library, Python, NumPy, and packages that are installed.
+        platform: the operating system and machine.
+        seconds: that the check took.
+    """
+
+    device: str
+    details: dict[str, Any]
+    versions: dict[str, str]
+    platform: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        plain: dict[str, Any] = to_builtins(self)
+        return plain
+
+    def head(self) -> list[str]:
+        """The first lines of a card."""
+        details = self.details
+        driver = ", ".join(str(details[k]) for k in ("api", "driver", "arch") if details.get(k))
+        named = f"{details.get('name', '')}; {driver}" if driver else str(details.get("name", ""))
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return [
+            f"device    {self.device}",
+            f"adapter   {named}",
+            f"versions  {versions}",
+            f"platform  {self.platform}",
+        ]
+
+
+class DeviceReport(Found, frozen=True):
+    """What `check_device` found.
+
+    Attributes:
+        passed, failed: numbers of cases.
+        failures: one for each operation and dtype with a wrong case: the first.
+        rates: none where the numbers were wrong.
+    """
+
+    passed: int
+    failed: int
+    failures: tuple[Failure, ...]
+    rates: tuple[Rate, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case was right."""
+        return not self.failures
+
+    def card(self) -> str:
+        """Text to paste into a report."""
+        lines = [*self.head(), f"cases     {self.passed} passed, {self.failed} failed"]
+        lines += [f"{'first' if i == 0 else 'also':<9} {f}" for i, f in enumerate(self.failures)]
+        for rate in self.rates:
+            share = "" if rate.share is None else f", {rate.share:.0%} of the copy"
+            lines.append(f"{rate.what:<22} {rate.value:>9.4g} {rate.unit}  ({rate.note}{share})")
+        return "\n".join([*lines, f"took      {self.seconds:.0f} s"])
+
+
+class ModelReport(Found, frozen=True):
+    """What `check_model` found.
+
+    Attributes:
+        folder: of the checkpoint; against: what its layers were compared with.
+        layers: in the order in which the model finished them, the whole model last.
+    """
+
+    folder: str
+    against: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def first(self) -> Layer | None:
+        """The first layer that differs."""
+        return next((layer for layer in self.layers if layer.why), None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every layer was right."""
+        return self.first is None
+
+    def card(self) -> str:
+        """Text to paste into a report."""
+        wrong = sum(bool(layer.why) for layer in self.layers)
+        lines = [
+            *self.head(),
+            f"model     {self.folder}",
+            f"against   {self.against}",
+            f"layers    {len(self.layers) - wrong} passed, {wrong} failed",
+        ]
+        if (first := self.first) is not None:
+            where = first.path or "the whole model"
+            lines.append(f"first     {where} {first.dtype} {list(first.shape)}: {first.why}")
+        else:
+            largest = max(self.layers, key=lambda layer: layer.error / layer.limit)
+            where = largest.path or "the whole model"
+            lines.append(
+                f"largest   squared error {largest.error:.2g} of the squares, in {where} (at most "
+                f"{largest.limit:g})"
+            )
+        return "\n".join([*lines, f"took      {self.seconds:.0f} s"])
+
+
+def found_on(device: Device, seconds: float) -> dict[str, Any]:
+    """What `Found` says of a device."""
+    from centella import __version__
+
+    versions = {
+        "centella": __version__,
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+    }
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "device": device.name,
+        "details": device.describe(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "seconds": seconds,
+    }

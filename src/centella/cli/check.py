@@ -1,0 +1,78 @@
+"""`centella check`: whether this device computes right, and how fast it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from centella.cli.options import Device
+
+if TYPE_CHECKING:
+    from centella.check import DeviceReport, ModelReport
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="F", help="Write the report as JSON to a file; - for stdout."),
+]
+Checked = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="DIR",
+        help="Compare a model's layers instead: a folder, or minilm.",
+    ),
+]
+
+
+def run(device: Device = None, json_file: JsonFile = None, model: Checked = None) -> None:
+    """Check, print the card, and exit with 1 where something is wrong.
+
+    Raises:
+        CentellaError: no such device, or a folder without a model.
+        OSError: the file cannot be written.
+    """
+    report: DeviceReport | ModelReport
+    if model is not None:
+        from centella.check import check_model
+
+        report = check_model(model, device)
+    else:
+        from centella.check import check_device
+
+        with _progress() as tell:
+            report = check_device(device, progress=tell)
+    if json_file is not None:
+        text = json.dumps({"ok": report.ok, **report.as_dict()}, indent=2)
+        if json_file == "-":
+            print(text)
+        else:
+            Path(json_file).write_text(text + "\n", encoding="utf-8")
+    if json_file != "-":
+        print(report.card())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield tell
