@@ -10,6 +10,7 @@ from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
+from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.split import MOST_DIM, lower_split
 from centella.ops.attention.stream import lower_stream
@@ -154,5 +155,5 @@ def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str
     return Axes(tuple(made), ((b, q, shared, None),), told="q")
 
 
-ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER), axes=axes_of,
+ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER), host=host, axes=axes_of,
                doc="scaled dot-product attention")  # fmt: skip
