@@ -54,6 +54,11 @@ class Op(Struct, frozen=True, eq=False):
         overwrites: those of them that it writes whole and never reads: they may hold anything.
         element: `element(values, numbers, attrs) -> value` on traced values, where each element
             of the result depends on the same element of each operand alone.
+        formula: `formula(o, values, attrs) -> value` on the operand set `o`, numbers among the
+            attributes; the CPU runs it on blocks, where all operands are f32 or bool. Without it
+            the reference is called with whole arrays.
+        host: `host(inputs, outputs, attrs) -> write(inputs, outputs)`: what the CPU calls instead
+            for operands that it takes as they are; None where the reference has to do.
         axes: `axes(inputs, outputs, attrs) -> Axes`: how it is divided where an operand is larger
             than a launch may see; None where it cannot be.
         flops: `flops(inputs, outputs, attrs) -> int`: arithmetic operations, at most; None where
@@ -69,6 +74,10 @@ class Op(Struct, frozen=True, eq=False):
     mutates: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
+    formula: Callable[[Any, list[Any], dict[str, Any]], Any] | None = None
+    host: (
+        Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], HostProgram | None] | None
+    ) = None
     axes: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], Axes] | None = None
     flops: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], int] | None = None
     doc: str = ""
@@ -81,33 +90,34 @@ class Op(Struct, frozen=True, eq=False):
     def host_program(
         self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
     ) -> HostProgram:
-        """The NumPy formula as a program: widened inputs, one rounding at the end.
+        """What the CPU runs: it writes its results where they belong.
 
-        A formula that changes its operands moves them as they are stored.
+        An op that has a host program of its own uses that. Else the NumPy formula is called with
+        widened inputs and rounded once, as it is stored; one that changes its operands moves them
+        as they are stored.
         """
+        plain = {k: v for k, v in attrs.items() if k != "variant"}
+        made = self.host(inputs, outputs, plain) if self.host is not None else None
+        if made is not None:
+            return made
         wide_in = [s.dtype for s in inputs]
         targets = [(s.shape, s.dtype) for s in outputs]
         reference = self.reference
         assert reference is not None, "an op without a formula has a host program of its own"
-        plain = {k: v for k, v in attrs.items() if k != "variant"}
-        mutates = self.mutates
 
-        def change(arrays: list[Array]) -> list[Array]:
+        def change(arrays: list[Array], outs: list[Array]) -> None:
             reference(*arrays, **plain)
-            return [arrays[i] for i in mutates]
 
-        if mutates:
+        if self.mutates:
             return HostProgram(f"numpy:{self.name}", self.name, change, self.overwrites)
 
-        def call(arrays: list[Array]) -> list[Array]:
+        def call(arrays: list[Array], outs: list[Array]) -> None:
             wide = [widen(a, d) for a, d in zip(arrays, wide_in, strict=True)]
             with np.errstate(all="ignore"):
                 result = reference(*wide, **plain)
             results = result if isinstance(result, tuple) else (result,)
-            return [
-                np.ascontiguousarray(narrow(np.broadcast_to(r, shape), dtype))
-                for r, (shape, dtype) in zip(results, targets, strict=True)
-            ]
+            for out, r, (shape, dtype) in zip(outs, results, targets, strict=True):
+                np.copyto(out, narrow(np.broadcast_to(r, shape), dtype))
 
         return HostProgram(f"numpy:{self.name}", self.name, call)
 

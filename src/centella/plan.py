@@ -295,7 +295,8 @@ def _lower(form: Form, caps: Caps) -> None:
     attrs = dict(form.attrs)
     if caps.target == "numpy":
         program = form.op.host_program(form.inputs, form.outputs, attrs)
-        views = tuple((spec, 0) for spec in (*form.inputs, *form.outputs))
+        seen = (*form.inputs, *form.outputs) if program.views is None else program.views
+        views = tuple((spec, 0) for spec in seen)
         launch = _Launch(program, tuple(range(len(views))), views, (), (), 1)
         form.lowered = _Lowering((launch,), ())
         return

@@ -133,15 +133,18 @@ class Program(Struct, frozen=True, eq=False):
 
 
 class HostProgram(Struct, frozen=True, eq=False):
-    """What the CPU runs: `call(inputs) -> outputs`, host arrays in and out.
+    """What the CPU runs: `call(inputs, outputs)`, which writes into the arrays of its outputs.
 
-    `overwrites` are inputs that it writes whole and never reads.
+    Attributes:
+        overwrites: inputs that it writes whole and never reads.
+        views: how it sees its operands, inputs and outputs; None: as they are.
     """
 
     key: str
     name: str
-    call: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]]
+    call: Callable[[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]], None]
     overwrites: tuple[int, ...] = ()
+    views: tuple[Spec, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HostProgram) and self.key == other.key

@@ -1,8 +1,9 @@
-"""The CPU: NumPy formulas, run in order on one worker thread.
+"""The CPU: host programs, run in order on one worker thread.
 
-A buffer has no memory of its own: its `native` is the flat host array that was written or computed
-last. The worker alone sets it and reads it, so writes and submissions keep their order. A formula
-that fails leaves `Failed` there: whoever reads it raises, and everything else goes on.
+A buffer's `native` is the flat host array that holds its data: its own memory, where programs write
+their results, or an array that was uploaded, in place. The worker alone sets and reads it, so writes
+and submissions keep their order. A program that fails leaves `Failed` there: whoever reads it
+raises, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from centella.specs import Caps, Spec
 from centella.submission import Array, Bound, Buffer, Clock, Copy, Submission, Times
 
 T = TypeVar("T")
+LINE = 64  # bytes
 
 
 class Failed:
@@ -47,20 +49,18 @@ class Failed:
 
 
 def flat(buffer: Buffer) -> Array:
-    """The host array of a buffer; zeros where nothing has been written.
+    """The host array of a buffer.
 
     Raises:
-        CentellaError: what the formula that should have made it failed with.
+        CentellaError: what the program that should have made it failed with.
     """
-    if buffer.native is None:
-        buffer.native = np.zeros(buffer.nbytes, np.uint8)
     if isinstance(buffer.native, Failed):
         raise buffer.native.error()
     array: Array = buffer.native
     return array
 
 
-def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
+def view(buffer: Buffer, spec: Spec, offset: int, writeable: bool = False) -> Array:
     """The array that a Spec describes inside flat storage."""
     item = spec.dtype.itemsize
     if spec.size == 0:
@@ -69,14 +69,21 @@ def view(buffer: Buffer, spec: Spec, offset: int) -> Array:
     array: Array = np.ndarray(
         spec.shape, spec.dtype.numpy, flat(buffer).data, offset * item, strides
     )
-    array.flags.writeable = buffer.mutable
+    if not (writeable or buffer.mutable):
+        array.flags.writeable = False
     return array
 
 
 def _start_anew(buffer: Buffer) -> None:
     """Forget that what was last to be put into a buffer failed: it is written again."""
     if isinstance(buffer.native, Failed):
-        buffer.native = None
+        buffer.native = buffer.memory
+
+
+def _write(buffer: Buffer, data: Array) -> None:
+    """Put bytes in a buffer."""
+    _start_anew(buffer)
+    flat(buffer).view(np.uint8)[: data.nbytes] = data.view(np.uint8)
 
 
 def copied(work: Submission, copy: Copy) -> None:
@@ -88,9 +95,12 @@ def copied(work: Submission, copy: Copy) -> None:
     target[copy.start : copy.start + data.size] = data
 
 
-def _must_part(buffer: Buffer, result: Array) -> bool:
-    """Whether a result may not stay part of an input: not its own memory, or a larger array."""
-    return buffer.owner is not None or buffer.mutable or result.nbytes < flat(buffer).nbytes
+class Shown:
+    """The bytes of a buffer for NumPy, which keeps the buffer while anybody has the array."""
+
+    def __init__(self, buffer: Buffer, array: Array) -> None:
+        self._buffer = buffer
+        self.__array_interface__: dict[str, Any] = array.__array_interface__
 
 
 class CpuTicket:
@@ -154,9 +164,14 @@ class CpuBackend:
         """No driver has a device of it."""
         return False
 
-    def allocate(self, nbytes: int) -> Any:
-        """Nothing: what a buffer holds is an array of NumPy's."""
-        return None
+    def allocate(self, nbytes: int) -> Array:
+        """Bytes that begin on a line of the cache; the system gives pages as they are touched."""
+        try:
+            memory = np.empty(nbytes + LINE, np.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(f"cpu: no memory for {nbytes:,} bytes") from error
+        start = -memory.ctypes.data % LINE
+        return memory[start : start + nbytes]
 
     def free(self, native: Any) -> None:
         """Nothing to do."""
@@ -177,13 +192,13 @@ class CpuBackend:
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Give a buffer a copy of host bytes, after what was submitted before."""
-        self._put(setattr, buffer, "native", data.copy())
+        self._put(_write, buffer, data.copy())
 
     def shown(self, buffer: Buffer) -> Array:
         """The host array of a buffer, read-only; waits until it is computed."""
         computed = self._put(flat, buffer)
         count(syncs=1)
-        array = computed.result().view()
+        array = np.asarray(Shown(buffer, computed.result())).view()
         array.flags.writeable = False
         return array
 
@@ -246,15 +261,13 @@ class CpuBackend:
                 view(work.slots[slot], spec, offset)
                 for slot, (spec, offset) in zip(ins, bound.views[: bound.inputs], strict=True)
             ]
-            results = bound.program.call(arrays)
-            for slot, result in zip(outs, results, strict=True):
-                if slot in ins and np.may_share_memory(result, flat(work.slots[slot])):
-                    continue  # changed in place
-                alone = not any(
-                    np.may_share_memory(result, a) and _must_part(work.slots[s], result)
-                    for a, s in zip(arrays, ins, strict=True)
-                )
-                work.slots[slot].native = (result if alone else result.copy()).reshape(-1)
+            results = []
+            for slot, (spec, _) in zip(outs, bound.views[bound.inputs :], strict=True):
+                buffer = work.slots[slot]
+                if slot not in ins:  # else it is changed in place
+                    buffer.native = buffer.memory[: max(1, spec.nbytes)]
+                results.append(view(buffer, spec, 0, writeable=True))
+            bound.program.call(arrays, results)
         except Exception as error:
             inputs = (work.slots[slot].native for slot in ins)
             cause = next((n for n in inputs if isinstance(n, Failed)), None)

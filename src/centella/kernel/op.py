@@ -44,15 +44,15 @@ class UserOp(Op, frozen=True, eq=False, kw_only=True):
 
         from centella.lang.simulate import simulate
 
-        def run(arrays: list[Array]) -> list[Array]:
+        def run(arrays: list[Array], outs: list[Array]) -> None:
             buffers = [_words(a, s) for a, s in zip(arrays, padded_in, strict=True)]
             buffers += [buffers[i] for i in mutates]
             fresh = padded_out[len(mutates) :]
             buffers += [np.zeros(s.storage_bytes // 4, np.uint32) for s in fresh]
             bound = [buffers[r.index] for r in call.tensors]
             simulate(program.ir, bound, np.array(words, np.uint32), call.groups, check=False)
-            made = zip(buffers[len(arrays) :], padded_out, strict=True)
-            return [np.ascontiguousarray(strided(b, s)).reshape(s.shape) for b, s in made]
+            for out, words_of, spec in zip(outs, buffers[len(arrays) :], padded_out, strict=True):
+                np.copyto(out, strided(words_of, spec).reshape(spec.shape))
 
         return HostProgram(f"simulated:{self.name}", self.kernel.name, run)
 

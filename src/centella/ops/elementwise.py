@@ -19,6 +19,7 @@ from centella.dtypes import DType, bool_
 from centella.errors import DTypeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
+from centella.ops.host import Formula, on_blocks
 from centella.ops.layout import broadcast
 from centella.ops.operands import KERNEL, NUMPY
 from centella.program import Kernel
@@ -32,7 +33,7 @@ def gelu(o: Any, x: Any, kind: str = "none") -> Any:
         return x * 0.5 * (o.tanh(inner) + 1.0)
     if kind == "quick":
         return x * o.sigmoid(x * 1.702)
-    return x * 0.5 * (o.erf(x * math.sqrt(0.5)) + 1.0)
+    return x * 0.5 * o.erf_plus_1(x * math.sqrt(0.5))
 
 
 def relu(o: Any, x: Any) -> Any:
@@ -200,12 +201,12 @@ def _arguments(
     return ordered, rest
 
 
-def _reference(expression: Expression) -> Callable[..., Any]:
-    def reference(*arrays: Any, **attrs: Any) -> Any:
-        ordered, rest = _arguments(expression, list(arrays), attrs)
-        return expression.fn(NUMPY, *ordered, **rest)
+def _formula(expression: Expression) -> Formula:
+    def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
+        ordered, rest = _arguments(expression, values, attrs)
+        return expression.fn(o, *ordered, **rest)
 
-    return reference
+    return formula
 
 
 def _lower(expression: Expression, kernel: Kernel) -> Callable[..., Lowered]:
@@ -224,12 +225,15 @@ def _declare(expression: Expression) -> Op:
         return expression.fn(KERNEL, *ordered, **rest)
 
     kernel = element_kernel(expression.name, compute)
+    formula = _formula(expression)
     return Op(
         expression.name,
         _rule(expression),
-        _reference(expression),
+        lambda *arrays, **attrs: formula(NUMPY, list(arrays), attrs),
         _lower(expression, kernel),
         element=compute,
+        formula=formula,
+        host=on_blocks(expression.name, formula),
         axes=broadcasting,
         doc=expression.doc,
     )

@@ -19,11 +19,13 @@ from centella.dtypes import DType, dtype_of, f32, narrow, widen
 from centella.op import Lowered, Op, Out, get
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
+from centella.ops.host import block_program, plain
+from centella.ops.operands import TAPE
 from centella.ops.steps import Chain, Step, chain_of, computed
-from centella.program import Kernel
-from centella.specs import Caps, Shape, Spec
+from centella.program import HostProgram, Kernel
+from centella.specs import Caps, Spec
+from centella.tape import Symbol
 
-BLOCK = 1 << 15  # elements that the CPU takes at a time: chains stay in its cache
 ALONG_ROWS: dict[str, Callable[[Chain, Spec], Lowered]] = {
     "norm": norm.lower_chain,
     "reduce": reduce.lower_chain,
@@ -70,27 +72,33 @@ def _chain(xs: list[Any], steps: tuple[Step, ...], numbers: dict[str, Any]) -> A
 
 
 def reference(*xs: Any, steps: tuple[Step, ...], **numbers: Any) -> Any:
-    """The NumPy formula, in blocks that stay in cache."""
-    op = along_rows(steps)
-    if op == "reduce" and steps[-1].name != "reduce":
-        return _chain(list(xs), steps, numbers)  # operands of two shapes
-    shape: Shape = np.broadcast_shapes(*(x.shape for x in xs))
-    rows = shape[0] if len(shape) > (op is not None) else 1
-    step = max(1, BLOCK * rows // max(int(np.prod(shape)), 1))
-    if rows <= step:
-        return _chain(list(xs), steps, numbers)
-    whole = [x.ndim == len(shape) and x.shape[0] == rows for x in xs]
-    parts = (
-        _chain([x[i : i + step] if w else x for x, w in zip(xs, whole, strict=True)], steps,
-               numbers)
-        for i in range(0, rows, step)
-    )  # fmt: skip
-    first = next(parts)
-    result = np.empty((rows, *first.shape[1:]), first.dtype)
-    result[:step] = first
-    for index, part in enumerate(parts, 1):
-        result[index * step : (index + 1) * step] = part
-    return result
+    """The NumPy formula, one step after the other."""
+    return _chain(list(xs), steps, numbers)
+
+
+def host(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> HostProgram | None:
+    """All steps on one block after the other; None where one makes another dtype or shape."""
+    chain = chain_of(inputs, attrs, 1)
+    formulas = [get(step.name).formula for step in chain.steps]
+    if not plain(chain.specs) or any(f is None for f in formulas):
+        return None
+    at = next((chain.specs[len(inputs) + i] for i, s in enumerate(chain.steps)
+               if s.name in ALONG_ROWS), outputs[0])  # fmt: skip
+    if at.shape != outputs[0].shape:
+        return None
+
+    def evaluate(values: list[Symbol]) -> Symbol:
+        have = list(values)
+        for index, (step, formula) in enumerate(zip(chain.steps, formulas, strict=True)):
+            assert formula is not None, "looked at above"
+            given = {n: attrs[f"{index}.{n}"] for n in step.numbers}
+            operands = [have[k] for k in step.operands]
+            have.append(formula(TAPE, operands, {**dict(step.attrs), **given}))
+        return have[-1]
+
+    return block_program("fused", inputs, outputs[0], evaluate)
 
 
 def lower(
@@ -120,4 +128,4 @@ def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str
     )
 
 
-FUSED = Op("fused", rule, reference, lower, axes=axes_of, doc=__doc__ or "")
+FUSED = Op("fused", rule, reference, lower, host=host, axes=axes_of, doc=__doc__ or "")

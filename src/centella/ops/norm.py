@@ -22,7 +22,9 @@ from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.face import face
+from centella.ops.host import on_blocks
 from centella.ops.layout import flat, rows_of, takes_rows
+from centella.ops.operands import NUMPY
 from centella.ops.rows import Values, chunked, fold, masked, walk, width_of, workgroup_for
 from centella.ops.steps import (
     Chain,
@@ -120,22 +122,27 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     return ((x.shape, x.dtype),)
 
 
-def reference(x: Any, *affine: Any, kind: str, eps: float, vectors: tuple[str, ...]) -> Any:
-    """The NumPy formula, on rows of neighbouring elements: NumPy adds those pairwise."""
-    x = np.ascontiguousarray(x)
-    n = max(x.shape[-1], 1)
+def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
+    """The formula on rows of neighbouring elements."""
+    x, *affine = values
+    kind, eps, n = attrs["kind"], attrs["eps"], max(o.columns(x), 1)
     if kind == "layer":
-        shifted = x - x[..., :1]
-        centred = shifted - shifted.sum(-1, keepdims=True) / n
-        y = centred / np.sqrt((centred * centred).sum(-1, keepdims=True) / n + eps)
+        shifted = x - o.row_first(x)
+        centred = shifted - o.row_sum(shifted) / n
+        y = centred / o.sqrt(o.row_sum(centred * centred) / n + eps)
     elif kind == "rms":
-        y = x / np.sqrt((x * x).sum(-1, keepdims=True) / n + eps)
+        y = x / o.sqrt(o.row_sum(x * x) / n + eps)
     else:
-        y = x / np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), eps)
-    named = dict(zip(vectors, affine, strict=True))
+        y = x / o.maximum(o.sqrt(o.row_sum(x * x)), eps)
+    named = dict(zip(attrs["vectors"], affine, strict=True))
     if "weight" in named:
         y = y * named["weight"]
     return y + named["bias"] if "bias" in named else y
+
+
+def reference(x: Any, *affine: Any, **attrs: Any) -> Any:
+    """The NumPy formula; NumPy adds neighbouring elements pairwise."""
+    return formula(NUMPY, [np.ascontiguousarray(x), *affine], attrs)
 
 
 def lower(
@@ -184,4 +191,5 @@ def stores(sources: tuple[Spec, ...], made: Spec, out: Spec) -> bool:
     return chunk and out.aligned and width % out.dtype.per_word == 0 == made.shape[-1] % width
 
 
-NORM = Op("norm", rule, reference, lower, takes_rows, axes=along_rows, doc=__doc__ or "")
+NORM = Op("norm", rule, reference, lower, takes_rows, axes=along_rows, formula=formula,
+          host=on_blocks("norm", formula), doc=__doc__ or "")  # fmt: skip

@@ -18,7 +18,9 @@ from centella.dtypes import f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.face import face
+from centella.ops.host import on_blocks
 from centella.ops.layout import rows_of, takes_rows
+from centella.ops.operands import NUMPY
 from centella.ops.rows import chunked, fold, load, masked, walk, width_of, workgroup_for
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
@@ -64,15 +66,18 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     return ((x.shape, x.dtype),)
 
 
+def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
+    """The formula on rows of neighbouring elements."""
+    (x,) = values
+    shifted = x - o.row_max(x)
+    e = o.exp(shifted)
+    s = o.row_sum(e)
+    return shifted - o.log(s) if attrs.get("log", False) else e / s
+
+
 def reference(x: Any, log: bool = False) -> Any:
-    """The NumPy formula, on rows of neighbouring elements: NumPy adds those pairwise."""
-    if x.shape[-1] == 0:
-        return x
-    x = np.ascontiguousarray(x)
-    shifted = x - x.max(-1, keepdims=True)
-    e = np.exp(shifted)
-    s = e.sum(-1, keepdims=True)
-    return shifted - np.log(s) if log else e / s
+    """The NumPy formula; NumPy adds neighbouring elements pairwise."""
+    return formula(NUMPY, [np.ascontiguousarray(x)], {"log": log}) if x.shape[-1] else x
 
 
 def lower(
@@ -93,4 +98,5 @@ def lower(
     return Lowered((call,))
 
 
-SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, axes=along_rows, doc=__doc__ or "")
+SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, axes=along_rows, formula=formula,
+             host=on_blocks("softmax", formula), doc=__doc__ or "")  # fmt: skip

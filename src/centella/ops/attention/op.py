@@ -10,6 +10,7 @@ from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
+from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.split import MOST_DIM, lower_split
 from centella.ops.attention.stream import lower_stream
@@ -159,5 +160,5 @@ def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[st
     return 4 * outputs[0].size * inputs[1].shape[2]
 
 
-ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER), axes=axes_of,
+ATTENTION = Op("attention", rule, reference, lower, takes, tuple(LOWER), host=host, axes=axes_of,
                flops=flops_of, doc="scaled dot-product attention")  # fmt: skip

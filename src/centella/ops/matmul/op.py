@@ -9,10 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella.axes import LETTERS, Axes, Fold, axes, spread
+from centella.blockwise import blocks_of
 from centella.dtypes import i8
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elementwise import ACTIVATIONS, OPS
+from centella.ops.host import plain, run_blocks, taped
 from centella.ops.layout import (
     broadcast,
     broadcast_strides,
@@ -23,11 +25,9 @@ from centella.ops.layout import (
 )
 from centella.ops.matmul.choice import ALONG_K, VARIANTS, Problem
 from centella.ops.matmul.launches import Product, after_copies, product_calls
-from centella.ops.operands import NUMPY
-from centella.program import Call, Ref
+from centella.ops.operands import NUMPY, TAPE
+from centella.program import Call, HostProgram, Ref
 from centella.specs import Caps, Spec, make_spec
-
-CPU_BLOCK = 1 << 15  # elements of a block on the CPU: 128 KB of f32
 
 
 def _float(name: str, specs: tuple[Spec, ...]) -> None:
@@ -80,29 +80,76 @@ def matmul_reference(a: Any, b: Any, alpha: float = 1.0) -> Any:
     return c if alpha == 1.0 else c * a.dtype.type(alpha)
 
 
-def linear_reference(
-    x: Any, weight: Any, *more: Any, extras: tuple[str, ...], activation: str, alpha: float = 1.0
-) -> Any:
-    """The NumPy formula; the epilogue in blocks of rows that stay in cache."""
-    named = dict(zip(extras, more, strict=True))
+def _epilogue(o: Any, y: Any, named: dict[str, Any], attrs: dict[str, Any]) -> Any:
+    """f(alpha y scale + bias) + residual of the sums y."""
+    if attrs.get("alpha", 1.0) != 1.0:
+        y = y * attrs["alpha"]
+    if "scale" in named:
+        y = y * named["scale"]
+    if "bias" in named:
+        y = y + named["bias"]
+    if attrs["activation"]:
+        y = ACTIVATIONS[attrs["activation"]](o, y)
+    return y + named["residual"] if "residual" in named else y
+
+
+def linear_reference(x: Any, weight: Any, *more: Any, extras: tuple[str, ...], **attrs: Any) -> Any:
+    """The NumPy formula."""
     wide = weight.astype(x.dtype) if weight.dtype.kind == "i" else weight
     rows = math.prod(x.shape[:-1])
-    y = np.matmul(x.reshape(rows, x.shape[-1]), wide.T)
-    residual = named["residual"].reshape(y.shape) if "residual" in named else None
-    step = max(1, CPU_BLOCK // max(y.shape[1], 1))
-    for start in range(0, rows, step):
-        part = y[start : start + step]
-        if alpha != 1.0:
-            part *= x.dtype.type(alpha)
-        if "scale" in named:
-            part *= named["scale"]
-        if "bias" in named:
-            part += named["bias"]
-        if activation:
-            part[...] = ACTIVATIONS[activation](NUMPY, part)
-        if residual is not None:
-            part += residual[start : start + step]
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+    y = np.matmul(x.reshape(rows, x.shape[-1]), wide.T).reshape(*x.shape[:-1], len(weight))
+    return _epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), attrs)
+
+
+def linear_host(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> HostProgram | None:
+    """The product into the result, which the epilogue then goes over in blocks."""
+    x, weight, *more = inputs
+    out = rows_of(outputs[0])
+    if not plain((*inputs, *outputs)):
+        return None
+    extras = attrs["extras"]
+    lies = [rows_of(s) if n == "residual" else _repeated(s, out)
+            for n, s in zip(extras, more, strict=True)]  # fmt: skip
+    run = taped(
+        (out, *lies), out.shape[-1],
+        lambda xs: _epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), attrs),
+    )  # fmt: skip
+    blocks = blocks_of(out.shape)
+    steps = run.steps if extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0 else 0
+
+    def call(ins: list[Any], outs: list[Any]) -> None:
+        left, right, *rest = ins
+        (y,) = outs
+        with np.errstate(all="ignore"):
+            np.matmul(left, right.T, out=y)
+        if steps:
+            run_blocks(run, blocks, out.size * steps, [y, *rest], y)
+
+    return HostProgram("numpy:linear", "linear", call, (), (rows_of(x), weight, *lies, out))
+
+
+def _repeated(vector: Spec, out: Spec) -> Spec:
+    """A vector seen as all rows of the result."""
+    return Spec(out.shape, vector.dtype, (0, vector.strides[0]))
+
+
+def matmul_host(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+) -> HostProgram | None:
+    """The product into the result."""
+    if not plain((*inputs, *outputs)):
+        return None
+    alpha = np.float32(attrs.get("alpha", 1.0))
+
+    def call(ins: list[Any], outs: list[Any]) -> None:
+        with np.errstate(all="ignore"):
+            np.matmul(*ins, out=outs[0])
+            if alpha != 1.0:
+                np.multiply(outs[0], alpha, out=outs[0])
+
+    return HostProgram("numpy:matmul", "matmul", call)
 
 
 Lie = tuple[int, int, bool]
@@ -213,7 +260,7 @@ def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[st
 
 
 MATMUL = Op("matmul", matmul_rule, matmul_reference, matmul_lower, takes_matrix, VARIANTS,
-            axes=matmul_axes, flops=flops_of, doc="C = alpha A B")  # fmt: skip
+            host=matmul_host, axes=matmul_axes, flops=flops_of, doc="C = alpha A B")  # fmt: skip
 LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_rows, ALONG_K,
-            axes=linear_axes, flops=flops_of,
+            host=linear_host, axes=linear_axes, flops=flops_of,
             doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip
