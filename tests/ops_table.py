@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -123,6 +124,9 @@ def _values(spec: In, kind: str, rng: np.random.Generator) -> Any:
     return normal
 
 
+_states: WeakKeyDictionary[ct.Tensor, ct.State] = WeakKeyDictionary()
+
+
 def tensor_of(spec: In, value: Array, dtype: str, device: ct.Device) -> ct.Tensor:
     """The value on a device, lying as `spec` says; what surrounds it is NaN (or -1, or True)."""
     kind = dtype_of(spec.dtype or dtype)
@@ -133,7 +137,10 @@ def tensor_of(spec: In, value: Array, dtype: str, device: ct.Device) -> ct.Tenso
         turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
         return ct.asarray(turned, dtype=kind, device=device).T
     if spec.layout == "state":
-        return ct.State(stored, kind, device).value
+        state = ct.State(stored, kind, device)
+        made = state.value
+        _states[made] = state  # which lives as long as the tensor
+        return made
     place, whole = _place(spec.layout, stored.shape, kind.per_chunk)
     around = np.full(math.prod(whole) * kind.itemsize, 0xFF, np.uint8)
     if kind.name == "bool":

@@ -1383,7 +1383,8 @@ SHOWN = {
     "simulate.unwritten_output simulate.read_of_unwritten_memory simulate.divergent_meetings "
     "simulate.off_boundary simulate.global_races",
     "The device `simulator` knows what was written": "memory.a_word_that_nobody_wrote_is_not_read "
-    "memory.pads_of_results_are_read_and_nothing_else_beside_them",
+    "memory.pads_of_results_are_read_and_nothing_else_beside_them "
+    "memory.a_copy_of_a_state_copies_what_nobody_wrote",
     "Conflicting stores are applied": "simulate.order_of_conflicting_stores "
     "simulate.subgroup_operations",
     # identity

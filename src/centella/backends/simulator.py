@@ -158,13 +158,13 @@ class SimulatorBackend:
         return DoneTicket(tuple(back), stamps)
 
     def _launch(self, work: Submission, bound: Bound, words: Array) -> None:
-        ir = bound.pipeline
+        ir, moves = bound.pipeline, isinstance(bound.program, Program) and bound.program.moves
         natives = operands(bound, [work.slots[slot].native for slot in bound.slots])
         known = [self._known(native) for native in natives] if self.checked else []
         report = simulate(
             ir, natives, words, bound.groups, check=self.checked, order=self.order,
             subgroup=self.subgroup, initialised=[
-                None if arg.mode == "out" or mask.all() else mask
+                None if arg.mode == "out" or moves or mask.all() else mask
                 for arg, mask in zip(ir.args, known, strict=self.checked)
             ],
         )  # fmt: skip
