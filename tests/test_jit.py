@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -423,3 +423,19 @@ def test_a_write_says_nothing_of_the_work_before_it(device: ct.Device) -> None:
     before = device.flight.finished
     batch.execute().result()
     assert device.flight.finished == before
+
+
+def test_arrays_stand_for_tensors_in_typed_code(device: ct.Device) -> None:
+    """mypy reads this test, too."""
+
+    @ct.jit(device=device)
+    def scaled(x: ct.Tensor, by: float, *, plus: ct.Tensor | None = None) -> ct.Tensor:
+        return x * by if plus is None else x * by + plus
+
+    x = np.ones((2, 4), np.float32)
+    assert_type(scaled(ct.asarray(x, device=device), 2.0), ct.Tensor)
+    y = assert_type(scaled(x, 2.0, plus=x), ct.Tensor)
+    np.testing.assert_array_equal(y.numpy(), 3 * x)
+    np.testing.assert_array_equal(scaled.fetch(x, by=3.0).result(), 3 * x)
+    with pytest.raises(ct.DTypeError, match="jit: expected tensors, arrays, numbers"):
+        scaled({1, 2}, 2.0)  # type: ignore[call-overload]  # no tensor, number or container

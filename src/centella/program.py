@@ -37,14 +37,18 @@ def exact(value: Any) -> Any:
 
 
 class Kernel:
-    """A kernel function with its face; the specialisations traced so far."""
+    """A kernel function with its face; the specialisations traced so far.
+
+    `moves` says that it stores what it loads, so that what nobody wrote may be among it.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None,
-        trusted: bool = True,
+        trusted: bool = True, moves: bool = False,
     ) -> None:  # fmt: skip
         self.fn: Callable[..., Any] = fn
         self.trusted: bool = trusted
+        self.moves: bool = moves
         self.name: str = name or fn.__name__
         self.workgroup: int = workgroup
         self._face = face
@@ -107,7 +111,7 @@ class Kernel:
         found = self._programs.get(key)
         if found is None:
             ir = self.specialise(dtypes, unit, constants, workgroup, face)
-            found = self._programs[key] = program_of(ir, caps, self.trusted)
+            found = self._programs[key] = program_of(ir, caps, self.trusted, self.moves)
         return found
 
 
@@ -124,6 +128,7 @@ class Program(Struct, frozen=True, eq=False):
     source: str
     ir: KernelIR
     trusted: bool = False
+    moves: bool = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and self.key == other.key
@@ -153,7 +158,7 @@ class HostProgram(Struct, frozen=True, eq=False):
         return hash(self.key)
 
 
-def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
+def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False) -> Program:
     """Emit a traced kernel for a device.
 
     Raises:
@@ -184,7 +189,7 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False) -> Program:
 
         source = emit_ptx(ir, caps.arch)
         return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)
-    return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir)
+    return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir, trusted, moves)
 
 
 class Ref(Struct, frozen=True):

@@ -55,8 +55,20 @@ def operands(bound: Bound, buffers: list[Array]) -> list[Array]:
 
 
 def pad_words(spec: Spec, offset: int, size: int) -> Mask:
-    """Which of `size` words belong to no element of a tensor, nor to anything else."""
+    """Which of `size` words belong to no element of a tensor, nor to anything else.
+
+    Of a part of a larger tensor: those from the end of each of its rows to the next chunk.
+    """
     mask = np.zeros(size, np.bool_)
+    if spec.size and 1 in spec.strides and (offset or not pads(spec)):
+        along = spec.strides.index(1)
+        ends = np.array(offset + spec.shape[along])
+        for axis, (n, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
+            if axis != along:
+                ends = np.add.outer(ends, np.arange(n) * stride)
+        first = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
+        words = first + np.arange(4)
+        mask[words[(words < -(-first // 4) * 4) & (words < size)]] = True
     for begin, nbytes, pitch, rows in pads(spec, offset):
         first, end = -(-begin // 4), (begin + nbytes) // 4
         rest = mask[first : end + (rows - 1) * pitch // 4]
@@ -158,13 +170,13 @@ class SimulatorBackend:
         return DoneTicket(tuple(back), stamps)
 
     def _launch(self, work: Submission, bound: Bound, words: Array) -> None:
-        ir = bound.pipeline
+        ir, moves = bound.pipeline, isinstance(bound.program, Program) and bound.program.moves
         natives = operands(bound, [work.slots[slot].native for slot in bound.slots])
         known = [self._known(native) for native in natives] if self.checked else []
         report = simulate(
             ir, natives, words, bound.groups, check=self.checked, order=self.order,
             subgroup=self.subgroup, initialised=[
-                None if arg.mode == "out" or mask.all() else mask
+                None if arg.mode == "out" or moves or mask.all() else mask
                 for arg, mask in zip(ir.args, known, strict=self.checked)
             ],
         )  # fmt: skip

@@ -9,6 +9,7 @@ import math
 import zlib
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from msgspec import Struct, field
@@ -122,6 +123,9 @@ def _values(spec: In, kind: str, rng: np.random.Generator) -> Any:
     return normal
 
 
+_states: WeakKeyDictionary[Tensor, State] = WeakKeyDictionary()
+
+
 def tensor_of(spec: In, value: Array, dtype: str, device: Device) -> Tensor:
     """The value on a device, lying as `spec` says; what surrounds it is NaN (or -1, or True)."""
     kind = dtype_of(spec.dtype or dtype)
@@ -132,7 +136,10 @@ def tensor_of(spec: In, value: Array, dtype: str, device: Device) -> Tensor:
         turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
         return asarray(turned, dtype=kind, device=device).T
     if spec.layout == "state":
-        return State(stored, kind, device).value
+        state = State(stored, kind, device)
+        made = state.value
+        _states[made] = state  # which lives as long as the tensor
+        return made
     place, whole = _place(spec.layout, stored.shape, kind.per_chunk)
     around = np.full(math.prod(whole) * kind.itemsize, 0xFF, np.uint8)
     if kind.name == "bool":

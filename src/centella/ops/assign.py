@@ -15,7 +15,7 @@ from centella.ops.face import face
 from centella.program import Kernel, Ref
 from centella.specs import Caps, Spec
 
-kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0])
+kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0], moves=True)
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:

@@ -36,7 +36,7 @@ class Number(NamedTuple):
     value: int | float
 
 
-def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
+def element_kernel(name: str, compute: Callable[..., Any], moves: bool = False) -> Kernel:
     """A kernel that gives each thread one chunk (or word) of the output.
 
     `compute(values, scalars, attrs)` maps the operands' elements to one output element. Constants:
@@ -62,7 +62,7 @@ def element_kernel(name: str, compute: Callable[..., Any]) -> Kernel:
             y.store(places[-1] + column, out)
 
     run.__name__ = name
-    return Kernel(run, workgroup=WORKGROUP, name=name)
+    return Kernel(run, workgroup=WORKGROUP, name=name, moves=moves)
 
 
 def number(name: str, type_: str) -> Any:
