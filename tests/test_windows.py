@@ -338,6 +338,8 @@ def test_attention_and_its_cache(device: ct.Device) -> None:
     lengths = ct.asarray(np.array([31, 20], np.int32), device=device)
     some = np.concatenate([wanted[:1], attended(q[1:], k[1:, :, :20], v[1:, :, :20])])
     agree(some, ct.attention(*tensors, lengths=lengths), sums=True)
+    none = ct.attention(tensors[0][:, :0], *tensors[1:])
+    assert none.numpy().shape == (2, 0, 9, 16)
     cache = ct.KVCache(2, 4, 16, 40, device=device)
     for i in range(0, 9, 3):
         cache.append(tensors[1][:, :, i : i + 3], tensors[2][:, :, i : i + 3])
