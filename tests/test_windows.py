@@ -222,6 +222,20 @@ def test_one_long_row(device: ct.Device, dtype: str) -> None:
         dtype=np.int32), TOLERANCE.get(dtype, (0.0, 0.0))[1] * 4, "a long chain")  # fmt: skip
 
 
+@EVERYWHERE
+def test_rows_that_what_follows_them_would_cut_across(device: ct.Device) -> None:
+    """Not fused: parts of an operand that lies the other way leave no rows one pitch apart."""
+    x, across = random(64, 64, 2), random(64, 64)
+    t, turned = on(device, x), on(device, across).T
+    with device.batch():
+        total, largest = ct.sum(t, -1) + turned, ct.max(t, -1) * turned
+        unit = ct.l2_normalize(t) + turned[:, :, None]
+    agree(x.sum(-1) + across.T, total, sums=True)
+    agree(x.max(-1) * across.T, largest)
+    lengths = np.sqrt((x**2).sum(-1, keepdims=True))
+    agree(x / lengths + across.T[:, :, None], unit, sums=True)
+
+
 # -- products -------------------------------------------------------------------------------------
 
 
