@@ -180,6 +180,9 @@ class FakeCuda:
     def cuEventQuery(self, event: Any) -> Any:
         return self._ok()
 
+    def cuEventElapsedTime(self, begin: Any, end: Any) -> Any:
+        return self._ok(0.0)
+
     def cuEventSynchronize(self, event: Any) -> Any:
         self.waits += 1
         return self._ok()

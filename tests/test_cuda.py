@@ -127,6 +127,57 @@ class TestDevicesOfCuda:
         assert fake.retained == 0
 
 
+class TestSubmissionsOfCudaThatFindNoMemory:
+    """What comes before the launches can be tried again; after them the device is lost."""
+
+    def refuse(self, fake: FakeCuda, patch: pytest.MonkeyPatch, name: str, after: int) -> None:
+        """From the call after so many on, a function of the driver finds no memory."""
+        calls, real = itertools.count(), getattr(fake, name)
+
+        def call(*args: Any) -> Any:
+            if next(calls) < after:
+                return real(*args)
+            return (fake.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+
+        patch.setattr(fake.driver, name, call)
+
+    @pytest.mark.parametrize("after", [0, 1, 2])
+    def test_among_the_launches(
+        self, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, after: int
+    ) -> None:
+        """Nothing is run twice: a State would be changed twice."""
+        device = opened()
+        state = ct.State(X, device=device)
+        with ct.ledger(timing=True):
+            state.assign(state.value + 1.0)
+            self.refuse(fake, monkeypatch, "cuEventRecord", after)
+            with pytest.raises(ct.DeviceLostError, match="OUT_OF_MEMORY"):
+                _ = state.value.native
+        assert device.lost
+
+    @pytest.mark.parametrize("name", ["cuEventCreate", "cuMemHostAlloc"])
+    def test_before_them(self, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """What was taken is given back, and it can be tried again."""
+        device = opened()
+        backend: Any = device.backend
+        x = ct.zeros((1 << 16,), device=device)
+        x[:9].numpy()  # an event and pinned memory, but not enough of that for all of x
+
+        def idle() -> tuple[int, int]:
+            kept = [*backend._idle_pinned, *(p for free in backend._pinned.values() for p in free)]
+            return len(backend._events), sum(p.nbytes for p in kept)
+
+        before = idle()
+        with ct.ledger(timing=name == "cuEventCreate"):
+            y = (x + 1.0)[:9] if name == "cuEventCreate" else x + 1.0
+            with monkeypatch.context() as patch:
+                self.refuse(fake, patch, name, 0)
+                with pytest.raises(ct.OutOfMemoryError):
+                    y.numpy()
+            assert before == idle()
+            y.numpy()
+
+
 class TestStreamsOfCuda:
     """All work of a device stays in one order."""
 

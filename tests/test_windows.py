@@ -225,6 +225,20 @@ def test_one_long_row(device: ct.Device, dtype: str) -> None:
         dtype=np.int32), TOLERANCE.get(dtype, (0.0, 0.0))[1] * 4, "a long chain")  # fmt: skip
 
 
+@EVERYWHERE
+def test_rows_that_what_follows_them_would_cut_across(device: ct.Device) -> None:
+    """Not fused: parts of an operand that lies the other way leave no rows one pitch apart."""
+    x, across = random(64, 64, 2), random(64, 64)
+    t, turned = on(device, x), on(device, across).T
+    with device.batch():
+        total, largest = ct.sum(t, -1) + turned, ct.max(t, -1) * turned
+        unit = ct.l2_normalize(t) + turned[:, :, None]
+    agree(x.sum(-1) + across.T, total, sums=True)
+    agree(x.max(-1) * across.T, largest)
+    lengths = np.sqrt((x**2).sum(-1, keepdims=True))
+    agree(x / lengths + across.T[:, :, None], unit, sums=True)
+
+
 # -- products -------------------------------------------------------------------------------------
 
 
@@ -341,6 +355,8 @@ def test_attention_and_its_cache(device: ct.Device) -> None:
     lengths = ct.asarray(np.array([31, 20], np.int32), device=device)
     some = np.concatenate([wanted[:1], attended(q[1:], k[1:, :, :20], v[1:, :, :20])])
     agree(some, ct.attention(*tensors, lengths=lengths), sums=True)
+    none = ct.attention(tensors[0][:, :0], *tensors[1:])
+    assert none.numpy().shape == (2, 0, 9, 16)
     cache = ct.KVCache(2, 4, 16, 40, device=device)
     for i in range(0, 9, 3):
         cache.append(tensors[1][:, :, i : i + 3], tensors[2][:, :, i : i + 3])

@@ -46,9 +46,10 @@ def divided(op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: 
 
 
 def divisible(op: Op, inputs: Specs, outputs: Specs, attrs: Attrs, caps: Caps) -> bool:
-    """Whether an op's operands can be made to fit the device's bindings."""
+    """Whether an op's operands can be made to fit the device's bindings, and it takes the parts."""
     try:
-        division(op, inputs, outputs, dict(attrs), caps)
+        if division(op, inputs, outputs, dict(attrs), caps) is not None:
+            divided(op, inputs, outputs, dict(attrs), caps)
     except LimitError:
         return False
     return True

@@ -216,9 +216,8 @@ class Jitted(Generic[P, R]):
         self._device = device
         self._maxsize = maxsize
         self._made: OrderedDict[Any, Compiled[R]] = OrderedDict()
-        self._lock = lock_of(
-            self, threading.RLock
-        )  # one capture of a signature, whatever the threads
+        # One capture of a signature, whatever the threads.
+        self._lock = lock_of(self, threading.RLock)
         self._name: str = getattr(fn, "__name__", type(fn).__name__)
         update_wrapper(self, fn)
 

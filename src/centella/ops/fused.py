@@ -16,10 +16,12 @@ import numpy as np
 from centella.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
 from centella.axes import along_rows as by_rows
 from centella.dtypes import DType, dtype_of, f32, narrow, widen
+from centella.errors import LimitError
 from centella.op import Lowered, Op, Out, get
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
+from centella.ops.layout import takes_rows
 from centella.ops.operands import TAPE
 from centella.ops.steps import Chain, Step, chain_of, computed
 from centella.program import HostProgram, Kernel
@@ -104,10 +106,17 @@ def host(
 def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One element kernel, or the kernel of the op that works along rows."""
+    """One element kernel, or the kernel of the op that works along rows.
+
+    Raises:
+        LimitError: these are parts, cut so that what was rows one pitch apart is none any more.
+    """
     chain = chain_of(inputs, attrs, caps.row_alignment)
     op = along_rows(chain.steps)
     if op is not None:
+        for spec in chain.sources:
+            if not takes_rows(0, spec):
+                raise LimitError(f"fused {op}: parts of {list(spec.shape)} are no rows")
         return ALONG_ROWS[op](chain, outputs[0])
     steps = (("steps", chain.steps),)
     return Lowered((element_call(kernel, inputs, outputs[0], chain.numbers, steps),))

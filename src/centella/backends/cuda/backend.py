@@ -79,10 +79,11 @@ class CudaBackend(CudaMemory):
             end += -(-read.nbytes // 16) * 16
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
-            event = self._take_event()
-            pinned = self._take_pinned(end) if end else None
-            stamps = self._new_stamps(len(work.launches)) if work.timed and work.launches else None
-            ticket = CudaTicket(self, event, pinned, places, stamps)
+            ticket = CudaTicket(self, self._take_event(), places)
+            pinned = ticket.pinned = self._take_pinned(end) if end else None
+            if work.timed and work.launches:
+                ticket.stamps = self._new_stamps(len(work.launches))
+            stamps = ticket.stamps
             stream = self._streams.turn().native
             for slot, data in work.uploads:
                 self._send(work.slots[slot], data, stream)
@@ -93,15 +94,15 @@ class CudaBackend(CudaMemory):
                     copy.nbytes, stream))  # fmt: skip
             if work.prepared is not None and stamps is None:
                 work.prepared.launch(stream)
-            elif work.launches:
-                self._launch(work, stream, stamps)
             try:
+                if work.launches and (work.prepared is None or stamps is not None):
+                    self._launch(work, stream, stamps)
                 for read, (place, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
                     check(driver.cuMemcpyDtoHAsync(
                         pinned.ctypes.data + place, work.slots[read.slot].native + read.start,
                         nbytes, stream))  # fmt: skip
-                check(driver.cuEventRecord(event, stream))
+                check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
                 raise DeviceError(f"{self.name}: {error}") from error
         return ticket

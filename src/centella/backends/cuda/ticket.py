@@ -34,19 +34,22 @@ class Lender(Protocol):
 class CudaTicket:
     """A submission under way: an event, and pinned memory that receives its read-backs.
 
+    It gives back what it has, whether it was waited for or its submission failed.
+
     Args:
+        event: what marks its end.
         places: first byte and number of bytes of each read-back.
+
+    Attributes:
+        pinned: where those go; stamps: of its launches, where they are timed.
     """
 
-    def __init__(
-        self, backend: Lender, event: Any, pinned: Array | None, places: list[tuple[int, int]],
-        stamps: Stamps | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, backend: Lender, event: Any, places: list[tuple[int, int]]) -> None:
         self._backend = backend
-        self._event = event
-        self._pinned = pinned
+        self.event: Any = event
+        self.pinned: Array | None = None
         self._places = places
-        self._stamps = stamps
+        self.stamps: Stamps | None = None
         self._lock = threading.Lock()
         self._results: list[Array] | None = None
 
@@ -55,7 +58,7 @@ class CudaTicket:
         if self._results is not None:
             return True
         with self._backend.current():
-            status = driver.cuEventQuery(self._event)[0]
+            status = driver.cuEventQuery(self.event)[0]
         if status == NOT_READY:
             return False
         check((status,))
@@ -69,22 +72,22 @@ class CudaTicket:
         if timeout is not None:
             self._poll(timeout)
         with self._backend.current():
-            check(driver.cuEventSynchronize(self._event))
+            check(driver.cuEventSynchronize(self.event))
         with self._lock:
             if self._results is not None:
                 return
             results: list[Array] = []
-            if self._pinned is not None:
-                results = [self._pinned[s : s + n].copy() for s, n in self._places]
-                self._backend.return_pinned(self._pinned)
-                self._pinned = None
+            if self.pinned is not None:
+                results = [self.pinned[s : s + n].copy() for s, n in self._places]
+                self._backend.return_pinned(self.pinned)
+                self.pinned = None
             self._results = results
 
     def __del__(self) -> None:
         # Where nobody waited, whoever gets these uses them later in the stream's order.
-        self._backend.return_event(self._event)
-        if self._pinned is not None:
-            self._backend.return_pinned(self._pinned)
+        self._backend.return_event(self.event)
+        if self.pinned is not None:
+            self._backend.return_pinned(self.pinned)
 
     def _poll(self, timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -102,7 +105,7 @@ class CudaTicket:
     def times(self) -> Times | None:
         """Begin and end of each launch in ns since the first timed one."""
         self.wait()
-        if self._stamps is None:
+        if self.stamps is None:
             return None
         with self._backend.current():
-            return self._stamps.times()
+            return self.stamps.times()

@@ -146,7 +146,8 @@ def lower(
 def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
     """Sequences, queries, and the heads of keys with the heads of queries that share each."""
     heads, kv_heads = inputs[0].shape[1], inputs[1].shape[1]
-    b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", heads // kv_heads)
+    share = max(heads // kv_heads, 1)  # there may be no heads of queries
+    b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
     made: list[Dims] = [(b, shared, q, None), (b, h, None, None), (b, h, None, None)]
     for spec in inputs[3:]:  # of rank 1 and 2 a row a sequence; of rank 4, broadcast
         own = (b, shared, q) if len(spec.shape) == 4 else (b,)
