@@ -61,7 +61,7 @@ def _copy(device: Device) -> tuple[float, int]:
 def _product(device: Device) -> tuple[int, float]:
     """The size of a square f32 product that takes a while, and its operations a second."""
     random = np.random.default_rng(0)
-    rate = 0.0
+    rate, last = 0.0, PRODUCTS[0]
     for size in PRODUCTS:
         if rate and 2 * size**3 / rate > 4 * LAUNCH:
             break
