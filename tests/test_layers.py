@@ -124,8 +124,6 @@ LATE: dict[tuple[str, str], str] = {
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
     ("cli", ANY): "--help answers at once; a subcommand loads what it calls",
     ("__main__", ANY): "python -m centella is the command line",
-    ("check", "torch"): "extra `reference`: what a model is compared with where it is installed",
-    ("check", "transformers"): "as torch",
     ("check", "__init__"): "as of self_check: a report names the version",
     ("weights", "safetensors"): "extra `models`",
     ("weights", "gguf"): "extra `models`",

@@ -14,37 +14,10 @@ import pytest
 
 import centella as ct
 from centella import opening, self_check
-from centella.backends.simulator import SimulatorBackend
-from centella.errors import DeviceLostError
-from centella.submission import Bound, DoneTicket, Submission
+from tests.fake_gpu import FakeGpu
 
 MODULE = sys.modules["centella.device"]
 Open = Callable[..., ct.Device]
-
-
-class FakeGpu(SimulatorBackend):
-    """A simulator that says it is a GPU: it may compute wrong numbers, or get lost."""
-
-    def __init__(self, wrong: str = "", lost: bool = False) -> None:
-        super().__init__(checked=False)
-        self.name = "cuda:0"
-        self.wrong, self.lost = wrong, lost
-        self.driver = 13000
-        self.submissions = 0
-
-    def describe(self) -> dict[str, Any]:
-        return {"device": "cuda", "name": "fake", "driver": self.driver, "memory_free": id(self)}
-
-    def submit(self, work: Submission) -> DoneTicket:
-        self.submissions += 1
-        if self.lost:
-            raise DeviceLostError("fell off the bus")
-        return super().submit(work)
-
-    def _launch(self, work: Submission, bound: Bound, words: Any) -> None:
-        super()._launch(work, bound, words)
-        if bound.program.name == self.wrong:
-            work.slots[bound.slots[-1]].native[0] = 0x3FC00000  # 1.5, or 0 and 1.9375
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from centella.tensor import Tensor, fetch
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done
 
+REFERENCE = ("torch", "transformers")
 TEXT = "The keeper of the lighthouse counted 42 ships before the storm came up from the south."
 # sum((got - expected)^2) / sum(expected^2) of a module's output at most: roundings add up over the
 # layers of a model, an error in one of them is far larger.
@@ -59,7 +60,7 @@ def check_model(
     ids = np.array([task.tokenizer.encode([TEXT], task.config.max_length)[0]], np.int32)
     got, joined = run_model(task, ids)
     whole = _forward(task, ids).numpy()  # as it runs: joined, nothing kept in between
-    if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
+    if all(map(importlib.util.find_spec, REFERENCE)):
         against, expected = _transformers(task.model, str(root), ids)
         expected = {p: x for p, x in expected.items() if p not in joined}
     elif where.caps.target == "numpy":
@@ -133,9 +134,7 @@ def _forward(task: Embedder, ids: Array) -> Tensor:
 
 def _transformers(model: Module, folder: str, ids: Array) -> tuple[str, Outputs]:
     """What its modules give, by our paths, and what it is."""
-    import torch
-    import transformers
-
+    torch, transformers = (importlib.import_module(name) for name in REFERENCE)  # both untyped
     theirs = transformers.AutoModel.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()

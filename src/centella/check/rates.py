@@ -36,7 +36,7 @@ def measure(device: Device) -> list[Rate]:
     rows, thin = _thin(device, copy)
     return [
         Rate("copy", copy / 1e9, "GB/s", f"{nbytes / 1e6:.3g} MB read, as many written"),
-        Rate("f32 product", product / 1e12, "TFLOP/s", f"{size} x {size} x {size}"),
+        Rate("f32 product", product / 1e9, "GFLOP/s", f"{size} x {size} x {size}"),
         Rate("one row, f16 weights", thin / 1e9, "GB/s", f"{rows} x {rows}", thin / copy),
         *_latencies(device),
     ]
@@ -61,7 +61,7 @@ def _copy(device: Device) -> tuple[float, int]:
 def _product(device: Device) -> tuple[int, float]:
     """The size of a square f32 product that takes a while, and its operations a second."""
     random = np.random.default_rng(0)
-    rate = 0.0
+    rate, last = 0.0, PRODUCTS[0]
     for size in PRODUCTS:
         if rate and 2 * size**3 / rate > 4 * LAUNCH:
             break
