@@ -273,11 +273,23 @@ def test_a_buffer_of_the_cpu_is_set_by_its_program(device: ct.Device) -> None:
     y = batch.relu(x)
     batch.execute()
     buffer = y._value.require()
-    assert buffer.native is None
+    assert isinstance(buffer.memory, np.ndarray) and buffer.native is buffer.memory
+    buffer.memory.fill(0xAA)
+    assert (buffer.native == 0xAA).all()
     gate.set()
     where.synchronize()
-    assert isinstance(buffer.native, np.ndarray)
+    assert np.shares_memory(buffer.native, buffer.memory)
     np.testing.assert_array_equal(buffer.native.view(np.float32), np.maximum(X, 0).reshape(-1))
+    batch = where.batch()
+    batch.add(y, 1.0)
+    shown = y.native[0]
+    expected = shown.view(np.float32).copy()
+    batch.execute()
+    del y, batch, buffer
+    later = [ct.relu(x) for _ in range(4)]
+    where.synchronize()
+    np.testing.assert_array_equal(shown.view(np.float32), expected)  # who has it keeps it
+    del later
 
 
 # -- failure and threads --------------------------------------------------------------------------
@@ -473,7 +485,7 @@ SHOWN = {
     "Memory is reused at once": "architecture.memory_is_reused_before_the_device_has_finished "
     "device.a_pool_reuses_by_class",
     "The pool keeps what it has": "device.a_pool_reuses_by_class batch.memory_comes_back",
-    "On the CPU a buffer is": "architecture.a_buffer_of_the_cpu_is_set_by_its_program",
+    "On the CPU memory is": "architecture.a_buffer_of_the_cpu_is_set_by_its_program",
     # failure
     "**On failure.** A flush plans": "architecture.a_flush_plans_compiles_and_allocates_then_submits",
     "What cannot be planned or compiled": "refused.a_value_that_fails_raises_and_nothing_else_does "

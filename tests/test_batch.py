@@ -576,8 +576,9 @@ def test_a_formula_that_raises_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     device = ct.device("cpu", pool="reuse")
     x = ct.asarray(X, device=device)
     op = get("tanh")
-    original = op.reference
+    original, host = op.reference, op.host
     force_setattr(op, "reference", refuse(ValueError("a bad formula")))
+    force_setattr(op, "host", None)
     try:
         batch = device.batch()
         fine, bad = batch.relu(x), batch.tanh(x)
@@ -587,6 +588,7 @@ def test_a_formula_that_raises_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
             pending.result()
     finally:
         force_setattr(op, "reference", original)
+        force_setattr(op, "host", host)
     for tensor in (bad, after, bad + 1.0):
         with pytest.raises(ct.DeviceError, match="tanh failed on the CPU: a bad formula") as raised:
             tensor.numpy()
@@ -602,14 +604,16 @@ def test_no_room_on_the_cpu() -> None:
     from centella.op import get
 
     op = get("exp")
-    original = op.reference
+    original, host = op.reference, op.host
     device = ct.device("cpu", pool="exact")
     force_setattr(op, "reference", refuse(MemoryError()))
+    force_setattr(op, "host", None)
     try:
         with pytest.raises(ct.OutOfMemoryError, match="exp failed on the CPU: MemoryError"):
             ct.exp(ct.asarray(X, device=device)).numpy()
     finally:
         force_setattr(op, "reference", original)
+        force_setattr(op, "host", host)
 
 
 # -- threads --------------------------------------------------------------------------------------

@@ -1,16 +1,10 @@
-"""Work on the host in blocks that stay in a core's cache, shared by the cores where it is much.
-
-NumPy lets other threads run while it works on a block, so helpers of the CPU's worker take blocks
-by turns. Blocks and what is done with each are the same however many helpers there are: so are the
-results. Helpers start with the first work that is worth one; a forked child starts its own.
-"""
+"""Work on the host in blocks that stay in a core's cache, and memory for what comes in between."""
 
 from __future__ import annotations
 
 import math
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -20,8 +14,6 @@ Array = np.ndarray[Any, Any]
 Index = tuple[int | slice, ...]
 
 BLOCK = 1 << 15  # elements of a block: 128 KB of f32, a few of which fit a core's own cache
-SHARED = 1 << 20  # elements times steps that are worth waking a helper for
-VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")  # the first that is set, as for the BLAS
 
 
 def blocks_of(shape: Sequence[int], whole_rows: bool = False, most: int = BLOCK) -> list[Index]:
@@ -40,77 +32,6 @@ def blocks_of(shape: Sequence[int], whole_rows: bool = False, most: int = BLOCK)
     step = max(1, most // max(inner, 1))
     parts = [slice(i, min(i + step, shape[axis])) for i in range(0, shape[axis], step)]
     return list(product(*(range(n) for n in shape[:axis]), parts))
-
-
-def cores() -> int:
-    """Threads that work is shared by: as many as the BLAS may have, or cores of this process."""
-    for name in VARIABLES:
-        first = os.environ.get(name, "").split(",")[0]
-        if first.isdigit() and int(first):
-            return int(first)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-class _Team:
-    """The helpers of this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: Any = None
-        self._size = -1
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._pool, self._size = None, -1
-
-    def call(self, work: Callable[[], None]) -> list[Any]:
-        """Start `work` on every helper; gives what waits for each."""
-        with self._lock:
-            if self._size < 0:
-                self._size = cores() - 1
-            if self._size > 0 and self._pool is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._pool = ThreadPoolExecutor(self._size, thread_name_prefix="centella-block")
-            return [self._pool.submit(work) for _ in range(self._size)]
-
-
-_team = _Team()
-
-
-def share(run: Callable[[Index], None], blocks: Sequence[Index], cost: int) -> None:
-    """Call `run` with each block.
-
-    Args:
-        cost: elements of all blocks, times what is done with each; little is not shared.
-
-    Raises:
-        Exception: what `run` raised, after every block that had begun is over.
-    """
-    if cost < SHARED or len(blocks) < 2:
-        _drain(run, blocks)
-        return
-    left = iter(blocks)  # `next` of a list's iterator is one step under the interpreter's lock
-    helpers = _team.call(lambda: _drain(run, left))
-    try:
-        _drain(run, left)
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.exception()
-    for helper in helpers:
-        if not helper.cancelled():
-            helper.result()
-
-
-def _drain(run: Callable[[Index], None], blocks: Iterable[Index] | Iterator[Index]) -> None:
-    with np.errstate(all="ignore"):
-        for block in blocks:
-            run(block)
 
 
 class _Scratch(threading.local):

@@ -104,12 +104,12 @@ def row_first(x: Array, out: Array) -> None:
 
 def row_sum(x: Array, out: Array) -> None:
     """The sum of each row."""
-    np.add.reduce(x, -1, None, out, True)
+    np.add.reduce(x, axis=-1, out=out, keepdims=True)
 
 
 def row_max(x: Array, out: Array) -> None:
     """The largest of each row."""
-    np.maximum.reduce(x, -1, None, out, True)
+    np.maximum.reduce(x, axis=-1, out=out, keepdims=True)
 
 
 ALONG_ROWS = (row_first, row_sum, row_max)

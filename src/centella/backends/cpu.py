@@ -1,9 +1,9 @@
 """The CPU: host programs, run in order on one worker thread.
 
-A buffer's `native` is the flat host array that holds its data: its own memory, where programs write
-their results, or an array that was uploaded, in place. The worker alone sets and reads it, so writes
-and submissions keep their order. A program that fails leaves `Failed` there: whoever reads it
-raises, and everything else goes on.
+A buffer's `native` is the flat host array that holds its data: its own memory, where programs
+write their results, or an array that was uploaded, in place. The worker alone sets and reads it, so
+writes and submissions keep their order. A program that fails leaves `Failed` there: whoever reads
+it raises, and everything else goes on.
 """
 
 from __future__ import annotations

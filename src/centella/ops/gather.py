@@ -91,7 +91,7 @@ def _last_index(*, indices: Any, found: Any) -> None:
         found[row] = place
 
 
-pick: Kernel = Kernel(_pick, workgroup=WORKGROUP, name="gather")
+pick: Kernel = Kernel(_pick, workgroup=WORKGROUP, name="gather", moves=True)
 last_index: Kernel = Kernel(
     _last_index, workgroup=WORKGROUP, name="last_index", face=face({"indices": 1}, {"found": 1})
 )

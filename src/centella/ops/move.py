@@ -99,7 +99,7 @@ def _within(index: list[Any]) -> tuple[list[Any], Any]:
     return [lang.select(inside, i, 0) for i in moved], inside
 
 
-reshape_kernel: Kernel = Kernel(_reshape, workgroup=WORKGROUP, name="reshape")
+reshape_kernel: Kernel = Kernel(_reshape, workgroup=WORKGROUP, name="reshape", moves=True)
 
 
 def reshape_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:

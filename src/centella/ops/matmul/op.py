@@ -117,15 +117,15 @@ def linear_host(
         lambda xs: _epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), attrs),
     )  # fmt: skip
     blocks = blocks_of(out.shape)
-    steps = run.steps if extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0 else 0
+    more_to_do = extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0
 
     def call(ins: list[Any], outs: list[Any]) -> None:
         left, right, *rest = ins
         (y,) = outs
         with np.errstate(all="ignore"):
             np.matmul(left, right.T, out=y)
-        if steps:
-            run_blocks(run, blocks, out.size * steps, [y, *rest], y)
+        if more_to_do:
+            run_blocks(run, blocks, [y, *rest], y)
 
     return HostProgram("numpy:linear", "linear", call, (), (rows_of(x), weight, *lies, out))
 
@@ -145,7 +145,7 @@ def matmul_host(
 
     def call(ins: list[Any], outs: list[Any]) -> None:
         with np.errstate(all="ignore"):
-            np.matmul(*ins, out=outs[0])
+            np.matmul(ins[0], ins[1], out=outs[0])
             if alpha != 1.0:
                 np.multiply(outs[0], alpha, out=outs[0])
 

@@ -1,0 +1,151 @@
+"""The CPU's formulas on blocks: what a tape computes, in which memory, and what it allocates."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.blockwise import BLOCK, blocks_of
+from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.operands import NUMPY, TAPE
+from centella.tape import Tape
+
+RNG = np.random.default_rng(4)
+SHAPES = (
+    (1,),
+    (7,),
+    (BLOCK + 3,),
+    (3, 5),
+    (5, BLOCK),
+    (2, 3, BLOCK // 2 + 1),
+    (4, 1, 9),
+    (40, 1000),
+)
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_cut_an_array_into_parts_of_at_most_a_block(
+    shape: tuple[int, ...], whole_rows: bool
+) -> None:
+    seen = np.zeros(shape, np.int32)
+    for index in blocks_of(shape, whole_rows):
+        assert seen[index].size <= BLOCK or (whole_rows and seen[index].shape[-1:] == shape[-1:])
+        seen[index] += 1
+    assert (seen == 1).all()
+    if whole_rows and len(shape) > 1:
+        assert all(seen[index].shape[-1] == shape[-1] for index in blocks_of(shape, True))
+
+
+def test_an_array_without_elements_has_no_blocks() -> None:
+    assert blocks_of((0, 4)) == blocks_of((3, 0), whole_rows=True) == []
+
+
+def taped(formula: Callable[..., Any], *operands: Any, out: Any = None) -> Any:
+    tape = Tape([x.dtype for x in operands], operands[0].shape[-1])
+    run = tape.finish(formula(TAPE, *tape.operands))
+    made = np.empty_like(operands[0]) if out is None else out
+    with np.errstate(all="ignore"):
+        run(operands, made)
+    return made
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    **ACTIVATIONS,
+    "operand": lambda o, x: x,
+    "numbers on the left": lambda o, x: 1.0 - 2.0 / (3.0 + 4.0 * x),
+    "unused": lambda o, x: (o.exp(x), x + 1.0)[1],
+    "read again": lambda o, x: (x * 2.0 + 1.0) * x - (x * 2.0),
+    "choice": lambda o, x: o.where(o.less(x, 0.0), 1.0, x * x),
+    "choice of numbers": lambda o, x: o.where(~(x < 0.5) & (x >= 0.0), 1.0, -1.0) * x,
+    "rows": lambda o, x: (x - o.row_max(x)) / o.row_sum(x * x) + o.row_first(x),
+    "a column": lambda o, x: o.row_sum(x),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_tape_computes_what_its_formula_says(name: str) -> None:
+    x = np.array([[0.0, -0.0, 0.3, -1.5, 9.0, -9.0, 60.0], [1, 2, 3, -4, -5, 1e-30, -1e-30]], "f4")
+    with np.errstate(all="ignore"):
+        exact = np.broadcast_to(FORMULAS[name](NUMPY, x.astype(np.float64)), x.shape)
+    np.testing.assert_allclose(taped(FORMULAS[name], x), exact, rtol=2e-6, atol=1e-6)
+    inside = x.copy()
+    np.testing.assert_array_equal(
+        taped(FORMULAS[name], inside, out=inside), taped(FORMULAS[name], x)
+    )
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_of_nan_and_infinity(name: str) -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 0], np.float32)
+    with np.errstate(all="ignore"):
+        expected = FORMULAS[name](NUMPY, x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(taped(FORMULAS[name], x), expected)
+
+
+def test_erf_plus_1_is_within_its_bound() -> None:
+    x = np.linspace(-6, 6, 200_001, dtype=np.float32)
+    error = np.abs(NUMPY.erf_plus_1(x) - NUMPY.erf_plus_1(x.astype(np.float64)))
+    assert error.max() < 5e-7
+    assert (NUMPY.erf_plus_1(x[x > 4.3]) == 2).all() and (NUMPY.erf_plus_1(x[x < -4.3]) == 0).all()
+
+
+def test_a_layer_allocates_nothing_once_it_has_run() -> None:
+    device = ct.device("cpu", pool="reuse")
+    rows, width, heads = 512, 64, 4
+
+    def array(*shape: int) -> ct.Tensor:
+        return ct.asarray(RNG.standard_normal(shape, dtype=np.float32), device=device)
+
+    qkv, wide, narrow = array(3 * width, width), array(4 * width, width), array(width, 4 * width)
+    bias, weight, lengths = array(4 * width), array(width), ct.asarray([64] * 8, device=device)
+
+    def layers(x: ct.Tensor) -> ct.Tensor:
+        for _ in range(3):
+            y = ct.linear(x, qkv).reshape(8, rows // 8, 3, heads, width // heads)
+            y = y.permute(2, 0, 3, 1, 4)
+            y = ct.attention(y[0], y[1], y[2], lengths=lengths).permute(0, 2, 1, 3)
+            x = ct.layer_norm(y.reshape(rows, width) * 0.5 + x, weight, weight)
+            y = ct.linear(x, wide, bias, activation="gelu")
+            x = ct.rms_norm(ct.linear(y, narrow, residual=x), weight)
+        return x
+
+    replay = device.compile(layers, array(rows, width))
+    x = array(rows, width)
+    expected = replay(x).numpy()
+    for _ in range(3):
+        replay(x)
+    device.synchronize()
+    tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        with ct.ledger() as led:
+            replay(x)
+            device.synchronize()
+        most = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert led.allocations == 0
+    assert most < rows * width * 4 // 2, f"{most:,} bytes"  # a single value has twice as many
+    np.testing.assert_array_equal(replay(x).numpy(), expected)
+
+
+@pytest.mark.devices("cpu")
+def test_a_row_has_the_same_bits_in_every_block(device: ct.Device) -> None:
+    rows = RNG.standard_normal((300, 384), dtype=np.float32)
+    weight = RNG.standard_normal(384, dtype=np.float32)
+
+    def run(x: Any) -> Any:
+        given = ct.asarray(x, device=device)
+        scale = ct.asarray(weight, device=device)
+        return ct.softmax(ct.gelu(ct.layer_norm(given, scale, scale) * 2.0)).numpy()
+
+    whole = run(rows)
+    for first in (0, 84, 85, 170, 299):
+        np.testing.assert_array_equal(run(rows[first : first + 1]), whole[first : first + 1])
