@@ -62,11 +62,11 @@ def pad_words(spec: Spec, offset: int, size: int) -> Mask:
     mask = np.zeros(size, np.bool_)
     if spec.size and 1 in spec.strides and (offset or not pads(spec)):
         along = spec.strides.index(1)
-        ends = np.array(offset + spec.shape[along])
+        ends: Array = np.array(offset + spec.shape[along])
         for axis, (n, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
             if axis != along:
                 ends = np.add.outer(ends, np.arange(n) * stride)
-        first = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
+        first: Array = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
         words = first + np.arange(4)
         mask[words[(words < -(-first // 4) * 4) & (words < size)]] = True
     for begin, nbytes, pitch, rows in pads(spec, offset):
