@@ -53,7 +53,7 @@ def failed(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("info",), ("embed",), ("kernels",), ("bench",), ("demo",)]
+    "command", [(), ("info",), ("embed",), ("kernels",), ("bench",), ("check",), ("demo",)]
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")

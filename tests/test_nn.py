@@ -129,6 +129,16 @@ def test_embedding(device: ct.Device) -> None:
     np.testing.assert_array_equal(table(ids).numpy(), weight[[2, 0]][None])
 
 
+def test_modules_by_path() -> None:
+    outer = nn.Module()
+    outer.block = Block()  # type: ignore[attr-defined]
+    found = dict(outer.named_modules())
+    names = ["", "block", *(f"block.{n}" for n in ("both", "layers.0", "layers.1", "norm"))]
+    assert list(found) == names
+    assert found[""] is outer and found["block.layers.1"] is outer.block.layers[1]  # type: ignore[attr-defined]
+    assert dict(Block().named_modules())["norm"].__class__ is nn.LayerNorm
+
+
 def test_names_that_mean_a_path_and_names_that_are_ignored() -> None:
     block = Block()
     renamed = {f"model.{n}": t for n, t in tensors().items()}

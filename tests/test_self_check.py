@@ -121,6 +121,10 @@ def test_wrong_numbers_where_no_device_was_named(
     (verdict,) = stored(cache)
     assert verdict["fault"] in text
     done = fake.submissions
+    pytest.importorskip("typer")
+    from centella.cli.info import gather
+
+    assert "cuda:0 failed its self-check: " in gather()["default"]["why"]
     again(monkeypatch)
     caplog.clear()
     assert ct.device().name == "cpu"
@@ -179,13 +183,14 @@ def test_a_fault_of_another_kind(
 
 
 def test_scopes_of_the_caller_are_not_touched(machine: Machine) -> None:
-    machine(FakeGpu())
+    fake = machine(FakeGpu())
     with ct.ledger() as led, ct.forbid("transfer", "compile", "allocation"):
         device = ct.device("cuda")
     led.expect(uploads=0, submissions=0, downloads=0, compiles=0, allocations=0, peak_bytes=0)
     assert device.fault == ""
     assert (device.memory.live, device.memory.held, device.memory.peak) == (0, 0, 0)
     assert len(device.cache) == 0
+    assert fake.submissions and fake.held == 0
 
 
 def test_it_can_be_left_out(machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def check_device(
     """
     begin = time.perf_counter()
     where = open_device(device)
+    where.flush_thread()  # what fails from here on is ours
     rows = [(name, dtype) for name, row in TABLE.items() for dtype in row.dtypes]
     tell = progress or (lambda done, total, what: None)
     steps = len(rows) + 1
@@ -58,6 +59,8 @@ def check_device(
         tell(steps - 1, steps, "rates")
         measured = measure(where)
     tell(steps, steps, "")
+    if not where.lost:
+        where.pool.trim()
     return DeviceReport(
         **found_on(where, time.perf_counter() - begin),
         passed=passed, failed=failed, failures=tuple(failures), rates=tuple(measured),
