@@ -505,6 +505,21 @@ def test_import_refuses_arrays(device: ct.Device) -> None:
 
 
 @pytest.mark.devices("cpu", "simulator")
+def test_import_from_beyond_what_kernels_count(device: ct.Device) -> None:
+    start = 1 << 32
+    data = np.zeros(start + 16, np.uint8)  # of which the system gives what is touched
+    data[start:] = range(16)
+    if device.name == "cpu":
+        x = ct.Tensor.from_buffer(data, 16, "u8", offset=start, device=device)
+        np.testing.assert_array_equal((x + 1).numpy(), data[start:] + 1)
+        return
+    with pytest.raises(ct.LimitError, match=r"within the first 4,294,967,232 elements .*7,296 to"):
+        ct.Tensor.from_buffer(data, 16, "u8", offset=start, device=device)
+    x = ct.Tensor.from_buffer(data, 4, "f32", offset=start, device=device)
+    np.testing.assert_array_equal(x.numpy().view(np.uint8), data[start:])
+
+
+@pytest.mark.devices("cpu", "simulator")
 @pytest.mark.parametrize("held", ["f8", "i8", "i4", "u4", "c16", "?", ">f4", "f2"])
 def test_import_refuses_arrays_of_another_dtype(device: ct.Device, held: str) -> None:
     data = np.ones(16, np.dtype(held))

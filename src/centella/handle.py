@@ -54,6 +54,7 @@ class Handle(Described):
             DeviceError: it belongs to no open device, or cannot be bound and read.
             DTypeError: an array of another type; bytes (uint8) may hold any.
             ShapeError: it has fewer bytes than the shape needs.
+            LimitError: on a GPU, more than 2^32 elements from the memory's begin to its end.
         """
         kind = dtype_of(dtype)
         extents = views.extents("from_buffer", shape)

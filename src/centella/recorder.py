@@ -17,10 +17,9 @@ from centella.recording import Form, Operand, Recording, innermost
 from centella.sites import call_site
 from centella.specs import Spec
 from centella.submission import Array, Backend, Buffer
-from centella.values import Values
+from centella.values import INDEX_LIMIT, Values
 from centella.versions import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 
-INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 IMPLICIT_NODES = 256
 DIRECT = 64 << 10
 FORMS = 8192

@@ -8,13 +8,15 @@ import numpy as np
 
 from centella import prepare
 from centella.dtypes import DType, check_elements
-from centella.errors import ShapeError
+from centella.errors import LimitError, ShapeError
 from centella.ledger import began, count, noted
 from centella.running import Engine
 from centella.sites import Site, call_site
 from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
 from centella.submission import Array
 from centella.versions import Value
+
+INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 
 
 class Values(Engine):
@@ -64,6 +66,7 @@ class Values(Engine):
             DeviceError: not memory of this device, or it cannot be bound and read.
             DTypeError: an array of another type.
             ShapeError: it has fewer bytes than the shape needs.
+            LimitError: it ends where no kernel counts elements any more, from the buffer's first.
         """
         strides = dense_strides(shape)
         if offset < 0 or offset % dtype.itemsize:
@@ -81,6 +84,11 @@ class Values(Engine):
             raise ShapeError(
                 f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
                 f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
+            )
+        if self.caps.target != "numpy" and first + plain.span >= INDEX_LIMIT:
+            raise LimitError(
+                f"import_buffer: expected it within the first {INDEX_LIMIT:,} elements of the "
+                f"buffer, got elements {first:,} to {first + plain.span:,}"
             )
         aligned = rows_aligned(shape, strides, dtype.itemsize, first)
         whole = offset + plain.storage_bytes <= buffer.nbytes

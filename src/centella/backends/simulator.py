@@ -66,9 +66,9 @@ def pad_words(spec: Spec, offset: int, size: int) -> Mask:
         for axis, (n, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
             if axis != along:
                 ends = np.add.outer(ends, np.arange(n) * stride)
-        first: Array = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
-        words = first + np.arange(4)
-        mask[words[(words < -(-first // 4) * 4) & (words < size)]] = True
+        tails = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
+        words = tails + np.arange(4)
+        mask[words[(words < -(-tails // 4) * 4) & (words < size)]] = True
     for begin, nbytes, pitch, rows in pads(spec, offset):
         first, end = -(-begin // 4), (begin + nbytes) // 4
         rest = mask[first : end + (rows - 1) * pitch // 4]
