@@ -760,7 +760,7 @@ def test_what_is_bound_is_found_again_until_a_buffer_is_gone(
     backend: Any = own.backend
     x = ct.asarray(X, device=own)
     made: list[Any] = []
-    raw = backend._new_group
+    raw = backend.groups.new
 
     def counted(*args: Any) -> Any:
         made.append(args)
@@ -775,7 +775,7 @@ def test_what_is_bound_is_found_again_until_a_buffer_is_gone(
     def settled() -> bool:  # memory takes turns
         return any(run() == run() == 0 for _ in range(4))
 
-    monkeypatch.setattr(backend, "_new_group", counted)
+    monkeypatch.setattr(backend.groups, "new", counted)
     assert settled()
     backend.disown(x.native[0])  # what the pool says before another buffer may have its id
     assert run() == 2
@@ -961,13 +961,13 @@ def test_a_device_takes_a_cache(device: ct.Device) -> None:
 def test_bind_groups_are_kept(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     where = own(device)
     backend: Any = where.backend
-    make, made = backend._new_group, []
+    make, made = backend.groups.new, []
 
     def counted(*given: Any) -> Any:
         made.append(make(*given))
         return made[-1]
 
-    monkeypatch.setattr(backend, "_new_group", counted)
+    monkeypatch.setattr(backend.groups, "new", counted)
     x = ct.asarray(X, device=where)
     for run in range(4):
         with where.batch():

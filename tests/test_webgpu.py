@@ -127,9 +127,9 @@ def test_what_was_asked_and_not_waited_for(device: ct.Device) -> None:
 def test_groups_live_until_they_are_encoded(
     device: ct.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from centella.backends.webgpu import backend
+    from centella.backends.webgpu import groups
 
-    monkeypatch.setattr(backend, "BIND_GROUPS", 2)
+    monkeypatch.setattr(groups, "MOST", 2)
     where = own(device)
     with where.batch() as batch:
         x = batch.upload(X)

@@ -23,6 +23,7 @@ from centella.backends.webgpu.adapter import (
     is_software,
     open_device,
 )
+from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Prepared
@@ -33,14 +34,12 @@ from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryEr
 from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps
-from centella.submission import Array, Bound, Buffer, Clock, Submission, Window
+from centella.submission import Array, Bound, Buffer, Clock, Submission
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-BIND_GROUPS = 8192
 MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
-Windows = tuple[Window | None, ...]
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
 
 
@@ -82,9 +81,7 @@ class WebGpuBackend:
             family=family_of(adapter),
         )
         self._queue = self.native.queue
-        self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
-        self._groups: dict[tuple[Any, ...], Any] = {}
-        self._epoch = 0  # how often groups were forgotten because they bind what is gone
+        self.groups: Groups = Groups(self.native)
         self._staging: dict[int, list[Any]] = {}
         self._params: Any = None
         self._offsets = Offsets(0)
@@ -130,7 +127,7 @@ class WebGpuBackend:
             )
         try:  # wgpu says nowhere whether a buffer was destroyed
             part = (0, min(native.size, self.caps.max_binding))
-            self._new_group(self._layout((False,))[0], [native], (part,), self._params)
+            self.groups.new(self.groups.layout((False,))[0], [native], (part,), self._params)
         except Exception as error:
             raise DeviceError(
                 f"{self.name}: an imported buffer cannot be bound: {error}"
@@ -140,9 +137,7 @@ class WebGpuBackend:
     def disown(self, native: Any) -> None:
         """Forget the bind groups of a buffer, whose id may soon be another's."""
         with self.lock:
-            for key in [k for k in self._groups if id(native) in k]:
-                del self._groups[key]
-            self._epoch += 1
+            self.groups.forget(native)
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into device memory, in order with submissions."""
@@ -176,37 +171,9 @@ class WebGpuBackend:
     def _grow_params(self, launches: int) -> None:
         slots = max(launches, 2 * len(self._offsets.at))
         self._params, self._offsets = self._new_buffer(slots * SLOT, PARAMS), Offsets(slots)
-        self._groups.clear()  # they bind the one before
-        self._epoch += 1
+        self.groups.clear()
 
     # -- programs ---------------------------------------------------------------------------------
-
-    def _layout(self, writable: tuple[bool, ...]) -> tuple[Any, Any]:
-        found = self._layouts.get(writable)
-        if found is None:
-            entries: list[dict[str, Any]] = [
-                {
-                    "binding": i,
-                    "visibility": wgpu.ShaderStage.COMPUTE,
-                    "buffer": {"type": "storage" if w else "read-only-storage"},
-                }
-                for i, w in enumerate(writable)
-            ]
-            entries.append(
-                {
-                    "binding": len(writable),
-                    "visibility": wgpu.ShaderStage.COMPUTE,
-                    "buffer": {
-                        "type": "uniform",
-                        "has_dynamic_offset": True,
-                        "min_binding_size": 0,
-                    },
-                }
-            )
-            group = self.native.create_bind_group_layout(entries=entries)
-            whole = self.native.create_pipeline_layout(bind_group_layouts=[group])
-            found = self._layouts[writable] = (group, whole)
-        return found
 
     def compile(self, program: Program | HostProgram) -> Pipeline:
         """The driver's form of a program."""
@@ -216,7 +183,7 @@ class WebGpuBackend:
                 f"kernel {program.name!r}: {len(program.ir.params)} launch parameters; at most "
                 f"{SLOT // 4 - 1} fit"
             )
-        group, layout = self._layout(tuple(a.writable for a in program.ir.args))
+        group, layout = self.groups.layout(tuple(a.writable for a in program.ir.args))
         create = trusted_module if program.trusted and not self.software else checked_module
         try:
             module = create(self.native, program.source, program.name)
@@ -304,7 +271,7 @@ class WebGpuBackend:
                 self._write_params(params, launches)
             natives = [buffer.native for buffer in work.slots]
             groups = [
-                self._new_group(b.pipeline[1], [natives[s] for s in b.slots], b.windows, params)
+                self.groups.new(b.pipeline[1], [natives[s] for s in b.slots], b.windows, params)
                 for b in launches
             ]
             dispatches = self._dispatches(launches, groups, offsets)
@@ -317,31 +284,16 @@ class WebGpuBackend:
             self._grow_params(len(launches))
         self._write_params(self._params, launches)
         natives = [buffer.native for buffer in work.slots]
-        ids = (self._epoch, *map(id, natives))
+        ids = (self.groups.epoch, *map(id, natives))
         known = work.again.get(ids)
         if known is None:
             if len(work.again) >= BUFFER_SETS:
                 work.again.clear()
-            groups = self._found_groups(launches, natives)
+            groups = self.groups.found(launches, natives, self._params)
             known = groups, self._dispatches(launches, groups, self._offsets)
             work.again[ids] = known
         found: list[Dispatch] = known[1]
         return found
-
-    def _found_groups(self, launches: list[Bound], natives: list[Any]) -> list[Any]:
-        """The bind groups of launches, as they were made before for the same buffers."""
-        if len(self._groups) > BIND_GROUPS:
-            self._groups.clear()
-        groups: list[Any] = []
-        for bound in launches:
-            layout, operands = bound.pipeline[1], [natives[s] for s in bound.slots]
-            identity = (id(layout), *map(id, operands), bound.windows)
-            group = self._groups.get(identity)
-            if group is None:
-                group = self._new_group(layout, operands, bound.windows, self._params)
-                self._groups[identity] = group
-            groups.append(group)
-        return groups
 
     def _write_params(self, params: Any, launches: list[Bound]) -> None:
         """The parameters of launches, a slot each."""
@@ -359,22 +311,6 @@ class WebGpuBackend:
             across = bound.groups if down == 1 else -(-bound.groups // down)
             found.append((bound.pipeline[2], group._internal, at, across, down))
         return found
-
-    def _new_group(self, layout: Any, natives: list[Any], windows: Windows, params: Any) -> Any:
-        places = [(0, n.size) for n in natives]
-        for operand, window in enumerate(windows):
-            places[operand] = window or places[operand]
-        entries = [
-            {"binding": i, "resource": {"buffer": n, "offset": start, "size": nbytes}}
-            for i, (n, (start, nbytes)) in enumerate(zip(natives, places, strict=True))
-        ]
-        entries.append(
-            {
-                "binding": len(natives),
-                "resource": {"buffer": params, "offset": 0, "size": SLOT},
-            }
-        )
-        return self.native.create_bind_group(layout=layout, entries=entries)
 
     def describe(self) -> dict[str, Any]:
         """Name, driver and limits."""
@@ -402,7 +338,7 @@ class WebGpuBackend:
         if self._owned:
             self.native.destroy()
             return
-        self._groups.clear()
+        self.groups.clear()
         for buffer in (self._params, *(b for free in self._staging.values() for b in free)):
             buffer.destroy()
         self._staging.clear()
