@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from centella.errors import CentellaError
 from centella.ledger import permit
+from centella.pipelines import PipelineCache
 from centella.plan import Plan, Step
 from centella.pool import Pool
 from centella.recording import Recorded, Upload
@@ -114,6 +115,25 @@ def bind(step: Step, pipeline: Any) -> Bound:
     return Bound(
         step.program, pipeline, step.slots, step.views, step.inputs, parameters, step.groups
     )
+
+
+class Planned(Struct, eq=False):
+    """A plan with its launches bound to the pipelines of one cache, as it was then.
+
+    Attributes:
+        again: what the backend keeps for the next run of the launches.
+        compiled: how many of the launches run a program that a driver compiled.
+        loads, total: what each launch asks of the device, and all of them.
+    """
+
+    plan: Plan
+    launches: list[Bound]
+    again: dict[Any, Any] = field(default_factory=dict)
+    compiled: int = 0
+    cache: PipelineCache | None = None
+    generation: int = 0
+    loads: Sequence[Load] = ()
+    total: Load = Load()
 
 
 def loads_of(made: Plan) -> list[Load]:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any
 
-from msgspec import Struct, field
-
 from centella import plan, prepare
 from centella.counting import count_work, note_work
 from centella.errors import (
@@ -28,34 +26,15 @@ from centella.flight import Border, Flight
 from centella.ledger import began, count, noted, permit, timelines
 from centella.pipelines import PipelineCache
 from centella.pool import Memory, Pool
-from centella.prepare import Span
+from centella.prepare import Planned, Span
 from centella.program import Program
 from centella.recording import Recorded, Recording, innermost
 from centella.specs import Caps
-from centella.submission import Backend, Bound, DoneTicket, Load, Submission, Ticket
+from centella.submission import Backend, DoneTicket, Load, Submission, Ticket
 from centella.versions import PENDING, Value
 from centella.workspace import Share, Workspace
 
 PLANS = 512
-
-
-class Planned(Struct, eq=False):
-    """A plan with its launches bound to the pipelines of one cache, as it was then.
-
-    Attributes:
-        again: what the backend keeps for the next run of the launches.
-        compiled: how many of the launches run a program that a driver compiled.
-        loads, total: what each launch asks of the device, and all of them.
-    """
-
-    plan: plan.Plan
-    launches: list[Bound]
-    again: dict[Any, Any] = field(default_factory=dict)
-    compiled: int = 0
-    cache: PipelineCache | None = None
-    generation: int = 0
-    loads: Sequence[Load] = ()
-    total: Load = Load()
 
 
 class Engine:
