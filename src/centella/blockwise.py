@@ -13,15 +13,17 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Index = tuple[int | slice, ...]
 
-BLOCK = 1 << 15  # elements of a block: 128 KB of f32, a few of which fit a core's own cache
+BLOCK = 1 << 16  # elements of a block: 256 KB of f32
+ROWS = 1 << 15  # of a block of whole rows, over which sums go several times
 
 
-def blocks_of(shape: Sequence[int], whole_rows: bool = False, most: int = BLOCK) -> list[Index]:
+def blocks_of(shape: Sequence[int], whole_rows: bool = False) -> list[Index]:
     """Indices that cut an array into blocks of neighbouring elements.
 
     Args:
         whole_rows: whether the last dimension stays whole, however long.
     """
+    most = ROWS if whole_rows else BLOCK
     axis, inner = 0, math.prod(shape[1:])
     last = len(shape) - (2 if whole_rows else 1)
     while inner > most and axis < last:

@@ -19,6 +19,7 @@ from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.functional import l2_normalize, mean_pool
 from centella.jit import Jitted
+from centella.ledger import began, noted
 from centella.nn.tree import Tree
 from centella.pending import Pending
 from centella.tensor import Tensor
@@ -188,11 +189,13 @@ class Embedder:
         return _pooled(self.config, states, lengths, wanted)
 
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
+        begin = began()
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
         ids = self.tokenizer.encode(texts, self.config.max_length)
         if not self._told_of_cut:
             self._tell_of_cut(texts, ids)
+        noted("tokenise", begin, texts=len(texts))
         return ids
 
     def _tell_of_cut(self, texts: list[str], ids: list[list[int]]) -> None:

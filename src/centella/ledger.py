@@ -164,6 +164,16 @@ class Ledger:
         """
         return self._timed("kernels").kernels()
 
+    def spans(self) -> dict[str, float]:
+        """Milliseconds that the host spent in each kind of step, in order of the first of each.
+
+        A step may lie within another: uploads are part of "load weights".
+
+        Raises:
+            ContractError: the scope was opened without `timing=True`.
+        """
+        return self._timed("spans").spans()
+
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write what happened when as a trace that ui.perfetto.dev opens; waits for the device.
 

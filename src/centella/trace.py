@@ -172,6 +172,15 @@ class Timeline:
         """The kernels as a text to read."""
         return _table(self.kernels())
 
+    def spans(self) -> dict[str, float]:
+        """Milliseconds that the host spent in each kind of step, in order of the first of each."""
+        with self._lock:
+            spans = sorted(self._spans, key=lambda span: span.begin)
+        found: dict[str, float] = {}
+        for span in spans:
+            found[span.name] = found.get(span.name, 0.0) + (span.end - span.begin) / 1e6
+        return found
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a trace file; waits for what was submitted."""
         works = self._resolved()

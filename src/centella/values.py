@@ -30,16 +30,23 @@ class Values(Engine):
         """Host data as the bytes of its layout here: a copy."""
         return prepare.storage_of(data, spec, 0xFF if self.pool.mode == "poison" else 0)
 
-    def _write(self, data: Array, spec: Spec, site: Site) -> Value:
-        """Host data as a value, written now; the data may change afterwards."""
+    def _write(self, data: Array, spec: Spec, site: Site, stays: bool = False) -> Value:
+        """Host data as a value, written now.
+
+        Args:
+            stays: the data changes no more, so the CPU reads it where it is.
+        """
         as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous
         raw = data.reshape(-1).view(np.uint8) if as_is else self._storage_of(data, spec)
         value = Value(spec, self, "upload", site=site)
         with self.lock, self.border:
             self.check_lost()
-            buffer = self.pool.allocate(spec.storage_bytes)
             begin = began()
-            self.backend.write(buffer, raw)
+            if stays and self.caps.target == "numpy":
+                buffer = self.pool.adopt(raw)
+            else:
+                buffer = self.pool.allocate(spec.storage_bytes)
+                self.backend.write(buffer, raw)
             noted("upload", begin, self.name, bytes=raw.nbytes)
         count(uploads=1, upload_bytes=raw.nbytes)
         value.ready(buffer)

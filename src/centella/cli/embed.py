@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from centella.cli.options import Device, Json, Model
+from centella.cli.timing import Stages
 from centella.errors import CentellaError
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
@@ -22,8 +23,12 @@ Dtype = Annotated[str, typer.Option(metavar="T", help="auto, f32, f16 or bf16.")
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
 Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
+Timing = Annotated[
+    bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
+]
 
 MANY = 4  # batches; from here on a terminal gets a progress bar, on stderr
+WIDE = 28  # characters of a text in the table
 SHOWN = 4  # first values of a vector in the table
 
 
@@ -37,6 +42,7 @@ def run(
     as_json: Json = False,
     output: Output = None,
     show_ledger: ShowLedger = False,
+    timing: Timing = False,
 ) -> None:
     """Embed and print, or save.
 
@@ -52,24 +58,36 @@ def run(
     if output is not None:
         _check_output(output)
     lines = _texts(texts or [], file)
-    embedder = load(model, open_device(device), dtype)
-    bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
-    with ledger() as led:
-        vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
-    _put(lines, vectors, output, as_json)
+    stages = Stages(timing)
+    with stages:
+        with stages.stage("open device"):
+            where = open_device(device)
+        with stages.stage("make the model"):
+            embedder = load(model, where, dtype)
+        bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
+        with stages.stage("run and fetch"), ledger() as led:
+            vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
+    _put(lines, vectors, output, as_json, stages.found)
     if show_ledger:
         print(f"ledger: {led}", file=sys.stderr)
+    if timing and not as_json:
+        print(stages.table(), file=sys.stderr)
 
 
-def _put(texts: list[str], vectors: Any, output: str | None, as_json: bool) -> None:
+def _put(
+    texts: list[str], vectors: Any, output: str | None, as_json: bool, timing: dict[str, float]
+) -> None:
     """Save where an output is named; print JSON, the table, or what was saved."""
     if output is not None:
         import numpy as np
 
         np.save(output, vectors)
     if as_json:
-        rows = zip(texts, vectors.tolist(), strict=True)
-        print(json.dumps([{"text": t, "embedding": v} for t, v in rows], ensure_ascii=False))
+        pairs = zip(texts, vectors.tolist(), strict=True)
+        rows: Any = [{"text": t, "embedding": v} for t, v in pairs]
+        if timing:
+            rows = {"embeddings": rows, "timing_ms": timing}
+        print(json.dumps(rows, ensure_ascii=False))
     elif output is None:
         _show(texts, vectors)
     else:
@@ -116,18 +134,19 @@ def _lines(file: str) -> list[str]:
 
 
 def _show(texts: list[str], vectors: Any) -> None:
+    """A line a text; without rich, whose import takes longer than a short text's embedding."""
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=28)
-    table.add_column("dim", justify="right")
-    table.add_column("norm", justify="right")
-    table.add_column("first values", no_wrap=True)
+    wide = max(4, *(min(len(_line(t)), WIDE) for t in texts))
+    print(f"{'text':<{wide}}  dim    norm  first values")
     for text, vector in zip(texts, vectors, strict=True):
+        line = _line(text)
+        shown = line if len(line) <= wide else f"{line[: wide - 1]}…"
         first = " ".join(f"{v:+.4f}" for v in vector[:SHOWN])
-        norm = f"{float(np.linalg.norm(vector)):.4f}"
-        table.add_row(Text(text), str(vector.shape[0]), norm, f"{first} ...")
-    Console(highlight=False).print(table)
+        norm = float(np.linalg.norm(vector))
+        print(f"{shown:<{wide}}  {vector.shape[0]:>3}  {norm:.4f}  {first} ...")
+
+
+def _line(text: str) -> str:
+    """A text in one line, without what a terminal would act on."""
+    return "".join(c if c.isprintable() else " " for c in text)

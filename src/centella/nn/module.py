@@ -9,13 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from centella.creation import asarray
 from centella.device import Device
 from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
 from centella.errors import ContractError, WeightsError
 from centella.specs import Shape
-from centella.tensor import Tensor
+from centella.tensor import Tensor, upload
 
 Array = np.ndarray[Any, Any]
 LISTED = 20  # names that an error shows
@@ -125,7 +124,8 @@ class Module:
     ) -> None:
         """Give every parameter its tensor, sent now; nothing is sent on an error.
 
-        A large tensor is an upload of its own, small ones are packed into one.
+        A large tensor is an upload of its own, small ones are packed into one. On the CPU large
+        tensors of a checkpoint stay where they are mapped, unless they are converted or stacked.
 
         Args:
             tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives.
@@ -156,7 +156,9 @@ class Module:
         where = open_device(device)
         for w, parts, kind in ready:
             data = w.owner.arranged(w.name, _host(parts, kind))
-            setattr(w.owner, w.name, asarray(data, dtype=kind, device=where))
+            stays = not any(isinstance(stored[s][1], _Plain) for s, _ in w.parts if s)
+            made = upload("load_parameters", data, kind, where, stays=stays)
+            setattr(w.owner, w.name, made)
         where.flush_thread()
 
 
