@@ -489,8 +489,11 @@ SHOWN = {
     # failure
     "**On failure.** A flush plans": "architecture.a_flush_plans_compiles_and_allocates_then_submits",
     "What cannot be planned or compiled": "refused.a_value_that_fails_raises_and_nothing_else_does "
-    "refused.what_was_asked_for_raises_and_the_rest_waits refused.what_failed_holds_no_memory",
-    "Who asked for others sees that error": "refused.a_change_that_fails_is_told_once "
+    "refused.what_was_asked_for_raises_and_the_rest_waits "
+    "refused.what_is_tried_again_has_its_operands refused.what_failed_holds_no_memory",
+    "Of it, what reads or changes": "refused.a_reader_that_fails_holds_up_no_change "
+    "refused.a_state_stays_at_the_version_before",
+    "Who asked for other values sees": "refused.a_change_that_fails_is_told_once "
     "refused.a_flush_for_nothing_in_particular_raises_once",
     "Other failures up to there": "refused.what_may_pass_leaves_the_recording_as_it_was "
     "batch.a_kernel_that_does_not_compile batch.no_room "

@@ -80,8 +80,26 @@ def test_a_value_that_fails_raises_and_nothing_else_does(where: ct.Device, refus
     np.testing.assert_array_equal(later.numpy(), X + 3)
     np.testing.assert_array_equal(before.numpy(), 2 * X)
     refuse()
-    fails(bad.numpy)
-    np.testing.assert_allclose(ct.exp(x).numpy(), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(dependent.numpy(), np.exp(X) + 1, rtol=1e-6)
+    np.testing.assert_allclose(bad.numpy(), np.exp(X), rtol=1e-6)
+
+
+def test_what_is_tried_again_has_its_operands(where: ct.Device, refuse: Refuse) -> None:
+    """Computed in the recording that it was taken out of, run or not, or set aside as well."""
+    x = ct.asarray(X, device=where)
+    refuse("exp", "tanh")
+    half = ct.asarray(np.eye(4, dtype=np.float32) / 2, device=where)
+    first, second = ct.exp(x @ half), ct.tanh(x)  # held, so that neither is fused
+    both, other = ct.where(x > 0, first, second), x + 1.0
+    fails(first.numpy)
+    fails(both.numpy, "tanh")
+    refuse("tanh")
+    np.testing.assert_allclose(first.numpy(), np.exp(X / 2), rtol=1e-6)
+    fails(both.numpy, "tanh")
+    refuse()
+    wanted = np.where(X > 0, np.exp(X / 2), np.tanh(X))
+    np.testing.assert_allclose(both.numpy(), wanted, rtol=1e-6)
+    np.testing.assert_array_equal(other.numpy(), X + 1)
 
 
 def test_what_was_asked_for_raises_and_the_rest_waits(where: ct.Device, refuse: Refuse) -> None:
@@ -129,6 +147,7 @@ def test_a_state_stays_at_the_version_before(where: ct.Device, refuse: Refuse) -
     np.testing.assert_array_equal(independent.numpy(), X + 1)
     state.assign(state.value * 2.0)
     refuse()
+    fails(lost.numpy, "broken")
     broken(state, threads=12)
     np.testing.assert_array_equal(state.numpy(), 2 * (X + 1) + 1)
 
@@ -151,7 +170,8 @@ def test_a_reader_that_fails_holds_up_no_change(where: ct.Device, refuse: Refuse
     bad = elsewhere(lambda: ct.exp(state.value))
     state.assign(5.0)
     np.testing.assert_array_equal(state.numpy(), np.full_like(X, 5))
-    fails(bad.numpy)
+    refuse()
+    fails(bad.numpy)  # for good: what it was to read is gone
 
 
 def test_readers_of_a_version_that_is_back_still_come_first(
@@ -194,10 +214,9 @@ def test_what_failed_holds_no_memory(where: ct.Device, refuse: Refuse) -> None:
         broken(state, threads=12)
         for name in ("exp", "broken"):
             fails(bad.numpy if name == "exp" else state.numpy, name)
-        del large, state
+        del large, state, bad
         where.synchronize()
         where.pool.drain()
         assert where.memory.live == live
-        fails(bad.numpy)
     finally:
         gc.enable()

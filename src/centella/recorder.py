@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
+from centella import plan, prepare
 from centella.divide import division
 from centella.errors import ContractError, DeviceError, LimitError
 from centella.ledger import Ledger, open_scopes, permit
 from centella.op import Op
 from centella.pipelines import PipelineCache
 from centella.program import exact
-from centella.recording import Form, Operand, Recording, innermost
+from centella.recording import Form, Operand, Recorded, Recording, innermost
 from centella.sites import call_site
 from centella.specs import Spec
 from centella.submission import Array, Backend, Buffer
@@ -278,3 +279,13 @@ class Recorder(Values):
         """Run what this thread recorded lazily and wait until the device has done everything."""
         self.flush_thread()
         super().synchronize()
+
+    def explain(self, recording: Recording, outputs: Iterable[Value] | None = None) -> str:
+        """The plan of what a recording holds, or of what it ran last."""
+        with self.lock:
+            if not recording.nodes:
+                last: plan.Plan = recording.last_plan or plan.EMPTY
+                return last.explain()
+            taken = Recorded(recording.nodes, recording.uploads)
+            results = prepare.results_of(taken, outputs, ())
+            return self._find_plan(taken, prepare.outside_of(taken), results).plan.explain()

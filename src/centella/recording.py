@@ -48,7 +48,7 @@ class Node(Struct, eq=False):
     """One recorded operation.
 
     Attributes:
-        refused: it was found that it cannot be run here.
+        refused: it was found that it cannot be run.
     """
 
     form: Form
@@ -62,10 +62,15 @@ class Node(Struct, eq=False):
         """The operation."""
         return self.form.op
 
+    @property
+    def alive(self) -> list[Value]:
+        """The values that something refers to."""
+        return [value for reference in self.values if (value := reference()) is not None]
+
     def refuse(self, error: CentellaError) -> None:
-        """Name it in an error; unless that may be another next time, it cannot be run."""
+        """It cannot be run, because of an error, which gets its name and line."""
         blame(error, self.op.name, self.site)
-        self.refused = not isinstance(error, PASSING)
+        self.refused = True
 
 
 PASSING = (DeviceError, OutOfMemoryError, TransferForbidden)
@@ -83,6 +88,7 @@ class Recording:
 
     Attributes:
         explicit: it belongs to a batch and is run by its `execute` alone.
+        aside: it has been taken out of another, as it could not be run; operands may be pending.
         open: how many of its `with` blocks have begun and not ended.
         scopes: the ledgers inside which something was recorded lazily.
         generation: how often it was taken to be run.
@@ -94,6 +100,7 @@ class Recording:
     def __init__(self, device: Any, explicit: bool) -> None:
         self.device: Any = device
         self.explicit: bool = explicit
+        self.aside: bool = False
         self.thread: int = get_ident()
         self.open: int = 0
         self.generation: int = 0
@@ -164,39 +171,64 @@ class Recording:
         self.nodes, self.uploads = taken.nodes, taken.uploads
         self.result_bytes = taken.result_bytes
 
-    def give_up(self, error: CentellaError) -> list[Node]:
-        """Take out the nodes that were refused, and what depends on them: their values raise.
+    def give_up(self, error: CentellaError) -> list[Value]:
+        """Take out the nodes that were refused, and what depends on them.
+
+        They become a recording of their own, which runs when one of them is asked for. But what
+        reads or changes a State has failed for good: later changes do not wait for it.
 
         Returns:
-            What was taken out; States that it was to change are at the versions before.
+            Their values. States that they were to change are at the versions before.
         """
-        given_up: list[Node] = []
-        where: dict[int, int] = {}  # of the nodes that stay
-        for index, node in enumerate(self.nodes):
-            made_here = [place[0] for value, place, _ in node.inputs if value is None]
-            if node.refused or not all(maker in where for maker in made_here):
-                given_up.append(node)
+        if isinstance(error, PASSING):  # it may be another next time
+            for node in self.nodes:
+                node.refused = False
+            return []
+        aside = Recording(self.device, explicit=False)
+        aside.aside = True
+        nodes, self.nodes = self.nodes, []
+        where: list[Recording | None] = []  # each node is now
+        places: list[int] = []
+        given_up: list[Value] = []
+        for node in nodes:
+            sources = [place[0] for value, place, _ in node.inputs if value is None]
+            target: Recording | None = self
+            if node.refused or any(where[i] is not self for i in sources):
+                given = [value for value, _, _ in node.inputs if value is not None]
+                lost = node.op.mutates or any(value.is_version for value in given)
+                lost = lost or any(nodes[i].op.mutates or where[i] is None for i in sources)
+                target = None if lost else aside
+                given_up += node.alive
+            where.append(target)
+            places.append(0 if target is None else len(target.nodes))
+            if target is None:
                 continue
-            where[index] = len(where)
+            node.refused = False
             node.inputs = [
-                (v, place if v is not None else (where[place[0]], place[1]), offset)
-                for v, place, offset in node.inputs
-            ]
-            for output, reference in enumerate(node.values):
-                value = reference()
-                if value is not None:
-                    value.place = (where[index], output)
-        self.nodes = [node for index, node in enumerate(self.nodes) if index in where]
-        for node in given_up:
-            self.result_bytes -= node.form.nbytes
-            for reference in node.values:
-                value = reference()
-                if value is not None:
-                    value.refuse(error)
-                    cell = value.cell
-                    if cell is not None:
-                        cell.read_by(self)  # what stays may read the version that is back
+                (value, place, offset) if value is not None
+                else (None, (places[place[0]], place[1]), offset) if where[place[0]] is target
+                else (self._made(nodes[place[0]], (places[place[0]], place[1])), OUTSIDE, offset)
+                for value, place, offset in node.inputs
+            ]  # fmt: skip
+            for value in node.alive:
+                value.recording, value.place = target, (places[-1], value.place[1])
+            target.nodes.append(node)
+        self.result_bytes = sum(node.form.nbytes for node in self.nodes)
+        for node, target in zip(nodes, where, strict=True):
+            for value in node.alive if target is None else ():
+                value.refuse(error)
+                if value.cell is not None:
+                    value.cell.read_by(self)  # what stays may read the version that is back
         return given_up
+
+    def _made(self, node: Node, place: Place) -> Value:
+        """What a node makes, for an operand in another recording."""
+        value = node.values[place[1]]()
+        if value is None:
+            spec = node.form.outputs[place[1]]
+            value = Value(spec, self.device, node.op.name, self, place, node.site)
+            node.values[place[1]] = ref(value)
+        return value
 
     def fail(self, reason: str = "its recording was dropped") -> None:
         """Drop everything recorded: values of it raise when used, States are as before it."""
@@ -211,8 +243,8 @@ class Recorded(Struct, eq=False):
     result_bytes: int = 0
 
     def _values(self) -> list[Value]:
-        made = [ref() for node in self.nodes for ref in node.values]
-        return [v for v in (*made, *(u.value for u in self.uploads)) if v is not None]
+        made = [value for node in self.nodes for value in node.alive]
+        return [*made, *(u.value for u in self.uploads)]
 
     def fail(self, reason: str) -> None:
         """Give it up before any of it has run: its values raise when used."""

@@ -110,15 +110,10 @@ class Engine:
         return DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
 
     def run(
-        self,
-        recording: Recording,
-        *,
-        outputs: Iterable[Value] | None = None,
-        reads: Sequence[Span] = (),
-        cache: PipelineCache | None = None,
-        peek: bool = False,
+        self, recording: Recording, *, outputs: Iterable[Value] | None = None,
+        reads: Sequence[Span] = (), cache: PipelineCache | None = None, peek: bool = False,
         asked: Sequence[Value] | None = None,
-    ) -> Ticket:
+    ) -> Ticket:  # fmt: skip
         """Plan, compile, allocate, then submit what a recording holds.
 
         Args:
@@ -129,20 +124,34 @@ class Engine:
             asked: what it is run for (default: all of it).
 
         Raises:
-            CentellaError: before submission; the recording is as it was. From an implicit one what
-                cannot be planned or compiled is taken out: that is raised if it was asked for, or
-                was to change a State; else the rest is run.
+            CentellaError: before submission; the recording is as it was, but what cannot be planned
+                or compiled is set aside from an implicit one. Raised if that was asked for, or was
+                to change a State; else the rest is run.
             DeviceLostError: after it; the device cannot be used any more.
         """
         with self.lock, self.border:
             while True:
                 try:
+                    if recording.aside:
+                        self._run_operands(recording)
                     return self._run(recording, outputs, reads, cache, peek)
                 except CentellaError as error:
                     given_up = [] if recording.explicit else recording.give_up(error)
-                    wanted = asked is None or any(v.error is not None for v in asked)
-                    if wanted or not given_up or any(node.op.mutates for node in given_up):
+                    mine = asked is None or any(v is w for v in asked for w in given_up)
+                    if mine or not given_up or any(value.is_version for value in given_up):
                         raise
+
+    def _run_operands(self, recording: Recording) -> None:
+        """Run what a recording waits for; a node whose operand cannot be run is refused."""
+        for node in recording.nodes:
+            for value, _, _ in node.inputs:
+                if value is None or value.state != PENDING or value.recording is recording:
+                    continue
+                try:
+                    self.run(value.recording, asked=(value,))
+                except CentellaError:
+                    node.refused = True
+                    raise
 
     def _run(
         self, recording: Recording, outputs: Iterable[Value] | None, reads: Sequence[Span],
@@ -231,16 +240,6 @@ class Engine:
         return cache.get(
             self._id, program.key, program.name, lambda: self.backend.compile(program)
         ).native
-
-    def explain(self, recording: Recording, outputs: Iterable[Value] | None = None) -> str:
-        """The plan of what a recording holds, or of what it ran last."""
-        with self.lock:
-            if not recording.nodes:
-                last: plan.Plan = recording.last_plan or plan.EMPTY
-                return last.explain()
-            taken = Recorded(recording.nodes, recording.uploads)
-            results = prepare.results_of(taken, outputs, ())
-            return self._find_plan(taken, prepare.outside_of(taken), results).plan.explain()
 
     def work(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
