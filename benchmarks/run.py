@@ -5,6 +5,7 @@
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
+    python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py import
     python benchmarks/run.py host --devices webgpu
     python benchmarks/run.py floor --devices cuda,webgpu --json results/floor.json
@@ -29,6 +30,7 @@ import numpy as np
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
+from texts import texts
 
 import centella as ct
 from centella.bench import floor as measure_floor
@@ -168,7 +170,7 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 BENCHES = {
     "gemm": gemm, "sweep": sweep, "gemv": gemv, "thin": thin_sweep, "minilm": minilm,
-    "import": import_time, "host": host, "floor": floor,
+    "import": import_time, "host": host, "floor": floor, "texts": texts,
 }  # fmt: skip
 
 
