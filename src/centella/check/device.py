@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 
 from centella.check.rates import measure
 from centella.check.report import DeviceReport, Failure, Rate, found_on
 from centella.conformance.cases import Case
 from centella.conformance.compare import differences, limit_of
-from centella.conformance.table import TABLE, cases_of
+from centella.conformance.table import TABLE, sample_of
 from centella.device import Device
 from centella.device import device as open_device
 from centella.errors import DeviceLostError
 
 Progress = Callable[[int, int, str], None]
+Job = tuple[str, str, list[Case]]  # operation, dtype, cases that run together
+
+SECONDS = 40.0  # with rates a check takes less than a minute
+CHUNK = 8  # cases that run together: compiling their programs is what takes time
 
 
 def check_device(
-    device: str | Device | None = None, *, rates: bool = True, progress: Progress | None = None
-) -> DeviceReport:
-    """Compute the cases of every operation on a device, compare them, and measure it.
+    device: str | Device | None = None, *, seconds: float = SECONDS, rates: bool = True,
+    progress: Progress | None = None,
+) -> DeviceReport:  # fmt: skip
+    """Compute cases of every operation on a device, compare them, and measure it.
 
-    Each case is compared with the operation's formula in float64 of the same, rounded, inputs.
-    Where all are right the device's rates are measured: bandwidths and a product as kernels
+    Each case is compared with the operation's formula in float64 of the same, rounded, inputs. The
+    largest case of each operation in each dtype comes first; the others follow while there is
+    time. Where all are right the device's rates are measured: bandwidths and a product as kernels
     alone, latencies as the host sees them.
 
     Args:
         device: default: the default device.
+        seconds: after which no more cases are begun but the largest of each.
         rates: whether to measure.
         progress: called with the number of steps done, of all, and what comes next.
 
@@ -40,17 +49,20 @@ def check_device(
     begin = time.perf_counter()
     where = open_device(device)
     where.flush_thread()  # what fails from here on is ours
-    rows = [(name, dtype) for name, row in TABLE.items() for dtype in row.dtypes]
+    first, more = _jobs(where)
+    steps = len(first) + len(more) + 1
     tell = progress or (lambda done, total, what: None)
-    steps = len(rows) + 1
-    passed = failed = 0
-    failures: list[Failure] = []
-    for done, (name, dtype) in enumerate(rows):
+    passed = failed = left_out = 0
+    failures: dict[tuple[str, str], Failure] = {}
+    for done, (name, dtype, cases) in enumerate((*first, *more)):
+        if done >= len(first) and time.perf_counter() - begin > seconds:
+            left_out = sum(len(cases) for _, _, cases in more[done - len(first) :])
+            break
         tell(done, steps, f"{name} {dtype}")
-        cases = cases_of(name, dtype, where.caps, sample=True)
         wrong = list(_failures(where, name, dtype, cases))
         failed += len(wrong)
-        failures += wrong[:1]
+        for failure in wrong[:1]:
+            failures.setdefault((name, dtype), failure)
         if where.lost:  # which cases were right before, nobody knows
             break
         passed += len(cases) - len(wrong)
@@ -63,8 +75,28 @@ def check_device(
         where.pool.trim()
     return DeviceReport(
         **found_on(where, time.perf_counter() - begin),
-        passed=passed, failed=failed, failures=tuple(failures), rates=tuple(measured),
+        passed=passed, failed=failed, left_out=left_out, failures=tuple(failures.values()),
+        rates=tuple(measured),
     )  # fmt: skip
+
+
+def _jobs(device: Device) -> tuple[list[Job], list[Job]]:
+    """The largest case of each operation and dtype; the others, a few of each in turn."""
+    first: list[Job] = []
+    others: list[list[Job]] = []
+    for name, row in TABLE.items():
+        for dtype in row.dtypes:
+            cases = sorted(sample_of(name, dtype, device.caps), key=_elements, reverse=True)
+            first.append((name, dtype, cases[:1]))
+            rest = cases[1:]
+            chunks = [rest[i : i + CHUNK] for i in range(0, len(rest), CHUNK)]
+            others.append([(name, dtype, chunk) for chunk in chunks])
+    turns = zip_longest(*others)
+    return first, [job for turn in turns for job in turn if job is not None]
+
+
+def _elements(case: Case) -> int:
+    return sum(math.prod(i.shape) for i in case.inputs)
 
 
 def _failures(device: Device, name: str, dtype: str, cases: Sequence[Case]) -> Iterator[Failure]:

@@ -110,13 +110,14 @@ class DeviceReport(Found, frozen=True):
     """What `check_device` found.
 
     Attributes:
-        passed, failed: numbers of cases.
+        passed, failed: numbers of cases; left_out: of those for which there was no time.
         failures: one for each operation and dtype with a wrong case: the first.
         rates: none where the numbers were wrong.
     """
 
     passed: int
     failed: int
+    left_out: int
     failures: tuple[Failure, ...]
     rates: tuple[Rate, ...]
 
@@ -127,7 +128,8 @@ class DeviceReport(Found, frozen=True):
 
     def card(self) -> str:
         """Text to paste into a report."""
-        lines = [*self.head(), f"cases     {self.passed} passed, {self.failed} failed"]
+        left = f", {self.left_out} left out for time" if self.left_out else ""
+        lines = [*self.head(), f"cases     {self.passed} passed, {self.failed} failed{left}"]
         lines += [f"{'first' if i == 0 else 'also':<9} {f}" for i, f in enumerate(self.failures)]
         for rate in self.rates:
             share = "" if rate.share is None else f", {rate.share:.0%} of the copy"

@@ -105,19 +105,28 @@ TABLE: dict[str, Row] = {
 WIDTHS: tuple[str, ...] = ("f32", "f16", "i8", "bool")
 
 
-def cases_of(name: str, dtype: str, caps: Caps, *, sample: bool = False) -> list[Case]:
-    """The cases of an op that run in a dtype on a device.
-
-    Args:
-        sample: leave out sweeps, and for a dtype whose width another has the layouts: a third of
-            the programs.
-    """
+def cases_of(name: str, dtype: str, caps: Caps) -> list[Case]:
+    """The cases of an op that run in a dtype on a device."""
     row, simulated = TABLE[name], caps.target == "ir"
     return [
         case
         for case in row.cases
         if (not case.dtypes or dtype in case.dtypes)
         and (case.small or not simulated)
-        and not (sample and (case.sweep or (case.laid_out and dtype not in WIDTHS)))
         and variant_fits(case, dtype, caps)
     ]
+
+
+def sample_of(name: str, dtype: str, caps: Caps) -> list[Case]:
+    """Those of them that a check of a user's device takes: a driver compiles each program anew.
+
+    No sweeps. In the first dtype of a row every other case; in each further one a part, and views
+    in one dtype of each width.
+    """
+    cases = [case for case in cases_of(name, dtype, caps) if not case.sweep]
+    dtypes = TABLE[name].dtypes
+    place, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
+    if place < 0:
+        return cases
+    cases = [case for case in cases if dtype in WIDTHS or not case.laid_out]
+    return cases[place % parts :: parts] or cases[:1]
