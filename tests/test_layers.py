@@ -95,6 +95,7 @@ LATE: dict[tuple[str, str], str] = {
     ("ledger", "trace"): "only a scope with timing=True keeps what happened when",
     ("counting", "trace"): "the same",
     ("device", "batch"): "device.batch() returns the explicit face, which is built on devices",
+    ("backends", "cffi"): "what its private parser knows: its absence is no error",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
     ("device", "jit"): "device.compile() captures a function, which is built on devices",
     ("load", "models"): "`import centella` is quick: models load with the first one that is wanted",
