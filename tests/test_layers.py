@@ -105,6 +105,7 @@ LATE: dict[tuple[str, str], str] = {
     ("self_check", "conformance"): "what is remembered is not computed again",
     ("self_check", "__init__"): "what is remembered is remembered of a version",
     ("device", "batch"): "device.batch() returns the explicit face, which is built on devices",
+    ("backends", "cffi"): "what its private parser knows: its absence is no error",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
     ("device", "jit"): "device.compile() captures a function, which is built on devices",
     ("load", "models"): "`import centella` is quick: models load with the first one that is wanted",
