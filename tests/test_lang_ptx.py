@@ -28,7 +28,7 @@ from centella import dtypes, lang
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import DeviceError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
-from centella.lang.ir import CONTROL, EFFECTS, PURE, SUBGROUP
+from centella.lang.ir import CONTROL, EFFECTS, PTX_ONLY, PURE, SUBGROUP
 from centella.lang.ptx import (
     ROOM,
     TARGETS,
@@ -81,7 +81,7 @@ def resources(report: str) -> tuple[int, int]:
 
 MASK = 0xFFFFFFFF
 Operation = Callable[..., Any]
-Meeting = tuple[int | None, int]
+Meeting = tuple[Any, int | str]  # what a thread brings; a lane mask, or what its warp does
 
 
 def real(bits: int) -> np.float32:
@@ -200,8 +200,49 @@ class Module:
         return module
 
 
+def ldmatrix(rows: list[list[int]], count: int, transposed: bool) -> list[list[int]]:
+    """Registers of each lane, from the row that each points at (PTX ISA, "ldmatrix")."""
+    element = [[word >> 16 * h & 0xFFFF for word in row for h in (0, 1)] for row in rows]
+    answers = []
+    for lane in range(32):
+        at = [(lane // 4, lane % 4 * 2 + h) for h in (0, 1)]
+        pairs = [
+            [element[8 * j + (c if transposed else r)][r if transposed else c] for r, c in at]
+            for j in range(count)
+        ]
+        answers.append([low | high << 16 for low, high in pairs])
+    return answers
+
+
+def mma(brought: list[tuple[list[int], ...]], kind: DType) -> list[list[int]]:
+    """Registers of c in each lane (PTX ISA, "Matrix Fragments for mma.m16n8k16")."""
+    a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+    c = np.zeros((16, 8), np.float32)
+    for lane, (sums, left, right) in enumerate(brought):
+        group, within = lane // 4, lane % 4
+        for i in range(8):
+            row = group if i < 2 or 4 <= i < 6 else group + 8
+            a[row, within * 2 + i % 2 + (8 if i >= 4 else 0)] = half_of(left[i // 2], i % 2, kind)
+        for i in range(4):
+            row = within * 2 + i % 2 + (8 if i >= 2 else 0)
+            b[row, group] = half_of(right[i // 2], i % 2, kind)
+        for i in range(4):
+            c[group + (8 if i >= 2 else 0), within * 2 + i % 2] = real(sums[i])
+    for k in range(16):
+        c = c + np.outer(a[:, k], b[k])
+    return [
+        [bits_of(c[lane // 4 + (8 if i >= 2 else 0), lane % 4 * 2 + i % 2]) for i in range(4)]
+        for lane in range(32)
+    ]
+
+
+def half_of(word: int, half: int, kind: DType) -> Any:
+    bits = np.array([word >> 16 * half & 0xFFFF], np.uint16)
+    return dtypes.widen(bits.view(kind.numpy), kind)[0]
+
+
 class Thread:
-    """One thread: `run` yields at barriers and shuffles."""
+    """One thread: `run` yields at barriers, shuffles and what a warp does together."""
 
     def __init__(self, module: Module, ids: dict[str, int], memory: list[Any]) -> None:
         self.module = module
@@ -224,7 +265,7 @@ class Thread:
         assert index + count <= len(words), f"{token} is word {index} of {len(words)}"
         return words, index
 
-    def run(self) -> Generator[Meeting, int | None, None]:
+    def run(self) -> Generator[Meeting, Any, None]:
         at = 0
         with np.errstate(all="ignore"):
             while True:
@@ -243,10 +284,23 @@ class Thread:
                     assert operands[3:] == ["31", "0xffffffff"]
                     mask = self.value(operands[2])
                     self.registers[operands[0]] = yield self.value(operands[1]), mask
+                elif op[0] == "ldmatrix":
+                    assert op[1:4] == ["sync", "aligned", "m8n8"]
+                    words, index = self.words("shared", operands[1], 4)
+                    targets = listed(operands[0])
+                    answer = yield [int(w) for w in words[index : index + 4]], ".".join(op)
+                    self.registers |= dict(zip(targets, answer, strict=True))
+                elif op[0] == "mma":
+                    brought = [[self.value(n) for n in listed(x)] for x in operands[1:]]
+                    answer = yield (brought[2], brought[0], brought[1]), ".".join(op)
+                    self.registers |= dict(zip(listed(operands[0]), answer, strict=True))
                 else:
                     self.step(op, operands)
 
     def step(self, op: list[str], operands: list[str]) -> None:
+        if op[0] == "cp":
+            self.copy(op, operands)
+            return
         target, *rest = operands
         if op[:2] == ["ld", "param"]:
             start = int(rest[0][1:-1].partition("+")[2])
@@ -281,8 +335,42 @@ class Thread:
         else:
             self.registers[target] = OPERATIONS[".".join(op)](*map(self.value, rest))
 
+    def copy(self, op: list[str], operands: list[str]) -> None:
+        """cp.async: here it is done at once, the earliest that the hardware may be."""
+        if op[2] != "cg":
+            assert op[2] in ("commit_group", "wait_group")
+            return
+        assert operands[2] == "16"
+        words, index = self.words("shared", operands[0], 4)
+        size = self.value(operands[3])
+        if size:
+            source, first = self.words("global", operands[1], 4)
+            data = source[first : first + 4].tobytes()[:size]
+        else:
+            data = b""
+        words[index : index + 4] = np.frombuffer(data.ljust(16, b"\0"), np.uint32)
 
-def advance(thread: Generator[Meeting, int | None, None], answer: int | None) -> Meeting | None:
+
+def listed(operand: str) -> list[str]:
+    """The registers of `{...}`."""
+    return operand.strip("{}").split(", ")
+
+
+def together(key: str, brought: list[Any]) -> list[Any]:
+    """What each thread gets of an operation of its warp."""
+    parts = key.split(".")
+    answers: list[Any] = []
+    for warp in range(0, len(brought), 32):
+        lanes = brought[warp : warp + 32]
+        if parts[0] == "mma":
+            assert parts[1:7] == ["sync", "aligned", "m16n8k16", "row", "col", "f32"]
+            answers += mma(lanes, {"f16": f16, "bf16": bf16}[parts[7]])
+        else:
+            answers += ldmatrix(lanes, int(parts[4][1:]), "trans" in parts)
+    return answers
+
+
+def advance(thread: Generator[Meeting, Any, None], answer: Any) -> Meeting | None:
     """Where a thread waits next: at a barrier, or with its value for the lane `mask` away."""
     try:
         return thread.send(answer)
@@ -307,13 +395,17 @@ def execute(ir: KernelIR, arch: str, buffers: list[Words], params: Words, groups
             Thread(module, dict(zip(names, (t, t % 32, group), strict=True)), memory).run()
             for t in range(module.threads)
         ]
-        answers: list[int | None] = [None] * len(threads)
+        answers: list[Any] = [None] * len(threads)
         while True:
             met = [advance(t, answer) for t, answer in zip(threads, answers, strict=True)]
             assert len({m and m[1] for m in met}) == 1, "threads wait at different places"
             if met[0] is None:
                 break
-            answers = [met[t ^ met[0][1]][0] for t in range(len(met))]  # type: ignore[index]  # none
+            brought, key = [m[0] for m in met if m], met[0][1]
+            if isinstance(key, str):
+                answers = together(key, brought)
+            else:
+                answers = [brought[t ^ key] for t in range(len(met))]
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -739,7 +831,7 @@ def test_the_cases_cover_every_operation() -> None:
     seen = {s[0] for case in CASES.values() for s in case.trace().body}
     memory = {f"{s}{op}{n}" for s in ("", "s") for op in ("load", "store") for n in ("", "4")}
     every = PURE | CONTROL | EFFECTS | SUBGROUP | memory | {"const", "var", "get"}
-    assert seen == every
+    assert seen == every - PTX_ONLY  # which `test_lang_tiles` has cases of
 
 
 @needs_ptxas

@@ -163,7 +163,7 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
 
     Raises:
         LimitError: for more shared memory, threads or bindings than the device has, or for
-            subgroup operations where it has none.
+            subgroup operations or operations of `centella.lang.ptx` where it has none.
     """
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
@@ -173,6 +173,11 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
     for what, asked, most in limits:
         if asked > most:
             raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
+    if ir.ptx_only and caps.target == "wgsl":
+        raise LimitError(
+            f"kernel {ir.name!r}: {ir.ptx_only} of lang.ptx, which only NVIDIA GPUs from sm_80 on "
+            f"have; this device runs WGSL"
+        )
     if caps.target == "wgsl":
         if ir.uses_subgroups and not caps.subgroups:
             raise LimitError(

@@ -24,6 +24,15 @@ Operations, by family (args -> result):
     if(cond) else() end()   for(lo, hi, step)   loop()   break_if(cond)
     barrier()          workgroup_uniform(x)
     subgroup_add subgroup_min subgroup_max(x)   shuffle_xor(x)   attr: lane mask
+
+Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 threads of a warp:
+
+    fragment()         attr: (type, registers a thread)      fragment_fill(t)   attr: the number
+    fragment_get(t)    attr: which register of the thread
+    ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
+    mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
+    cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
+    cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
 """
 
 from __future__ import annotations
@@ -40,10 +49,18 @@ Statement = tuple[str, str, tuple[int, ...], Any]
 
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
-EFFECTS = frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
+FRAGMENT_WRITES = frozenset({"fragment_fill", "ldmatrix", "mma"})
+COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
+PTX_ONLY = FRAGMENT_WRITES | COPIES | {"fragment", "fragment_get"}
+EFFECTS = (
+    frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
+    | FRAGMENT_WRITES
+    | COPIES
+)
 GLOBAL = frozenset({"load", "load4", "store", "store4"})
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
 ACCESSES = GLOBAL | SHARED
+INDICES = {**dict.fromkeys(ACCESSES | {"ldmatrix"}, 1), "cp_async": 2}  # operands that are indices
 SUBGROUP = frozenset(
     {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
 )
@@ -117,6 +134,11 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     def uses_subgroups(self) -> bool:
         """True when a subgroup operation occurs."""
         return any(s[0] in SUBGROUP for s in self.body)
+
+    @property
+    def ptx_only(self) -> str:
+        """The first operation that no target but PTX (sm_80 and later) has, or ""."""
+        return next((s[0] for s in self.body if s[0] in PTX_ONLY), "")
 
     def text(self) -> str:
         """The canonical text: equal text, equal kernel."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from centella.errors import SimulationError
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, REDUCE, TYPED, UNFUSED, Array
-from centella.lang.ir import OPENS, SUBGROUP, KernelIR, Statement
+from centella.lang.ir import INDICES, OPENS, SUBGROUP, KernelIR, Statement
 from centella.lang.shadow import Fault, Ids, Known, Mask, Shadow
 
 Words = NDArray[np.uint32]
@@ -25,13 +25,13 @@ Rule = Callable[[Ids, Ids, Ids], Fault | None]
 Order = Literal["forward", "reverse", "shuffled"]
 
 LEAVES = frozenset({"const", "param", "thread", "group", "groups", "lane", "subgroup_size"})
-MEETINGS = frozenset({"barrier", "workgroup_uniform"}) | (SUBGROUP - LEAVES)
+MEETINGS = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (SUBGROUP - LEAVES)
 REGISTERS: dict[str, Callable[..., Any]] = dict.fromkeys(("var", "get"), lambda x: x)
 MOST_ITERATIONS = 1 << 20
 UNDEFINED = 0x7FC0DEAD  # shared memory before the first store: a NaN that is easy to recognise
 
 
-class _Region(Struct, frozen=True):
+class Region(Struct, frozen=True):
     """Words that threads address: a buffer, or a shared array of every group, end to end."""
 
     name: str
@@ -60,7 +60,7 @@ class Machine:
         self.plain |= REGISTERS
         self.leaves: list[Any] = [None] * len(ir.body)
         self.values: list[Any] = self.leaves
-        self.memory: dict[str, list[_Region]] = {}
+        self.memory: dict[str, list[Region]] = {}
         self.effects: dict[str, Callable[[int], None]] = {
             f"{short}{op}{width}": partial(effect, place, int(width or 1))
             for short, place in (("", "global"), ("s", "shared"))
@@ -84,7 +84,7 @@ class Machine:
                 shadow = Shadow(words.size, self.ir.workgroup, given)
             elif self.check and mask is not None:
                 shadow = Known(mask)
-            region = _Region(repr(arg.name), words, words.size, 0, shadow)
+            region = Region(repr(arg.name), words, words.size, 0, shadow)
             self.memory["global"].append(region)
         bits = [p.view(NUMPY[d.type]) for p, d in zip(params, self.ir.params, strict=True)]
         threads = np.arange(self.ir.workgroup, dtype=np.uint32)[None]
@@ -114,13 +114,17 @@ class Machine:
         for k, array in enumerate(ir.shared):
             total = count * array.words
             nobody = np.zeros(total, np.bool_)
-            shadow = Shadow(total, ir.workgroup, nobody) if self.check else None
+            shadow = self._shadow(total, nobody) if self.check else None
             start = np.arange(0, total, array.words, dtype=np.int64)[:, None]
             words = np.full(total, UNDEFINED, np.uint32)
-            region = _Region(f"shared array {k}", words, array.words, start, shadow)
+            region = Region(f"shared array {k}", words, array.words, start, shadow)
             self.memory["shared"].append(region)
         self._narrow(np.ones((1, 1), np.bool_))
         self._run(0, len(ir.body))
+
+    def _shadow(self, words: int, known: Mask) -> Shadow:
+        """What is remembered of a shared array."""
+        return Shadow(words, self.ir.workgroup, known)
 
     def _fault(self, index: int, thread: int, text: str) -> SimulationError:
         group, local = divmod(thread, self.ir.workgroup)
@@ -235,9 +239,10 @@ class Machine:
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def _words(self, index: int, region: _Region, width: int) -> Ids:
+    def _words(self, index: int, region: Region, width: int, operand: int = 0) -> Ids:
         """Where in `region.words` each thread's access lies; four words in front for a chunk."""
-        words: Ids = np.asarray(self.values[self.ir.body[index][2][0]]).astype(np.int64)
+        op, _, args, _ = self.ir.body[index]
+        words: Ids = np.asarray(self.values[args[operand]]).astype(np.int64)
         if not self.full:
             words = np.where(self.active, words, 0)
         if width == 4:
@@ -248,11 +253,11 @@ class Machine:
             word = np.broadcast_to(words, outside.shape).flat[at]
             text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
             raise self._fault(index, thread, text)
-        if self.check and index in self.ir.starts:
+        if self.check and index in self.ir.starts and operand == INDICES[op] - 1:
             self._check_start(index, region)
         return words + region.start
 
-    def _check_start(self, index: int, region: _Region) -> None:
+    def _check_start(self, index: int, region: Region) -> None:
         """The tracer shifts an element index to that of its chunk: the low bits must be zero."""
         start, multiple = self.ir.starts[index]
         element = self.values[start]
@@ -263,10 +268,12 @@ class Machine:
             text = f"{region.name} element {element} is not a multiple of {multiple}"
             raise self._fault(index, thread, text)
 
-    def _note(self, index: int, region: _Region, words: Ids, rule: Rule) -> None:
-        """Tell a shadow which thread accesses which word."""
+    def _note(
+        self, index: int, region: Region, words: Ids, rule: Rule, which: Mask | None = None
+    ) -> None:
+        """Tell a shadow which thread accesses which word, all active ones or `which` of them."""
         shape = np.broadcast_shapes(words.shape, self.shape)
-        active = np.broadcast_to(self.active, shape)
+        active = np.broadcast_to(self.active if which is None else self.active & which, shape)
         words, threads, epochs = (
             np.broadcast_to(x, shape)[active] for x in (words, self.threads, self.epoch)
         )

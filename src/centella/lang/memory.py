@@ -69,7 +69,7 @@ class Argument(_Array):
         self, tracer: Tracer, index: int, name: str, mode: str, dtype: DType, rank: int, unit: bool
     ) -> None:
         self._tracer = tracer
-        self._position = index
+        self.position = index
         self.name = name
         self.mode = mode
         self.dtype = dtype
@@ -129,7 +129,7 @@ class Argument(_Array):
         t = self._tracer
         element = self._element(key)
         index = self._shift(element, self.dtype.per_word)
-        id_ = t.effect("load", self._word, (index,), self._position)
+        id_ = t.effect("load", self._word, (index,), self.position)
         word = t.result(id_, self._word, False)
         if self.dtype.per_word == 1:
             return word
@@ -138,18 +138,22 @@ class Argument(_Array):
         shifted = word >> (lane * bits)
         return _unpack(t, shifted, self.dtype, 0)
 
-    def load(self, *key: Any) -> list[Expr]:
-        """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
+    def chunk(self, key: tuple[Any, ...]) -> tuple[Expr, Expr]:
+        """The index of the 16-byte chunk to read that starts at an element, and the element's."""
         self._may("load")
         if not self._unit:
             raise TraceError(f"{self.name!r}.load needs neighbouring elements (stride 1)")
-        t = self._tracer
         self._chunked = True
-        element, per_chunk = self._element(key), self.dtype.per_chunk
-        index = self._shift(element, per_chunk)
+        element = self._element(key)
+        return self._shift(element, self.dtype.per_chunk), element
+
+    def load(self, *key: Any) -> list[Expr]:
+        """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
+        t = self._tracer
+        index, element = self.chunk(key)
         kind = f"{self._word}x4"
-        id_ = t.effect("load4", kind, (index,), self._position)
-        t.starts[id_] = (element.id, per_chunk)
+        id_ = t.effect("load4", kind, (index,), self.position)
+        t.starts[id_] = (element.id, self.dtype.per_chunk)
         chunk = t.result(id_, kind, False)
         words = [t.pure("extract", self._word, (chunk,), lane) for lane in range(4)]
         per = self.dtype.per_word
@@ -166,7 +170,7 @@ class Argument(_Array):
         t = self._tracer
         word = expr_of(t, value, self._word)
         self._stored = True
-        t.effect("store", "", (self._element(key), word), self._position)
+        t.effect("store", "", (self._element(key), word), self.position)
 
     def store(self, *key_and_values: Any) -> None:
         """Write one word or one chunk of values, starting at an element index."""
@@ -184,13 +188,13 @@ class Argument(_Array):
         t = self._tracer
         typed = [expr_of(t, v, self.dtype.value) for v in values]
         per = self.dtype.per_word
-        words = [_pack(t, typed[i : i + per], self.dtype) for i in range(0, len(typed), per)]
+        words = [pack(t, typed[i : i + per], self.dtype) for i in range(0, len(typed), per)]
         element = self._element(tuple(key))
         self._stored = True
         index = self._shift(element, len(values))
         self._chunked = self._chunked or len(values) == self.dtype.per_chunk
         op = "store4" if len(words) == 4 else "store"
-        t.starts[t.effect(op, "", (index, *words), self._position)] = (element.id, len(values))
+        t.starts[t.effect(op, "", (index, *words), self.position)] = (element.id, len(values))
 
 
 class ScalarArgument:
@@ -198,7 +202,7 @@ class ScalarArgument:
 
     def __init__(self, tracer: Tracer, index: int, name: str, dtype: DType) -> None:
         self._tracer = tracer
-        self._position = index
+        self.position = index
         self.name = name
         self.dtype = dtype
         self._word = WORD_OF.get(dtype.name, "u32")
@@ -208,7 +212,7 @@ class ScalarArgument:
         """The value, uniform over the launch."""
         t = self._tracer
         index = t.param((self.name, "offset"), "u32")
-        return t.result(t.effect("load", self._word, (index,), self._position), self._word, True)
+        return t.result(t.effect("load", self._word, (index,), self.position), self._word, True)
 
     def declaration(self, where: str) -> BufferArg:
         """What emitters bind."""
@@ -222,7 +226,7 @@ class Shared(_Array):
         self._tracer = tracer
         self._type = type_
         self.words = words
-        self._position = len(tracer.shared)
+        self.position = len(tracer.shared)
         tracer.shared.append(SharedArray(type_, words, 1))
 
     def __len__(self) -> int:
@@ -231,12 +235,12 @@ class Shared(_Array):
     def __getitem__(self, key: Any) -> Expr:
         t = self._tracer
         index = _index(t, key)
-        id_ = t.effect("sload", self._type, (index,), self._position)
+        id_ = t.effect("sload", self._type, (index,), self.position)
         return t.result(id_, self._type, False)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         t = self._tracer
-        t.effect("sstore", "", (_index(t, key), expr_of(t, value, self._type)), self._position)
+        t.effect("sstore", "", (_index(t, key), expr_of(t, value, self._type)), self.position)
 
     def load(self, key: Any) -> list[Expr]:
         """Four neighbouring words; the index is a multiple of 4."""
@@ -265,13 +269,13 @@ class Shared(_Array):
     def _chunked(self) -> None:
         if self.words % 4:
             raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
-        self._tracer.shared[self._position] = SharedArray(self._type, self.words, 4)
+        self._tracer.shared[self.position] = SharedArray(self._type, self.words, 4)
 
     def _load_chunk(self, chunk: Expr, word: Expr | None = None) -> list[Expr]:
         t = self._tracer
         self._chunked()
         kind = f"{self._type}x4"
-        id_ = t.effect("sload4", kind, (chunk,), self._position)
+        id_ = t.effect("sload4", kind, (chunk,), self.position)
         if word is not None:
             t.starts[id_] = (word.id, 4)
         whole = t.result(id_, kind, False)
@@ -283,7 +287,7 @@ class Shared(_Array):
         if isinstance(values, Operand) or not isinstance(values, Sequence) or len(values) != 4:
             raise TraceError("a chunk of shared memory takes a list of 4 values")
         typed = tuple(expr_of(t, v, self._type) for v in values)
-        id_ = t.effect("sstore4", "", (chunk, *typed), self._position)
+        id_ = t.effect("sstore4", "", (chunk, *typed), self.position)
         if word is not None:
             t.starts[id_] = (word.id, 4)
 
@@ -304,7 +308,7 @@ def _unpack(t: Tracer, word: Expr, dtype: DType, lane: int) -> Expr:
     return byte if dtype.name == "u8" else byte != 0
 
 
-def _pack(t: Tracer, values: list[Expr], dtype: DType) -> Expr:
+def pack(t: Tracer, values: list[Expr], dtype: DType) -> Expr:
     """The word that stores one to four values of a dtype."""
     if dtype.per_word == 1:
         return values[0]
@@ -320,7 +324,7 @@ def stored(t: Tracer, value: Expr, dtype: DType) -> Expr:
     """A value as it comes back from storage of a dtype."""
     if dtype.kind == "bool":
         return value
-    return _unpack(t, _pack(t, [value] * dtype.per_word, dtype), dtype, 0)
+    return _unpack(t, pack(t, [value] * dtype.per_word, dtype), dtype, 0)
 
 
 def _byte(t: Tracer, value: Expr) -> Expr:

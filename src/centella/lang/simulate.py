@@ -14,9 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import SimulationError
-from centella.lang.ir import ACCESSES, KernelIR, Statement
-from centella.lang.machine import Machine, Order, Words
+from centella.lang.ir import INDICES, KernelIR, Statement
+from centella.lang.machine import Order, Words
 from centella.lang.shadow import Mask
+from centella.lang.warps import WarpMachine
 
 THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
@@ -69,7 +70,7 @@ def simulate(
             f"simulate: expected order of {', '.join(ORDERS)} and 1 to {MOST_LANES} lanes, got "
             f"{order!r} and {subgroup!r}"
         )
-    machine = Machine(ir, groups, check, order, subgroup, fused)
+    machine = WarpMachine(ir, groups, check, order, subgroup, fused)
     step = _groups_at_once(ir)
     with np.errstate(all="ignore"):
         machine.bind(buffers, np.asarray(params, np.uint32), initialised)
@@ -110,13 +111,13 @@ def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | No
 
 
 def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
-    """Kernels with one mistake each: a barrier less, or an access one word (chunk) further."""
+    """Kernels with one mistake each: a barrier or wait less, an access one word (chunk) further."""
     for i, (op, type_, args, attr) in enumerate(ir.body):
-        if op == "barrier":
+        if op in ("barrier", "cp_async_wait"):
             gone: Statement = ("const", "u32", (), 0)
             body = (*ir.body[:i], gone, *ir.body[i + 1 :])
-            yield f"no barrier at {ir.line_of(i)}", replace(ir, body=body)
-        elif op in ACCESSES:
+            yield f"no {op} at {ir.line_of(i)}", replace(ir, body=body)
+        elif op in INDICES:
             later = (("const", "u32", (), 1), ("add", "u32", (args[0], i), None))
             moved = (op, type_, (i + 1, *args[1:]), attr)
             yield f"{op} moved at {ir.line_of(i)}", _insert(ir, i, later, moved)

@@ -5,10 +5,20 @@ one instruction. Every value is a virtual register of its own (`%f` f32, `%r` i3
 bool); the assembler allocates. Floating point is never contracted: add.rn, mul.rn, fma.rn.
 Integer values that a loop does not change are computed before it, up to `ROOM` of them a loop;
 nothing moves out of an `if`.
+
+For kernels there are the operations that no other target has: `Fragment`, `SharedTile`, `mma_sync`,
+`ldmatrix`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.control import ROOM
 from centella.lang.ptx.emit import emit_ptx
+from centella.lang.ptx.intrinsics import (
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    ldmatrix,
+    mma_sync,
+)
 from centella.lang.ptx.layout import (
     ParamLayout,
     SharedLayout,
@@ -17,15 +27,23 @@ from centella.lang.ptx.layout import (
     shared_layout,
 )
 from centella.lang.ptx.tables import TARGETS, literal
+from centella.lang.ptx.tiles import Fragment, SharedTile
 
 __all__ = [
     "ROOM",
     "TARGETS",
+    "Fragment",
     "ParamLayout",
     "SharedLayout",
+    "SharedTile",
+    "cp_async",
+    "cp_async_commit",
+    "cp_async_wait",
     "emit_ptx",
     "entry_name",
+    "ldmatrix",
     "literal",
+    "mma_sync",
     "param_layout",
     "shared_layout",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from centella.errors import DeviceError, TraceError
 from centella.lang.ir import PURE, KernelIR
-from centella.lang.ptx import control, groups, memory, values
+from centella.lang.ptx import control, groups, memory, values, warps
 from centella.lang.ptx.facts import NO_REGISTER
 from centella.lang.ptx.layout import entry_name
 from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS
 from centella.lang.ptx.writer import Rule, Writer
 
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
+RULES |= warps.RULES
 
 
 def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
@@ -25,11 +26,13 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
 
     Raises:
         DeviceError: for a target that the table does not have.
-        TraceError: for an operation that PTX cannot express.
+        TraceError: for an operation that PTX, or this target, cannot express.
     """
     if arch not in TARGETS:
         raise DeviceError(f"no PTX target {arch!r}; expected one of {', '.join(TARGETS)}")
     w = Writer(ir, arch)
+    if ir.ptx_only and not w.ampere:
+        raise TraceError(f"kernel {ir.name!r}: {ir.ptx_only} needs sm_80 or later, got {arch}")
     _write_body(w)
     return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, "  ret;", "}", ""])
 
@@ -40,7 +43,7 @@ def _write_body(w: Writer) -> None:
     for i, statement in enumerate(body):
         op, type_, args, _ = statement
         pure = op in PURE
-        if w.facts.last[i] < 0 and (pure or op == "get"):
+        if w.facts.last[i] < 0 and (pure or op in ("get", "fragment_get")):
             continue
         w.at = len(w.blocks) - 1
         if pure and type_ in SIGNED and i not in w.facts.direct:
@@ -77,6 +80,7 @@ def _prologue(w: Writer) -> list[str]:
              if w.count[prefix]]  # fmt: skip
     lines += ["  .reg .b32 %group, %groups;", "  .reg .pred %past;"]
     lines += [f"  .reg .{kind} {name};" for name, (kind, _) in w.fixed.items()]
+    lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
     if w.shared.size and not w.shared.dynamic:
         lines.append(f"  .shared .align 16 .b8 $smem[{w.shared.size}];")
     lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]

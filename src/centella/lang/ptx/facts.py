@@ -7,11 +7,12 @@ terms and a constant, so that neighbouring accesses share an address register.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
 
-from centella.lang.ir import ACCESSES, OPENS, PURE, KernelIR, Statement
+from centella.lang.ir import FRAGMENT_WRITES, INDICES, OPENS, PURE, KernelIR, Statement
 
 WORDS = ("i32", "u32")
 MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every access
@@ -31,7 +32,7 @@ class Facts(Struct, frozen=True):
     """Last use of each statement, and what needs no instruction of its own."""
 
     last: list[int]  # position of the last use, -1: never used
-    snapshots: set[int]  # gets whose variable changes before their last use: copied
+    snapshots: set[int]  # gets whose variable or fragment changes before their last use: copied
     direct: dict[int, int]  # value -> the variable it is computed into
     sums: dict[int, tuple[Terms, int]]  # index -> terms and constant: index = sum(terms) + constant
 
@@ -146,7 +147,7 @@ def facts_of(ir: KernelIR) -> Facts:
             if op == "for":
                 for bound in args[1:]:
                     last[bound] = max(last[bound], end)
-        elif op == "get":
+        elif op in ("get", "fragment_get"):
             position = last[p]
             if position > next_set.get(args[0], len(body)) or loops[position] != loops[p]:
                 facts.snapshots.add(p)
@@ -159,8 +160,13 @@ def facts_of(ir: KernelIR) -> Facts:
         elif op == "set":
             next_set[args[0]] = p
             uses = args[1:]
-        elif op in ACCESSES and args[0] in facts.sums:
-            uses = (*leaves(facts.sums[args[0]][0]), *args[1:])
+        elif op in INDICES:
+            indices, rest = args[: INDICES[op]], args[INDICES[op] :]
+            sums = [leaves(facts.sums[a][0]) if a in facts.sums else (a,) for a in indices]
+            uses = (*chain.from_iterable(sums), *rest)
+        if op in FRAGMENT_WRITES:
+            for tile in args[INDICES.get(op, 0) :][: 1 if op == "mma" else None]:
+                next_set[tile] = p
         for a in uses:
             if where > last[a]:
                 last[a] = where

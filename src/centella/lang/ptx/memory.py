@@ -35,12 +35,16 @@ def _total(w: Writer, terms: Terms) -> str:
 def _address(w: Writer, statement: Statement) -> str:
     """`[register+bytes]` of an access."""
     op, _, (index, *_), position = statement
-    scale = 16 if op[-1] == "4" else 4
+    return address(w, index, position, op in SHARED, 16 if op[-1] == "4" else 4)
+
+
+def address(w: Writer, index: int, position: int, shared: bool, scale: int) -> str:
+    """`[register+bytes]` of the element `index`, of `scale` bytes, of an array or argument."""
     terms, constant = w.facts.sums.get(index) or ((index,), 0)
     if w.ir.body[index][0] == "const" and w.ir.body[index][3] < MAX_FOLDED:
         terms, constant = (), w.ir.body[index][3]
     offset = constant * scale
-    if op in SHARED:
+    if shared:
         base, add, prefix = w.smem(), "mad.lo.u32", "%r"
         offset += w.shared.offsets[position]
     else:

@@ -1,0 +1,131 @@
+"""Operations that only NVIDIA GPUs have (sm_80 and later); a kernel that uses one has no WGSL.
+
+The simulator runs all of them: the matrix ones exactly as documented here, the asynchronous ones at
+their latest, so that what does not wait does not find its data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella.dtypes import f32
+from centella.errors import TraceError
+from centella.lang.memory import Argument
+from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile, whole_warps
+from centella.lang.tracer import current
+from centella.lang.values import expr_of
+
+
+def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
+    """c += a b by the tensor cores: [16, 16] by [16, 8], f16 or bf16 factors, f32 sums.
+
+    PTX ISA, "Warp-level Matrix Instructions: mma" (mma.sync.aligned.m16n8k16.row.col); sm_80.
+    Products are exact. The order of their sum and its rounding are the hardware's (f32 or wider,
+    not always to nearest); the simulator adds them to c one by one in f32, k ascending.
+
+    Thread `lane` of a warp holds, of a, in register r the elements (row, column) and (row, column
+    + 1) with row = lane / 4 + 8 (r % 2), column = 2 (lane % 4) + 8 (r / 2); of b (row, column) and
+    (row + 1, column) with row = 2 (lane % 4) + 8 r, column = lane / 4; of c, in register r, the
+    element (lane / 4 + 8 (r / 2), 2 (lane % 4) + r % 2).
+
+    All threads of the group come here together.
+
+    Raises:
+        TraceError: for fragments that do not fit, in divergent control flow, or for a workgroup
+            that is no multiple of 32 threads.
+    """
+    t = current()
+    whole_warps(t, "mma_sync")
+    fit = c.dtype is f32 and a.dtype is b.dtype and a.dtype in HALVES
+    if not fit or (a.shape, b.shape) != ((16, 16), (16, 8)):
+        raise TraceError(
+            f"mma_sync takes f32 (16, 8), and f16 or bf16 (16, 16) and (16, 8), got "
+            f"{', '.join(f'{x.dtype.name} {x.shape}' for x in (c, a, b))}"
+        )
+    t.effect("mma", "", (c.handle, a.handle, b.handle), a.dtype.name)
+
+
+def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:
+    """Load 8 x 8 matrices of 16-bit elements from shared memory into the registers of fragments.
+
+    PTX ISA, "Warp-level Matrix Instructions: ldmatrix" (.m8n8, .x1, .x2 or .x4, by how many
+    registers the fragments have together); sm_75, here sm_80. Threads 8 j to 8 j + 7 of a warp give
+    the chunks of the eight rows of matrix j, which goes to register j: thread `lane` gets elements
+    2 (lane % 4) and 2 (lane % 4) + 1 of row lane / 4; of the transposed matrix with `trans`.
+
+    Args:
+        tile: where the rows are; its dtype is that of the fragments.
+        chunk: this thread's row, as `tile.chunk(...)` gives it (plus `tile.down(...)`,
+            `tile.at_stage(...)`).
+        fragments: one A, one or two B.
+
+    All threads of the group come here together.
+
+    Raises:
+        TraceError: for fragments of another dtype or too many, in divergent control flow, or for a
+            workgroup that is no multiple of 32 threads.
+    """
+    t = current()
+    whole_warps(t, "ldmatrix")
+    if sum(f.registers for f in fragments) not in (1, 2, 4) or any(
+        f.dtype is not tile.dtype for f in fragments
+    ):
+        raise TraceError(
+            f"ldmatrix loads 1, 2 or 4 registers of {tile.dtype.name}, got fragments "
+            f"{', '.join(f'{f.dtype.name} {f.shape}' for f in fragments) or 'none'}"
+        )
+    index = expr_of(t, chunk, "u32")
+    attr = (tile.memory.position, trans)
+    t.effect("ldmatrix", "", (index, *(f.target for f in fragments)), attr)
+
+
+def cp_async(tile: SharedTile, chunk: Any, source: Argument, *key: Any, size: Any = 16) -> None:
+    """Start to copy 16 bytes from a tensor argument to shared memory, past the registers.
+
+    PTX ISA, "Data Movement and Conversion Instructions: cp.async" (.cg, 16 bytes); sm_80. The copy
+    is done once this thread has waited for its group (`cp_async_wait`), and other threads see it
+    after a barrier behind that; until then nobody may read or write the chunk.
+
+    Args:
+        chunk: where to, as `tile.chunk(...)` gives it.
+        source: an In argument of the tile's dtype; key: the element that the chunk starts at, a
+            multiple of 8 counted from the buffer's start, inside of the argument also where size
+            is 0.
+        size: bytes that are read, 0 to 16; the rest of the chunk becomes zeros.
+
+    Raises:
+        TraceError: for an argument that is written or has another dtype.
+    """
+    t = current()
+    if source.mode != "in" or source.dtype is not tile.dtype:
+        raise TraceError(
+            f"cp_async copies from an In argument of {tile.dtype.name}, got {source.name!r}: "
+            f"{source.mode} {source.dtype.name}"
+        )
+    where, element = source.chunk(key)
+    args = (expr_of(t, chunk, "u32"), where, expr_of(t, size, "u32"))
+    id_ = t.effect("cp_async", "", args, (tile.memory.position, source.position))
+    t.starts[id_] = (element.id, source.dtype.per_chunk)
+
+
+def cp_async_commit() -> None:
+    """Make a group of the copies that this thread started since the last one; it may be empty.
+
+    PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group"; sm_80.
+    """
+    current().effect("cp_async_commit", "", ())
+
+
+def cp_async_wait(pending: int = 0) -> None:
+    """Wait until at most `pending` of this thread's groups, the latest, are still on their way.
+
+    PTX ISA, "Data Movement and Conversion Instructions: cp.async.wait_group"; sm_80. A barrier
+    must follow before other threads read what arrived. Copies in no group are not waited for.
+
+    Raises:
+        TraceError: unless `pending` is a Python number, 0 or more.
+    """
+    groups: Any = pending
+    if not isinstance(groups, int) or groups < 0:
+        raise TraceError(f"cp_async_wait takes a Python number of groups, got {pending!r}")
+    current().effect("cp_async_wait", "", (), pending)

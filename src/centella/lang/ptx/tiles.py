@@ -1,0 +1,191 @@
+"""`Fragment` and `SharedTile`: matrices in the registers of a warp and in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from centella.dtypes import DType, bf16, f16, f32
+from centella.errors import TraceError
+from centella.lang.groups import local_id
+from centella.lang.memory import Shared, pack
+from centella.lang.tracer import Tracer, current
+from centella.lang.values import Expr, adapt, expr_of
+
+WARP = 32
+CHUNK = 16  # bytes
+HALVES = (f16, bf16)
+# Registers a thread, by shape: of factors two elements each, of sums one.
+FACTORS = {(16, 16): 4, (16, 8): 2}
+SUMS = {(16, 8): 4}
+WIDEST = 128  # bytes of a row that one swizzle pattern covers
+LINE = 8  # chunks of 128 bytes: all 32 banks once
+
+
+def whole_warps(tracer: Tracer, what: str) -> None:
+    """Raise unless the group consists of whole warps that all come here together."""
+    if tracer.workgroup % WARP:
+        raise TraceError(
+            f"{what} needs a workgroup of a multiple of {WARP} threads, got {tracer.workgroup}"
+        )
+    tracer.need_uniform(what)
+
+
+class Fragment:
+    """A matrix in the registers of a warp's 32 threads, as `mma_sync` takes it: opaque and linear.
+
+    Each thread holds a few registers of it, whose layout the hardware fixes (PTX ISA, "Matrix
+    Fragments for mma.m16n8k16"). A fragment is no value: it is not copied, assigned or passed
+    through a variable; it is filled, loaded by `ldmatrix`, accumulated into, and its registers are
+    read one by one, in registers of fixed names throughout. What is read before anything was
+    written is a `TraceError`.
+
+    Args:
+        dtype: f16 or bf16 for a factor, f32 for sums.
+        shape: of a factor (16, 16) for A [m, k], (16, 8) for B [k, n]; of sums (16, 8): C [m, n].
+
+    Raises:
+        TraceError: for a shape or dtype that `mma_sync` does not take.
+    """
+
+    def __init__(self, dtype: DType, shape: tuple[int, int]) -> None:
+        t = current()
+        registers = (FACTORS if dtype in HALVES else SUMS if dtype is f32 else {}).get(shape)
+        if registers is None:
+            raise TraceError(
+                f"a Fragment is f16 or bf16 of (16, 16) or (16, 8), or f32 of (16, 8); got "
+                f"{dtype.name} of {shape}"
+            )
+        self.dtype: DType = dtype
+        self.shape: tuple[int, int] = shape
+        self.registers: int = registers
+        self._written = False
+        self._type = "f32" if dtype is f32 else "u32"
+        index = t.emit("fragment", "", (), (self._type, registers))
+        self._handle = t.result(index, "fragment", False)
+
+    @property
+    def handle(self) -> Expr:
+        """The fragment to read: what operations name it by."""
+        if not self._written:
+            raise TraceError("a Fragment was used before it was filled or loaded")
+        return self._handle
+
+    @property
+    def target(self) -> Expr:
+        """The fragment to write."""
+        self._written = True
+        return self._handle
+
+    def fill(self, value: float) -> None:
+        """One number in every element of sums; 0 in those of a factor."""
+        t = current()
+        if self.dtype is not f32 and value != 0:
+            raise TraceError(f"a {self.dtype.name} Fragment is filled with 0, got {value!r}")
+        number = adapt(t, value if self.dtype is f32 else 0, self._type).const
+        t.effect("fragment_fill", "", (self.target,), number)
+
+    def __getitem__(self, register: int) -> Expr:
+        """A register of this thread, of sums: the element at `place(register)`, f32."""
+        if self.dtype is not f32:
+            raise TraceError("only sums are read register by register: factors hold two a register")
+        if register not in range(self.registers):
+            raise TraceError(f"a Fragment has registers 0 to {self.registers - 1}: {register!r}")
+        t = current()
+        handle = self.handle
+        t.check((handle,))
+        return t.result(t.emit("fragment_get", "f32", (handle.id,), register), "f32", False)
+
+    def place(self, register: int) -> tuple[Expr, Expr]:
+        """Row and column of a register's (first) element, for this thread."""
+        lane = local_id() % WARP
+        row = lane // 4 + (register % 2 if self.shape == (16, 16) else register // 2) * 8
+        if self.dtype is f32:
+            return row, lane % 4 * 2 + register % 2
+        if self.shape == (16, 16):
+            return row, lane % 4 * 2 + register // 2 * 8
+        return lane % 4 * 2 + register * 8, lane // 4
+
+    def __copy__(self) -> Any:
+        raise TraceError("a Fragment is not copied: it has registers of its own")
+
+    def __iter__(self) -> Any:
+        raise TraceError("a Fragment cannot be iterated: read its registers by number")
+
+
+class SharedTile:
+    """A matrix (or a ring of equal ones) of 16-bit elements in shared memory, with its layout.
+
+    Rows lie in panels of at most 128 bytes, one panel after another, each row of a panel dense. The
+    16-byte chunks of a row are permuted by XOR (`swizzle`), so that the eight rows that `ldmatrix`
+    reads at a time touch each bank once: chunk i of a panel lies at i ^ ((i >> 3) & (swizzle / 16 -
+    1)), which is the 32-, 64- and 128-byte swizzle of tensor maps (PTX ISA, "Swizzling Modes").
+    Every address is derived here, so that writer and reader cannot disagree.
+
+    Args:
+        dtype: f16 or bf16.
+        shape: (rows, columns) or (stages, rows, columns); rows a multiple of 8, columns of 8.
+        swizzle: bytes of the pattern: 0 (none), 32, 64 or 128; None: those of a panel's row.
+
+    Raises:
+        TraceError: for a shape, dtype or swizzle that has no such layout.
+    """
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...], swizzle: int | None = None) -> None:
+        if dtype not in HALVES:
+            raise TraceError(f"a SharedTile holds f16 or bf16, got {dtype.name}")
+        sizes: tuple[Any, ...] = shape
+        if len(sizes) not in (2, 3) or any(not isinstance(n, int) or n < 1 for n in sizes):
+            raise TraceError(f"a SharedTile is (rows, columns) or (stages, rows, columns): {shape}")
+        self.dtype: DType = dtype
+        self.shape: tuple[int, ...] = shape
+        self.stages: int = shape[0] if len(shape) == 3 else 1
+        self.rows, self.columns = shape[-2:]
+        row = self.columns * dtype.itemsize
+        self.panel: int = min(row, WIDEST)  # bytes of its rows
+        if self.rows % 8 or row % self.panel or self.panel not in (16, 32, 64, 128):
+            raise TraceError(
+                f"a SharedTile has rows in eights, of 8, 16, 32 or multiples of 64 elements; got "
+                f"{shape}"
+            )
+        self.swizzle: int = (
+            (self.panel if self.panel > CHUNK else 0) if swizzle is None else swizzle
+        )
+        if self.swizzle not in (0, 32, 64, 128) or self.swizzle > self.panel:
+            raise TraceError(f"rows of {self.panel} bytes have no swizzle of {swizzle!r}")
+        self.chunks: int = self.rows * row // CHUNK  # of a stage
+        self.memory: Shared = Shared(current(), "u32", self.stages * self.chunks * 4)
+
+    def chunk(self, row: Any, column: Any, stage: Any = 0) -> Expr:
+        """The index of the chunk that holds elements 8 column to 8 column + 7 of a row.
+
+        Args:
+            row, column, stage: u32 values, or Python numbers; they are not checked here, the
+                simulator reports what lies outside of the ring.
+        """
+        t = current()
+        line, across = expr_of(t, row, "u32"), expr_of(t, column, "u32")
+        width = self.panel // CHUNK
+        turn = line // (LINE // width) % max(self.swizzle // CHUNK, 1)
+        if self.columns * self.dtype.itemsize > self.panel:
+            line, across = across // width * self.rows + line, across % width
+        return line * width + (across ^ turn) + self.at_stage(stage)
+
+    def at_stage(self, stage: Any) -> Expr:
+        """What a stage adds to the index of a chunk."""
+        return expr_of(current(), stage, "u32") * self.chunks
+
+    def down(self, rows: int) -> int:
+        """What so many rows further down add to the index of a chunk: whole patterns of 8 rows."""
+        if rows % LINE:
+            raise TraceError(f"a swizzle repeats after {LINE} rows, got {rows}")
+        return rows * (self.panel // CHUNK)
+
+    def store(self, chunk: Any, values: Sequence[Any]) -> None:
+        """Write 8 values, rounded to the dtype, to a chunk; seen by others after a barrier."""
+        t = current()
+        if len(values) != self.dtype.per_chunk:
+            raise TraceError(f"a chunk takes {self.dtype.per_chunk} values, got {len(values)}")
+        typed = [expr_of(t, v, "f32") for v in values]
+        words = [pack(t, typed[i : i + 2], self.dtype) for i in range(0, len(typed), 2)]
+        self.memory.store_chunk(chunk, words)
