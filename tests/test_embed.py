@@ -374,6 +374,16 @@ def test_progress_with_rich(on_cpu: Embedder, capsys: pytest.CaptureFixture[str]
     assert "100%" in capsys.readouterr().err
 
 
+def test_progress_in_a_notebook_without_widgets(
+    on_cpu: Embedder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    on_cpu.encode(["a", "b", "c"], batch_size=2, progress=True)  # a warning would be an error
+    assert "100%" in capsys.readouterr().err
+
+
 # -- the folder -----------------------------------------------------------------------------------
 
 

@@ -285,13 +285,16 @@ def _progress(
     if callable(show):
         yield _told(total, show)
         return
+    from importlib.util import find_spec
+
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         yield _told(total, _log)
         return
-    with Progress(console=Console(stderr=True)) as bar:
+    drawn = None if find_spec("ipywidgets") else False  # what rich draws with in a notebook
+    with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
         task = bar.add_task("encode", total=total)
         yield lambda texts: bar.advance(task, texts)
 
