@@ -130,6 +130,7 @@ LATE: dict[tuple[str, str], str] = {
     ("weights", "huggingface_hub"): "extra `models`",
     ("load", "huggingface_hub"): "extra `models`",
     ("embed", "rich"): "extra `cli`, and only for a progress bar",
+    ("embed", "importlib"): "as rich",
     ("text", "tokenizers"): "extra `models`",
     ("text", "jinja2"): "extra `models`",
     ("audio", "soundfile"): "extra `audio`",
