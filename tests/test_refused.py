@@ -188,6 +188,24 @@ def test_readers_of_a_version_that_is_back_still_come_first(
     np.testing.assert_array_equal(state.numpy(), np.full_like(X, 9))
 
 
+def test_a_cache_goes_on_with_its_step(where: ct.Device, refuse: Refuse) -> None:
+    cache = ct.KVCache(1, 2, 4, 6, device=where)
+    one, two = (ct.full((1, 2, 1, 4), n, device=where) for n in (1, 2))
+    q = ct.zeros((1, 2, 1, 4), device=where)  # the mean of the past
+    cache.append(one, one)
+    np.testing.assert_allclose(cache.attend(q).numpy(), 1, rtol=1e-6)
+    refuse("cache_write")
+    where.cache.clear()
+    cache.append(two, two)
+    fails(cache.attend(q).numpy, "cache_write")
+    with pytest.raises(ct.ContractError, match="no keys and values of this step"):
+        cache.attend(q)
+    refuse()
+    cache.append(two, two)
+    assert cache.lengths == (2,)
+    np.testing.assert_allclose(cache.attend(q).numpy(), 1.5, rtol=1e-6)
+
+
 @pytest.mark.devices("simulator", "webgpu", "cuda")
 def test_what_may_pass_leaves_the_recording_as_it_was(where: ct.Device) -> None:
     x = ct.asarray(X, device=where)
