@@ -6,6 +6,8 @@
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
+    python benchmarks/run.py cpu --model DIR --json results/cpu.json
+    python benchmarks/run.py start --devices cpu,webgpu
     python benchmarks/run.py import
     python benchmarks/run.py host --devices webgpu
     python benchmarks/run.py floor --devices cuda,webgpu --json results/floor.json
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu import cpu, start
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
@@ -170,7 +173,8 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 BENCHES = {
     "gemm": gemm, "sweep": sweep, "gemv": gemv, "thin": thin_sweep, "minilm": minilm,
-    "import": import_time, "host": host, "floor": floor, "texts": texts,
+    "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
+    "texts": texts,
 }  # fmt: skip
 
 
@@ -193,6 +197,7 @@ def show(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         shape = "x".join(map(str, row["shape"]))
         share = f", {row['share']:.1%} of a plain read" if "share" in row else ""
+        share += f", best {row['best']:,.2f}" if "best" in row else ""
         print(f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
               f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
         shown.append(row)

@@ -214,6 +214,39 @@ def test_embed_prints_a_table_and_the_ledger() -> None:
     assert "ledger: uploads 1" in result.output
 
 
+def test_embed_says_where_the_time_went() -> None:
+    options = ("--model", TINY, "--device", "cpu", "--timing")
+    result = call("embed", "one", *options)
+    stages = [line.rsplit(None, 2) for line in result.stderr.splitlines()]
+    names = [name for name, _, unit in stages if unit == "ms"]
+    assert names[:2] == ["start and import", "open device"] and names[-1] == "in all"
+    assert {"open model", "load weights", "tokenise", "run and fetch"} <= set(names)
+    times = [float(ms.replace(",", "")) for _, ms, _ in stages]
+    assert min(times) >= 0 and times[-1] == pytest.approx(sum(times[:-1]), abs=1)
+    assert re.search(r"^one +\d+ +1\.0000 ", result.stdout, re.MULTILINE)
+    made = json.loads(call("embed", "one", "two", "--json", *options).stdout)
+    assert [row["text"] for row in made["embeddings"]] == ["one", "two"]
+    assert list(made["timing_ms"])[:2] == ["start and import", "open device"]
+
+
+def test_embed_cuts_a_text_in_the_table_and_shows_no_controls() -> None:
+    long, odd = "a " * 40, "new\nline\x1b[31m"
+    result = call("embed", long, odd, "--model", TINY, "--device", "cpu")
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("a a a a a a a a a a a a a a…  ")
+    assert lines[2].startswith("new line [31m ") and len(lines) == 3
+
+
+def test_a_short_command_loads_no_table_maker() -> None:
+    code = (
+        f"import sys; sys.argv = ['centella', 'embed', 'a', '--model', {str(TINY)!r}, '--device', "
+        "'cpu']\nfrom centella.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'rich', 'wgpu', 'cuda', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
 def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
     lines, array = tmp_path / "lines.txt", tmp_path / "out.npy"
     lines.write_text("first\n\nsecond\nthird\n", encoding="utf-8")

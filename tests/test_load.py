@@ -55,6 +55,15 @@ def test_dtypes_that_are_none(dtype: str) -> None:
         load(DATA / "tiny-bert", device="cpu", dtype=dtype)
 
 
+def test_a_warm_model_compiles_nothing_for_its_first_text(device: ct.Device) -> None:
+    embedder = load(DATA / "tiny-bert", device=device, warm=True)
+    with ct.ledger() as led, ct.forbid("compile"):
+        vector = embedder.encode(["storm"], batch_size=1)
+    assert (led.compiles, led.plans, led.uploads, led.downloads) == (0, 0, 1, 1)
+    cold = load(DATA / "tiny-bert", device=device)
+    np.testing.assert_array_equal(vector, cold.encode(["storm"], batch_size=1))
+
+
 def with_prefix(tensors: TENSORS) -> TENSORS:
     head = {"cls.predictions.bias": np.zeros(1000, np.float32)}
     return head | {f"bert.{name}": t for name, t in tensors.items()}

@@ -70,6 +70,38 @@ def test_parameters_by_path(device: ct.Device) -> None:
     np.testing.assert_array_equal(loaded["norm.bias"].numpy(), given["norm.bias"])
 
 
+class InAFile:
+    """A tensor as a checkpoint has it: nobody writes its bytes."""
+
+    def __init__(self, array: Array, dtype: ct.DType = ct.f32) -> None:
+        self.array, self.dtype, self.shape = array, dtype, array.shape
+
+
+@pytest.mark.devices("cpu")
+def test_a_checkpoint_stays_where_it_is_on_the_cpu(device: ct.Device) -> None:
+    data = np.arange(30_000, dtype=np.float32).reshape(100, 300)
+    bias = np.zeros(100, np.float32)
+    there, copied = nn.Linear(300, 100), nn.Linear(300, 100)
+    with ct.ledger() as led:
+        there.load_parameters({"weight": InAFile(data), "bias": InAFile(bias)}, device=device)
+    led.expect(uploads=2)
+    assert np.shares_memory(there.weight.native[0], data)
+    copied.load_parameters({"weight": data, "bias": bias}, device=device)
+    assert not np.shares_memory(copied.weight.native[0], data)
+    narrow = nn.Linear(300, 100)
+    narrow.load_parameters(
+        {"weight": InAFile(data), "bias": InAFile(bias)}, device=device, dtype="f16"
+    )
+    assert narrow.weight.dtype is ct.f16
+    x = np.ones((2, 300), np.float32)
+    y = there(ct.asarray(x, device=device)).numpy()
+    np.testing.assert_allclose(y, x @ data.T, rtol=1e-6)
+    again = there.weight + 1.0  # its memory is nobody's to reuse
+    np.testing.assert_array_equal(again.numpy(), data + 1)
+    del there, again
+    np.testing.assert_array_equal(copied.weight.numpy(), data)
+
+
 def test_a_large_tensor_is_an_upload_of_its_own(device: ct.Device) -> None:
     block = nn.Linear(300, 100)
     given = {"weight": np.zeros((100, 300), np.float32), "bias": np.ones(100, np.float32)}

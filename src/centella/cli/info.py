@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-from importlib import metadata
 from typing import Any
 
 from centella.cli.options import Json
@@ -142,6 +141,8 @@ def _cuda_device(index: int) -> dict[str, Any]:
 
 
 def _extra(packages: tuple[str, ...]) -> dict[str, Any]:
+    from importlib import metadata
+
     versions: dict[str, str] = {}
     for package in packages:
         try:

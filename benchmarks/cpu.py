@@ -1,0 +1,113 @@
+"""MiniLM on the CPU beside torch and ONNX Runtime, and a cold `centella embed`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import Call, Row, alternate, cost, summary
+
+import centella as ct
+from centella.embed import Forward
+
+SHAPES = ((32, 128), (1, 16))
+
+
+def cpu(args: argparse.Namespace) -> list[Row]:
+    """Sentences a second in f32, ids to vectors; peers that are installed, in the same rounds.
+
+    `best` is the quickest round, for a machine that does other work as well.
+    """
+    embedder = ct.load(args.model, device="cpu", dtype="f32")
+    forward = Forward(embedder.model, embedder.config)
+    folder = _folder(args.model)
+    rows: list[Row] = []
+    for size, length in SHAPES:
+        ids = np.random.default_rng(1).integers(1000, 20000, (size, length), dtype=np.int32)
+        lengths = np.full(size, length, np.int32)
+        results: dict[str, Any] = {}
+
+        def ours(i: Any = ids, n: Any = lengths, to: dict[str, Any] = results) -> None:
+            to["cpu"] = forward.captured.fetch(i, n, True).result()
+
+        contestants: dict[str, Call] = {"cpu": ours, **_peers(folder, ids, results)}
+        rounds = args.rounds if size > 1 else 10 * args.rounds
+        for name, times in alternate(contestants, rounds).items():
+            cosine = float(np.min(np.sum(results["cpu"] * results[name], -1)))
+            assert cosine > 0.999, (name, cosine)
+            rows.append({"bench": "MiniLM f32, CPU", "shape": [size, length], "who": name,
+                         "unit": "sentences/s", **summary(times, size),
+                         "best": size / min(times), "cosine": cosine})  # fmt: skip
+    return rows
+
+
+def _folder(model: str) -> Path:
+    from centella.load import _folder as folder_of
+
+    return folder_of(model)
+
+
+def _peers(folder: Path, ids: Any, results: dict[str, Any]) -> dict[str, Call]:
+    """transformers on torch, and ONNX Runtime with the same weights, where they are installed."""
+    try:
+        import torch
+        from transformers import BertModel
+    except ImportError:
+        return {}
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    wide = torch.from_numpy(ids.astype(np.int64))
+    mask = torch.ones_like(wide)
+
+    def pooled(states: Any) -> Any:
+        mean = states.mean(1)
+        return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+
+    def eager() -> None:
+        with torch.inference_mode():
+            results["torch"] = pooled(model(wide, attention_mask=mask).last_hidden_state.numpy())
+
+    peers: dict[str, Call] = {"torch": eager}
+    try:
+        import onnxruntime
+    except ImportError:
+        return peers
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "model.onnx"
+        torch.onnx.export(model, (wide, mask), file, input_names=["ids", "mask"],
+                          output_names=["states"], dynamo=False)  # fmt: skip
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    given = {"ids": wide.numpy(), "mask": mask.numpy()}
+
+    def runtime() -> None:
+        results["onnxruntime"] = pooled(session.run(["states"], given)[0])
+
+    return {**peers, "onnxruntime": runtime}
+
+
+def start(args: argparse.Namespace) -> list[Row]:
+    """Milliseconds of `centella embed hello` in fresh processes, with what it says of itself."""
+    rows: list[Row] = []
+    for name in args.devices:
+        code = "from centella.cli import main; main()"
+        command = [sys.executable, "-c", code, "embed", "hello", "--model", args.model,
+                   "--device", name]  # fmt: skip
+        wall: list[float] = []
+        user: list[float] = []
+        for _ in range(max(3, args.rounds // 3)):
+            used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            begin = time.perf_counter()
+            subprocess.run(command, capture_output=True, check=True, env=dict(os.environ))
+            wall.append(time.perf_counter() - begin)
+            user.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used)
+        for what, times in (("wall", wall), ("user time", user)):
+            rows.append({"bench": f"centella embed, cold, {what}", "who": name, "unit": "ms",
+                         "shape": [1], "best": 1e3 * min(times), **cost(times, 1e3)})  # fmt: skip
+    return rows
