@@ -175,7 +175,7 @@ def test_tensor_of_another_shape_or_dtype(tmp_path: Path) -> None:
 def test_minilm_is_found_without_being_imported() -> None:
     minilm()
     code = (
-        "import sys; from centella.load import _folder; p = _folder('minilm'); "
+        "import sys; from centella.load import find_folder; p = find_folder('minilm'); "
         f"sys.exit({MINILM_PACKAGE!r} in sys.modules or not (p / 'config.json').is_file())"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
