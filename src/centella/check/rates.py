@@ -108,13 +108,12 @@ def _latencies(device: Device) -> list[Rate]:
 
     kept = matmul(x, w)
     replay = device.compile(chain, x)
-    read = _host_seconds(device, lambda: kept.numpy())
     return [
         Rate("submit", 1e6 * _host_seconds(device, submitted), "us", "one operation, recorded "
              "and submitted, the plan known"),
         Rate("replay", 1e6 * _host_seconds(device, lambda: replay(x)) / SMALL_OPS, "us",
              f"an operation of a replay of {SMALL_OPS}, submitted"),
-        Rate("read-back", 1e6 * read, "us", "32 bytes that are ready"),
+        Rate("read-back", 1e6 * _host_seconds(device, kept.numpy), "us", "32 bytes that are ready"),
     ]  # fmt: skip
 
 
