@@ -117,6 +117,17 @@ def test_a_case_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
+def test_rates_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(device: Device) -> None:
+        raise ct.OutOfMemoryError(f"{device.name}: no room\nat all")
+
+    monkeypatch.setattr(DEVICE, "measure", measure)
+    report = check_device("cpu")
+    assert not report.ok and report.failed == 0
+    assert "\nfirst     rates: OutOfMemoryError: cpu: no room\n" in report.card()
+
+
+@pytest.mark.usefixtures("few")
 def test_time_ends_but_not_before_each_operation_in_each_dtype() -> None:
     report = check_device("cpu", seconds=0.0, rates=False)
     assert report.passed == sum(len(row.dtypes) for row in table.TABLE.values())
@@ -163,7 +174,7 @@ def test_a_right_model(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> No
     assert paths[:3] == ["embeddings.word_embeddings", "embeddings.LayerNorm", "embeddings"]
     assert paths[-2:] == ["encoder", ""]
     assert "encoder.layer.2.attention.self.qkv" in paths
-    assert all(layer.error <= layer.limit for layer in report.layers)
+    assert all(layer.error is not None and layer.error <= layer.limit for layer in report.layers)
     assert f"layers    {len(paths)} passed, 0 failed" in report.card()
 
 
@@ -185,6 +196,19 @@ def test_the_first_layer_that_differs(device: ct.Device, monkeypatch: pytest.Mon
     assert "first     encoder.layer.1.intermediate.dense f" in report.card()
     wrong = [layer.path for layer in report.layers if layer.why]
     assert wrong[-1] == "" and not any(p.startswith("encoder.layer.0") for p in wrong)
+
+
+def test_numbers_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_transformers(monkeypatch)
+    task = load(DATA / "tiny-bert", "simulator")
+    dense = task.model.encoder.layer[0].output.dense
+    assert dense.bias is not None
+    dense.bias = ct.full(dense.bias.shape, np.nan, device="simulator")
+    monkeypatch.setattr(MODEL, "load", lambda f, d, t: load(f, d, t) if d == "cpu" else task)
+    report = check_model(DATA / "tiny-bert", "simulator")
+    assert report.first is not None and report.first.path == "encoder.layer.0.output.dense"
+    assert report.first.error is None and "got nan" in report.first.why
+    json.dumps(report.as_dict(), allow_nan=False)
 
 
 def test_a_model_on_the_cpu_needs_something_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,11 @@ def check_device(
     measured: Sequence[Rate] = ()
     if rates and not failures:
         tell(steps - 1, steps, "rates")
-        measured = measure(where)
+        try:
+            measured = measure(where)
+        except Exception as error:  # as of a case
+            where.implicit().fail()
+            failures["rates", ""] = Failure("rates", "", (), "", _said(error))
     tell(steps, steps, "")
     if not where.lost:
         where.pool.trim()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -160,8 +161,12 @@ def _compared(path: str, got: Array, dtype: DType, expected: Array) -> Layer:
     limit = LIMITS[dtype.name]
     if got.shape != expected.shape:
         why = f"expected shape {list(expected.shape)}"
-        return Layer(path, got.shape, dtype.name, float("inf"), limit, why)
+        return Layer(path, got.shape, dtype.name, None, limit, why)
     wide, wanted = got.astype(np.float64), expected.astype(np.float64)
-    error = float(np.square(wide - wanted).sum() / max(np.square(wanted).sum(), 1e-300))
+    with np.errstate(invalid="ignore"):
+        error = float(np.square(wide - wanted).sum() / max(np.square(wanted).sum(), 1e-300))
     found = difference(wide, wanted, dtype_of("f32"), limit)
-    return Layer(path, got.shape, dtype.name, error, limit, "" if found is None else str(found))
+    return Layer(
+        path, got.shape, dtype.name, error if math.isfinite(error) else None, limit,
+        "" if found is None else str(found),
+    )  # fmt: skip

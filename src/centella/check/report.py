@@ -34,8 +34,8 @@ class Failure(Struct, frozen=True):
     got: str = ""
 
     def __str__(self) -> str:
-        shapes = " ".join(str(list(shape)) for shape in self.shapes)
-        return f"{self.op} {self.dtype} {shapes}: {self.why}"
+        what = [self.op, self.dtype, *(str(list(shape)) for shape in self.shapes)]
+        return f"{' '.join(filter(None, what))}: {self.why}"
 
 
 class Rate(Struct, frozen=True):
@@ -59,14 +59,15 @@ class Layer(Struct, frozen=True):
     Attributes:
         path: as in `named_modules`; "" for the whole model.
         shape: of the output; dtype: that it was computed in.
-        error: sum((got - expected)^2) / sum(expected^2); limit: what it may be.
+        error: sum((got - expected)^2) / sum(expected^2), None where that is no number; limit: what
+            it may be.
         why: where it differs; "" where it does not.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
-    error: float
+    error: float | None
     limit: float
     why: str = ""
 
@@ -111,7 +112,8 @@ class DeviceReport(Found, frozen=True):
 
     Attributes:
         passed, failed: numbers of cases; left_out: of those for which there was no time.
-        failures: one for each operation and dtype with a wrong case: the first.
+        failures: one for each operation and dtype with a wrong case: the first; "rates" where
+            these could not be measured.
         rates: none where the numbers were wrong.
     """
 
@@ -172,10 +174,11 @@ class ModelReport(Found, frozen=True):
             where = first.path or "the whole model"
             lines.append(f"first     {where} {first.dtype} {list(first.shape)}: {first.why}")
         else:
-            largest = max(self.layers, key=lambda layer: layer.error / layer.limit)
+            errors = [(e / x.limit, e, x) for x in self.layers if (e := x.error) is not None]
+            _, error, largest = max(errors, key=lambda found: found[0])
             where = largest.path or "the whole model"
             lines.append(
-                f"largest   squared error {largest.error:.2g} of the squares, in {where} (at most "
+                f"largest   squared error {error:.2g} of the squares, in {where} (at most "
                 f"{largest.limit:g})"
             )
         return "\n".join([*lines, f"took      {self.seconds:.0f} s"])

@@ -48,7 +48,7 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
         with _progress() as tell:
             report = check_device(device, progress=tell)
     if json_file is not None:
-        text = json.dumps({"ok": report.ok, **report.as_dict()}, indent=2)
+        text = json.dumps({"ok": report.ok, **report.as_dict()}, indent=2, allow_nan=False)
         if json_file == "-":
             print(text)
         else:

@@ -120,8 +120,8 @@ def cases_of(name: str, dtype: str, caps: Caps) -> list[Case]:
 def sample_of(name: str, dtype: str, caps: Caps) -> list[Case]:
     """Those of them that a check of a user's device takes: a driver compiles each program anew.
 
-    No sweeps. In the first dtype of a row every other case; in each further one a part, and views
-    in one dtype of each width.
+    No sweeps. The first dtype of a row has all others; each further one a part of them, and views
+    only where it stands for its width.
     """
     cases = [case for case in cases_of(name, dtype, caps) if not case.sweep]
     dtypes = TABLE[name].dtypes
