@@ -81,7 +81,8 @@ def _peers(folder: Path, ids: Any, results: dict[str, Any]) -> dict[str, Call]:
         return peers
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.onnx"
-        torch.onnx.export(model, (wide, mask), file, input_names=["ids", "mask"],
+        states = _states_of(torch, model)
+        torch.onnx.export(states, (wide, mask), str(file), input_names=["ids", "mask"],
                           output_names=["states"], dynamo=False)  # fmt: skip
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     given = {"ids": wide.numpy(), "mask": mask.numpy()}
@@ -90,6 +91,20 @@ def _peers(folder: Path, ids: Any, results: dict[str, Any]) -> dict[str, Call]:
         results["onnxruntime"] = pooled(session.run(["states"], given)[0])
 
     return {**peers, "onnxruntime": runtime}
+
+
+def _states_of(torch: Any, model: Any) -> Any:
+    """The model with two arguments and one result, as an export wants it."""
+
+    class States(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    return States()
 
 
 def start(args: argparse.Namespace) -> list[Row]:

@@ -89,7 +89,7 @@ class Shim(ABC):
 class CpuShim(Shim):
     """The arrays that go into and come out of the worker."""
 
-    blind = ("allocations", "compiles")  # memory is NumPy's, formulas are called as they are
+    blind = ("compiles",)  # formulas are called as they are
 
     def install(self) -> None:
         from centella.backends import cpu
@@ -106,6 +106,7 @@ class CpuShim(Shim):
 
         self.patch.setattr(backend, "_run", counted)
         self.around(backend, "write", lambda _, d: {"uploads": 1, "upload_bytes": d.nbytes})
+        self.around(backend, "allocate", lambda n: {"allocations": 1, "allocated": n})
         self.around(backend, "_launch", lambda *_: {"launches": 1})
         self.around(cpu, "copied", lambda _, c: {"copies": 1, "copy_bytes": c.nbytes})
 

@@ -149,3 +149,29 @@ def test_a_row_has_the_same_bits_in_every_block(device: ct.Device) -> None:
     whole = run(rows)
     for first in (0, 84, 85, 170, 299):
         np.testing.assert_array_equal(run(rows[first : first + 1]), whole[first : first + 1])
+
+
+def test_a_product_takes_operands_of_any_layout() -> None:
+    device = ct.device("cpu")
+    x = RNG.standard_normal((6, 4, 5), dtype=np.float32)
+    weight = RNG.standard_normal((5, 3), dtype=np.float32)
+    other = RNG.standard_normal((3, 9, 4), dtype=np.float32)
+    bias = RNG.standard_normal(6, dtype=np.float32)
+
+    def given(data: Any) -> ct.Tensor:
+        return ct.asarray(data, device=device)
+
+    rows = given(x).permute(1, 0, 2)[:, 1:4]  # [4, 3, 5], rows of no one pitch
+    residual = given(other).permute(2, 1, 0)[:, 2:5]  # [4, 3, 3], columns apart
+    y = ct.linear(rows, given(weight).T, given(bias)[::2], activation="relu", residual=residual)
+    exact = np.maximum(x.transpose(1, 0, 2)[:, 1:4].astype("f8") @ weight + bias[::2], 0)
+    exact += other.transpose(2, 1, 0)[:, 2:5]
+    np.testing.assert_allclose(y.numpy(), exact, rtol=1e-5, atol=1e-5)
+    q, k, v = (given(RNG.standard_normal((2, 7, 5, 3, 8), dtype=np.float32)) for _ in range(3))
+    seen = [t.permute(4, 0, 2, 3, 1)[0] for t in (q, k, v)]  # [2, 5, 3, 7]: no stride of 1
+    copies = [t.contiguous() for t in seen]
+    lengths = given(np.array([3, 0], np.int32))
+    for masks in ({}, {"lengths": lengths}):
+        got = ct.attention(*seen, **masks).numpy()
+        np.testing.assert_allclose(got, ct.attention(*copies, **masks).numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(got[1], 0)

@@ -84,7 +84,7 @@ def test_a_checkpoint_stays_where_it_is_on_the_cpu(device: ct.Device) -> None:
     there, copied = nn.Linear(300, 100), nn.Linear(300, 100)
     with ct.ledger() as led:
         there.load_parameters({"weight": InAFile(data), "bias": InAFile(bias)}, device=device)
-    led.expect(uploads=2)
+    led.expect(uploads=1)  # of the bias, which is small
     assert np.shares_memory(there.weight.native[0], data)
     copied.load_parameters({"weight": data, "bias": bias}, device=device)
     assert not np.shares_memory(copied.weight.native[0], data)

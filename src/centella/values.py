@@ -34,19 +34,19 @@ class Values(Engine):
         """Host data as a value, written now.
 
         Args:
-            stays: the data changes no more, so the CPU reads it where it is.
+            stays: the data changes no more, so the CPU reads it where it is: no upload.
         """
         as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous
         raw = data.reshape(-1).view(np.uint8) if as_is else self._storage_of(data, spec)
         value = Value(spec, self, "upload", site=site)
         with self.lock, self.border:
             self.check_lost()
-            begin = began()
             if stays and self.caps.target == "numpy":
-                buffer = self.pool.adopt(raw)
-            else:
-                buffer = self.pool.allocate(spec.storage_bytes)
-                self.backend.write(buffer, raw)
+                value.ready(self.pool.adopt(raw))
+                return value
+            buffer = self.pool.allocate(spec.storage_bytes)
+            begin = began()
+            self.backend.write(buffer, raw)
             noted("upload", begin, self.name, bytes=raw.nbytes)
         count(uploads=1, upload_bytes=raw.nbytes)
         value.ready(buffer)

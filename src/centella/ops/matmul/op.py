@@ -16,6 +16,7 @@ from centella.op import Lowered, Op, Out
 from centella.ops.elementwise import ACTIVATIONS, OPS
 from centella.ops.host import plain, run_blocks, taped
 from centella.ops.layout import (
+    as_rows,
     broadcast,
     broadcast_strides,
     flat,
@@ -110,7 +111,7 @@ def linear_host(
     if not plain((*inputs, *outputs)):
         return None
     extras = attrs["extras"]
-    lies = [rows_of(s) if n == "residual" else _repeated(s, out)
+    lies = [_as_rows(s) if n == "residual" else _repeated(s, out)
             for n, s in zip(extras, more, strict=True)]  # fmt: skip
     run = taped(
         (out, *lies), out.shape[-1],
@@ -123,11 +124,17 @@ def linear_host(
         left, right, *rest = ins
         (y,) = outs
         with np.errstate(all="ignore"):
-            np.matmul(left, right.T, out=y)
+            np.matmul(left.reshape(len(y), right.shape[1]), right.T, out=y)
         if more_to_do:
-            run_blocks(run, blocks, [y, *rest], y)
+            run_blocks(run, blocks, [y, *(r.reshape(y.shape) for r in rest)], y)
 
-    return HostProgram("numpy:linear", "linear", call, (), (rows_of(x), weight, *lies, out))
+    return HostProgram("numpy:linear", "linear", call, (), (_as_rows(x), weight, *lies, out))
+
+
+def _as_rows(spec: Spec) -> Spec:
+    """Rows where no copy is needed for that."""
+    rows = as_rows(spec)
+    return spec if rows is None else rows
 
 
 def _repeated(vector: Spec, out: Spec) -> Spec:
