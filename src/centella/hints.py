@@ -49,7 +49,7 @@ OF_MODULE: dict[str, str] = {
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
 }  # fmt: skip
 OF_TENSOR: dict[str, str] = {
-    **{name: f"ct.{name}(x)" for name in FUNCTIONS},
+    **{name: f"ct.{name}(x)" for name in sorted(FUNCTIONS)},
     "argmin": "ct.argmax(-x)", "pow": "x ** n", "clamp": "ct.clip(x, low, high)",
     "transpose": "x.permute(...), or x.T for the last two axes", "t": "x.T", "mT": "x.T",
     "flatten": "x.reshape(-1)", "ravel": "x.reshape(-1)", "view": "x.reshape(...)",
