@@ -104,7 +104,7 @@ def _states_of(torch: Any, model: Any) -> Any:
         def forward(self, ids: Any, mask: Any) -> Any:
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
-    return States()
+    return States().eval()  # an export leaves it in the mode that it had
 
 
 def start(args: argparse.Namespace) -> list[Row]:
