@@ -181,17 +181,20 @@ def _mma(
         held.fill(0.0)
     heights = [ptx.Fragment(a.dtype, (M, K)) for _ in range(rows)]
     widths = [ptx.Fragment(b.dtype, (K, N)) for _ in range(columns)]
-    ahead = tile.stages - 1
+    ahead, copies = tile.stages - 1, vector_a or vector_b
     for first in range(ahead):
         left.fetch(lang.const(first, u32), lang.const(first, u32))
         right.fetch(lang.const(first, u32), lang.const(first, u32))
-        ptx.cp_async_commit()
+        if copies:
+            ptx.cp_async_commit()
     for step in lang.range((p["k"] + (tile.bk - 1)) // tile.bk):
-        ptx.cp_async_wait(ahead - 1)
+        if copies:
+            ptx.cp_async_wait(ahead - 1)
         lang.barrier()
         left.fetch(step + ahead, (step + ahead) % tile.stages)
         right.fetch(step + ahead, (step + ahead) % tile.stages)
-        ptx.cp_async_commit()
+        if copies:
+            ptx.cp_async_commit()
         stage = step % tile.stages
         for line_a, line_b in zip(places_a, places_b, strict=True):
             for place, held in zip(line_a, heights, strict=True):
