@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from centella import op
-from centella.dtypes import DType, bf16, f16, narrow, widen
+from centella.dtypes import DType, bf16, f16, f32, narrow, widen
 from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx, shared_layout
 from centella.lang.simulate import simulate
@@ -65,10 +65,10 @@ def lies(shape: tuple[int, int], dtype: DType, turned: bool, odd: bool = False) 
 
 def lowered(
     m: int, n: int, k: int, dtype: DType = f16, layout: str = "NT", odd: bool = False,
-    epilogue: bool = False,
+    epilogue: bool = False, out: DType | None = None,
 ) -> tuple[Launch, KernelIR]:  # fmt: skip
     """The launch of alpha A B and its kernel; with an epilogue `linear`, else `matmul`."""
-    y = make_spec((m, n), dtype, 16)
+    y = make_spec((m, n), out or dtype, 16)
     inputs: tuple[Spec, ...]
     attrs: dict[str, Any] = {"alpha": 0.5, "variant": "mma"}
     if epilogue:
@@ -147,6 +147,13 @@ def test_orders_and_rows_off_16_bytes(odd: bool, dtype: DType, order: str) -> No
         got, wanted = ran(launch, ir, order=order)
         near = 2 * dtype.epsilon
         np.testing.assert_allclose(got, wanted, rtol=near, atol=near * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("n", [21, 22])
+def test_parts_of_a_divided_depth_are_f32(n: int) -> None:
+    launch, ir = lowered(19, n, 71, f16, "NN", out=f32)
+    got, wanted = ran(launch, ir)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("odd", [False, True], ids=["aligned", "odd"])

@@ -20,7 +20,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.tiled import tile_at
+from centella.ops.matmul.tiled import store_words, tile_at
 from centella.program import Kernel
 
 DTYPES = (f16, bf16)
@@ -221,7 +221,8 @@ def _finish(
                     row = row0 + (line[j].place(pair)[0] + i * M)
                     with lang.if_(row < p["m"]):
                         out = finish([line[j][pair], line[j][pair + 1]], row)
-                        y.store(batch * p["sy"] + row * p["ldy"] + column, out)
+                        place = batch * p["sy"] + row * p["ldy"] + column
+                        store_words(y, place, out, column, p["n"])
 
 
 def takes(dtypes: tuple[DType, DType]) -> bool:

@@ -217,9 +217,14 @@ def _store(y: Any, place: Any, out: list[Any], column: Any, n: Any, vector: bool
     """Four neighbouring results: as a chunk where rows allow it, else word by word."""
     if vector and y.dtype.per_chunk == 4:
         y.store(place, out)
-        return
+    else:
+        store_words(y, place, out, column, n)
+
+
+def store_words(y: Any, place: Any, out: list[Any], column: Any, n: Any) -> None:
+    """Neighbouring results word by word, those past the last column left out."""
     words = y.dtype.per_word
-    for j in range(0, 4, words):
+    for j in range(0, len(out), words):
         if j == 0:
             y.store(place, out[:words])
         else:
