@@ -2,6 +2,7 @@
 
     python benchmarks/run.py gemm --devices cuda,webgpu --json results/gemm.json
     python benchmarks/run.py sweep --devices cuda,webgpu --json results/sweep.json
+    python benchmarks/run.py mma --devices cuda --dtypes bf16,f16 --json results/mma.json
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
@@ -33,6 +34,7 @@ from cpu import cpu, start
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
+from tensor_cores import mma
 from texts import texts
 
 import centella as ct
@@ -172,7 +174,7 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 
 BENCHES = {
-    "gemm": gemm, "sweep": sweep, "gemv": gemv, "thin": thin_sweep, "minilm": minilm,
+    "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts,
 }  # fmt: skip

@@ -11,12 +11,13 @@ from centella import op
 from centella.conformance.cases import OWN, Case, In
 from centella.conformance.products import variant_fits
 from centella.conformance.table import TABLE
-from centella.dtypes import DType, dtype_of, f16, f32, i8, u8
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
 from centella.ops.attention.combine import MOST_SPLITS
 from centella.ops.attention.op import choose as choose_attention
 from centella.ops.attention.split import rows_of_group, split_count
 from centella.ops.attention.teams import Layout
 from centella.ops.matmul.choice import (
+    MMA_TILES,
     TILES,
     VARIANTS,
     Problem,
@@ -24,6 +25,7 @@ from centella.ops.matmul.choice import (
     columns_of,
     depth_of,
     fits,
+    mma_tile_of,
     thin_of,
     tile_of,
 )
@@ -195,6 +197,25 @@ def test_a_batch_of_no_single_stride_is_copied_first() -> None:
     assert len(calls("matmul", spec(1, 5, 8), b)) == 1
     assert len(calls("matmul", spec(5, 8), b)) == 1
     assert len(calls("matmul", spec(2, 3, 5, 8), spec(2, 3, 8, 4))) == 1
+
+
+def test_tensor_cores_take_16_bit_floats_where_there_are_some() -> None:
+    whole = problem(4096, 4096, 4096)
+    cuda = {arch: Caps("ptx", max_shared=99 << 10, max_workgroup=1024, arch=arch)
+            for arch in ("sm_75", "sm_80", "sm_90a", "sm_120")}  # fmt: skip
+    for arch, caps in cuda.items():
+        for dtypes in ((f16, f16), (bf16, bf16)):
+            assert fits("mma", whole, dtypes, caps) == (arch != "sm_75")
+            assert choose(whole, dtypes, caps) == "large"  # it is asked for by name
+        for dtypes in ((f32, f32), (f16, bf16), (f16, i8)):
+            assert not fits("mma", whole, dtypes, caps)
+    assert not fits("mma", whole, (f16, f16), LARGE)
+    caps = cuda["sm_90a"]
+    assert mma_tile_of((f16, f16), caps) == MMA_TILES[0]
+    assert mma_tile_of((f16, f16), caps, whole=False) == MMA_TILES[-1]
+    assert mma_tile_of((f16, f16), replace(caps, max_shared=48 << 10)) == MMA_TILES[-1]
+    assert mma_tile_of((f16, f16), replace(caps, max_workgroup=64)) is None
+    assert mma_tile_of((f16, f16), Caps("ir", max_shared=16 << 10)) == MMA_TILES[-1]
 
 
 # -- chunks and words -----------------------------------------------------------------------------

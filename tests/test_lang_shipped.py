@@ -570,7 +570,21 @@ def around_rows() -> list[Case]:
     return [Case("fused", n, b, d) for n, b in build.items() for d in ("f32", "f16")]
 
 
-CASES = [*elementwise(), *moving(), *rows(), *products(), *thin_products(), *attentions(),
+def tensor_cores() -> list[Case]:
+    """Products on tensor cores: both ways an operand lies, past the ring, off 16 bytes."""
+    build: dict[str, Build] = {
+        "rows": lambda i: F.linear(i(35, 100), i(70, 100), i(70), residual=i(35, 70),
+                                   activation="silu", variant="mma"),
+        "across": lambda i: F.matmul(i(72, 35).T, i(72, 37), alpha=0.5, variant="mma"),
+        "odd": lambda i: F.matmul(i(2, 40, 70)[:, :, 1:], i(3, 70, 50)[1:, :69, 1:],
+                                  variant="mma"),
+    }  # fmt: skip
+    return [Case("linear" if n == "rows" else "matmul", f"mma {n}", b, d)
+            for n, b in build.items() for d in ("f16", "bf16")]  # fmt: skip
+
+
+CASES = [*elementwise(), *moving(), *rows(), *products(), *thin_products(), *tensor_cores(),
+         *attentions(),
          *choices(), *by_index(), *ropes(), *convolutions(), *states(), *chains(),
          *around_rows()]  # fmt: skip
 
@@ -649,6 +663,13 @@ def kernels() -> dict[str, KernelIR]:
         except Unfit:
             continue
     return {f"{ir.name} {digest[:8]}": ir for digest, ir in found.items()}
+
+
+def portable() -> dict[str, KernelIR]:
+    """Those that run on every target."""
+    found = {name: ir for name, ir in kernels().items() if not ir.ptx_only}
+    assert {ir.name for ir in kernels().values()} - {ir.name for ir in found.values()} == {"mma"}
+    return found
 
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=str)
@@ -743,8 +764,8 @@ def test_removed_barriers_and_shifted_indices_are_caught() -> None:
     for launches in by_kernel().values():
         ir = launches[0][1].ir
         mutants = list(mutations(ir))
-        gone = [m for m in mutants if m[0].startswith("no barrier")]
-        moved = [m for m in mutants if not m[0].startswith("no barrier")]
+        gone = [m for m in mutants if m[0].startswith("no ")]  # barrier or wait
+        moved = [m for m in mutants if not m[0].startswith("no ")]
         step = max(1, len(moved) // SHIFTS)
         for label, mutant in gone:
             assert caught(launches, mutant, True), f"{launches[0][0]}: {label}"
@@ -761,7 +782,7 @@ def test_removed_barriers_and_shifted_indices_are_caught() -> None:
 
 def test_statements_are_few() -> None:
     """naga's time grows with the square of their number."""
-    counts = {name: count_statements(ir) for name, ir in kernels().items()}
+    counts = {name: count_statements(ir) for name, ir in portable().items()}
     assert max(counts.values()) <= MOST_STATEMENTS, max(counts, key=lambda n: counts[n])
 
 
@@ -787,12 +808,12 @@ def test_every_op_keeps_to_the_minimum() -> None:
 
 def test_naga_accepts_every_kernel() -> None:
     device = webgpu()
-    for ir in kernels().values():
+    for ir in portable().values():
         device.create_shader_module(code=emit_wgsl(ir))
 
 
 def test_tint_accepts_every_kernel() -> None:
-    found = kernels()
+    found = portable()
     faults = tint([emit_wgsl(ir) for ir in found.values()])
     assert {n: f for n, f in zip(found, faults, strict=True) if f} == {}
 

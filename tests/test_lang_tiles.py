@@ -439,7 +439,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "half filled": (lambda: ptx.Fragment(f16, (16, 8)).fill(1), "is filled with 0, got 1"),
     "register": (lambda: sums()[4], "has registers 0 to 3: 4"),
     "factor read": (lambda: factor()[0], "only sums are read register by register"),
-    "iterated": (lambda: list(sums()), "cannot be iterated"),  # type: ignore[call-overload]
+    "iterated": (lambda: list(sums()), "cannot be iterated"),
     "copied": (lambda: copy.copy(sums()), "a Fragment is not copied"),
     "in a variable": (lambda: lang.var(0.0).set(sums()), "mixed types"),
     "order": (lambda: ptx.mma_sync(sums(), factor((16, 8)), factor()), "mma_sync takes f32"),

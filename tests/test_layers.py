@@ -118,6 +118,7 @@ LATE: dict[tuple[str, str], str] = {
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
     ("pipelines", "concurrent"): "as logging, which it loads",
+    ("ops", "lang"): "what only PTX has loads with the first kernel that uses it",
     ("program", "lang"): "an emitter loads with the first kernel for its target",
     ("plan", "explain"): "only who asks for it reads it",
     ("kernel", "lang"): "the simulator loads with the first kernel that runs in it",

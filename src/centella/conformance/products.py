@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from msgspec.structs import replace
 
 from centella.conformance.cases import FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of
-from centella.ops.matmul.choice import TILES, tile_of
+from centella.ops.matmul.choice import TILES, mma_tile_of, tile_of
 from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (
@@ -18,7 +20,7 @@ MATRICES: tuple[tuple[int, int, int], ...] = (
     (130, 20, 70),
 )
 FEW: tuple[tuple[int, int, int], ...] = ((1, 1, 1), (33, 40, 64), (130, 20, 70))  # no sweep
-VARIANTS: tuple[str, ...] = ("large", "medium", "small")
+VARIANTS: tuple[str, ...] = ("large", "medium", "small", "mma")
 # Rows, depth, columns of thin products: depths of 1, prime, 1 more than whole chunks, whole blocks.
 GEMV: tuple[tuple[int, int, int], ...] = (
     (1, 1, 1),
@@ -42,8 +44,44 @@ SKINNY: tuple[tuple[int, int, int], ...] = (
 def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     """Whether a device can run the variant that a case forces."""
     variant = case.attrs.get("variant")
-    items = [dtype_of(i.dtype or dtype).itemsize for i in case.inputs[:2]]
-    return variant not in TILES or tile_of(variant, min(items), caps) is not None
+    dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
+    if variant == "mma":
+        return mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
+    least = min((d.itemsize for d in dtypes), default=0)
+    return variant not in TILES or tile_of(variant, least, caps) is not None
+
+
+def tensor_cores() -> list[Case]:
+    """`matmul` on tensor cores: depths around a stage and past the ring, layouts, batches."""
+    forced = {"variant": "mma", "alpha": 0.5}
+    made = [Case((In((9, k)), In((k, 11))), forced) for k in (0, 2, 31, 32, 33, 63, 64, 129)]
+    for la, lb in product(LAYOUTS, ("plain", "transposed", "offset")):
+        made.append(Case((In((33, 40), layout=la), In((40, 18), layout=lb)), forced))
+    for x in LAYOUTS[3:]:
+        made.append(Case((In((20, 35)), In((35, 17), layout=x)), forced))
+    for a, b in (((2, 3, 5, 7), (2, 3, 7, 4)), ((3, 5, 40), (40, 4)), ((5, 7), (3, 7, 4)),
+                 ((2, 1, 3, 4), (3, 4, 2)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
+        made.append(Case((In(a), In(b)), forced))
+    made += [Case((In((5, 19), values), In((19, 9))), forced) for values in ("large", "hidden")]
+    made.append(Case((In((300, 200)), In((200, 260))), forced, small=False))
+    return made
+
+
+def fused_on_tensor_cores() -> list[Case]:
+    """`linear` on tensor cores: what follows the product, odd columns, rows off 16 bytes."""
+    forced = {"variant": "mma", "alpha": 0.5}
+    every = {**forced, "extras": ("scale", "bias", "residual"), "activation": "gelu"}
+    made = []
+    for m, n, k in ((5, 10, 24), (66, 33, 40), (17, 7, 9)):
+        operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
+        made.append(Case(operands, every))
+    mixed = {**forced, "extras": ("bias", "residual"), "activation": "silu"}
+    made.append(Case((In((2, 3, 24)), In((5, 24)), In((5,), dtype="f32"), In((2, 3, 5))), mixed))
+    plain = {**forced, "extras": (), "activation": ""}
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((20, 36), layout=x), In((5, 36))), plain))
+        made.append(Case((In((20, 36)), In((5, 36), layout=x)), plain))
+    return made
 
 
 def matmul() -> Row:
@@ -88,6 +126,7 @@ def matmul() -> Row:
         made.append(Case((In(a), In(b))))
     made += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
     made.append(Case((In((300, 64)), In((64, 200))), small=False))
+    made += tensor_cores()
     return Row(FLOATS, tuple(made), sums=True)
 
 
@@ -111,6 +150,7 @@ def linear() -> Row:
     made.append(Case((In((1, 5)), In((151_936, 5))), plain, ("f32", "f16"), small=False))
     made.append(Case((In((5, 33), "large"), In((20, 33))), plain))
     made += quantised()
+    made += fused_on_tensor_cores()
     both = {"extras": ("bias", "residual"), "alpha": 1.0}
     for activation in ("", "relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
         operands = (In((5, 24)), In((10, 24)), In((10,)), In((5, 10)))

@@ -133,21 +133,22 @@ class WarpMachine(Machine):
         nbytes = np.clip(asked, 0, 4)
         if source.shadow:
             self._note(index, source, places, source.shadow.read, nbytes > 0)
-        bits = source.words.take(places) & ((1 << 8 * nbytes) - 1).astype(np.uint32)
+        kept = np.asarray((1 << 8 * nbytes) - 1, np.uint32)
         shape = (4, *self.shape)
-        bits, into, active = (np.broadcast_to(x, shape) for x in (bits, into, self.active))
-        bits, into = bits[active], into[active]
+        active = np.broadcast_to(self.active, shape)
+        bits: Words = np.broadcast_to(source.words.take(places) & kept, shape)[active]
+        words = np.broadcast_to(into, shape)
         if not isinstance(region.shadow, Flights):
-            region.words[into] = bits
+            region.words[words[active]] = bits
             return
         groups = np.broadcast_to(self._committed, shape)[active]
         flights = region.shadow
-        region.words[into] = UNDEFINED
+        region.words[words[active]] = UNDEFINED
 
-        def depart(words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
-            return flights.depart(words, threads, epochs, groups, bits)
+        def depart(where: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+            return flights.depart(where, threads, epochs, groups, bits)
 
-        self._note(index, region, np.broadcast_to(self._words(index, region, 4), shape), depart)
+        self._note(index, region, words, depart)
 
     def _commit(self, index: int) -> None:
         self._committed = self._committed + self.active

@@ -3,6 +3,7 @@
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
 columns                m <= 16, B contiguous along n             `columns.py`
 small, medium, large   the rest, by the tile that fits           `tiled.py`
+mma                    f16 and bf16 on tensor cores, when asked  `mma.py`
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from centella.dtypes import DType
 from centella.ops.matmul.columns import Columns
+from centella.ops.matmul.mma import MmaTile, takes
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
 from centella.specs import Caps, Spec
@@ -20,8 +22,10 @@ TILES: dict[str, tuple[Tile, ...]] = {
     "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 8, 4)),
     "small": (Tile(32, 32, 16, 4, 4),),
 }
-ALONG_K = ("gemv", "skinny", *TILES)  # where B is contiguous along k
-VARIANTS = ("gemv", "skinny", "columns", *TILES)
+MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
+LEAST_ARCH = 80  # of a GPU with the instructions of `mma`
+ALONG_K = ("gemv", "skinny", *TILES, "mma")  # where B is contiguous along k
+VARIANTS = ("gemv", "skinny", "columns", *TILES, "mma")
 ENOUGH = 96  # groups that a product of tiles needs
 BUSY = 256  # groups that keep the memory of a large GPU busy
 THIN = 16  # most rows of a thin product
@@ -69,6 +73,22 @@ def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
     return None
 
 
+def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> MmaTile | None:
+    """The tile of a product on tensor cores: the first that fits; the simulator has them too.
+
+    Args:
+        whole: False where an operand's rows do not start on 16 bytes: what goes through registers
+            needs them, so that the tile is the smallest.
+    """
+    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
+    if not takes(dtypes) or not (caps.target == "ir" or arch >= LEAST_ARCH):
+        return None
+    for tile in MMA_TILES if whole else MMA_TILES[-1:]:
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return tile
+    return None
+
+
 def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> bool:
     """Whether a variant can compute a problem on a device."""
     if variant == "gemv":
@@ -77,6 +97,8 @@ def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps
         return problem.m <= THIN and problem.b_along_k
     if variant == "columns":
         return problem.m <= THIN and not problem.b_along_k
+    if variant == "mma":
+        return mma_tile_of(dtypes, caps) is not None
     return tile_of(variant, _itemsize(dtypes), caps) is not None
 
 

@@ -21,12 +21,14 @@ from centella.ops.matmul.choice import (
     columns_of,
     depth_of,
     fits,
+    mma_tile_of,
     thin_of,
     tile_of,
 )
 from centella.ops.matmul.columns import AHEAD, Columns, add_parts, columns
+from centella.ops.matmul.mma import MmaTile, mma
 from centella.ops.matmul.thin import SUBGROUP, thin
-from centella.ops.matmul.tiled import gemm
+from centella.ops.matmul.tiled import Tile, gemm
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
@@ -67,6 +69,8 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
         return Lowered((_thin_call(product, caps),))
     if chosen == "columns":
         return _columns_calls(product, caps)
+    if chosen == "mma":
+        return Lowered((_mma_call(product, caps),))
     return Lowered((_tiled_call(product, chosen, caps),))
 
 
@@ -96,14 +100,7 @@ def _tiled_call(product: Product, variant: str, caps: Caps) -> Call:
     problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
     tile = tile_of(variant, min(a.dtype.itemsize, b.dtype.itemsize), caps)
     assert tile is not None, "the variant fits"
-    tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
-    scalars: Scalars = (
-        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
-        ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
-        ("sy", problem.sy), ("tiles_m", tiles_m), ("tiles_n", tiles_n),
-        ("alpha", product.alpha), ("ldr", product.residual_pitch),
-    )  # fmt: skip
-    constants = (
+    constants: Constants = (
         ("a_along_k", problem.a_along_k),
         ("activation", product.activation),
         ("b_along_k", problem.b_along_k),
@@ -113,9 +110,42 @@ def _tiled_call(product: Product, variant: str, caps: Caps) -> Call:
         ("vector_b", aligned(b, problem.ldb, problem.sb)),
         ("vector_y", aligned(y, problem.ldy, problem.sy)),
     )
+    return _tiles_call(gemm, product, tile, constants)
+
+
+def _mma_call(product: Product, caps: Caps) -> Call:
+    problem, (a, b, *_) = product.problem, product.specs
+    nothing = problem.k == 0  # is read
+    vector_a = nothing or aligned(a, problem.lda, problem.sa)
+    vector_b = nothing or aligned(b, problem.ldb, problem.sb)
+    tile = mma_tile_of((a.dtype, b.dtype), caps, vector_a and vector_b)
+    assert tile is not None, "the variant fits"
+    constants: Constants = (
+        ("a_along_k", problem.a_along_k),
+        ("activation", product.activation),
+        ("b_along_k", problem.b_along_k),
+        ("tile", tile),
+        ("vector_a", vector_a),
+        ("vector_b", vector_b),
+    )
+    return _tiles_call(mma, product, tile, constants)
+
+
+def _tiles_call(
+    kernel: Kernel, product: Product, tile: Tile | MmaTile, constants: Constants
+) -> Call:
+    """A group for each tile of C."""
+    problem = product.problem
+    tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
+        ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
+        ("sy", problem.sy), ("tiles_m", tiles_m), ("tiles_n", tiles_n),
+        ("alpha", product.alpha), ("ldr", product.residual_pitch),
+    )  # fmt: skip
     names = ("a", "b", *product.names)
     groups = tiles_m * tiles_n * problem.batch
-    return _call(gemm, product, names, scalars, constants, groups, tile.threads)
+    return _call(kernel, product, names, scalars, constants, groups, tile.threads)
 
 
 def _rows_of_a(problem: Problem) -> tuple[int, int, int]:

@@ -146,7 +146,7 @@ def _gemm(
         "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
     per_batch = p["tiles_m"] * p["tiles_n"]
     batch = lang.group_id() // per_batch
-    row0, column0 = _tile_of(lang.group_id() - batch * per_batch, p, tile)
+    row0, column0 = tile_at(lang.group_id() - batch * per_batch, p, tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a, exact_k,
                     batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
     right = _Operand(b, tile.bn, tile, b_along_k, vector_b, exact_k,
@@ -175,13 +175,13 @@ def _gemm(
     _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
 
 
-def _tile_of(group: Any, p: dict[str, Any], tile: Tile) -> tuple[Any, Any]:
+def tile_at(group: Any, p: dict[str, Any], bm: int, bn: int) -> tuple[Any, Any]:
     """First row and column of a group's tile: bands of 8 tile rows, so that B stays in cache."""
     band = 8 * p["tiles_n"]
     first = group // band * 8
     height = lang.minimum(p["tiles_m"] - first, 8)
     within = group % band
-    return (first + within % height) * tile.bm, within // height * tile.bn
+    return (first + within % height) * bm, within // height * bn
 
 
 def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:
@@ -217,9 +217,14 @@ def _store(y: Any, place: Any, out: list[Any], column: Any, n: Any, vector: bool
     """Four neighbouring results: as a chunk where rows allow it, else word by word."""
     if vector and y.dtype.per_chunk == 4:
         y.store(place, out)
-        return
+    else:
+        store_words(y, place, out, column, n)
+
+
+def store_words(y: Any, place: Any, out: list[Any], column: Any, n: Any) -> None:
+    """Neighbouring results word by word, those past the last column left out."""
     words = y.dtype.per_word
-    for j in range(0, 4, words):
+    for j in range(0, len(out), words):
         if j == 0:
             y.store(place, out[:words])
         else:

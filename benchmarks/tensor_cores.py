@@ -1,0 +1,252 @@
+"""16-bit products on tensor cores: every tile checked on odd shapes, then timed beside cuBLAS.
+
+A tile is checked before it is timed: shapes off every boundary, operands in every layout, pads that
+hold NaN, an epilogue, each against float64 of the rounded operands. Then rounds of replays as in
+`gemv`, over operands in turn that are together more than four times the L2 cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
+from measure import Call, Row, alternate, summary, torch_or_none
+
+import centella as ct
+from centella.dtypes import DType, dtype_of, narrow, widen
+from centella.ops.matmul import launches
+from centella.ops.matmul.choice import MMA_TILES
+from centella.ops.matmul.mma import MmaTile
+from centella.tensor import apply
+
+SHAPES = (
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (4097, 4093, 4099),
+    (65536, 1536, 384),  # MiniLM, 512 sentences of 128 tokens: the two products of a feed-forward
+    (65536, 384, 1536),
+    (1500, 5120, 1280),  # Whisper large-v3, one window
+    (1500, 1280, 5120),
+    (512, 19456, 2560),  # Qwen3-4B, prompts of 512 and 2048: gate and up in one, down
+    (512, 2560, 9728),
+    (2048, 19456, 2560),
+    (2048, 2560, 9728),
+)
+SMALL = ((70, 66, 72),)
+ODD = ((1, 1, 1), (7, 5, 3), (33, 70, 31), (129, 131, 97), (200, 258, 512), (65, 257, 1000))
+TILES = (
+    *MMA_TILES,
+    MmaTile(128, 128, 64, 64, 64, 3),
+    MmaTile(128, 256, 32, 64, 64, 4),
+    MmaTile(256, 128, 32, 64, 64, 4),
+    MmaTile(256, 128, 64, 64, 64, 3),
+    MmaTile(128, 128, 32, 64, 32, 4),
+    MmaTile(128, 64, 32, 64, 32, 4),
+)
+REPLAYED = 2e12  # operations of a replay
+FROBENIUS = {"f16": 3e-4, "bf16": 2e-3}  # relative, of results rounded to the dtype
+SAMPLE = 64  # rows that are compared with float64
+
+Pair = tuple[Any, Any]
+Product = Callable[..., ct.Tensor]
+
+
+def title(tile: MmaTile) -> str:
+    """A tile as the log writes it: group and depth, warp, stages."""
+    return f"{tile.bm}x{tile.bn}x{tile.bk}, {tile.wm}x{tile.wn}, {tile.stages}"
+
+
+def linear(tile: MmaTile) -> Product:
+    """x W^T on a tile: to be recorded and planned while `mma_tile_of` gives it."""
+
+    def product(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
+        named = ("bias", "residual")[: len(more)]
+        attrs = {"activation": "silu" if more else "", "alpha": 1.0, "extras": named}
+        return apply("linear", x, w, *more, variant="mma", tile=title(tile), **attrs)
+
+    return product
+
+
+def forcing(tile: MmaTile) -> Any:
+    """Give this tile to every product on tensor cores whose rows start on 16 bytes."""
+
+    def tile_of(dtypes: Any, caps: ct.Caps, whole: bool = True) -> MmaTile:
+        return tile if whole else MMA_TILES[-1]
+
+    return mock.patch.object(launches, "mma_tile_of", tile_of)
+
+
+def error_of(got: Any, wanted: Any) -> float:
+    """Relative Frobenius error."""
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def placed(device: ct.Device, values: Any, dtype: DType, way: str) -> ct.Tensor:
+    """A matrix on a device: as it is, turned, or with rows off 16 bytes; beside it lies NaN."""
+    turned = way == "turned"
+    rows, columns = values.shape[::-1] if turned else values.shape
+    more = 9 - columns % 8 if way == "odd" else 8  # columns before the matrix
+    wide = np.full((rows + 1, columns + 2 * more), np.nan, np.float32)
+    wide[:rows, more : more + columns] = values.T if turned else values
+    whole = ct.asarray(narrow(wide, dtype), dtype, device)
+    part = whole[:rows, more : more + columns]
+    return part.T if turned else part
+
+
+def check(device: ct.Device, tile: MmaTile, dtype: DType) -> float:
+    """The largest error over odd shapes, layouts and an epilogue.
+
+    Raises:
+        AssertionError: for one past the bound.
+    """
+    rng = np.random.default_rng(1)
+    worst = 0.0
+    product = linear(tile)
+    for m, n, k in ODD:
+        x, w, bias, residual = (
+            widen(narrow(rng.standard_normal(s).astype(np.float32), dtype), dtype)
+            for s in ((m, k), (n, k), (n,), (m, n))
+        )
+        wanted = x.astype(np.float64) @ w.T.astype(np.float64)
+        for a_way, b_way in itertools.product(("plain", "turned", "odd"), repeat=2):
+            a, b = placed(device, x, dtype, a_way), placed(device, w, dtype, b_way)
+            got = apply("matmul", a, b.T, alpha=1.0, variant="mma", tile=title(tile)).numpy()
+            worst = max(worst, bounded(got, wanted, dtype, (m, n, k, a_way, b_way)))
+        sums = wanted + bias
+        fused = sums / (1 + np.exp(-sums)) + residual
+        given = [ct.asarray(v, dtype, device) for v in (x, w, bias, residual)]
+        got = product(*given).numpy()
+        worst = max(worst, bounded(got, fused, dtype, (m, n, k, "fused")))
+    return worst
+
+
+def bounded(got: Any, wanted: Any, dtype: DType, what: Any) -> float:
+    """The error of a result, each element within its store's rounding."""
+    got = np.asarray(widen(got, dtype) if got.dtype.itemsize == 2 else got, np.float64)
+    near = 2 * dtype.epsilon * np.abs(wanted) + 1e-4 * np.sqrt(np.mean(wanted**2)) + 1e-7
+    assert (np.abs(got - wanted) <= near).all(), (what, float(np.abs(got - wanted).max()))
+    return error_of(got, wanted)
+
+
+def operands(shape: tuple[int, ...], dtype: DType, small: bool) -> list[Pair]:
+    """Random x [m, k] and weights [n, k], as they are stored, in sets."""
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    x = narrow(rng.standard_normal((m, k), np.float32), dtype)
+    w = narrow(rng.standard_normal((n, k), np.float32), dtype)
+    count = 2 if small else max(2, math.ceil(ROTATED / (x.nbytes + w.nbytes)))
+    return [(np.roll(x, i, 0), np.roll(w, i, 0)) for i in range(count)]
+
+
+def sampled(got: Any, pair: Pair, dtype: DType) -> float:
+    """Relative Frobenius error of a product, on a sample of rows."""
+    rows = np.linspace(0, len(pair[0]) - 1, SAMPLE).astype(int)
+    x, w = (widen(v, dtype).astype(np.float64) for v in (pair[0][rows], pair[1]))
+    return error_of(np.asarray(got[rows], np.float64), x @ w.T)
+
+
+def ours(
+    device: ct.Device, tensors: list[Pair], pairs: list[Pair], count: int, dtype: DType,
+    product: Product,
+) -> tuple[Call, float]:  # fmt: skip
+    """Rounds of a captured plan of `count` products, and the last one's error."""
+
+    def products() -> list[ct.Tensor]:
+        return [product(*tensors[i % len(tensors)]) for i in range(count)]
+
+    replay = device.compile(products)
+    got = replay()[-1].numpy()
+    return round_of(replay, device.synchronize), sampled(
+        got, pairs[(count - 1) % len(pairs)], dtype
+    )
+
+
+def cublas(torch: Any, pairs: list[Pair], count: int, dtype: DType) -> tuple[Call, float, Any]:
+    """The peer, sums in f32 throughout, its error, and what its graph reads."""
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_bf16_reduced_precision_reduction = False
+    tensors = [tuple(on_torch(torch, v, dtype) for v in pair) for pair in pairs]
+
+    def record() -> list[Any]:
+        turns = (tensors[i % len(tensors)] for i in range(count))
+        return [torch.nn.functional.linear(x, w) for x, w in turns]
+
+    call, results = graphed(torch, record)
+    call()
+    error = sampled(results[-1].float().cpu().numpy(), pairs[(count - 1) % len(pairs)], dtype)
+    return call, error, (tensors, results)
+
+
+def mma(args: argparse.Namespace) -> Iterator[Row]:
+    """Each tile on each device that has tensor cores (or simulates them), cuBLAS beside."""
+    torch = torch_or_none()
+    devices = [(d, ct.device(d)) for d in args.devices]
+    for name, device in devices:
+        if device.caps.target not in ("ptx", "ir"):
+            print(f"{name}: skipped, it has no tensor cores")
+    devices = [(d, device) for d, device in devices if device.caps.target in ("ptx", "ir")]
+    for kind in (args.dtypes or "bf16,f16").split(","):
+        dtype = dtype_of(kind)
+        checked = list(_checked(devices, dtype))
+        for shape in SMALL if args.small else SHAPES:
+            yield from _timed(shape, dtype, checked, torch, args)
+
+
+def _checked(
+    devices: list[tuple[str, ct.Device]], dtype: DType
+) -> Iterator[tuple[str, ct.Device, MmaTile]]:
+    """The tiles that a device takes, once they have passed."""
+    for name, device in devices:
+        for tile in TILES:
+            who = f"{name} {title(tile)}"
+            try:
+                with forcing(tile):
+                    worst = check(device, tile, dtype)
+            except ct.LimitError as error:
+                print(f"{who}: skipped, {str(error).splitlines()[0]}")
+                continue
+            print(f"{who} {dtype.name}: checked, relative error at most {worst:.1e}")
+            yield name, device, tile
+
+
+def _timed(
+    shape: tuple[int, ...], dtype: DType, checked: list[tuple[str, ct.Device, MmaTile]], torch: Any,
+    args: argparse.Namespace,
+) -> Iterator[Row]:  # fmt: skip
+    """A row for each tile and cuBLAS, once each has met the bound."""
+    work = 2.0 * math.prod(shape)
+    count = 3 if args.small else max(1, round(REPLAYED / work))
+    pairs = operands(shape, dtype, args.small)
+    contestants: dict[str, Call] = {}
+    errors: dict[str, float] = {}
+    resident: dict[str, list[Pair]] = {}
+    for name, device, tile in checked:
+        if name not in resident:
+            resident[name] = [
+                (ct.asarray(x, dtype, device), ct.asarray(w, dtype, device)) for x, w in pairs
+            ]
+        who = f"{name} {title(tile)}"
+        with forcing(tile):
+            contestants[who], errors[who] = ours(
+                device, resident[name], pairs, count, dtype, linear(tile)
+            )
+    kept = None
+    if torch is not None:
+        contestants["cublas"], errors["cublas"], kept = cublas(torch, pairs, count, dtype)
+    for who, error in errors.items():
+        assert error < FROBENIUS[dtype.name], (shape, who, error)
+    seconds = alternate(contestants, args.rounds)
+    del kept
+    rows = [
+        {"bench": f"mma {dtype.name}", "shape": list(shape), "who": who, "unit": "TFLOP/s",
+         "error": errors[who], **summary(times, work * count * REPLAYS / 1e12)}
+        for who, times in seconds.items()
+    ]  # fmt: skip
+    yield from sorted(rows, key=lambda row: -row["rate"])

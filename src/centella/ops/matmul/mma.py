@@ -1,0 +1,233 @@
+"""The tiled product on tensor cores, for f16 and bf16 on NVIDIA GPUs from sm_80 on (PTX alone).
+
+A group computes a `bm x bn` tile of C, a warp `wm x wn` of it in fragments of f32 sums. Tiles of A
+and B of depth `bk` are in a ring of `stages` in shared memory: while one is multiplied, the others
+are on their way by `cp_async`, one group a stage. One barrier a step: it shows everybody what has
+arrived, and says that the stage which is filled next has been read by all.
+
+Either operand may lie along k or across it; `ldmatrix` transposes what lies across. Past the depth
+both are zeros, whatever memory holds there; rows past the last are the last one's, and of them
+nothing is stored. Operands whose rows do not start on 16 bytes go through registers, element by
+element: right, not quick.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import DType, bf16, f16, f32, u32
+from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.tiled import store_words, tile_at
+from centella.program import Kernel
+
+DTYPES = (f16, bf16)
+WARP = 32
+PER_CHUNK = 8  # elements of 16 bytes
+M, N, K = 16, 8, 16  # of a product of fragments
+
+
+class MmaTile(Struct, frozen=True):
+    """Tile sizes: of the group, its depth, of a warp; stages of the ring."""
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.bm // self.wm * (self.bn // self.wn) * WARP
+
+    @property
+    def shared_bytes(self) -> int:
+        """Workgroup memory: both operands, in every stage."""
+        return 2 * self.stages * self.bk * (self.bm + self.bn)
+
+
+class _Operand:
+    """One operand's way from global memory through the ring into fragments.
+
+    `along_k`: k is the contiguous dimension in memory and in the tile; else the rows (m or n) are.
+    """
+
+    def __init__(
+        self, source: Any, rows: int, tile: MmaTile, along_k: bool, vector: bool,
+        start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
+    ) -> None:  # fmt: skip
+        from centella.lang import ptx
+
+        self.source, self.along_k, self.vector = source, along_k, vector
+        self.depth, self.bk = depth, tile.bk
+        self.last = lang.maximum(depth, 1) - 1  # of an empty product, the first element is read
+        self.pitch, self.extent = pitch, extent
+        shape = (rows, tile.bk) if along_k else (tile.bk, rows)
+        self.ring = ptx.SharedTile(source.dtype, (tile.stages, *shape))
+        across = shape[1] // PER_CHUNK
+        down, left = divmod(tile.threads, across)
+        assert left == 0 and down % 8 == 0 and shape[0] % down == 0, "threads share the chunks"
+        thread = lang.local_id()
+        row, column = thread // across, thread % across
+        self.chunk = self.ring.chunk(row, column)
+        self.pieces: list[tuple[int, Any, Any]] = []  # chunks below the first; k; fixed address
+        for i in range(shape[0] // down):
+            at, below = row + i * down, self.ring.down(i * down)
+            if along_k:
+                fixed = start + lang.minimum(first + at, extent - 1) * pitch
+                self.pieces.append((below, column * PER_CHUNK, fixed))
+            else:
+                self.pieces.append((below, at, first + column * PER_CHUNK))
+        self.start = start
+
+    def fetch(self, step: Any, stage: Any) -> None:
+        """Start this thread's copies of the tile of a step; past the depth they are zeros."""
+        from centella.lang import ptx
+
+        chunk = self.chunk + self.ring.at_stage(stage)
+        for below, k, fixed in self.pieces:
+            at = step * self.bk + k
+            if not self.vector:
+                self.ring.store(chunk + below, self._elements(at, fixed))
+                continue
+            left = lang.select(at < self.depth, self.depth - at, 0)
+            if self.along_k:
+                size = lang.minimum(left, PER_CHUNK) * 2
+                where = fixed + lang.minimum(at, self.last // PER_CHUNK * PER_CHUNK)
+            else:
+                size = lang.minimum(left, 1) * 16
+                row = lang.minimum(fixed, (self.extent - 1) // PER_CHUNK * PER_CHUNK)
+                where = self.start + lang.minimum(at, self.last) * self.pitch + row
+            ptx.cp_async(self.ring, chunk + below, self.source, where, size=size)
+
+    def _elements(self, at: Any, fixed: Any) -> list[Any]:
+        """The 8 values of a chunk, one by one."""
+        values = []
+        for j in range(PER_CHUNK):
+            k = at + j if self.along_k else at
+            inside = lang.minimum(k, self.last)
+            if self.along_k:
+                where = fixed + inside
+            else:
+                row = lang.minimum(fixed + j, self.extent - 1)
+                where = self.start + inside * self.pitch + row
+            values.append(lang.select(k < self.depth, self.source[where], 0.0))
+        return values
+
+    def places(self, first: Any, count: int, swapped: bool) -> list[list[tuple[Any, int]]]:
+        """Where `ldmatrix` finds 16 rows by 16 of k, from row `first` on: for each k, each sixteen.
+
+        Lanes 8 j to 8 j + 7 point at matrix j of four. In A's registers the next eight rows come
+        before the next eight of k; in those of two fragments of B it is the other way round
+        (`swapped`).
+
+        Returns:
+            Pairs: a chunk, and what to add to it (a number, so that addresses share a register).
+        """
+        lane = lang.local_id() % WARP
+        low, high = lane // 8 % 2, lane // 16
+        eight_rows, eight_k = (high, low) if swapped else (low, high)
+        found: list[list[tuple[Any, int]]] = []
+        for kk in range(self.bk // K):
+            line: list[tuple[Any, int]] = []
+            for i in range(count):
+                if self.along_k:
+                    row = first + eight_rows * 8 + lane % 8
+                    chunk = self.ring.chunk(row, eight_k + 2 * kk)
+                    line.append((chunk, self.ring.down(16 * i)))
+                else:
+                    column = first // PER_CHUNK + eight_rows + 2 * i
+                    chunk = self.ring.chunk(eight_k * 8 + lane % 8, column)
+                    line.append((chunk, self.ring.down(K * kk)))
+            found.append(line)
+        return found
+
+    def load(self, place: tuple[Any, int], stage: Any, *fragments: Any) -> None:
+        """One fragment of A or two of B."""
+        from centella.lang import ptx
+
+        chunk, below = place
+        at = chunk + below + self.ring.at_stage(stage)
+        ptx.ldmatrix(self.ring, at, *fragments, trans=not self.along_k)
+
+
+def _mma(
+    *, tile: MmaTile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
+    activation: str, a: Any, b: Any, y: Any, **extra: Any,
+) -> None:  # fmt: skip
+    from centella.lang import ptx
+
+    p = {n: lang.parameter(n, u32) for n in (
+        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
+    per_batch = p["tiles_m"] * p["tiles_n"]
+    batch = lang.group_id() // per_batch
+    row0, column0 = tile_at(lang.group_id() - batch * per_batch, p, tile.bm, tile.bn)
+    left = _Operand(a, tile.bm, tile, a_along_k, vector_a,
+                    batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
+    right = _Operand(b, tile.bn, tile, b_along_k, vector_b,
+                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"])  # fmt: skip
+    warp = lang.local_id() // WARP
+    down = warp % (tile.bm // tile.wm) * tile.wm
+    across = warp // (tile.bm // tile.wm) * tile.wn
+    rows, columns = tile.wm // M, tile.wn // N
+    places_a = left.places(down, rows, swapped=False)
+    places_b = right.places(across, columns // 2, swapped=True)
+    sums = [[ptx.Fragment(f32, (M, N)) for _ in range(columns)] for _ in range(rows)]
+    for held in (f for line in sums for f in line):
+        held.fill(0.0)
+    heights = [ptx.Fragment(a.dtype, (M, K)) for _ in range(rows)]
+    widths = [ptx.Fragment(b.dtype, (K, N)) for _ in range(columns)]
+    ahead, copies = tile.stages - 1, vector_a or vector_b
+    for first in range(ahead):
+        left.fetch(lang.const(first, u32), lang.const(first, u32))
+        right.fetch(lang.const(first, u32), lang.const(first, u32))
+        if copies:
+            ptx.cp_async_commit()
+    for step in lang.range((p["k"] + (tile.bk - 1)) // tile.bk):
+        if copies:
+            ptx.cp_async_wait(ahead - 1)
+        lang.barrier()
+        left.fetch(step + ahead, (step + ahead) % tile.stages)
+        right.fetch(step + ahead, (step + ahead) % tile.stages)
+        if copies:
+            ptx.cp_async_commit()
+        stage = step % tile.stages
+        for line_a, line_b in zip(places_a, places_b, strict=True):
+            for place, held in zip(line_a, heights, strict=True):
+                left.load(place, stage, held)
+            for n, place in enumerate(line_b):
+                right.load(place, stage, *widths[2 * n : 2 * n + 2])
+            for line, height in zip(sums, heights, strict=True):
+                for held, width in zip(line, widths, strict=True):
+                    ptx.mma_sync(held, height, width)
+    _finish(sums, row0 + down, column0 + across, batch, p, y, activation, extra)
+
+
+def _finish(
+    sums: list[list[Any]], row0: Any, column0: Any, batch: Any, p: dict[str, Any], y: Any,
+    activation: str, extra: dict[str, Any],
+) -> None:  # fmt: skip
+    """The epilogue and the store: of a fragment a thread has two neighbours in two rows."""
+    for j in range(len(sums[0])):
+        column = column0 + (sums[0][j].place(0)[1] + j * N)
+        with lang.if_(column < p["n"]):
+            finish = Epilogue(activation, extra, column, 2, p["n"])
+            for i, line in enumerate(sums):
+                for pair in (0, 2):
+                    row = row0 + (line[j].place(pair)[0] + i * M)
+                    with lang.if_(row < p["m"]):
+                        out = finish([line[j][pair], line[j][pair + 1]], row)
+                        place = batch * p["sy"] + row * p["ldy"] + column
+                        store_words(y, place, out, column, p["n"])
+
+
+def takes(dtypes: tuple[DType, DType]) -> bool:
+    """Whether the tensor cores multiply these."""
+    return dtypes[0] is dtypes[1] and dtypes[0] in DTYPES
+
+
+mma: Kernel = Kernel(_mma, workgroup=128, name="mma")
