@@ -160,7 +160,18 @@ def test_parts_of_a_divided_depth_are_f32(n: int) -> None:
 @pytest.mark.parametrize("layout", ["NT", "TN"])
 def test_ptx_equals_the_simulator(layout: str, odd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "MMA_TILES", (MmaTile(32, 32, 32, 16, 16, 2),))
-    launch, ir = lowered(19, 21, 71, bf16, layout, odd)
+    same(*lowered(19, 21, 71, bf16, layout, odd))
+
+
+@pytest.mark.slow
+def test_ptx_of_the_large_tile_equals_the_simulator() -> None:
+    launch, ir = lowered(130, 127, 200)  # two groups, once around the ring
+    assert launch.constants["tile"] == MMA_TILES[0]
+    same(launch, ir)
+
+
+def same(launch: Launch, ir: KernelIR) -> None:
+    """Fail unless the text, interpreted, gives what the simulator gives, bit for bit."""
     words, _ = operands(launch)
     again = [w.copy() for w in words]
     params = parameters(launch, ir)
