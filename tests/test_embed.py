@@ -169,8 +169,10 @@ def test_weights_are_uploaded_once(device: ct.Device) -> None:
         embedder = load(DATA / "tiny-bert", device=device)
     parameters = [p for _, p in embedder.model.named_parameters()]
     large = [p for p in parameters if p.nbytes > 64 << 10]
-    led.expect(uploads=len(large) + 1, downloads=0, compiles=0)  # the small ones in one write
-    once = sum(p.nbytes for p in parameters)
+    mapped = large if device.name == "cpu" else []  # the file itself is the memory
+    sent_apart = len(large) - len(mapped)
+    led.expect(uploads=sent_apart + 1, downloads=0, compiles=0)  # the small ones in one write
+    once = sum(p.nbytes for p in parameters) - sum(p.nbytes for p in mapped)
     assert once <= led.upload_bytes <= once + 256 * len(parameters)
     texts = texts_of("tiny-bert")[0]
     ids = embedder.tokenizer.encode(texts, embedder.config.max_length)

@@ -14,6 +14,7 @@ import pytest
 
 import centella as ct
 from centella import functional, lang
+from centella.tensor import apply
 from tests.devices import own
 
 
@@ -435,3 +436,9 @@ def test_a_replay_holds_the_states_that_it_uses(device: ct.Device) -> None:
     assert kept.numpy()[0, 0] == 7
     del kept, y
     assert live(where) == before
+
+
+def test_a_change_of_a_state_that_is_gone_says_so(device: ct.Device) -> None:
+    version = ct.State.empty((4,), device=device).value
+    with pytest.raises(ct.ContractError, match="assign: operand 0's State is gone: keep it"):
+        apply("assign", version, ct.zeros((4,), device=device))

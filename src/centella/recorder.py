@@ -190,7 +190,8 @@ class Recorder(Values):
             value, _ = operands[index]
             cell = value.cell
             if cell is None:
-                raise ContractError(f"{form.op.name}: operand {index} is no State")
+                gone = "'s State is gone: keep it" if value.is_version else " is no State"
+                raise ContractError(f"{form.op.name}: operand {index}{gone}")
             if sum(other is value for other, _ in operands) > 1:
                 raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
             for reader in cell.unread(target):

@@ -55,25 +55,29 @@ def operands(bound: Bound, buffers: list[Array]) -> list[Array]:
 
 
 def pad_words(spec: Spec, offset: int, size: int) -> Mask:
-    """Which of `size` words belong to no element of a tensor, nor to anything else.
-
-    Of a part of a larger tensor: those from the end of each of its rows to the next chunk.
-    """
+    """Which of `size` words belong to no element of a tensor, nor to anything else."""
     mask = np.zeros(size, np.bool_)
-    if spec.size and 1 in spec.strides and (offset or not pads(spec)):
-        along = spec.strides.index(1)
-        ends: Array = np.array(offset + spec.shape[along])
-        for axis, (n, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
-            if axis != along:
-                ends = np.add.outer(ends, np.arange(n) * stride)
-        tails = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
-        words = tails + np.arange(4)
-        mask[words[(words < -(-tails // 4) * 4) & (words < size)]] = True
     for begin, nbytes, pitch, rows in pads(spec, offset):
         first, end = -(-begin // 4), (begin + nbytes) // 4
         rest = mask[first : end + (rows - 1) * pitch // 4]
         index = np.arange(rows)[:, None] * (pitch // 4) + np.arange(end - first)
         rest[index.reshape(-1)] = True
+    return mask
+
+
+def tail_words(spec: Spec, offset: int, size: int) -> Mask:
+    """Of a part of a larger tensor: the words from the end of each row to the next chunk."""
+    mask = np.zeros(size, np.bool_)
+    if not spec.size or 1 not in spec.strides:
+        return mask
+    along = spec.strides.index(1)
+    ends: Array = np.array(offset + spec.shape[along])
+    for axis, (n, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
+        if axis != along:
+            ends = np.add.outer(ends, np.arange(n) * stride)
+    tails = -(-ends.reshape(-1, 1) * spec.dtype.itemsize // 4)
+    words = tails + np.arange(4)
+    mask[words[(words < -(-tails // 4) * 4) & (words < size)]] = True
     return mask
 
 
@@ -187,6 +191,8 @@ class SimulatorBackend:
             wanted.append(logical_words(*view, len(mask)) if arg.mode == "out" else None)
             if arg.writable:
                 mask |= seen | pad_words(*view, len(mask))
+                if bound.windows:
+                    mask |= tail_words(*view, len(mask))
         unwritten(ir, report.written, wanted)
 
     def _known(self, native: Array) -> Mask:

@@ -43,8 +43,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     from centella.state import State
     from centella.tensor import Tensor, apply, apply_all
 
+    states: list[State] = []  # each lives until its sample is recorded
+
     def state(t: Make, *shape: int, dtype: Any = f32) -> Tensor:
-        return State.empty(shape, dtype, t(1).device).value
+        states.append(State.empty(shape, dtype, t(1).device))
+        return states[-1].value
 
     chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
 
