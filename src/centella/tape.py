@@ -27,11 +27,11 @@ class Symbol:
     __array_ufunc__ = None  # NumPy's scalars leave operators to it
 
     def __init__(self, tape: Tape, number: int, dtype: Any, kind: int, columns: int) -> None:
-        self.tape = tape
-        self.number = number
-        self.dtype = np.dtype(dtype)
-        self.kind = kind
-        self.columns = columns
+        self.tape: Tape = tape
+        self.number: int = number
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.kind: int = kind
+        self.columns: int = columns
 
     def __add__(self, other: Any) -> Symbol:
         return self.tape.note(np.add, self, other)
@@ -131,7 +131,9 @@ class Tape:
     """
 
     def __init__(self, dtypes: Sequence[Any], columns: int) -> None:
-        self.operands = [Symbol(self, k, d, FULL, columns) for k, d in enumerate(dtypes)]
+        self.operands: list[Symbol] = [
+            Symbol(self, k, d, FULL, columns) for k, d in enumerate(dtypes)
+        ]
         self.along_rows: bool = False
         self._columns = columns
         self._notes: list[Note] = []

@@ -226,7 +226,7 @@ class Shared(_Array):
         self._tracer = tracer
         self._type = type_
         self.words = words
-        self.position = len(tracer.shared)
+        self.position: int = len(tracer.shared)
         tracer.shared.append(SharedArray(type_, words, 1))
 
     def __len__(self) -> int:

@@ -69,11 +69,11 @@ class WarpMachine(Machine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._copies = any(s[0] == "cp_async" for s in self.ir.body)
-        self.effects |= {
+        self.effects.update({
             "fragment": self._fragment, "fragment_fill": self._fill, "fragment_get": self._get,
             "ldmatrix": self._ldmatrix, "mma": self._mma, "cp_async": self._copy,
             "cp_async_commit": self._commit, "cp_async_wait": self._wait,
-        }  # fmt: skip
+        })  # fmt: skip
 
     def run(self, first: int, count: int) -> None:
         """Run `count` groups from `first` on."""

@@ -140,7 +140,8 @@ class SharedTile:
         self.dtype: DType = dtype
         self.shape: tuple[int, ...] = shape
         self.stages: int = shape[0] if len(shape) == 3 else 1
-        self.rows, self.columns = shape[-2:]
+        self.rows: int = shape[-2]
+        self.columns: int = shape[-1]
         row = self.columns * dtype.itemsize
         self.panel: int = min(row, WIDEST)  # bytes of its rows
         if self.rows % 8 or row % self.panel or self.panel not in (16, 32, 64, 128):
