@@ -50,7 +50,7 @@ def cpu(args: argparse.Namespace) -> list[Row]:
 
 
 def _folder(model: str) -> Path:
-    from centella.load import _folder as folder_of
+    from centella.load import find_folder as folder_of
 
     return folder_of(model)
 
