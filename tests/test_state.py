@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -302,6 +303,26 @@ def test_assign_broadcasts_and_takes_views(device: ct.Device) -> None:
     turned = np.arange(12, dtype=np.float32).reshape(4, 3)
     state.assign(ct.asarray(turned, device=device).T)
     assert np.array_equal(state.numpy(), turned.T)
+
+
+def test_assign_narrows_nothing(device: ct.Device) -> None:
+    state = ct.State(np.arange(3, dtype=np.int32), device=device)
+    wide = ct.State(np.arange(3, dtype=np.float32), device=device)
+    refused: list[tuple[ct.State, Any, str]] = [
+        (state, 1.5, "whole numbers for a State of i32, got 1.5"),
+        (state, [1, 2.5, 3], "expected whole numbers"),
+        (state, np.arange(3), "assign: int64 has no storage type"),
+        (state, np.ones(3, np.float32), "assign: expected i32, got f32"),
+        (wide, np.array([1e300, 1, 2]), "assign: float64 has no storage type"),
+        (wide, np.ones(3, np.float16), "assign: expected f32, got f16"),
+    ]
+    for target, data, text in refused:
+        with pytest.raises(ct.DTypeError, match=re.escape(text)):
+            target.assign(data)
+    assert np.array_equal(state.numpy(), [0, 1, 2]) and np.array_equal(wide.numpy(), [0, 1, 2])
+    state.assign([4, 5, 6])
+    wide.assign(np.float64(0.5))
+    assert np.array_equal(state.numpy(), [4, 5, 6]) and np.array_equal(wide.numpy(), [0.5] * 3)
 
 
 def test_empty_state(device: ct.Device) -> None:

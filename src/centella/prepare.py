@@ -6,6 +6,7 @@ queue, so that a failure leaves the recording as it was.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -139,15 +140,13 @@ class Planned(Struct, eq=False):
 def loads_of(made: Plan) -> list[Load]:
     """What each launch asks of a device: all that it sees once, and its share of the arithmetic."""
     flops: dict[int, float] = {}
-    for step in made.steps:
-        form = made.nodes[step.node].form
-        if step.node not in flops:
-            all_of_it = 0 if form.op.flops is None else form.op.flops(
-                form.inputs, form.outputs, dict(form.attrs)
-            )  # fmt: skip
-            flops[step.node] = all_of_it / made.launches_of(step.node)
+    for node, launches in Counter(step.node for step in made.steps).items():
+        form = made.nodes[node].form
+        count = form.op.flops
+        if count is not None:
+            flops[node] = count(form.inputs, form.outputs, dict(form.attrs)) / launches
     return [
-        Load(flops[step.node], sum(spec.storage_bytes for spec, _ in step.views))
+        Load(flops.get(step.node, 0), sum(spec.storage_bytes for spec, _ in step.views))
         for step in made.steps
     ]
 

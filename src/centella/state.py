@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from centella import views
 from centella.creation import asarray
 from centella.device import Device, current_device
 from centella.device import device as open_device
-from centella.dtypes import dtype_of, f32
+from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DTypeError
 from centella.op import get
 from centella.recording import innermost
 from centella.specs import Described, Spec
 from centella.submission import Array
-from centella.tensor import Tensor, apply_all
+from centella.tensor import Tensor, apply_all, upload
 from centella.versions import Cell, Value
 
 
@@ -76,6 +78,7 @@ class State(Described):
     def assign(self, data: Any) -> None:
         """Replace the content, in place: a tensor, array or number that broadcasts to the shape.
 
+        Tensors and arrays have its dtype; numbers, and lists of them, take it.
         Where a change that failed has left no content, this gives it one.
 
         Raises:
@@ -83,8 +86,25 @@ class State(Described):
         """
         if isinstance(data, State):
             data = data.value
-        x = data if isinstance(data, Tensor) else asarray(data, self.dtype, self.device)
-        apply_all(get("assign"), (self.value, x), {})
+        if not isinstance(data, Tensor):
+            data = upload("assign", data, self._taken(data), self.device)
+        apply_all(get("assign"), (self.value, data), {})
+
+    def _taken(self, data: Any) -> DType | None:
+        """What host data is converted to: this dtype, or None for an array, which has its own.
+
+        Raises:
+            DTypeError: numbers that are not whole, for whole ones.
+        """
+        held = None if isinstance(data, np.generic) else getattr(data, "dtype", None)
+        if held is not None and not (self.dtype is bf16 and held == np.uint16):
+            return None
+        if self.dtype.kind in ("int", "uint") and np.asarray(data).dtype.kind == "f":
+            raise DTypeError(
+                f"assign: expected whole numbers for a State of {self.dtype.name}, got {data!r}; "
+                f"ct.asarray(x, {self.dtype.name!r}) truncates"
+            )
+        return self.dtype
 
     @property
     def note(self) -> Any:
