@@ -12,7 +12,7 @@ from centella.errors import CentellaError
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
 TABLES = ("comparison.md", "features.md", "from-trueno.md")  # to look things up in, not to read
-LONG = 600  # characters: of prose some 150 tokens, of dense tables the 256 that MiniLM reads
+LONG = 560  # characters: of prose some 140 tokens, of dense tables the 256 that MiniLM reads
 
 
 class Passage(Struct, frozen=True):

@@ -20,7 +20,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.tiled import store_words, tile_at
+from centella.ops.matmul.tiled import store_words, tile_of_group
 from centella.program import Kernel
 
 DTYPES = (f16, bf16)
@@ -161,11 +161,7 @@ def _mma(
 ) -> None:  # fmt: skip
     from centella.lang import ptx
 
-    p = {n: lang.parameter(n, u32) for n in (
-        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
-    per_batch = p["tiles_m"] * p["tiles_n"]
-    batch = lang.group_id() // per_batch
-    row0, column0 = tile_at(lang.group_id() - batch * per_batch, p, tile.bm, tile.bn)
+    p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a,
                     batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
     right = _Operand(b, tile.bn, tile, b_along_k, vector_b,

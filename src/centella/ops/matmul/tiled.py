@@ -142,11 +142,7 @@ def _gemm(
     *, tile: Tile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
     vector_y: bool, exact_k: bool, activation: str, a: Any, b: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
-    per_batch = p["tiles_m"] * p["tiles_n"]
-    batch = lang.group_id() // per_batch
-    row0, column0 = tile_at(lang.group_id() - batch * per_batch, p, tile.bm, tile.bn)
+    p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a, exact_k,
                     batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
     right = _Operand(b, tile.bn, tile, b_along_k, vector_b, exact_k,
@@ -175,13 +171,21 @@ def _gemm(
     _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
 
 
-def tile_at(group: Any, p: dict[str, Any], bm: int, bn: int) -> tuple[Any, Any]:
-    """First row and column of a group's tile: bands of 8 tile rows, so that B stays in cache."""
+def tile_of_group(bm: int, bn: int) -> tuple[dict[str, Any], Any, Any, Any]:
+    """The parameters, and a group's tile: batch, first row and column.
+
+    Tiles are taken in bands of 8 tile rows, so that B stays in cache.
+    """
+    p = {n: lang.parameter(n, u32) for n in (
+        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
+    per_batch = p["tiles_m"] * p["tiles_n"]
+    batch = lang.group_id() // per_batch
+    group = lang.group_id() - batch * per_batch
     band = 8 * p["tiles_n"]
     first = group // band * 8
     height = lang.minimum(p["tiles_m"] - first, 8)
     within = group % band
-    return (first + within % height) * bm, within // height * bn
+    return p, batch, (first + within % height) * bm, within // height * bn
 
 
 def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:
