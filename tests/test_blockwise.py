@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.blockwise import BLOCK, blocks_of
+from centella import blockwise
+from centella.blockwise import BLOCK, SHARED, blocks_of, cores, share
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.operands import NUMPY, TAPE
 from centella.tape import Tape
@@ -25,6 +26,7 @@ SHAPES = (
     (2, 3, BLOCK // 2 + 1),
     (4, 1, 9),
     (40, 1000),
+    (5, SHARED - 1),
 )
 
 
@@ -35,11 +37,59 @@ def test_blocks_cut_an_array_into_parts_of_at_most_a_block(
 ) -> None:
     seen = np.zeros(shape, np.int32)
     for index in blocks_of(shape, whole_rows):
-        assert seen[index].size <= BLOCK or (whole_rows and seen[index].shape[-1:] == shape[-1:])
+        assert seen[index].size <= SHARED or (whole_rows and seen[index].shape[-1:] == shape[-1:])
         seen[index] += 1
     assert (seen == 1).all()
     if whole_rows and len(shape) > 1:
         assert all(seen[index].shape[-1] == shape[-1] for index in blocks_of(shape, True))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_each_part_is_worked_on_once_by_whichever_thread(threads: int) -> None:
+    done: list[int] = []
+    share(done.append, list(range(100)), threads)
+    assert sorted(done) == list(range(100))
+    share(done.append, [], threads)
+    assert len(done) == 100
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_a_part_raises_reaches_the_caller_and_later_work_goes_on(threads: int) -> None:
+    def fail(part: int) -> None:
+        if part == 7:
+            raise ValueError("part 7")
+
+    for _ in range(2 * blockwise.MOST_THREADS):
+        with pytest.raises(ValueError, match="part 7"):
+            share(fail, list(range(10)), threads)
+    done: list[int] = []
+    share(done.append, [1, 2, 3], threads)
+    assert sorted(done) == [1, 2, 3]
+
+
+def test_threads_follow_the_cores_and_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cores() == 1 == blockwise.threads_for(1 << 30)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1000")
+    assert cores() == blockwise.MOST_THREADS
+    assert blockwise.threads_for(SHARED) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert 1 <= cores() <= blockwise.MOST_THREADS
+
+
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = RNG.standard_normal((5, 12, 300, 32), np.float32)
+    y = RNG.standard_normal((2048, 640), np.float32)
+    results = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        device = ct.device("cpu", pool="reuse")
+        a, b = ct.asarray(x, device=device), ct.asarray(y, device=device)
+        heads = ct.attention(a, a, a)
+        results.append((heads.numpy(), ct.gelu(b).numpy(), ct.layer_norm(b).numpy()))
+    (attended, *exact), (again, *same) = results
+    assert all((e == s).all() for e, s in zip(exact, same, strict=True))
+    assert np.abs(attended - again).max() < 1e-6  # blocks of other sizes: other sums in products
 
 
 def test_an_array_without_elements_has_no_blocks() -> None:

@@ -1,10 +1,17 @@
-"""Work on the host in blocks that stay in a core's cache, and memory for what comes in between."""
+"""Work on the host in blocks that stay in a core's cache, and memory for what comes in between.
+
+Large work is shared among the process's cores. Each call of NumPy ends with a wait for the
+interpreter's lock, so that blocks which are shared are larger, and more than a few threads gain
+nothing.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -15,6 +22,62 @@ Index = tuple[int | slice, ...]
 
 BLOCK = 1 << 16  # elements of a block: 256 KB of f32
 ROWS = 1 << 15  # of a block of whole rows, over which sums go several times
+SHARED = 1 << 17  # of a block that a thread takes among others
+MOST_THREADS = 4
+
+
+def threads_for(elements: int) -> int:
+    """How many threads work on so many elements: one where each would get less than two blocks."""
+    return max(1, min(cores(), elements // (2 * SHARED)))
+
+
+def cores() -> int:
+    """Threads that large work is shared among: the process's cores, or `OMP_NUM_THREADS`."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return min(int(wanted), MOST_THREADS)
+    try:
+        return min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    except AttributeError:  # not on Windows and macOS
+        return min(os.cpu_count() or 1, MOST_THREADS)
+
+
+class _Helpers:
+    """Threads that take parts of the work; a forked child makes its own."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._pool = None
+
+    def share(self, work: Callable[[Any], None], parts: Sequence[Any], threads: int) -> None:
+        """Call `work` with each part, on this thread and on others; raises what a call raises."""
+        if threads <= 1 or len(parts) <= 1:
+            for part in parts:
+                work(part)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(MOST_THREADS - 1, "centella-blocks")
+        left = iter(parts)  # of a list or tuple: threads may take from it
+
+        def some() -> None:
+            for part in left:
+                work(part)
+
+        others = [self._pool.submit(some) for _ in range(min(threads, len(parts)) - 1)]
+        try:
+            some()
+        finally:
+            for other in others:
+                other.exception()
+        for other in others:
+            other.result()
+
+
+share = _Helpers().share
 
 
 def blocks_of(shape: Sequence[int], whole_rows: bool = False) -> list[Index]:
@@ -23,7 +86,8 @@ def blocks_of(shape: Sequence[int], whole_rows: bool = False) -> list[Index]:
     Args:
         whole_rows: whether the last dimension stays whole, however long.
     """
-    most = ROWS if whole_rows else BLOCK
+    alone = threads_for(math.prod(shape)) == 1
+    most = (ROWS if whole_rows else BLOCK) if alone else SHARED
     axis, inner = 0, math.prod(shape[1:])
     last = len(shape) - (2 if whole_rows else 1)
     while inner > most and axis < last:

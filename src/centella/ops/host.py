@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.blockwise import Array, Index, blocks_of
+from centella.blockwise import Array, Index, blocks_of, share, threads_for
 from centella.dtypes import bool_, f32
 from centella.ops.layout import broadcast_strides, merge
 from centella.ops.operands import TAPE
@@ -31,9 +31,12 @@ def taped(specs: Sequence[Spec], columns: int, evaluate: Callable[[list[Symbol]]
 
 def run_blocks(run: Run, blocks: Sequence[Index], ins: list[Array], out: Array) -> None:
     """Each block of a result from the same block of each operand."""
-    with np.errstate(all="ignore"):
-        for index in blocks:
+
+    def compute(index: Index) -> None:
+        with np.errstate(all="ignore"):
             run([x[index] for x in ins], out[index])
+
+    share(compute, blocks, threads_for(out.size))
 
 
 def block_program(

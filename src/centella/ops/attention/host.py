@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from centella.blockwise import Array, scratch
+from centella.blockwise import SHARED, Array, scratch, share, threads_for
 from centella.dtypes import f32
 from centella.program import HostProgram
 from centella.specs import Spec
 
 SCORES = 1 << 16  # of a block: 256 KB
 QUERIES = 32  # of a block at least: fewer make thin products
+ALONE = 1 << 18  # multiplications that OpenBLAS does on the thread that asks, without its others
 
 
 def host(
@@ -28,8 +29,11 @@ def host(
     b, heads, lq, dim = inputs[0].shape
     kv_heads, lk = inputs[1].shape[1:3]
     shared = heads // kv_heads
-    rows = min(lq, max(QUERIES, SCORES // max(lk, 1)))
-    most = max(1, SCORES // max(rows * lk, 1))  # heads of queries in a block
+    threads = threads_for(b * heads * lq * lk)
+    scores = SCORES if threads == 1 else SHARED
+    fewest = QUERIES if threads == 1 else ALONE // max(lk * dim, 1)
+    rows = min(lq, max(QUERIES, fewest))
+    most = max(1, scores // max(rows * lk, 1))  # heads of queries in a block
     step = max(1, most // shared)
     blocks: list[tuple[int, slice, slice]] = list(
         product(
@@ -48,12 +52,15 @@ def host(
         grouped = np.lib.stride_tricks.as_strided(q, groups, strides, writeable=False)
         by_head = outs[0].reshape(b, lq, kv_heads, shared, dim).transpose(0, 2, 3, 1, 4)
 
-        with np.errstate(all="ignore"):
-            for row, group, queries in blocks:
+        def compute(block: tuple[int, slice, slice]) -> None:
+            row, group, queries = block
+            with np.errstate(all="ignore"):
                 _block(
                     grouped[row, group, :, queries], k[row, group, : lengths[row]],
                     v[row, group, : lengths[row]], scale, by_head[row, group, :, queries],
                 )  # fmt: skip
+
+        share(compute, blocks, threads)
 
     return HostProgram("numpy:attention", "attention", call)
 
