@@ -201,7 +201,7 @@ def test_an_unknown_kernel() -> None:
 
 def test_embed_as_json() -> None:
     result = call("embed", "one", "two words", "--model", TINY, "--device", "cpu", "--json")
-    rows = json.loads(result.stdout)
+    rows = json.loads(result.stdout)["embeddings"]
     assert [row["text"] for row in rows] == ["one", "two words"]
     vectors = np.array([row["embedding"] for row in rows])
     assert vectors.ndim == 2
@@ -256,7 +256,9 @@ def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
     assert f"out.npy: 3 x {saved.shape[1]} float32" in result.output.replace("\n", "")
     assert "lines.txt: blank lines have no vector: 1 left out (2)" in result.stderr
     piped = call("embed", "--file", "-", "--json", *options, stdin="first\nsecond\nthird\n")
-    vectors = np.array([row["embedding"] for row in json.loads(piped.stdout)], np.float32)
+    vectors = np.array(
+        [row["embedding"] for row in json.loads(piped.stdout)["embeddings"]], np.float32
+    )
     np.testing.assert_allclose(saved, vectors, atol=1e-6)
 
 

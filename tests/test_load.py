@@ -55,6 +55,14 @@ def test_dtypes_that_are_none(dtype: str) -> None:
         load(DATA / "tiny-bert", device="cpu", dtype=dtype)
 
 
+@pytest.mark.parametrize("path", [None, 3, ["minilm"]])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"load: expected a model folder.*, got {type(path).__name__}"
+    ):
+        load(path, device="cpu")
+
+
 def test_a_warm_model_compiles_nothing_for_its_first_text(device: ct.Device) -> None:
     embedder = load(DATA / "tiny-bert", device=device, warm=True)
     with ct.ledger() as led, ct.forbid("compile"):

@@ -362,6 +362,8 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
     "a number first": (lambda x, n: functional.le(0.5, x), lambda x, n: x >= 0.5),
     "bools": (
         lambda x, n: (x > 0) & ~(n < 3) | (n >= 5), lambda x, n: (x > 0) & (n >= 3) | (n >= 5)),
+    "bools that are true": (
+        lambda x, n: functional.sum(x > 0, 0), lambda x, n: (x > 0).sum(0)),
     "eq": (lambda x, n: functional.eq(n, n[0]), lambda x, n: n == n[0]),
     "a number rounded to the dtype": (
         lambda x, n: functional.eq(functional.full((2,), 0.1, "f16", x.device), 0.1),
@@ -573,9 +575,9 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "norm of integers": (
         lambda x, h, i: functional.rms_norm(i),
         _error("rms_norm: expected float dtypes, got ['i32']", ct.DTypeError)),
-    "sum of bools": (
-        lambda x, h, i: functional.sum(i.astype("bool"), 0),
-        _error("sum: expected a numeric dtype, got bool", ct.DTypeError)),
+    "maximum of bools": (
+        lambda x, h, i: functional.max(i.astype("bool"), 0),
+        _error("max: expected a numeric dtype, got bool", ct.DTypeError)),
     "argmax of bools": (
         lambda x, h, i: functional.argmax(i.astype("bool")),
         _error("argmax: expected a numeric dtype, got bool", ct.DTypeError)),

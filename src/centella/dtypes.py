@@ -118,8 +118,8 @@ def from_numpy(dtype: np.dtype[Any], op: str = "asarray") -> DType:
     if found is None:
         hint = {"i": "int32", "u": "uint32"}.get(dtype.kind, "float32")
         raise DTypeError(
-            f"{op}: {dtype} has no storage type on a device; "
-            f"pass dtype= (for example dtype={hint!r}) to convert"
+            f"{op}: {dtype} has no storage type on a device; pass dtype= (for example "
+            f"dtype={hint!r}) where it is taken, else convert it by x.astype(np.{hint})"
         )
     return found
 

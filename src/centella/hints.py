@@ -46,6 +46,8 @@ OF_MODULE: dict[str, str] = {
     "scaled_dot_product_attention": "ct.attention", "no_grad": _GRAPH, "inference_mode": _GRAPH,
     "compile": "ct.jit, or device.compile(fn, *examples)", "cuda": 'ct.device("cuda")',
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
+    "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
+    **dict.fromkeys(("sort", "argsort", "topk", "unique", "cumsum"), "NumPy's, of x.numpy()"),
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
 }  # fmt: skip
 OF_TENSOR: dict[str, str] = {

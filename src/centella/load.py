@@ -107,10 +107,16 @@ def find_folder(path: str | PathLike[str]) -> Path:
 
     Raises:
         WeightsError: there is none.
+        TypeError: not a path.
         MissingExtraError: a repository, and huggingface_hub is not installed.
     """
     from pathlib import Path
 
+    if not isinstance(path, (str, PathLike)):
+        raise TypeError(
+            f"load: expected a model folder, a repository (owner/name) or 'minilm', "
+            f"got {type(path).__name__}"
+        )
     folder = Path(path)
     if folder.is_dir():
         return folder

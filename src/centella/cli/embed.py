@@ -84,10 +84,10 @@ def _put(
         np.save(output, vectors)
     if as_json:
         pairs = zip(texts, vectors.tolist(), strict=True)
-        rows: Any = [{"text": t, "embedding": v} for t, v in pairs]
+        made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
         if timing:
-            rows = {"embeddings": rows, "timing_ms": timing}
-        print(json.dumps(rows, ensure_ascii=False))
+            made["timing_ms"] = timing
+        print(json.dumps(made, ensure_ascii=False))
     elif output is None:
         _show(texts, vectors)
     else:

@@ -74,12 +74,14 @@ def mean_pool(x: Tensor, lengths: Tensor) -> Tensor:
 def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over one axis, several, or all.
 
-    Floats are added in f32 and stored in their dtype; integers modulo 2^32, as i32 or u32.
+    Floats are added in f32 and stored in their dtype; integers modulo 2^32, as i32 or u32; of bools
+    those that are true are counted, as i32.
 
     Raises:
-        ShapeError: there is no such axis, or one twice; DTypeError: for bools.
+        ShapeError: there is no such axis, or one twice.
     """
-    return _reduced("sum", x, axis, keepdims)
+    check_tensors("sum", x)
+    return _reduced("sum", x.astype("i32") if x.dtype.kind == "bool" else x, axis, keepdims)
 
 
 def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
