@@ -26,8 +26,8 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     pairs = zip(reversed(x.shape), reversed(state.shape), strict=False)
     if len(x.shape) > len(state.shape) or any(n not in (1, m) for n, m in pairs):
         raise ShapeError(
-            f"assign: expected a shape that broadcasts to {list(state.shape)}, got {list(x.shape)}; "
-            "a State keeps its shape: reshape the value, or make another State"
+            f"assign: expected a shape that broadcasts to {list(state.shape)}, got "
+            f"{list(x.shape)}; a State keeps its shape: reshape the value, or make another State"
         )
     return ((state.shape, state.dtype),)
 
