@@ -75,7 +75,7 @@ def test_the_owner_lives_as_long_as_the_capsule_or_its_consumer(versioned: bool)
 
 
 def test_the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception() -> None:
-    watches = []
+    watches, threads = [], []
     for index in range(50):
         owner = Owner()
         watches.append(weakref.ref(owner))
@@ -83,14 +83,14 @@ def test_the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception() -> No
         capsule = dlpack.export(FAR, spec, (1, 0), owner, versioned=True, flags=0)
         del owner
         if index % 2:
-            threading.Thread(target=lambda held: None, args=(capsule,)).start()
+            threads.append(threading.Thread(target=lambda held: None, args=(capsule,)))
+            threads[-1].start()
         with pytest.raises(ZeroDivisionError):
             _fail(capsule)
         del capsule
     gc.collect()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.name.startswith("Thread-"):
-            thread.join(5)
+    for thread in threads:
+        thread.join(5)
     assert all(watch() is None for watch in watches)
 
 

@@ -6,10 +6,11 @@ the words before and after. Memory is poisoned, pads too. An op without a case f
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -758,23 +759,39 @@ def is_idle(launches: list[tuple[Case, Launch]], label: str) -> bool:
     return any(t in text for t in IDLE_LINES) or all(str(c) in IDLE_CASES for c, _ in launches)
 
 
-@pytest.mark.slow
-def test_removed_barriers_and_shifted_indices_are_caught() -> None:
-    barriers = shifts = 0
+Mutants = list[tuple[str, KernelIR]]
+
+
+def tried() -> Iterator[tuple[list[tuple[Case, Launch]], Mutants, Mutants]]:
+    """For each kernel its launches, all mutants without a barrier or wait, some shifted ones."""
+    barriers = 0
     for launches in by_kernel().values():
-        ir = launches[0][1].ir
-        mutants = list(mutations(ir))
-        gone = [m for m in mutants if m[0].startswith("no ")]  # barrier or wait
+        mutants = list(mutations(launches[0][1].ir))
+        gone = [m for m in mutants if m[0].startswith("no ")]
         moved = [m for m in mutants if not m[0].startswith("no ")]
         step = max(1, len(moved) // SHIFTS)
+        yield launches, gone, moved[barriers % step :: step]
+        barriers += len(gone)
+
+
+def test_mutants_are_many() -> None:
+    counts = [(len(gone), len(moved)) for _, gone, moved in tried()]
+    barriers, shifts = map(sum, zip(*counts, strict=True))
+    assert barriers > 300 and shifts > 1000
+
+
+PARTS = 4  # so that processes can share them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_removed_barriers_and_shifted_indices_are_caught(part: int) -> None:
+    for launches, gone, moved in itertools.islice(tried(), part, None, PARTS):
         for label, mutant in gone:
             assert caught(launches, mutant, True), f"{launches[0][0]}: {label}"
-        for label, mutant in moved[barriers % step :: step]:
+        for label, mutant in moved:
             if not caught(launches, mutant, False):
                 assert is_idle(launches, label), f"{launches[0][0]}: {label}"
-        barriers += len(gone)
-        shifts += len(moved[::step])
-    assert barriers > 300 and shifts > 1000
 
 
 # -- text ------------------------------------------------------------------------------------------
