@@ -403,6 +403,31 @@ def test_simulate_says_the_subgroups_size() -> None:
         assert set(lanes.simulate(np.zeros(64), threads=64, subgroup=size)["y"]) == {size}
 
 
+@ct.kernel(workgroup=64)
+def over_subgroups(x: ct.In[f32], y: ct.Out[f32], lanes: ct.Out[u32]) -> None:
+    i = lang.global_id()
+    low, high = lang.subgroup_min(x[i]), lang.subgroup_max(x[i])
+    y[i] = lang.subgroup_sum(x[i]) + lang.shuffle_xor(x[i], 5) * (high - low)
+    lanes[i] = lang.lane_id() + lang.subgroup_size() * 256
+
+
+def test_subgroups_are_neighbours_or_refused(device: ct.Device) -> None:
+    x = np.random.default_rng(5).integers(-9, 9, 256).astype(np.float32)
+    there = ct.asarray(x, device=device)
+    y, lanes = ct.empty(256, device=device), ct.empty(256, "u32", device)
+    if device.caps.target == "wgsl" and not device.caps.subgroups:
+        with pytest.raises(ct.LimitError, match="subgroup operations, which this device has not"):
+            over_subgroups(there, y, lanes, threads=256)
+        assert (there + 1).numpy()[0] == x[0] + 1
+        return
+    over_subgroups(there, y, lanes, threads=256)
+    (size,) = set((lanes.numpy() // 256).tolist())
+    rows = x.reshape(-1, size)
+    wanted = rows.sum(1) + x[np.arange(256) ^ 5].reshape(rows.shape).T * np.ptp(rows, axis=1)
+    np.testing.assert_array_equal(y.numpy(), wanted.T.ravel())
+    np.testing.assert_array_equal(lanes.numpy() % 256, np.arange(256) % size)
+
+
 @ct.kernel(workgroup=32)
 def out_of_bounds(x: ct.In[f32], y: ct.Out[f32]) -> None:
     y[lang.global_id()] = x[lang.global_id() + 1]

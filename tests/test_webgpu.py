@@ -55,6 +55,29 @@ def driver(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return counted
 
 
+def test_subgroups_are_what_a_probe_agrees_with(device: ct.Device) -> None:
+    probe = pytest.importorskip("centella.backends.webgpu.subgroups")
+    native = device.backend.native
+    assert device.caps.subgroups == ("subgroup" in native.features) == probe.agree(native)
+    if device.caps.subgroups:
+        fields = probe._fields(native).T
+        assert probe.right(fields)
+        for row in range(probe.FIELDS):
+            other = fields.copy()
+            other[row, 77] ^= 1
+            assert not probe.right(other)
+        assert not probe.right(np.roll(fields, 1, 1))
+
+
+def test_a_probe_that_fails_is_no_subgroups(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = pytest.importorskip("centella.backends.webgpu.subgroups")
+    monkeypatch.setattr(probe, "SOURCE", "no shader of {threads} and {fields}")
+    assert not probe.agree(device.backend.native)
+    assert (ct.asarray(X, device=device) + 1).numpy()[0, 0] == 1
+
+
 def test_a_product_of_arrays_is_few_calls(device: ct.Device, driver: Driver) -> None:
     cache = ct.MatmulCache(own(device))
     cache.upload_weight("w", np.eye(4, dtype=np.float32))

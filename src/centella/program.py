@@ -181,7 +181,8 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
     if caps.target == "wgsl":
         if ir.uses_subgroups and not caps.subgroups:
             raise LimitError(
-                f"kernel {ir.name!r}: subgroup operations, which this device has not; "
+                f"kernel {ir.name!r}: subgroup operations, which this device has not, or not as "
+                f"neighbouring threads; "
                 f"lang.workgroup_reduce runs everywhere"
             )
         from centella.lang.wgsl import emit_wgsl

@@ -193,7 +193,8 @@ class Caps(Struct, frozen=True):
         max_workgroup: threads a workgroup may have.
         max_shared: bytes of workgroup memory a kernel may use.
         max_groups: workgroups along one side of a grid.
-        subgroups: True when subgroup operations were probed and agree.
+        subgroups: True when there are subgroup operations and subgroups are neighbouring threads;
+            of a WebGPU device, as probed when it is opened.
         native_f16_pack: True when the target's own f32 to f16 rounding was probed and agrees.
         arch: PTX target ("sm_90a"), else "".
         family: "nvidia", "amd", "intel", "apple", "software", "cpu".

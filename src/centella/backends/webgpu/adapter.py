@@ -19,6 +19,7 @@ NO_ADAPTER: str = (
     "graphics capability."
 )
 TIMER: str = "timestamp-query"
+SUBGROUPS: str = "subgroup"
 GUARANTEED: dict[str, int] = {
     "max-storage-buffer-binding-size": 134217728,
     "max-buffer-size": 268435456,
@@ -81,13 +82,13 @@ def find_adapter(which: str) -> Any:
 
 
 def open_device(adapter: Any, minimum: bool) -> Any:
-    """A wgpu device with the limits and the timer of an adapter, or with what is guaranteed alone.
+    """A wgpu device with an adapter's limits, timer and subgroups, or with the guaranteed alone.
 
     Raises:
         DeviceError: the adapter refused.
     """
     wanted = GUARANTEED if minimum else {name: adapter.limits[name] for name in GUARANTEED}
-    features = [TIMER] if TIMER in adapter.features and not minimum else []
+    features = [] if minimum else [f for f in (TIMER, SUBGROUPS) if f in adapter.features]
     try:
         return adapter.request_device_sync(required_limits=wanted, required_features=features)
     except Exception as error:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from centella.backends.webgpu import raw
+from centella.backends.webgpu import raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
     family_of,
@@ -77,7 +77,7 @@ class WebGpuBackend:
             ),
             max_shared=limits["max-compute-workgroup-storage-size"],
             max_groups=limits["max-compute-workgroups-per-dimension"],
-            subgroups=False,
+            subgroups=subgroups.agree(self.native),
             family=family_of(adapter),
         )
         self._queue = self.native.queue
