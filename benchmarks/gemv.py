@@ -96,11 +96,11 @@ def resident(device: ct.Device, sets: list[Set], dtype: DType) -> list[Set]:
     ]
 
 
-def round_of(replay: Callable[[], Any], wait: Call) -> Call:
+def round_of(replay: Callable[[], Any], wait: Call, replays: int = REPLAYS) -> Call:
     """Replays one after the other, then a wait."""
 
     def call() -> None:
-        for _ in range(REPLAYS):
+        for _ in range(replays):
             replay()
         wait()
 
@@ -120,7 +120,7 @@ def ours(device: ct.Device, cell: Cell, tensors: list[Set], product: Callable[..
     return Timed(round_of(replay, device.synchronize), cell.nbytes, error)
 
 
-def graphed(torch: Any, record: Callable[[], Any]) -> tuple[Call, Any]:
+def graphed(torch: Any, record: Callable[[], Any], replays: int = REPLAYS) -> tuple[Call, Any]:
     """A CUDA graph of what PyTorch records, and its results."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -130,7 +130,7 @@ def graphed(torch: Any, record: Callable[[], Any]) -> tuple[Call, Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = record()
-    return round_of(graph.replay, torch.cuda.synchronize), results
+    return round_of(graph.replay, torch.cuda.synchronize, replays), results
 
 
 def on_torch(torch: Any, array: Any, dtype: DType) -> Any:

@@ -5,6 +5,8 @@
     python benchmarks/run.py mma --devices cuda --dtypes bf16,f16 --json results/mma.json
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
+    python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
+    python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attention import attention, attention_sweep
 from cpu import cpu, start
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
@@ -174,7 +177,8 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 
 BENCHES = {
-    "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep, "minilm": minilm,
+    "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep,
+    "attention": attention, "tiles": attention_sweep, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts,
 }  # fmt: skip

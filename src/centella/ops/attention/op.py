@@ -14,11 +14,13 @@ from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.split import MOST_DIM, lower_split
 from centella.ops.attention.stream import lower_stream
+from centella.ops.attention.tiled import lower_tiled
+from centella.ops.attention.tiles import tile_of
 from centella.specs import Caps, Spec
 
 FEW_QUERIES = 8
 ENOUGH_KEYS = 64
-LOWER = {"stream": lower_stream, "split": lower_split}
+LOWER = {"tiled": lower_tiled, "stream": lower_stream, "split": lower_split}
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -129,18 +131,20 @@ def takes(index: int, spec: Spec) -> bool:
     return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
 
 
-def choose(q: Spec, k: Spec) -> str:
+def choose(q: Spec, k: Spec, caps: Caps) -> str:
     """The variant for a problem: few queries of many keys have their keys split among groups."""
-    few = q.shape[2] <= FEW_QUERIES and k.shape[2] >= ENOUGH_KEYS
-    return "split" if few and 0 < q.shape[3] <= MOST_DIM else "stream"
+    queries, dim = q.shape[2:]
+    if queries <= FEW_QUERIES:
+        return "split" if k.shape[2] >= ENOUGH_KEYS and 0 < dim <= MOST_DIM else "stream"
+    return "tiled" if tile_of(queries, dim, caps) else "stream"
 
 
 def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch, or two where the keys are split."""
-    variant = attrs.get("variant") or choose(inputs[0], inputs[1])
-    return LOWER[variant](inputs, outputs[0], attrs)
+    variant = attrs.get("variant") or choose(inputs[0], inputs[1], caps)
+    return LOWER[variant](inputs, outputs[0], attrs, caps)
 
 
 def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:

@@ -34,7 +34,7 @@ from centella.ops.attention.teams import (
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 MOST_DIM = THREADS * EACH
 MOST_ROWS = 8
@@ -133,7 +133,7 @@ def _part(split: Any, splits: Any, count: Any, teams: int) -> tuple[Any, Any]:
 split: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split")
 
 
-def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any]) -> Lowered:
+def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:
     """Two launches: a group for each part of the keys of a head; one for each query.
 
     Raises:

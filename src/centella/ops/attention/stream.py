@@ -17,7 +17,7 @@ from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, s
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 THREADS = 64
 
@@ -176,7 +176,7 @@ def _dot(query: list[Any], tile: Any, at: Any, dim: int) -> Any:
 stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention")
 
 
-def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any]) -> Lowered:
+def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:
     """One launch: a group has 64 (or 128) queries of one head."""
     batch, lq, heads, dim = y.shape
     part = min(-(-dim // 8) * 8, 64)

@@ -1,0 +1,404 @@
+"""The register-tiled kernel: many queries, both products as register tiles through shared memory.
+
+A group has `bq` queries of one head and goes over the keys in steps of `bk`. The scores of a step
+are a product of slabs of queries and keys, which lie in shared memory with the head's elements
+outermost; the maximum of a query is taken over the threads that have its scores; its weights go to
+shared memory, keys outermost, and are multiplied with slabs of values. Sums, and each thread's
+share of the weights' total, stay in registers.
+
+A slab is multiplied while the next is on its way from global memory. What would write 16-byte
+chunks across the banks is laid out so that a warp's go to all of them: keys that a thread has next
+to each other are `across` rows apart among the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32, i32, u32
+from centella.errors import LimitError
+from centella.op import Lowered
+from centella.ops.attention.launch import extents, out_steps
+from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.tiles import Tile, tile_of
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.ops.matmul.tiled import store_words
+from centella.ops.rows import fold
+from centella.program import Call, Kernel, Ref
+from centella.specs import Caps, Spec
+
+HIDDEN = -3.2e38  # the score of a hidden key: below every maximum, whose least is LOWEST
+LOG2E = 1.4426950408889634
+EXP2 = (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0)  # on [-1/2, 1/2]
+LEAST, INFINITE = 0xC2FE0000, 0xFF800000  # the bits of -127 and of -inf
+
+
+def power(x: Any) -> Any:
+    """2^x for x <= 0, within 4 ulp; 0 below -126.5, NaN of NaN (see `lang.math` for the ways)."""
+    bits = lang.bitcast(x, u32)
+    clip = bits - LEAST <= INFINITE - LEAST  # false for NaN
+    x = lang.bitcast(lang.select(clip, LEAST, bits), f32)
+    whole = lang.floor(x + 0.5)
+    part, p = x - whole, EXP2[0]
+    for coefficient in EXP2[1:]:
+        p = lang.fma(part, p, coefficient)
+    return p * lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
+
+
+class _Rows:
+    """Rows of queries, keys or values on their way from global memory to a slab.
+
+    Args:
+        rows: of a slab; across: elements of a row in it.
+        turn: whether the slab has the elements outermost (then it is `depth` of them wide).
+    """
+
+    def __init__(
+        self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, start: Any,
+        pitch: Any, dim: int,
+    ) -> None:  # fmt: skip
+        self.source, self.tile, self.rows, self.turn = source, tile, rows, turn
+        self.start, self.pitch, self.dim = start, pitch, dim
+        self.width = source.dtype.per_chunk if vector else 1
+        each = across // self.width
+        self.total = rows * each
+        index = [lang.local_id() + i * tile.threads
+                 for i in range(-(-self.total // tile.threads))]  # fmt: skip
+        self.pieces = [(at, at // each, at % each * self.width) for at in index]
+
+    def fetch(self, first: Any, last: Any, element: Any, counts: Any = None) -> list[list[Any]]:
+        """This thread's pieces of the slab of rows from `first` on, none past row `last`.
+
+        Args:
+            element: the first one of a turned slab.
+            counts: which rows count; the others become zeros.
+        """
+        fetched: list[list[Any]] = []
+        end = (self.dim - 1) // self.width * self.width
+        for _, row, column in self.pieces:
+            at = element + column
+            safe = at if self._whole else lang.minimum(at, end)
+            where = self.start + lang.minimum(first + row, last) * self.pitch + safe
+            values = self.source.load(where) if self.width > 1 else [self.source[where]]
+            if self.turn and not self._whole:
+                values = [lang.select(at + j < self.dim, v, 0.0) for j, v in enumerate(values)]
+            if counts is not None:
+                counted = counts(first + row)
+                values = [lang.select(counted, v, 0.0) for v in values]
+            fetched.append(values)
+        return fetched
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every piece of every slab lies within the head."""
+        return self.dim % (self.tile.depth if self.turn else self.tile.columns) == 0
+
+    def put(self, fetched: list[list[Any]], slab: Any, words: Any) -> None:
+        """Store the pieces into the slab that begins at `words`."""
+        for (index, row, column), values in zip(self.pieces, fetched, strict=True):
+            if (len(self.pieces) * self.tile.threads) == self.total:
+                self._put(values, slab, words, row, column)
+            else:
+                with lang.if_(index < self.total):
+                    self._put(values, slab, words, row, column)
+
+    def _put(self, values: list[Any], slab: Any, words: Any, row: Any, column: Any) -> None:
+        tile = self.tile
+        if not self.turn:
+            at = words + row * tile.columns + column
+            if self.width == 1:
+                slab[at] = values[0]
+            for j in range(0, self.width if self.width > 1 else 0, 4):
+                slab.store(at + j, values[j : j + 4])
+            return
+        at = words + column * self.rows + column // 4 * tile.pad + row
+        for j, value in enumerate(values):
+            slab[at + (j * self.rows + j // 4 * tile.pad)] = value
+
+
+def _attention(
+    *, tile: Tile, dim: int, causal: bool, vector: bool, vector_y: bool, q: Any, k: Any, v: Any,
+    y: Any, **masks: Any,
+) -> None:  # fmt: skip
+    p = {n: lang.parameter(n, u32) for n in (
+        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
+        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    block, group = lang.group_id() % p["blocks"], lang.group_id() // p["blocks"]
+    head, b = group % p["heads"], group // p["heads"]
+    first = (p["blocks"] - 1 - block) * tile.bq  # of causal queries the last have most to do
+    end, start = reach(masks, causal, b, p["lq"], p["lk"])
+    counts = counting(masks, b, end)
+    if start is not None:
+        end = lang.minimum(end, upto(start, first + tile.bq))
+    last_query, last_key = p["lq"] - 1, lang.maximum(end, 1) - 1
+    kv_head = head // p["share"]
+    queries = _Rows(q, tile, tile.bq, tile.depth, True, vector,
+                    b * p["qb"] + head * p["qh"], p["ql"], dim)  # fmt: skip
+    keys = _Rows(k, tile, tile.bk, tile.depth, True, vector,
+                 b * p["kb"] + kv_head * p["kh"], p["kl"], dim)  # fmt: skip
+    values = _Rows(v, tile, tile.depth, tile.columns, False, vector,
+                   b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
+    slab = lang.shared(f32, 2 * tile.slab)
+    my = _Thread(tile)
+    hidden = counts if "key_mask" in masks else None
+
+    def step(key0: Any) -> None:
+        """The keys from `key0` on."""
+        scores = lang.vars(f32, tile.tq, tile.tk, init=0.0)
+
+        def put(fetched: tuple[Any, Any], stage: Any) -> None:
+            queries.put(fetched[0], slab, stage * tile.slab)
+            keys.put(fetched[1], slab, stage * tile.slab + tile.turned(tile.bq))
+
+        _steps(
+            -(-dim // tile.depth),
+            lambda at: (queries.fetch(first, last_query, at), keys.fetch(key0, last_key, at)),
+            put,
+            lambda at, stage: my.score(scores, slab, stage),
+            tile.depth,
+        )  # fmt: skip
+        _show(my, scores, tile, key0, end, first, start, counts, masks, b, head, p)
+        _steps(
+            tile.bk // tile.depth,
+            lambda at: values.fetch(key0 + at, last_key, 0, hidden),
+            lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
+            lambda i, stage: my.accumulate(slab, i, stage),
+            tile.depth,
+            lambda: my.soften(scores, LOG2E if "mask" in masks else 1.0),
+        )  # fmt: skip
+
+    for key0 in lang.range(lang.const(0, u32), end, tile.bk):
+        step(key0)
+    my.finish(y, b * p["yb"] + head * p["yh"], first, p, dim, vector_y)
+
+
+def _steps(
+    count: int, fetch: Callable[[Any], Any], put: Callable[[Any, Any], None],
+    work: Callable[[Any, Any], None], depth: int, before: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Work on slabs in turn, each on its way while the one before is worked on.
+
+    Args:
+        fetch: of the slab that begins at an element or key.
+        work: of slab i in a stage.
+        before: done once the first slab is on its way.
+    """
+    fetched = fetch(lang.const(0, u32))
+    before()
+    put(fetched, lang.const(0, u32))
+    lang.barrier()
+    for i in lang.range(count):
+        stage = i & 1
+        if count > 1:
+            fetched = fetch(lang.minimum(i + 1, count - 1) * depth)
+        work(i, stage)
+        if count > 1:
+            with lang.if_(i + 1 < count):
+                put(fetched, 1 - stage)
+        lang.barrier()
+
+
+def _show(
+    my: _Thread, scores: Any, tile: Tile, key0: Any, end: Any, first: Any, start: Any, counts: Any,
+    masks: dict[str, Any], b: Any, head: Any, p: dict[str, Any],
+) -> None:  # fmt: skip
+    """Scale the scores, to base 2 without an additive mask, and hide those that do not count."""
+    scale = lang.parameter("scale", f32)
+    scale = scale if "mask" in masks else scale * LOG2E
+    for row in scores:
+        for score in row:
+            score.set(score * scale)
+
+    def hide() -> None:
+        for j in range(tile.tk):
+            key = key0 + my.key(j)
+            counted = counts(key) if masks.get("key_mask") is not None else key < end
+            for i in range(tile.tq):
+                query, score, seen = first + my.query(i), scores[i][j], counted
+                if start is not None:
+                    seen = seen & sees(start, query, key)
+                if "mask" in masks:
+                    place = lang.minimum(query, p["lq"] - 1), lang.minimum(key, p["lk"] - 1)
+                    value = added(masks, b, head, *place)
+                    score.set(score + value)
+                    seen = seen & shows(value)
+                score.set(lang.select(seen, score, HIDDEN))
+
+    if {"mask", "key_mask"} & set(masks):
+        hide()
+        return
+    some = key0 + tile.bk > end
+    if start is not None:
+        some = some | (lang.bitcast(key0 + tile.bk, i32) > start + lang.bitcast(first + 1, i32))
+    with lang.if_(some):
+        hide()
+
+
+class _Thread:
+    """A thread's place and what it keeps: sums [tq][td], its part of each query's total.
+
+    Thread t < bq has the running maximum of query t. Warps are 4 threads down, 8 across.
+    """
+
+    def __init__(self, tile: Tile) -> None:
+        t, warps = lang.local_id(), tile.across // 8
+        self.tile = tile
+        self.me = t
+        self.down = (t // 8) % 4 + t // (32 * warps) * 4
+        self.across = t % 8 + (t // 32) % warps * 8
+        self.sums = lang.vars(f32, tile.tq, tile.td, init=0.0)
+        self.totals = lang.vars(f32, tile.tq, init=0.0)
+        self.top = lang.var(LOWEST)
+        self.weights = lang.shared(f32, tile.bk * tile.pitch)
+        self.tops = lang.shared(f32, tile.bq)
+        self.shrinks = lang.shared(f32, tile.bq)
+
+    def query(self, i: int) -> Any:
+        """A query of the thread's, within the tile."""
+        return self.down * 4 + (i // 4 * self._spacing + i % 4)
+
+    def key(self, j: int) -> Any:
+        """A key of the thread's, within the step."""
+        return self.across * 4 + (j // 4 * 4 * self.tile.across + j % 4)
+
+    @property
+    def _spacing(self) -> int:
+        """Queries from one four of a thread to the next."""
+        return self.tile.bq // (self.tile.tq // 4)
+
+    def _of_queries(self, array: Any, chunk: Any) -> list[Any]:
+        """A word for each query of the thread's, of words for all that begin at a chunk."""
+        found: list[Any] = []
+        for g in range(self.tile.tq // 4):
+            found += array.load_chunk(chunk + self.down + g * (self._spacing // 4))
+        return found
+
+    def _leave(self, row: Any, values: list[Any]) -> None:
+        """Store a word for each query of the thread's in a row of the weights."""
+        at = row * (self.tile.pitch // 4) + self.down
+        for g in range(self.tile.tq // 4):
+            place = at + g * (self._spacing // 4)
+            self.weights.store_chunk(place, values[4 * g : 4 * g + 4])
+
+    def score(self, scores: Any, slab: Any, stage: Any) -> None:
+        """Add the products of a slab's elements."""
+        tile = self.tile
+        base = stage * (tile.slab // 4)
+        right = base + tile.turned(tile.bq) // 4 + self.across
+        for d in range(tile.depth):
+            pad = d // 4 * tile.pad
+            query = self._of_queries(slab, base + (d * tile.bq + pad) // 4)
+            key: list[Any] = []
+            for g in range(tile.tk // 4):
+                key += slab.load_chunk(right + ((d * tile.bk + pad) // 4 + g * tile.across))
+            for i, a in enumerate(query):
+                for j, x in enumerate(key):
+                    scores[i][j].set(lang.fma(a, x, scores[i][j]))
+
+    def soften(self, scores: Any, base: float) -> None:
+        """A step of the running softmax: weights of the new keys; what is summed shrinks.
+
+        Args:
+            base: logarithm to base 2 of the number whose powers the weights are.
+        """
+        tile = self.tile
+        self._leave(self.across, [fold(list(row), lang.fmax) for row in scores])
+        lang.barrier()
+        with lang.if_(self.me < tile.bq):
+            high = fold([self.weights[x * tile.pitch + self.me] for x in range(tile.across)],
+                        lang.fmax)  # fmt: skip
+            high = lang.fmax(self.top, high)
+            self.tops[self.me] = high
+            self.shrinks[self.me] = power((self.top - high) * base)
+            self.top.set(high)
+        lang.barrier()
+        tops, shrinks = (self._of_queries(x, lang.const(0, u32)) for x in (self.tops, self.shrinks))
+        for i, row in enumerate(scores):
+            for score in row:
+                score.set(power((score - tops[i]) * base))
+            total = fold(list(row), lambda a, c: a + c)
+            self.totals[i].set(lang.fma(self.totals[i], shrinks[i], total))
+            for x in self.sums[i]:
+                x.set(x * shrinks[i])
+        for j in range(tile.tk):
+            self._leave(self.across + j * tile.across, [row[j] for row in scores])
+
+    def accumulate(self, slab: Any, i: Any, stage: Any) -> None:
+        """Add the values of a slab's keys, each times its weight."""
+        tile = self.tile
+        each = 4 * tile.across // tile.depth  # slabs of a four of keys of every thread
+        row = i // each * (4 * tile.across) + i % each * (tile.depth // 4)
+        left, right = row * (tile.pitch // 4), stage * (tile.slab // 4) + self.across
+        for n in range(tile.depth):
+            weight = self._of_queries(
+                self.weights, left + (n % 4 * tile.across + n // 4) * (tile.pitch // 4)
+            )
+            value: list[Any] = []
+            for g in range(tile.td // 4):
+                value += slab.load_chunk(right + (n * tile.columns // 4 + g * tile.across))
+            for r, w in enumerate(weight):
+                for c, x in enumerate(value):
+                    self.sums[r][c].set(lang.fma(w, x, self.sums[r][c]))
+
+    def finish(
+        self, y: Any, place: Any, first: Any, p: dict[str, Any], dim: int, vector: bool
+    ) -> None:
+        """Divide by the totals and store; zeros for a query without keys."""
+        tile = self.tile
+        self._leave(self.across, list(self.totals))
+        lang.barrier()
+        with lang.if_(self.me < tile.bq):
+            parts = [self.weights[x * tile.pitch + self.me] for x in range(tile.across)]
+            total = fold(parts, lambda a, c: a + c)
+            self.tops[self.me] = lang.select(total > 0.0, 1.0 / total, 0.0)
+        lang.barrier()
+        factors = self._of_queries(self.tops, lang.const(0, u32))
+        for g in range(tile.td // 4):
+            column = self.across * 4 + g * 4 * tile.across
+            with lang.if_(column < dim):
+                for i in range(tile.tq):
+                    row = first + self.query(i)
+                    with lang.if_(row < p["lq"]):
+                        out = [x * factors[i] for x in self.sums[i][4 * g : 4 * g + 4]]
+                        at = place + row * p["yl"] + column
+                        if vector and y.dtype.per_chunk == 4:
+                            y.store(at, out)
+                        else:
+                            store_words(y, at, out, column, dim)
+
+
+tiled: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled")
+
+
+def lower_tiled(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:
+    """One launch: a group has a tile of queries of one head.
+
+    Raises:
+        LimitError: no tile for this head fits the device.
+    """
+    batch, lq, heads, dim = y.shape
+    tile = tile_of(lq, dim, caps)
+    if tile is None:
+        raise LimitError(
+            f"attention: variant 'tiled' has no tile for head_dim {dim} in {caps.max_shared:,} "
+            f"bytes of workgroup memory and {caps.max_workgroup} threads"
+        )
+    blocks = -(-lq // tile.bq)
+    constants = (
+        ("causal", attrs["causal"]),
+        ("dim", dim),
+        ("tile", tile),
+        ("vector", all(s.aligned for s in inputs[:3])),
+        ("vector_y", y.aligned),
+    )
+    scalars = {"blocks": blocks, **extents(inputs, attrs), **out_steps(y)}
+    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
+    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
+    call = Call(
+        tiled, tensors, tuple(scalars.items()), constants, batch * heads * blocks,
+        workgroup=tile.threads, face=form,
+    )  # fmt: skip
+    return Lowered((call,))
