@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct
 
 from centella import views
 from centella.device import Device, devices
@@ -18,19 +19,16 @@ from centella.specs import Described, Shape, Spec, view_spec
 from centella.versions import READY, Value
 
 
-class Handle(Described):
+class Handle(Described, Struct, eq=False, weakref=True):
     """What refers to a value: what and where it is, what has happened to it, views of it.
 
     Attributes:
         spec: shape, dtype and strides.
     """
 
-    __slots__ = ("__weakref__", "_offset", "_value", "spec")
-
-    def __init__(self, value: Value, spec: Spec, offset: int = 0) -> None:
-        self._value = value
-        self._offset = offset
-        self.spec: Spec = spec
+    _value: Value
+    spec: Spec
+    _offset: int = 0
 
     @classmethod
     def from_buffer(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from centella.sites import NOWHERE, Site, call_site, line_of
+from centella.sites import call_site, line_of
 from centella.versions import DISCARDED, FAILED, PENDING, Value
 
 LINES = 64  # events that are told apart; further lines are counted together
@@ -57,7 +57,7 @@ class Replayed(Struct, frozen=True):
     launches: int
 
 
-Key = tuple[str, str, Site]
+Key = tuple[str, str, str]  # kind, what, line
 Tally = dict[Key, tuple[int, int]]  # times, bytes in all
 
 
@@ -67,15 +67,15 @@ def happened(values: Iterable[tuple[Value, int]], kind: str, what: str = "") -> 
     Args:
         values: with the bytes of each that moved.
     """
-    site = call_site()
+    line = line_of(call_site())
     for value, nbytes in values:
         with value.device.lock:
             if value.events is None:
                 value.events = {}
             events: Tally = value.events
-            key = (kind, what, site)
+            key = (kind, what, line)
             if key not in events and len(events) >= LINES:
-                key = (kind, "", NOWHERE)
+                key = (kind, "", "")
             times, total = events.get(key, (0, 0))
             events[key] = (times + 1, total + nbytes)
 
@@ -88,8 +88,7 @@ def history(value: Value) -> tuple[Event, ...]:
 
 
 def _event(key: Key, times: int, nbytes: int) -> Event:
-    kind, what, site = key
-    line = "" if site is NOWHERE else line_of(site)
+    kind, what, line = key
     return Event(kind, what, line, times if kind == "launched" else 0, nbytes, times)
 
 

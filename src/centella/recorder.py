@@ -113,7 +113,7 @@ class Recorder(Values):
             DeviceError: an operand lives on another device.
             CentellaError: what had to run first failed; the op is not recorded.
         """
-        site = call_site(3)  # who called is the library's own as well
+        site = call_site(4)  # who called, and who called that, is the library's own as well
         with self.lock:
             if self._lost is not None:
                 self.check_lost()
@@ -123,15 +123,16 @@ class Recorder(Values):
             inputs: list[Operand] = []
             read: list[Cell] = []
             for value, offset in operands:
-                if value.stale is not None:
+                if value.is_version:
                     value.check_current()
-                cell = value.cell
-                if cell is not None:
-                    read.append(cell)
-                if value.recording is target and value.place is not OUTSIDE:
-                    inputs.append((None, value.place, offset))
-                    continue
-                if value.recording is not target and value.state != READY:
+                    cell = value.cell
+                    if cell is not None:
+                        read.append(cell)
+                if value.recording is target:
+                    if value.place is not OUTSIDE:
+                        inputs.append((None, value.place, offset))
+                        continue
+                elif value.state != READY:
                     value = self._there(value, form.op, len(inputs))
                 inputs.append((value, OUTSIDE, offset))
             changed = self._changed(form, operands, target) if form.op.mutates else ()
@@ -156,13 +157,13 @@ class Recorder(Values):
                     f"move one with .to(device)"
                 )
             mine = value.recording
-            if mine is not None and mine.explicit and mine is not explicit and given is None:
-                if explicit is not None:
-                    raise ContractError(
-                        f"{form.op.name}: operands wait for two open batches; execute one of them "
-                        f"first"
-                    )
-                explicit = mine
+            if mine is None or mine is explicit or given is not None or not mine.explicit:
+                continue
+            if explicit is not None:
+                raise ContractError(
+                    f"{form.op.name}: operands wait for two open batches; execute one of them first"
+                )
+            explicit = mine
         return given or explicit or innermost(self) or self.implicit()
 
     def _there(self, value: Value, op: Op, index: int) -> Value:

@@ -139,12 +139,9 @@ class Recording:
         if not index:
             self.begun = began()
         made: list[Value] = []
-        refs: list[ref[Value]] = []
         for spec in form.outputs:
-            value = Value(spec, device, name, self, (index, len(made)), site)
-            made.append(value)
-            refs.append(ref(value))
-        nodes.append(Node(form, inputs, refs, site))
+            made.append(Value(spec, device, name, self, (index, len(made)), site))
+        nodes.append(Node(form, inputs, list(map(ref, made)), site))
         self.result_bytes += form.nbytes
         return made
 

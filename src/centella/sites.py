@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import sys
+from types import CodeType
 
 from centella.errors import CentellaError
 
-Site = tuple[str, int]
-NOWHERE: Site = ("", 0)
+Site = tuple[CodeType, int]  # an instruction: what its line is, is worked out when somebody asks
 
 
 def call_site(depth: int = 1) -> Site:
-    """File and line of the nearest frame outside the library.
+    """Where the nearest frame outside the library is.
 
     Args:
-        depth: callers that are known to be inside, and not looked at.
+        depth: callers that are known to be inside, and not looked at: each costs 0.2 us.
     """
     frame = sys._getframe(depth)
     while True:
-        name = frame.f_code.co_filename
-        inside = _inside.get(name)
+        code = frame.f_code
+        inside = _inside.get(code.co_filename)
         if inside is None:
-            inside = _inside[name] = name.startswith(_OURS)
-        if not inside or frame.f_back is None:
-            return name, frame.f_lineno
-        frame = frame.f_back
+            inside = _inside[code.co_filename] = code.co_filename.startswith(_OURS)
+        if not inside:
+            return code, frame.f_lasti
+        back = frame.f_back
+        if back is None:
+            return code, frame.f_lasti
+        frame = back
 
 
 _OURS = call_site.__code__.co_filename.removesuffix("sites.py")  # the library's folder
@@ -33,7 +36,12 @@ _inside: dict[str, bool] = {}  # whether a source file lies in it
 
 def line_of(site: Site) -> str:
     """A site as editors know it: file:line."""
-    return f"{site[0]}:{site[1]}"
+    code, at = site
+    lines = (line for first, end, line in code.co_lines() if first <= at < end)
+    return f"{code.co_filename}:{next(lines, None) or code.co_firstlineno}"
+
+
+NOWHERE: Site = (compile("", "", "exec"), 0)
 
 
 def blame(error: CentellaError, what: str, site: Site) -> None:

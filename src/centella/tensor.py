@@ -36,8 +36,6 @@ class Tensor(Handle):
         spec: shape, dtype and strides.
     """
 
-    __slots__ = ()
-
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return numpy_ufunc(ufunc, method, inputs, options)
 
@@ -241,14 +239,14 @@ def apply_all(
         operands.append((tensor._value, tensor._offset))
     where: Device = operands[0][0].device
     form = where.form(op, tuple(specs), attrs)
-    for index in form.copies:
-        if operands[index][0].device is where:
-            copied = tensors[index].copy()
-            specs[index], operands[index] = copied.spec, (copied._value, 0)
     if form.copies:
+        for index in form.copies:
+            if operands[index][0].device is where:
+                copied = tensors[index].copy()
+                specs[index], operands[index] = copied.spec, (copied._value, 0)
         form = where.form(op, tuple(specs), attrs)
     made = where.add(form, operands, target)
-    return tuple([Tensor(value, value.spec) for value in made])
+    return tuple(map(Tensor, made, form.outputs))
 
 
 def apply_with(

@@ -11,6 +11,8 @@ from copy import copy
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+from msgspec import Struct
+
 from centella.errors import CentellaError, ContractError, DiscardedError
 from centella.sites import NOWHERE, Site, line_of
 from centella.specs import Spec
@@ -98,7 +100,7 @@ class Stale(NamedTuple):
     result: bool
 
 
-class Value:
+class Value(Struct, eq=False, weakref=True):
     """Data on a device, or data that a recorded node will make.
 
     Attributes:
@@ -113,32 +115,23 @@ class Value:
         events: what has happened to it since; see `history`.
     """
 
-    __slots__ = (
-        "__weakref__", "_cell", "before", "buffer", "device", "error", "events", "made", "note",
-        "offset", "place", "reason", "recording", "site", "spec", "stale", "state", "what",
-    )  # fmt: skip
-
-    def __init__(
-        self, spec: Spec, device: Any, what: str, recording: Any = None,
-        place: Place = OUTSIDE, site: Site = NOWHERE,
-    ) -> None:  # fmt: skip
-        self.spec: Spec = spec
-        self.device: Any = device
-        self.what: str = what
-        self.recording: Any = recording
-        self.place: Place = place
-        self.site: Site = site
-        self.state: str = PENDING
-        self.buffer: Buffer | None = None
-        self.offset: int = 0
-        self.reason: str = ""
-        self.error: CentellaError | None = None
-        self.stale: Stale | None = None
-        self.before: Value | None = None
-        self._cell: ref[Cell] | None = None
-        self.note: Any = None
-        self.made: Any = None
-        self.events: Any = None
+    spec: Spec
+    device: Any
+    what: str
+    recording: Any = None
+    place: Place = OUTSIDE
+    site: Site = NOWHERE
+    state: str = PENDING
+    buffer: Buffer | None = None
+    offset: int = 0
+    reason: str = ""
+    error: CentellaError | None = None
+    stale: Stale | None = None
+    before: Value | None = None
+    _cell: ref[Cell] | None = None
+    note: Any = None
+    made: Any = None
+    events: Any = None
 
     @property
     def cell(self) -> Cell | None:

@@ -20,6 +20,8 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
     """
+    if axis == -1:
+        return apply("softmax", x)
     return _along("softmax", x, axis, lambda rows: apply("softmax", rows))
 
 
