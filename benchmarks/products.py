@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_webgpu
 from measure import Call, Row, alternate, summary, torch_or_none
 from msgspec.structs import replace
 
@@ -112,6 +113,10 @@ def gemm(args: argparse.Namespace) -> Iterator[Row]:
             contestants[name] = ours(device, tensors, ct.linear), error
         if torch is not None:
             contestants["cublas"] = cublas(torch, inputs)
+        if "webgpu" in args.devices and onnx_webgpu.available():
+            peer = onnx_webgpu.products(inputs, LAUNCHES)
+            if peer is not None:
+                contestants[onnx_webgpu.WHO] = peer[0], error_of(peer[1], *inputs[0])
         yield from timed("gemm f32", shape, contestants, args.rounds)
 
 

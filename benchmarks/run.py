@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_webgpu
 from attention import attention, attention_sweep
 from cpu import cpu, start
 from gemv import gemv, thin_sweep
@@ -69,6 +70,12 @@ def minilm(args: argparse.Namespace) -> list[Row]:
                 contestants[name] = _embed(embedder, ids, name, results)
             if torch is not None:
                 contestants["transformers"] = _peer(torch, args.model, size, length, dtype, results)
+                if dtype == "f32" and "webgpu" in args.devices and onnx_webgpu.available():
+                    peer = onnx_webgpu.minilm(
+                        bert(args.model, torch.float32), token_batch(size, length), results
+                    )
+                    if peer is not None:
+                        contestants[onnx_webgpu.WHO] = peer
             if not contestants:
                 continue
             seconds = alternate(contestants, args.rounds)
@@ -93,11 +100,16 @@ def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
     return call
 
 
-def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: Row) -> Call:
+def bert(model: str, kind: Any) -> Any:
+    """The model of transformers."""
     from transformers import BertModel
 
+    return BertModel.from_pretrained(model, add_pooling_layer=False).to(kind).eval()
+
+
+def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: Row) -> Call:
     kind = torch.float16 if dtype == "f16" else torch.float32
-    peer = BertModel.from_pretrained(model, add_pooling_layer=False).to("cuda", kind).eval()
+    peer = bert(model, kind).to("cuda")
     ids = torch.from_numpy(token_batch(size, length).astype(np.int64))
 
     def call() -> None:
