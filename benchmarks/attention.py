@@ -18,11 +18,12 @@ from unittest import mock
 import numpy as np
 from gemv import ROTATED, graphed, on_torch, round_of
 from measure import Call, Row, alternate, summary, torch_or_none
+from msgspec.structs import replace
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.attention import tiled
-from centella.ops.attention.tiles import TILES, Tile
+from centella.ops.attention.tiles import Tile
 from centella.tensor import apply
 
 
@@ -205,21 +206,23 @@ def attention(args: argparse.Namespace) -> Iterator[Row]:
 
 # -- sweep -----------------------------------------------------------------------------------------
 
-MORE = (
-    Tile(128, 32, 8, 8, 4), Tile(128, 64, 8, 8, 8), Tile(64, 32, 8, 8, 4), Tile(64, 64, 8, 8, 8),
-    Tile(128, 32, 16, 8, 4), Tile(64, 64, 16, 8, 8), Tile(64, 64, 16, 8, 4), Tile(64, 64, 8, 8, 4),
-    Tile(128, 64, 8, 8, 4), Tile(64, 32, 8, 4, 4), Tile(32, 32, 8, 4, 4),
+TILES = (
+    Tile(32, 32, 8, 4, 4), Tile(64, 32, 8, 4, 4), Tile(64, 32, 8, 8, 4), Tile(16, 64, 8, 4, 4),
+    Tile(32, 64, 8, 4, 4), Tile(128, 32, 8, 8, 4), Tile(128, 32, 16, 8, 4), Tile(64, 64, 8, 8, 4),
+    Tile(64, 64, 16, 8, 4), Tile(128, 64, 8, 8, 4), Tile(128, 64, 8, 8, 8), Tile(64, 64, 16, 8, 8),
+    Tile(128, 32, 8, 4, 4), Tile(256, 32, 8, 8, 4),
 )  # fmt: skip
 
 
 def title(tile: Tile) -> str:
-    """A tile as the log writes it: queries, keys and depth, then a thread's."""
-    return f"{tile.bq}x{tile.bk}x{tile.depth}, {tile.tq}x{tile.tk}x{tile.td}"
+    """A tile as the log writes it: queries, keys and depth, then a thread's, slabs a turn."""
+    turn = f", {tile.unroll} a turn" if tile.unroll > 1 else ""
+    return f"{tile.bq}x{tile.bk}x{tile.depth}, {tile.tq}x{tile.tk}x{tile.td}{turn}"
 
 
 def tiles(shape: Shape, caps: ct.Caps) -> list[Tile]:
     """Those worth a try: a thread has at most 128 sums and scores."""
-    every = dict.fromkeys(t.of(shape.dim) for row in (*TILES.values(), MORE) for t in row)
+    every = (replace(t.of(shape.dim), unroll=n) for t in TILES for n in (1, 2))
     return [t for t in every if t.fits(caps) and t.tq * (t.td + t.tk) <= 128 and t.td <= 16]
 
 

@@ -27,7 +27,8 @@ from centella.ops.matmul.choice import ROWS
 from centella.ops.matmul.thin import Thin
 from centella.tensor import apply
 
-SHAPES = ((14336, 4096), (4096, 14336))  # [n, k]: the two products of a feed-forward layer
+# [n, k]: the two products of a feed-forward layer, and one of attention.
+SHAPES = ((14336, 4096), (4096, 14336), (4096, 4096))
 SMALL = ((333, 64), (64, 333))
 KINDS = "f32,f16,bf16,i8"
 ROTATED = 240e6  # bytes of weights that a round goes over before it repeats

@@ -16,12 +16,21 @@ from measure import Call, Row, alternate, summary, torch_or_none
 from msgspec.structs import replace
 
 import centella as ct
-from centella.ops.matmul.choice import TILES as VARIANTS
 from centella.ops.matmul.choice import tile_of
+from centella.ops.matmul.table import TILES as VARIANTS
 from centella.ops.matmul.tiled import Tile
 from centella.tensor import apply
 
 SHAPES = ((4096, 4096, 4096), (4097, 4093, 4099))
+MODELS = (
+    (65536, 1152, 384),  # MiniLM, 512 sentences of 128 tokens: q k v, feed-forward
+    (65536, 1536, 384),
+    (65536, 384, 1536),
+    (1500, 5120, 1280),  # Whisper large-v3, one window
+    (1500, 1280, 5120),
+    (512, 19456, 2560),  # Qwen3-4B, a prompt of 512: gate and up in one, down
+    (512, 2560, 9728),
+)
 SMALL = ((256, 256, 256), (257, 253, 259))
 LAUNCHES = 8
 SETS = 3  # of operands, in turn: together more than four times the L2 cache
@@ -34,6 +43,10 @@ TILES = (
     Tile(128, 256, 8, 8, 16, 4),
     Tile(256, 128, 8, 16, 8, 4),
     Tile(64, 128, 16, 8, 8, 4),
+    Tile(128, 128, 8, 8, 8, 4, 2),
+    Tile(128, 128, 8, 8, 8, 0, 2),
+    Tile(128, 256, 8, 8, 16, 4, 2),
+    Tile(256, 128, 8, 16, 8, 4, 2),
     Tile(64, 64, 16, 4, 4, 0),
 )
 LAYOUTS = ("x W^T", "A B")
@@ -102,7 +115,7 @@ def timed(
 def gemm(args: argparse.Namespace) -> Iterator[Row]:
     """`linear` as shipped on each device, cuBLAS beside."""
     torch = torch_or_none()
-    for shape in SMALL if args.small else SHAPES:
+    for shape in SMALL if args.small else SHAPES + MODELS:
         inputs = operands(shape)
         contestants: dict[str, tuple[Call, float]] = {}
         for name in args.devices:
@@ -124,8 +137,9 @@ def gemm(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def title(tile: Tile) -> str:
-    """A tile as the log writes it: group and depth, thread, words of padding."""
-    return f"{tile.bm}x{tile.bn}x{tile.bk}, {tile.tm}x{tile.tn}, {tile.pad}"
+    """A tile as the log writes it: group and depth, thread, words of padding, steps a turn."""
+    turn = f", {tile.unroll} a turn" if tile.unroll > 1 else ""
+    return f"{tile.bm}x{tile.bn}x{tile.bk}, {tile.tm}x{tile.tn}, {tile.pad}{turn}"
 
 
 def product_of(layout: str, tile: Tile) -> Product:

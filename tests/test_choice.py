@@ -12,13 +12,12 @@ from centella.conformance.cases import OWN, Case, In
 from centella.conformance.products import variant_fits
 from centella.conformance.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
+from centella.ops.attention.choice import choose as choose_attention
 from centella.ops.attention.combine import MOST_SPLITS
-from centella.ops.attention.op import choose as choose_attention
 from centella.ops.attention.split import rows_of_group, split_count
 from centella.ops.attention.teams import Layout
 from centella.ops.matmul.choice import (
     MMA_TILES,
-    TILES,
     VARIANTS,
     Problem,
     choose,
@@ -29,6 +28,7 @@ from centella.ops.matmul.choice import (
     thin_of,
     tile_of,
 )
+from centella.ops.matmul.table import TILES
 from centella.ops.matmul.thin import SHARED_WORDS
 from centella.program import Call
 from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
@@ -346,14 +346,16 @@ def test_rows_are_gathered_in_chunks() -> None:
     ("queries", "keys", "dim", "variant"),
     [
         *((1, 64, 128, "split"), (1, 32768, 64, "split"), (8, 1500, 64, "split")),
-        *((9, 1500, 64, "stream"), (1, 63, 64, "stream"), (0, 64, 64, "split")),
+        *((9, 1500, 64, "tiled"), (1, 63, 64, "stream"), (0, 64, 64, "split")),
         *((1, 500, 1024, "split"), (1, 500, 1025, "stream"), (1, 500, 0, "stream")),
+        *((9, 9, 32, "stream"), (9, 9, 256, "tiled"), (9, 9, 257, "stream"), (9, 9, 0, "stream")),
     ],
 )
 def test_few_queries_of_many_keys_are_split(
     queries: int, keys: int, dim: int, variant: str
 ) -> None:
-    assert choose_attention(spec(2, 4, queries, dim), spec(2, 2, keys, dim)) == variant
+    q, k = spec(2, 4, queries, dim), spec(2, 2, keys, dim)
+    assert choose_attention(q, k, MINIMUM) == variant
 
 
 def test_parts_of_the_keys_follow_from_shapes() -> None:

@@ -215,6 +215,11 @@ class Caps(Struct, frozen=True):
     family: str = "cpu"
 
     @property
+    def adapter_class(self) -> str:
+        """What tables of measured variants know the device by: "cuda", or its family."""
+        return "cuda" if self.target == "ptx" else self.family
+
+    @property
     def safe_binding(self) -> int:
         """Bytes that a binding has room for wherever they begin: whole chunks, as storage has."""
         return (self.max_binding - self.binding_alignment) // 16 * 16

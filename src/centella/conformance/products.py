@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from centella.conformance.cases import FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of
-from centella.ops.matmul.choice import TILES, mma_tile_of, tile_of
+from centella.ops.matmul.choice import mma_tile_of, tile_of
+from centella.ops.matmul.table import TILES
 from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (

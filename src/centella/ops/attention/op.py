@@ -10,16 +10,14 @@ from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
+from centella.ops.attention.choice import choose
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.split import MOST_DIM, lower_split
+from centella.ops.attention.split import lower_split
 from centella.ops.attention.stream import lower_stream
 from centella.ops.attention.tiled import lower_tiled
-from centella.ops.attention.tiles import tile_of
 from centella.specs import Caps, Spec
 
-FEW_QUERIES = 8
-ENOUGH_KEYS = 64
 LOWER = {"tiled": lower_tiled, "stream": lower_stream, "split": lower_split}
 
 
@@ -129,14 +127,6 @@ def _any_head(counts: Any, kv_heads: int) -> Any:
 def takes(index: int, spec: Spec) -> bool:
     """q, k, v, key_mask: rows of neighbouring elements; an additive mask as it lies."""
     return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
-
-
-def choose(q: Spec, k: Spec, caps: Caps) -> str:
-    """The variant for a problem: few queries of many keys have their keys split among groups."""
-    queries, dim = q.shape[2:]
-    if queries <= FEW_QUERIES:
-        return "split" if k.shape[2] >= ENOUGH_KEYS and 0 < dim <= MOST_DIM else "stream"
-    return "tiled" if tile_of(queries, dim, caps) else "stream"
 
 
 def lower(

@@ -13,16 +13,17 @@ to each other are `across` rows apart among the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32, u32
 from centella.errors import LimitError
 from centella.op import Lowered
+from centella.ops.attention.choice import tile_of
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.tiles import Tile, tile_of
+from centella.ops.attention.slabs import Rows, steps
+from centella.ops.attention.tiles import Tile
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.matmul.tiled import store_words
@@ -42,81 +43,10 @@ def power(x: Any) -> Any:
     clip = bits - LEAST <= INFINITE - LEAST  # false for NaN
     x = lang.bitcast(lang.select(clip, LEAST, bits), f32)
     whole = lang.floor(x + 0.5)
-    part, p = x - whole, EXP2[0]
+    part, p = x - whole, lang.const(EXP2[0], f32)
     for coefficient in EXP2[1:]:
         p = lang.fma(part, p, coefficient)
     return p * lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
-
-
-class _Rows:
-    """Rows of queries, keys or values on their way from global memory to a slab.
-
-    Args:
-        rows: of a slab; across: elements of a row in it.
-        turn: whether the slab has the elements outermost (then it is `depth` of them wide).
-    """
-
-    def __init__(
-        self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, start: Any,
-        pitch: Any, dim: int,
-    ) -> None:  # fmt: skip
-        self.source, self.tile, self.rows, self.turn = source, tile, rows, turn
-        self.start, self.pitch, self.dim = start, pitch, dim
-        self.width = source.dtype.per_chunk if vector else 1
-        each = across // self.width
-        self.total = rows * each
-        index = [lang.local_id() + i * tile.threads
-                 for i in range(-(-self.total // tile.threads))]  # fmt: skip
-        self.pieces = [(at, at // each, at % each * self.width) for at in index]
-
-    def fetch(self, first: Any, last: Any, element: Any, counts: Any = None) -> list[list[Any]]:
-        """This thread's pieces of the slab of rows from `first` on, none past row `last`.
-
-        Args:
-            element: the first one of a turned slab.
-            counts: which rows count; the others become zeros.
-        """
-        fetched: list[list[Any]] = []
-        end = (self.dim - 1) // self.width * self.width
-        for _, row, column in self.pieces:
-            at = element + column
-            safe = at if self._whole else lang.minimum(at, end)
-            where = self.start + lang.minimum(first + row, last) * self.pitch + safe
-            values = self.source.load(where) if self.width > 1 else [self.source[where]]
-            if self.turn and not self._whole:
-                values = [lang.select(at + j < self.dim, v, 0.0) for j, v in enumerate(values)]
-            if counts is not None:
-                counted = counts(first + row)
-                values = [lang.select(counted, v, 0.0) for v in values]
-            fetched.append(values)
-        return fetched
-
-    @property
-    def _whole(self) -> bool:
-        """Whether every piece of every slab lies within the head."""
-        return self.dim % (self.tile.depth if self.turn else self.tile.columns) == 0
-
-    def put(self, fetched: list[list[Any]], slab: Any, words: Any) -> None:
-        """Store the pieces into the slab that begins at `words`."""
-        for (index, row, column), values in zip(self.pieces, fetched, strict=True):
-            if (len(self.pieces) * self.tile.threads) == self.total:
-                self._put(values, slab, words, row, column)
-            else:
-                with lang.if_(index < self.total):
-                    self._put(values, slab, words, row, column)
-
-    def _put(self, values: list[Any], slab: Any, words: Any, row: Any, column: Any) -> None:
-        tile = self.tile
-        if not self.turn:
-            at = words + row * tile.columns + column
-            if self.width == 1:
-                slab[at] = values[0]
-            for j in range(0, self.width if self.width > 1 else 0, 4):
-                slab.store(at + j, values[j : j + 4])
-            return
-        at = words + column * self.rows + column // 4 * tile.pad + row
-        for j, value in enumerate(values):
-            slab[at + (j * self.rows + j // 4 * tile.pad)] = value
 
 
 def _attention(
@@ -135,11 +65,11 @@ def _attention(
         end = lang.minimum(end, upto(start, first + tile.bq))
     last_query, last_key = p["lq"] - 1, lang.maximum(end, 1) - 1
     kv_head = head // p["share"]
-    queries = _Rows(q, tile, tile.bq, tile.depth, True, vector,
+    queries = Rows(q, tile, tile.bq, tile.depth, True, vector,
                     b * p["qb"] + head * p["qh"], p["ql"], dim)  # fmt: skip
-    keys = _Rows(k, tile, tile.bk, tile.depth, True, vector,
+    keys = Rows(k, tile, tile.bk, tile.depth, True, vector,
                  b * p["kb"] + kv_head * p["kh"], p["kl"], dim)  # fmt: skip
-    values = _Rows(v, tile, tile.depth, tile.columns, False, vector,
+    values = Rows(v, tile, tile.depth, tile.columns, False, vector,
                    b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
     slab = lang.shared(f32, 2 * tile.slab)
     my = _Thread(tile)
@@ -153,52 +83,26 @@ def _attention(
             queries.put(fetched[0], slab, stage * tile.slab)
             keys.put(fetched[1], slab, stage * tile.slab + tile.turned(tile.bq))
 
-        _steps(
+        steps(
             -(-dim // tile.depth),
             lambda at: (queries.fetch(first, last_query, at), keys.fetch(key0, last_key, at)),
             put,
             lambda at, stage: my.score(scores, slab, stage),
-            tile.depth,
+            tile,
         )  # fmt: skip
         _show(my, scores, tile, key0, end, first, start, counts, masks, b, head, p)
-        _steps(
+        steps(
             tile.bk // tile.depth,
             lambda at: values.fetch(key0 + at, last_key, 0, hidden),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
-            tile.depth,
+            tile,
             lambda: my.soften(scores, LOG2E if "mask" in masks else 1.0),
         )  # fmt: skip
 
     for key0 in lang.range(lang.const(0, u32), end, tile.bk):
         step(key0)
     my.finish(y, b * p["yb"] + head * p["yh"], first, p, dim, vector_y)
-
-
-def _steps(
-    count: int, fetch: Callable[[Any], Any], put: Callable[[Any, Any], None],
-    work: Callable[[Any, Any], None], depth: int, before: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
-    """Work on slabs in turn, each on its way while the one before is worked on.
-
-    Args:
-        fetch: of the slab that begins at an element or key.
-        work: of slab i in a stage.
-        before: done once the first slab is on its way.
-    """
-    fetched = fetch(lang.const(0, u32))
-    before()
-    put(fetched, lang.const(0, u32))
-    lang.barrier()
-    for i in lang.range(count):
-        stage = i & 1
-        if count > 1:
-            fetched = fetch(lang.minimum(i + 1, count - 1) * depth)
-        work(i, stage)
-        if count > 1:
-            with lang.if_(i + 1 < count):
-                put(fetched, 1 - stage)
-        lang.barrier()
 
 
 def _show(

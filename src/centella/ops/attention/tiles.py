@@ -1,7 +1,4 @@
-"""Tiles of the register-tiled kernel: their sizes, where things lie, and which one suits a problem.
-
-Nothing here is traced; `tiled.py` is the kernel.
-"""
+"""Tiles of the register-tiled kernel (`tiled.py`): their sizes, and where things lie."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ class Tile(Struct, frozen=True):
     """Sizes of a group's step: `bq` queries by `bk` keys, of which a thread has `tq` by `tk`.
 
     Elements of the head, then keys, come in slabs of `depth`. A thread has `tq` by `td` of the
-    result, in fours `4 * across` apart.
+    result, in fours `4 * across` apart. With `unroll` 2 a turn of a loop has two slabs, so that the
+    place of each in shared memory is a constant.
     """
 
     bq: int
@@ -23,6 +21,7 @@ class Tile(Struct, frozen=True):
     depth: int
     tq: int
     tk: int
+    unroll: int = 1
     td: int = 4
 
     def of(self, dim: int) -> Tile:
@@ -71,24 +70,3 @@ class Tile(Struct, frozen=True):
     def fits(self, caps: Caps) -> bool:
         """Whether a device has the threads and the memory."""
         return self.shared_bytes <= caps.max_shared and self.threads <= caps.max_workgroup
-
-
-# By elements of the head, the best first; the last of each fits 16 KB.
-TILES: dict[int, tuple[Tile, ...]] = {
-    32: (Tile(64, 64, 8, 8, 8), Tile(32, 32, 8, 4, 4)),
-    64: (Tile(128, 32, 16, 8, 4), Tile(128, 32, 8, 8, 4), Tile(32, 32, 8, 4, 4)),
-    128: (Tile(64, 64, 16, 8, 4), Tile(64, 64, 8, 8, 4), Tile(32, 32, 8, 4, 4)),
-    256: (Tile(32, 64, 8, 4, 4), Tile(16, 64, 8, 4, 4)),
-}
-
-
-def tile_of(queries: int, dim: int, caps: Caps) -> Tile | None:
-    """The first tile for a head of `dim` elements that fits the device, or None.
-
-    Few queries take the smallest.
-    """
-    for most, tiles in TILES.items():
-        if 0 < dim <= most:
-            wide = (t.of(dim) for t in (tiles if queries > 32 else tiles[-1:]))
-            return next((t for t in wide if t.fits(caps)), None)
-    return None

@@ -13,21 +13,20 @@ from msgspec import Struct
 from centella.dtypes import DType
 from centella.ops.matmul.columns import Columns
 from centella.ops.matmul.mma import MmaTile, takes
+from centella.ops.matmul.table import TILES, row_of
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
 from centella.specs import Caps, Spec
 
-TILES: dict[str, tuple[Tile, ...]] = {
-    "large": (Tile(128, 128, 8, 8, 8, 4), Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8, 4)),
-    "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 8, 4)),
-    "small": (Tile(32, 32, 16, 4, 4),),
-}
 MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
 LEAST_ARCH = 80  # of a GPU with the instructions of `mma`
 ALONG_K = ("gemv", "skinny", *TILES, "mma")  # where B is contiguous along k
 VARIANTS = ("gemv", "skinny", "columns", *TILES, "mma")
 ENOUGH = 96  # groups that a product of tiles needs
 BUSY = 256  # groups that keep the memory of a large GPU busy
+SPLITS = (2, 4, 8)
+PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
+DEEP = 512  # least depth of a part
 THIN = 16  # most rows of a thin product
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
@@ -64,7 +63,7 @@ def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
     Its threads share the 16-byte chunks of either operand's tile evenly; of 1-byte elements, half
     chunks.
     """
-    for tile in TILES[variant]:
+    for tile in (*row_of(caps).first.get(variant, ()), *TILES[variant]):
         share = 16 // max(itemsize, 2) * tile.threads
         if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
             continue
@@ -111,11 +110,29 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
         tile = tile_of(name, _itemsize(dtypes), caps)
         if tile is None:
             continue
-        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+        tiles = tiles_of(problem, tile) * splits_of(problem, tile, caps)
         small = problem.m <= tile.bm // 2 or problem.n <= tile.bn // 2
         if tiles >= ENOUGH and not small:
             return name
     return "small"
+
+
+def tiles_of(problem: Problem, tile: Tile) -> int:
+    """Tiles of a product: groups, where the depth is whole."""
+    return -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+
+
+def splits_of(problem: Problem, tile: Tile, caps: Caps) -> int:
+    """Parts that the depth of a product of few tiles is split into: equal ones, of whole chunks.
+
+    As few as keep a device of this class evenly busy, each deep enough to be worth its sums' way
+    through memory.
+    """
+    tiles, even = tiles_of(problem, tile), row_of(caps).even
+    if not 0 < 2 * tiles <= even or problem.batch > 1:
+        return 1
+    fitting = [n for n in SPLITS if problem.k % (n * PART) == 0 and problem.k // n >= DEEP]
+    return next((n for n in fitting if tiles * n >= even), fitting[-1] if fitting else 1)
 
 
 def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import SHARED_WORDS, combine, power_of_two
 from centella.program import Kernel
 
@@ -124,24 +125,23 @@ def _finish(
                 y.store(item * p["sy"] + (row + i) * p["ldy"] + (first + place), out)
 
 
-def _add_parts(*, parts: Any, y: Any) -> None:
-    """y = alpha sum_s parts[s]: a word of the output a thread, the parts in order."""
+def _add_parts(*, activation: str, parts: Any, y: Any, **extra: Any) -> None:
+    """y = f(alpha sum_s parts[s]), as any product ends: a word a thread, the parts in order."""
     p = {n: lang.parameter(n, u32) for n in (
-        "m", "words", "splits", "ldp", "sp", "ldy", "sy", "items")}  # fmt: skip
-    item = lang.global_id()
+        "m", "n", "words", "splits", "ldp", "sp", "ldy", "sy", "items")}  # fmt: skip
+    item, per = lang.global_id(), y.dtype.per_word
     with lang.if_(item < p["items"]):
         row, word = item // p["words"], item % p["words"]
         batch = row // p["m"]
-        column, row = word * y.dtype.per_word, row - batch * p["m"]
-        sums = lang.vars(f32, y.dtype.per_word, init=0.0)
-        last = lang.parameter("n", u32) - 1
+        column, row = word * per, row - batch * p["m"]
+        sums = lang.vars(f32, per, init=0.0)
         for split in lang.range(p["splits"]):
             start = (batch * p["splits"] + split) * p["sp"] + row * p["ldp"]
             for j, total in enumerate(sums):
-                at = lang.minimum(column + j, last) if j else column
+                at = lang.minimum(column + j, p["n"] - 1) if j else column
                 total.set(total + parts[start + at])
-        alpha = lang.parameter("alpha", f32)
-        y.store(batch * p["sy"] + row * p["ldy"] + column, [total * alpha for total in sums])
+        finish = Epilogue(activation, extra, column, per, p["n"])
+        y.store(batch * p["sy"] + row * p["ldy"] + column, finish(list(sums), row))
 
 
 columns: Kernel = Kernel(_columns, workgroup=256, name="columns")

@@ -22,6 +22,7 @@ from centella.ops.matmul.choice import (
     depth_of,
     fits,
     mma_tile_of,
+    splits_of,
     thin_of,
     tile_of,
 )
@@ -71,7 +72,7 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
         return _columns_calls(product, caps)
     if chosen == "mma":
         return Lowered((_mma_call(product, caps),))
-    return Lowered((_tiled_call(product, chosen, caps),))
+    return _tiled_calls(product, chosen, caps)
 
 
 def after_copies(copies: Lowered, places: Sequence[int], product: Lowered) -> Lowered:
@@ -96,15 +97,55 @@ def _call(
     return Call(kernel, (*refs, y), scalars, constants, groups, workgroup=threads, face=form)
 
 
-def _tiled_call(product: Product, variant: str, caps: Caps) -> Call:
-    problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
+def _tiled_calls(product: Product, variant: str, caps: Caps) -> Lowered:
+    """One launch; with few tiles a second, which adds the parts of a split depth."""
+    problem, (a, b, *_) = product.problem, product.specs
     tile = tile_of(variant, min(a.dtype.itemsize, b.dtype.itemsize), caps)
     assert tile is not None, "the variant fits"
+    splits = splits_of(problem, tile, caps)
+    if splits == 1:
+        return Lowered((_tiled_call(product, tile),))
+    parts = make_spec((splits, problem.m, problem.n), f32, 16)
+    depth, place = problem.k // splits, len(product.specs)
+    inner = Product(
+        replace(
+            problem, batch=splits, k=depth, ldy=parts.strides[1], sy=parts.strides[0],
+            sa=depth * (1 if problem.a_along_k else problem.lda),
+            sb=depth * (1 if problem.b_along_k else problem.ldb),
+        ),
+        (a, b, parts),
+    )  # fmt: skip
+    first = _tiled_call(inner, tile)
+    first = replace(first, tensors=(*first.tensors[:2], Ref(place, parts)))
+    return Lowered((first, _add_call(product, parts, splits, place)), (parts,))
+
+
+def _add_call(product: Product, parts: Spec, splits: int, place: int) -> Call:
+    """The launch that adds the parts of a split depth, and ends the product."""
+    problem, y = product.problem, product.specs[-1]
+    words = -(-problem.n // y.dtype.per_word)
+    items = words * problem.m * problem.batch
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("words", words), ("splits", splits),
+        ("ldp", parts.strides[1]), ("sp", parts.strides[0]), ("ldy", problem.ldy),
+        ("sy", problem.sy), ("items", items), ("alpha", product.alpha),
+        ("ldr", product.residual_pitch),
+    )  # fmt: skip
+    names = product.names
+    extras = (Ref(i, flat(product.specs[i])) for i in range(2, 2 + len(names)))
+    refs = (Ref(place, flat(parts)), *extras, Ref(2 + len(names), y))
+    form = face(dict.fromkeys(("parts", *names), 1), {"y": 1})
+    constants: Constants = (("activation", product.activation),)
+    return Call(add_parts, refs, scalars, constants, -(-items // add_parts.workgroup), face=form)
+
+
+def _tiled_call(product: Product, tile: Tile) -> Call:
+    problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
     constants: Constants = (
         ("a_along_k", problem.a_along_k),
         ("activation", product.activation),
         ("b_along_k", problem.b_along_k),
-        ("exact_k", problem.k % tile.bk == 0 and problem.k > 0),
+        ("exact_k", problem.k % (tile.bk * tile.unroll) == 0 and problem.k > 0),
         ("tile", tile),
         ("vector_a", aligned(a, problem.lda, problem.sa)),
         ("vector_b", aligned(b, problem.ldb, problem.sb)),
@@ -207,17 +248,7 @@ def _columns_calls(product: Product, caps: Caps) -> Lowered:
     )  # fmt: skip
     first = _columns_call(inner, tile, splits, part)
     first = replace(first, tensors=(*first.tensors[:2], Ref(3, parts)))
-    words = -(-problem.n // y.dtype.per_word)
-    items = words * problem.m * problem.batch
-    scalars: Scalars = (
-        ("m", problem.m), ("n", problem.n), ("words", words), ("splits", splits),
-        ("ldp", parts.strides[1]), ("sp", parts.strides[0]), ("ldy", problem.ldy),
-        ("sy", problem.sy), ("items", items), ("alpha", product.alpha),
-    )  # fmt: skip
-    form = face({"parts": 1}, {"y": 1})
-    refs = (Ref(3, flat(parts)), Ref(2, y))
-    second = Call(add_parts, refs, scalars, (), -(-items // add_parts.workgroup), face=form)
-    return Lowered((first, second), (parts,))
+    return Lowered((first, _add_call(product, parts, splits, 3)), (parts,))
 
 
 def _columns_call(product: Product, tile: Columns, splits: int, part: int) -> Call:

@@ -20,11 +20,16 @@ from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import number
 from centella.program import Kernel
 
+STAGES = 2  # tiles of an operand in shared memory
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk
 
 
 class Tile(Struct, frozen=True):
-    """Tile sizes of the product: group, depth, thread; `pad` words after each shared row."""
+    """Tile sizes of the product: group, depth, thread; `pad` words after each shared row.
+
+    With `unroll` 2 a turn of the loop has two steps, so that the place of each in shared memory is
+    a constant: drivers that compile WGSL do not keep it apart from the rest of the address.
+    """
 
     bm: int
     bn: int
@@ -32,6 +37,7 @@ class Tile(Struct, frozen=True):
     tm: int
     tn: int
     pad: int = 0
+    unroll: int = 1
 
     @property
     def threads(self) -> int:
@@ -149,25 +155,28 @@ def _gemm(
                      batch * p["sb"], p["ldb"], column0, p["n"], p["k"])  # fmt: skip
     ty, tx = _thread_in_tile(tile)
     sums = lang.vars(f32, tile.tm, tile.tn, init=0.0)
-    steps = (p["k"] + (tile.bk - 1)) // tile.bk
-    left.put(left.fetch(lang.const(0, u32)), lang.const(0, u32))
-    right.put(right.fetch(lang.const(0, u32)), lang.const(0, u32))
+    zero = lang.const(0, u32)
+    steps = (p["k"] + (tile.bk * tile.unroll - 1)) // (tile.bk * tile.unroll) * tile.unroll
+    left.put(left.fetch(zero), zero)
+    right.put(right.fetch(zero), zero)
     lang.barrier()
-    for step in lang.range(steps):
-        current = step & 1
-        following = lang.minimum(step + 1, steps - 1) * tile.bk
-        next_a, next_b = left.fetch(following), right.fetch(following)
-        at_a = current * left.buffer_chunks + ty
-        at_b = current * right.buffer_chunks + tx
-        for kk in range(tile.bk):
-            column = left.fragment(kk, at_a, tile.tm // 4)
-            row = right.fragment(kk, at_b, tile.tn // 4)
-            for i in range(tile.tm):
-                for j in range(tile.tn):
-                    sums[i][j].set(lang.fma(column[i], row[j], sums[i][j]))
-        left.put(next_a, 1 - current)
-        right.put(next_b, 1 - current)
-        lang.barrier()
+    for turn in lang.range(zero, steps, tile.unroll):
+        for u in range(tile.unroll):
+            step = turn + u
+            current = lang.const(u, u32) if tile.unroll == STAGES else step & 1
+            following = lang.minimum(step + 1, steps - 1) * tile.bk
+            next_a, next_b = left.fetch(following), right.fetch(following)
+            at_a = current * left.buffer_chunks + ty
+            at_b = current * right.buffer_chunks + tx
+            for kk in range(tile.bk):
+                column = left.fragment(kk, at_a, tile.tm // 4)
+                row = right.fragment(kk, at_b, tile.tn // 4)
+                for i in range(tile.tm):
+                    for j in range(tile.tn):
+                        sums[i][j].set(lang.fma(column[i], row[j], sums[i][j]))
+            left.put(next_a, 1 - current)
+            right.put(next_b, 1 - current)
+            lang.barrier()
     _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
 
 

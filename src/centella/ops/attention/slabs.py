@@ -1,0 +1,113 @@
+"""How slabs of queries, keys and values come to shared memory, each while another is worked on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from centella import lang
+from centella.dtypes import u32
+from centella.ops.attention.tiles import Tile
+
+STAGES = 2  # slabs in shared memory
+
+
+class Rows:
+    """Rows of queries, keys or values on their way from global memory to a slab.
+
+    Args:
+        rows: of a slab; across: elements of a row in it.
+        turn: whether the slab has the elements outermost (then it is `depth` of them wide).
+    """
+
+    def __init__(
+        self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, start: Any,
+        pitch: Any, dim: int,
+    ) -> None:  # fmt: skip
+        self.source, self.tile, self.rows, self.turn = source, tile, rows, turn
+        self.start, self.pitch, self.dim = start, pitch, dim
+        self.width = source.dtype.per_chunk if vector else 1
+        each = across // self.width
+        self.total = rows * each
+        index = [lang.local_id() + i * tile.threads
+                 for i in range(-(-self.total // tile.threads))]  # fmt: skip
+        self.pieces = [(at, at // each, at % each * self.width) for at in index]
+
+    def fetch(self, first: Any, last: Any, element: Any, counts: Any = None) -> list[list[Any]]:
+        """This thread's pieces of the slab of rows from `first` on, none past row `last`.
+
+        Args:
+            element: the first one of a turned slab.
+            counts: which rows count; the others become zeros.
+        """
+        fetched: list[list[Any]] = []
+        end = (self.dim - 1) // self.width * self.width
+        for _, row, column in self.pieces:
+            at = element + column
+            safe = at if self._whole else lang.minimum(at, end)
+            where = self.start + lang.minimum(first + row, last) * self.pitch + safe
+            values = self.source.load(where) if self.width > 1 else [self.source[where]]
+            if self.turn and not self._whole:
+                values = [lang.select(at + j < self.dim, v, 0.0) for j, v in enumerate(values)]
+            if counts is not None:
+                counted = counts(first + row)
+                values = [lang.select(counted, v, 0.0) for v in values]
+            fetched.append(values)
+        return fetched
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every piece of every slab lies within the head."""
+        return self.dim % (self.tile.depth if self.turn else self.tile.columns) == 0
+
+    def put(self, fetched: list[list[Any]], slab: Any, words: Any) -> None:
+        """Store the pieces into the slab that begins at `words`."""
+        for (index, row, column), values in zip(self.pieces, fetched, strict=True):
+            if (len(self.pieces) * self.tile.threads) == self.total:
+                self._put(values, slab, words, row, column)
+            else:
+                with lang.if_(index < self.total):
+                    self._put(values, slab, words, row, column)
+
+    def _put(self, values: list[Any], slab: Any, words: Any, row: Any, column: Any) -> None:
+        tile = self.tile
+        if not self.turn:
+            at = words + row * tile.columns + column
+            if self.width == 1:
+                slab[at] = values[0]
+            for j in range(0, self.width if self.width > 1 else 0, 4):
+                slab.store(at + j, values[j : j + 4])
+            return
+        at = words + column * self.rows + column // 4 * tile.pad + row
+        for j, value in enumerate(values):
+            slab[at + (j * self.rows + j // 4 * tile.pad)] = value
+
+
+def steps(
+    count: int, fetch: Callable[[Any], Any], put: Callable[[Any, Any], None],
+    work: Callable[[Any, Any], None], tile: Tile, before: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Work on slabs in turn, each on its way while the one before is worked on.
+
+    Args:
+        fetch: of the slab that begins at an element or key.
+        work: of slab i in a stage.
+        before: done once the first slab is on its way.
+    """
+    zero = lang.const(0, u32)
+    fetched = fetch(zero)
+    before()
+    put(fetched, zero)
+    lang.barrier()
+    unroll = tile.unroll if count % tile.unroll == 0 else 1
+    for first in lang.range(zero, count, unroll):
+        for u in range(unroll):
+            i = first + u
+            stage = lang.const(u, u32) if unroll == STAGES else i & 1
+            if count > 1:
+                fetched = fetch(lang.minimum(i + 1, count - 1) * tile.depth)
+            work(i, stage)
+            if count > 1:
+                with lang.if_(i + 1 < count):
+                    put(fetched, 1 - stage)
+            lang.barrier()

@@ -1,0 +1,62 @@
+"""Tiles of attention by class of adapter: what `choose` reads.
+
+A row is measured, and says where; a class without a measurement has the conservative row, whose
+tiles leave room for many groups on any GPU. `benchmarks/run.py tiles` checks every candidate before
+it times it (`results/h200-tiles.json`).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from centella.ops.attention.tiles import Tile
+from centella.specs import Caps
+
+LEAST = Tile(32, 32, 8, 4, 4)  # for few queries on every class
+WIDE = Tile(16, 64, 8, 4, 4)  # for heads past 128
+
+
+class Row(Struct, frozen=True):
+    """What suits one class of adapter.
+
+    Attributes:
+        measured: on what; "" where nothing was.
+        tiles: by the most elements of a head, the best first, of which the first that fits is
+            taken; without tiles the streaming kernel is the choice.
+    """
+
+    measured: str
+    tiles: dict[int, tuple[Tile, ...]]
+
+
+CONSERVATIVE = Row("", {32: (), 64: (LEAST,), 128: (LEAST,), 256: (WIDE,)})
+ROWS: dict[str, Row] = {
+    "cuda": Row(
+        "H200, PTX",
+        {
+            32: (Tile(128, 32, 16, 8, 4), LEAST),
+            64: (Tile(64, 64, 16, 8, 4), LEAST),
+            128: (Tile(64, 64, 16, 8, 4), LEAST),
+            256: (Tile(32, 64, 8, 4, 4), WIDE),
+        },
+    ),
+    "nvidia": Row(
+        "H200, Vulkan",
+        {
+            32: (),
+            64: (Tile(64, 32, 8, 4, 4, 2), LEAST),
+            128: (Tile(128, 64, 8, 8, 4, 2), LEAST),
+            256: (WIDE,),
+        },
+    ),
+    "amd": CONSERVATIVE,
+    "intel": CONSERVATIVE,
+    "apple": CONSERVATIVE,
+    # Its compiler takes seconds for a register tile, its threads are those of a CPU.
+    "software": Row("", {}),
+}
+
+
+def row_of(caps: Caps) -> Row:
+    """The row of a device; the conservative one for a class that has none."""
+    return ROWS.get(caps.adapter_class, CONSERVATIVE)

@@ -1,0 +1,49 @@
+"""Tiles of products by class of adapter: what `choose` reads.
+
+A row is measured, and says where; a class without a measurement has the conservative row.
+`benchmarks/run.py sweep` checks every candidate before it times it (`results/h200-sweep.json`).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from centella.ops.matmul.tiled import Tile
+from centella.specs import Caps
+
+TILES: dict[str, tuple[Tile, ...]] = {
+    "large": (Tile(128, 128, 8, 8, 8, 4), Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8, 4)),
+    "medium": (Tile(64, 64, 16, 4, 4), Tile(64, 64, 16, 8, 4)),
+    "small": (Tile(32, 32, 16, 4, 4),),
+}
+
+
+class Row(Struct, frozen=True):
+    """What suits one class of adapter.
+
+    Attributes:
+        measured: on what; "" where nothing was.
+        first: tiles by variant that come before those of `TILES`.
+        even: groups that keep a GPU of this class evenly busy: a product of fewer tiles has its
+            depth split, where that gives as many. 0: never.
+    """
+
+    measured: str = ""
+    first: dict[str, tuple[Tile, ...]] = {}
+    even: int = 0
+
+
+CONSERVATIVE = Row()
+ROWS: dict[str, Row] = {
+    "cuda": Row("H200, PTX", even=440),
+    "nvidia": Row("H200, Vulkan", {"large": (Tile(128, 128, 8, 8, 8, 4, 2),)}, even=440),
+    "amd": CONSERVATIVE,
+    "intel": CONSERVATIVE,
+    "apple": CONSERVATIVE,
+    "software": CONSERVATIVE,
+}
+
+
+def row_of(caps: Caps) -> Row:
+    """The row of a device; the conservative one for a class that has none."""
+    return ROWS.get(caps.adapter_class, CONSERVATIVE)
