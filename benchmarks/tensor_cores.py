@@ -21,8 +21,9 @@ from measure import Call, Row, alternate, summary, torch_or_none
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.matmul import launches
-from centella.ops.matmul.choice import MMA_TILES
+from centella.ops.matmul.choice import MMA_TILES, WGMMA_TILES
 from centella.ops.matmul.mma import MmaTile
+from centella.ops.matmul.wgmma import WgmmaTile
 from centella.tensor import apply
 
 SHAPES = (
@@ -40,7 +41,11 @@ SHAPES = (
 )
 SMALL = ((70, 66, 72),)
 ODD = ((1, 1, 1), (7, 5, 3), (33, 70, 31), (129, 131, 97), (200, 258, 512), (65, 257, 1000))
-TILES = (
+AnyTile = MmaTile | WgmmaTile
+TILES: tuple[AnyTile, ...] = (
+    *WGMMA_TILES,
+    WgmmaTile(128, 256, 64, 4, staged=128),
+    WgmmaTile(128, 256, 64, 4),
     *MMA_TILES,
     MmaTile(128, 128, 64, 64, 64, 3),
     MmaTile(128, 256, 32, 64, 64, 4),
@@ -57,24 +62,34 @@ Pair = tuple[Any, Any]
 Product = Callable[..., ct.Tensor]
 
 
-def title(tile: MmaTile) -> str:
+def title(tile: AnyTile) -> str:
     """A tile as the log writes it: group and depth, warp, stages."""
-    return f"{tile.bm}x{tile.bn}x{tile.bk}, {tile.wm}x{tile.wn}, {tile.stages}"
+    size = f"{tile.bm}x{tile.bn}x{tile.bk}"
+    if isinstance(tile, MmaTile):
+        return f"{size}, {tile.wm}x{tile.wn}, {tile.stages}"
+    return f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}"
 
 
-def linear(tile: MmaTile) -> Product:
+def variant_of(tile: AnyTile) -> str:
+    """The variant that a tile is one of."""
+    return "mma" if isinstance(tile, MmaTile) else "wgmma"
+
+
+def linear(tile: AnyTile) -> Product:
     """x W^T on a tile: to be recorded and planned while `mma_tile_of` gives it."""
 
     def product(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
         named = ("bias", "residual")[: len(more)]
         attrs = {"activation": "silu" if more else "", "alpha": 1.0, "extras": named}
-        return apply("linear", x, w, *more, variant="mma", tile=title(tile), **attrs)
+        return apply("linear", x, w, *more, variant=variant_of(tile), tile=title(tile), **attrs)
 
     return product
 
 
-def forcing(tile: MmaTile) -> Any:
+def forcing(tile: AnyTile) -> Any:
     """Give this tile to every product on tensor cores whose rows start on 16 bytes."""
+    if isinstance(tile, WgmmaTile):
+        return mock.patch.object(launches, "wgmma_tile_of", lambda *_: tile)
 
     def tile_of(dtypes: Any, caps: ct.Caps, whole: bool = True) -> MmaTile:
         return tile if whole else MMA_TILES[-1]
@@ -99,7 +114,7 @@ def placed(device: ct.Device, values: Any, dtype: DType, way: str) -> ct.Tensor:
     return part.T if turned else part
 
 
-def check(device: ct.Device, tile: MmaTile, dtype: DType) -> float:
+def check(device: ct.Device, tile: AnyTile, dtype: DType) -> float:
     """The largest error over odd shapes, layouts and an epilogue.
 
     Raises:
@@ -116,7 +131,9 @@ def check(device: ct.Device, tile: MmaTile, dtype: DType) -> float:
         wanted = x.astype(np.float64) @ w.T.astype(np.float64)
         for a_way, b_way in itertools.product(("plain", "turned", "odd"), repeat=2):
             a, b = placed(device, x, dtype, a_way), placed(device, w, dtype, b_way)
-            got = apply("matmul", a, b.T, alpha=1.0, variant="mma", tile=title(tile)).numpy()
+            got = apply(
+                "matmul", a, b.T, alpha=1.0, variant=variant_of(tile), tile=title(tile)
+            ).numpy()
             worst = max(worst, bounded(got, wanted, dtype, (m, n, k, a_way, b_way)))
         sums = wanted + bias
         fused = sums / (1 + np.exp(-sums)) + residual
@@ -201,7 +218,7 @@ def mma(args: argparse.Namespace) -> Iterator[Row]:
 
 def _checked(
     devices: list[tuple[str, ct.Device]], dtype: DType
-) -> Iterator[tuple[str, ct.Device, MmaTile]]:
+) -> Iterator[tuple[str, ct.Device, AnyTile]]:
     """The tiles that a device takes, once they have passed."""
     for name, device in devices:
         for tile in TILES:
@@ -217,7 +234,7 @@ def _checked(
 
 
 def _timed(
-    shape: tuple[int, ...], dtype: DType, checked: list[tuple[str, ct.Device, MmaTile]], torch: Any,
+    shape: tuple[int, ...], dtype: DType, checked: list[tuple[str, ct.Device, AnyTile]], torch: Any,
     args: argparse.Namespace,
 ) -> Iterator[Row]:  # fmt: skip
     """A row for each tile and cuBLAS, once each has met the bound."""

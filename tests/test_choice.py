@@ -27,6 +27,7 @@ from centella.ops.matmul.choice import (
     mma_tile_of,
     thin_of,
     tile_of,
+    wgmma_tile_of,
 )
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.thin import SHARED_WORDS
@@ -206,7 +207,7 @@ def test_tensor_cores_take_16_bit_floats_where_there_are_some() -> None:
     for arch, caps in cuda.items():
         for dtypes in ((f16, f16), (bf16, bf16)):
             assert fits("mma", whole, dtypes, caps) == (arch != "sm_75")
-            assert choose(whole, dtypes, caps) == "large"  # it is asked for by name
+            assert choose(whole, dtypes, caps) == ("large" if arch == "sm_75" else "mma")
         for dtypes in ((f32, f32), (f16, bf16), (f16, i8)):
             assert not fits("mma", whole, dtypes, caps)
     assert not fits("mma", whole, (f16, f16), LARGE)
@@ -216,6 +217,36 @@ def test_tensor_cores_take_16_bit_floats_where_there_are_some() -> None:
     assert mma_tile_of((f16, f16), replace(caps, max_shared=48 << 10)) == MMA_TILES[-1]
     assert mma_tile_of((f16, f16), replace(caps, max_workgroup=64)) is None
     assert mma_tile_of((f16, f16), Caps("ir", max_shared=16 << 10)) == MMA_TILES[-1]
+
+
+HOPPER = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
+
+
+def test_hopper_multiplies_by_warpgroups() -> None:
+    """By default, where there are rows to share a weight; another target has no such thing."""
+    for m, n, k in ((17, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
+        for dtype in (f16, bf16):
+            assert choose(problem(m, n, k), (dtype, dtype), HOPPER) == "wgmma"
+        assert choose(problem(m, n, k), (f32, f32), HOPPER) not in ("wgmma", "mma")
+        for other in (replace(HOPPER, arch="sm_100"), replace(HOPPER, max_shared=99 << 10)):
+            assert choose(problem(m, n, k), (f16, f16), other) == "mma"
+        assert choose(problem(m, n, k), (f16, f16), replace(HOPPER, target="ir")) != "wgmma"
+    assert choose(problem(16, 4096, 4096), (f16, f16), HOPPER) == "skinny"
+
+
+def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
+    """The last round of tiles is as full as it can be; few tiles are narrow ones."""
+    sizes = {
+        (4096, 4096, 4096): 128, (65536, 1536, 384): 128, (1500, 5120, 1280): 160,
+        (1500, 1280, 5120): 128, (512, 2560, 9728): 96, (2048, 2560, 9728): 160,
+        (128, 4096, 4096): 64, (2048, 384, 1536): 64,
+    }  # fmt: skip
+    for size, columns in sizes.items():
+        tile = wgmma_tile_of(problem(*size), (f16, f16), HOPPER)
+        assert tile is not None and tile.bn == columns, size
+    across = replace(problem(2048, 2560, 9728), b_along_k=False)
+    tile = wgmma_tile_of(across, (f16, f16), HOPPER)
+    assert tile is not None and tile.bn in (64, 128)  # rows of the ring are whole panels
 
 
 # -- chunks and words -----------------------------------------------------------------------------

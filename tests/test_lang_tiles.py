@@ -20,7 +20,7 @@ from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
 from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, ptx, storage
-from centella.lang.ir import PTX_ONLY
+from centella.lang.ir import AMPERE
 from centella.lang.simulate import mutations, simulate
 from centella.lang.wgsl import emit_wgsl
 from centella.program import program_of
@@ -166,7 +166,7 @@ def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
 
 def test_the_cases_cover_every_operation() -> None:
     ir, _ = product_case(f16)
-    assert {s[0] for s in ir.body} >= PTX_ONLY
+    assert {s[0] for s in ir.body} >= AMPERE
 
 
 @needs_ptxas
@@ -433,7 +433,7 @@ def outside() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "shape": (lambda: ptx.Fragment(f16, (8, 8)), r"f32 of \(16, 8\); got f16 of \(8, 8\)"),
+    "shape": (lambda: ptx.Fragment(f16, (8, 8)), r"in eights\); got f16 of \(8, 8\)"),
     "dtype": (lambda: ptx.Fragment(u32, (16, 8)), "a Fragment is f16 or bf16"),
     "unwritten": (lambda: ptx.Fragment(f32, (16, 8))[0], "used before it was filled or loaded"),
     "half filled": (lambda: ptx.Fragment(f16, (16, 8)).fill(1), "is filled with 0, got 1"),

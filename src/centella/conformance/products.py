@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from centella.conformance.cases import FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of
-from centella.ops.matmul.choice import mma_tile_of, tile_of
+from centella.ops.matmul.choice import HOPPER, WGMMA_TILES, mma_tile_of, tile_of
 from centella.ops.matmul.table import TILES
 from centella.specs import Caps
 
@@ -21,7 +21,7 @@ MATRICES: tuple[tuple[int, int, int], ...] = (
     (130, 20, 70),
 )
 FEW: tuple[tuple[int, int, int], ...] = ((1, 1, 1), (33, 40, 64), (130, 20, 70))  # no sweep
-VARIANTS: tuple[str, ...] = ("large", "medium", "small", "mma")
+VARIANTS: tuple[str, ...] = ("large", "medium", "small", "mma", "wgmma")
 # Rows, depth, columns of thin products: depths of 1, prime, 1 more than whole chunks, whole blocks.
 GEMV: tuple[tuple[int, int, int], ...] = (
     (1, 1, 1),
@@ -46,8 +46,10 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     """Whether a device can run the variant that a case forces."""
     variant = case.attrs.get("variant")
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
-    if variant == "mma":
-        return mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
+    if variant in ("mma", "wgmma"):
+        had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
+        room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
+        return had and (variant == "mma" or (room and caps.arch in ("", HOPPER)))
     least = min((d.itemsize for d in dtypes), default=0)
     return variant not in TILES or tile_of(variant, least, caps) is not None
 
@@ -65,6 +67,20 @@ def tensor_cores() -> list[Case]:
         made.append(Case((In(a), In(b)), forced))
     made += [Case((In((5, 19), values), In((19, 9))), forced) for values in ("large", "hidden")]
     made.append(Case((In((300, 200)), In((200, 260))), forced, small=False))
+    return made + warpgroups()
+
+
+def warpgroups() -> list[Case]:
+    """`matmul` by warpgroups: depths around a stage and past the ring, layouts, batches."""
+    forced = {"variant": "wgmma", "alpha": 0.5}
+    made = [Case((In((9, k)), In((k, 16))), forced) for k in (0, 8, 63, 64, 65)]
+    for la, lb in product(("plain", "transposed", "offset"), ("plain", "transposed")):
+        made.append(Case((In((40, 48), layout=la), In((48, 16), layout=lb)), forced))
+    for a, b in (((2, 3, 9, 16), (2, 3, 16, 8)), ((3, 5, 40), (40, 8)), ((9, 16), (3, 16, 8)),
+                 ((2, 1, 9, 8), (3, 8, 16)), ((0, 8), (8, 8))):  # fmt: skip
+        made.append(Case((In(a), In(b)), forced))
+    made.append(Case((In((19, 24), "large"), In((24, 9))), forced))
+    made.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
     return made
 
 
@@ -75,7 +91,7 @@ def fused_on_tensor_cores() -> list[Case]:
     made = []
     for m, n, k in ((5, 10, 24), (66, 33, 40), (17, 7, 9)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
-        made.append(Case(operands, every))
+        made += [Case(operands, every), Case(operands, {**every, "variant": "wgmma"})]
     mixed = {**forced, "extras": ("bias", "residual"), "activation": "silu"}
     made.append(Case((In((2, 3, 24)), In((5, 24)), In((5,), dtype="f32"), In((2, 3, 5))), mixed))
     plain = {**forced, "extras": (), "activation": ""}

@@ -29,6 +29,8 @@ class Block(Struct, eq=False):
     """Where a block stands, whether control flow in it is uniform, what happened in it.
 
     `barrier`, `divergent_break` and `uniform_set` are the lines of the first of each, or None.
+    `touched` are the fragments that were read in it; `role` the first thread and number of those
+    that run it, where it is a role.
     """
 
     id: int
@@ -40,6 +42,8 @@ class Block(Struct, eq=False):
     barrier: str | None = None
     divergent_break: str | None = None
     uniform_set: str | None = None
+    touched: set[int] = field(default_factory=set)
+    role: tuple[int, int] | None = None
 
     def left_open(self) -> str:
         """What to say when the block was left in a way that Python allows."""

@@ -33,6 +33,23 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
     cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
+
+Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
+
+    grid()             groups that run at a time, which take those of the launch in turn
+    warpgroup()        which 128 threads of the group these are
+    mbar_init(b)       attr: (shared array index, arrivals)      mbar_fence()
+    mbar_arrive(b) mbar_expect(b, bytes) mbar_wait(b, parity)    attr: shared array index
+    tma_load(i, b, c...)   attr: (shared array index, that of the barrier, index into `maps`)
+    tma_store(i, c...)     attr: (shared array index, index into `maps`)
+    tma_store_commit()     tma_store_wait()   attr: groups that may still be on their way
+    async_fence()          what this thread stored to shared memory is there for copies and wgmma
+    wgmma(i, j, t, p)  attr: (Matrix, Matrix, dtype); t = a b, plus t where p
+    wgmma_fence() wgmma_commit()   wgmma_wait()   attr: groups that may still be on their way
+    setmaxnreg()       attr: registers a thread
+    warpgroup_barrier()
+
+An `if` with attr (first, threads) is a role: those threads of the group run it, beside other roles.
 """
 
 from __future__ import annotations
@@ -49,18 +66,29 @@ Statement = tuple[str, str, tuple[int, ...], Any]
 
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
-FRAGMENT_WRITES = frozenset({"fragment_fill", "ldmatrix", "mma"})
+FRAGMENT_WRITES = frozenset({"fragment_fill", "ldmatrix", "mma", "wgmma"})
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
-PTX_ONLY = FRAGMENT_WRITES | COPIES | {"fragment", "fragment_get"}
+HOPPER = frozenset(
+    "grid warpgroup mbar_init mbar_fence mbar_arrive mbar_expect mbar_wait tma_load tma_store "
+    "tma_store_commit tma_store_wait async_fence wgmma wgmma_fence wgmma_commit wgmma_wait "
+    "setmaxnreg warpgroup_barrier".split()
+)
+AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get"}
+PTX_ONLY = AMPERE | HOPPER
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
     | FRAGMENT_WRITES
     | COPIES
+    | (HOPPER - {"grid", "warpgroup"})
 )
 GLOBAL = frozenset({"load", "load4", "store", "store4"})
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
 ACCESSES = GLOBAL | SHARED
-INDICES = {**dict.fromkeys(ACCESSES | {"ldmatrix"}, 1), "cp_async": 2}  # operands that are indices
+INDICES = {  # operands that are indices
+    **dict.fromkeys(ACCESSES | {"ldmatrix", "tma_store"}, 1),
+    **dict.fromkeys(("mbar_init", "mbar_arrive", "mbar_expect", "mbar_wait"), 1),
+    **dict.fromkeys(("cp_async", "tma_load", "wgmma"), 2),
+}
 SUBGROUP = frozenset(
     {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
 )
@@ -68,7 +96,7 @@ COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
-    "groups lane subgroup_size param".split()
+    "groups lane subgroup_size param grid warpgroup".split()
 )
 
 
@@ -95,11 +123,45 @@ class Param(Struct, frozen=True):
 
 
 class SharedArray(Struct, frozen=True):
-    """Workgroup memory: `words` words of type `word`, accessed `width` words at a time."""
+    """Workgroup memory: `words` words of type `word`, accessed `width` words at a time.
+
+    It begins on a multiple of `align` bytes.
+    """
 
     word: str
     words: int
     width: int
+    align: int = 16
+
+
+class Matrix(Struct, frozen=True):
+    """How a factor of `wgmma` lies in a shared array, in bytes (PTX ISA, "Matrix Descriptor").
+
+    `swizzle`: of the pattern, and of a row of it; `along_k`: rows are along k; `stride`: from eight
+    rows to the next eight; `leading`: from one panel of rows to the next.
+    """
+
+    array: int
+    swizzle: int
+    along_k: bool
+    stride: int
+    leading: int
+
+
+class MapParam(Struct, frozen=True):
+    """A tensor map: boxes of an argument, which is `extents` elements with `strides`.
+
+    `argument` is an index into `args`; `offset`, `extents` and `strides` (those of all dimensions
+    but the first, which has 1) are indices into `params`, and count elements. `box` is the extents
+    of what one copy moves, `swizzle` the pattern in shared memory, in bytes.
+    """
+
+    argument: int
+    offset: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
 
 
 class KernelIR(Struct, frozen=True, eq=False, dict=True):
@@ -118,6 +180,7 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     body: tuple[Statement, ...]
     lines: dict[int, str] = field(default_factory=dict)
     starts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    maps: tuple[MapParam, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KernelIR) and self.digest == other.digest
@@ -140,12 +203,26 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         """The first operation that no target but PTX (sm_80 and later) has, or ""."""
         return next((s[0] for s in self.body if s[0] in PTX_ONLY), "")
 
+    @property
+    def hopper(self) -> str:
+        """The first operation that only sm_90a has, or ""."""
+        return next((s[0] for s in self.body if s[0] in HOPPER), "")
+
+    @cached_property
+    def resident(self) -> bool:
+        """True when groups take the launch's in turn: no more run than a device holds at a time."""
+        return any(s[0] == "grid" for s in self.body)
+
     def text(self) -> str:
         """The canonical text: equal text, equal kernel."""
         head = [f"kernel {self.name} workgroup={self.workgroup}"]
         head += [f"arg {a.name} {a.mode} {a.dtype.name} {a.word}x{a.width}" for a in self.args]
         head += [f"param {'.'.join(map(str, p.source))} {p.type}" for p in self.params]
-        head += [f"shared {s.word}x{s.width} {s.words}" for s in self.shared]
+        head += [
+            f"shared {s.word}x{s.width} {s.words}{f' on {s.align}' if s.align != 16 else ''}"
+            for s in self.shared
+        ]
+        head += [f"map {m!r}" for m in self.maps]
         depth = 0
         for i, (op, type_, args, attr) in enumerate(self.body):
             if op in ("end", "else"):

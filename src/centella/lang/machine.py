@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 
 from centella.errors import SimulationError
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, REDUCE, TYPED, UNFUSED, Array
-from centella.lang.ir import INDICES, OPENS, SUBGROUP, KernelIR, Statement
+from centella.lang.ir import HOPPER, INDICES, OPENS, SUBGROUP, KernelIR, Statement
 from centella.lang.shadow import Fault, Ids, Known, Mask, Shadow
 
 Words = NDArray[np.uint32]
 Rule = Callable[[Ids, Ids, Ids], Fault | None]
 Order = Literal["forward", "reverse", "shuffled"]
 
-LEAVES = frozenset({"const", "param", "thread", "group", "groups", "lane", "subgroup_size"})
-MEETINGS = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (SUBGROUP - LEAVES)
+LEAVES = frozenset("const param thread group groups lane subgroup_size grid warpgroup".split())
+MEETINGS = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
+    (SUBGROUP | HOPPER) - LEAVES
+)
 REGISTERS: dict[str, Callable[..., Any]] = dict.fromkeys(("var", "get"), lambda x: x)
 MOST_ITERATIONS = 1 << 20
 UNDEFINED = 0x7FC0DEAD  # shared memory before the first store: a NaN that is easy to recognise
@@ -49,6 +51,8 @@ class Machine:
     ) -> None:
         self.ir: KernelIR = ir
         self.launched: int = groups
+        self.resident: int = groups  # that run at a time
+        self.after: int = 0
         self.check: bool = check
         self.order: Order = order
         self.subgroup: int = subgroup
@@ -86,6 +90,7 @@ class Machine:
                 shadow = Known(mask)
             region = Region(repr(arg.name), words, words.size, 0, shadow)
             self.memory["global"].append(region)
+        self.params: Words = params
         bits = [p.view(NUMPY[d.type]) for p, d in zip(params, self.ir.params, strict=True)]
         threads = np.arange(self.ir.workgroup, dtype=np.uint32)[None]
         for i, (op, type_, _, attr) in enumerate(self.ir.body):
@@ -97,6 +102,10 @@ class Machine:
                 self.leaves[i] = threads if op == "thread" else threads % self.subgroup
             elif op in ("groups", "subgroup_size"):
                 self.leaves[i] = np.uint32(self.launched if op == "groups" else self.subgroup)
+            elif op == "grid":
+                self.leaves[i] = np.uint32(self.resident)
+            elif op == "warpgroup":
+                self.leaves[i] = threads // 128
 
     def run(self, first: int, count: int) -> None:
         """Run `count` groups from `first` on."""
@@ -120,7 +129,8 @@ class Machine:
             region = Region(f"shared array {k}", words, array.words, start, shadow)
             self.memory["shared"].append(region)
         self._narrow(np.ones((1, 1), np.bool_))
-        self._run(0, len(ir.body))
+        for _ in self._run(0, len(ir.body)):
+            raise self._fault(0, first * ir.workgroup, "deadlock: nobody gets further")
 
     def _shadow(self, words: int, known: Mask) -> Shadow:
         """What is remembered of a shared array."""
@@ -144,16 +154,19 @@ class Machine:
         self.full: bool = bool(active.all())
         return self.full or bool(active.any())
 
-    def _run(self, start: int, stop: int) -> None:
-        """Run statements; "shuffled" runs what stands between meetings in two halves of threads."""
+    def _run(self, start: int, stop: int) -> Iterator[None]:
+        """Run statements; "shuffled" runs what stands between meetings in two halves of threads.
+
+        It yields where it waits for what others do.
+        """
         if self.halved:
-            self._pass(start, stop)
+            yield from self._pass(start, stop)
             return
         for low, high, meets in self._segments(start, stop):
             if meets:
-                self._pass(low, high)
+                yield from self._pass(low, high)
             else:
-                self._halves(low, high)
+                yield from self._halves(low, high)
             if not self.active.any():
                 return
 
@@ -171,14 +184,14 @@ class Machine:
         if low < stop:
             yield low, stop, False
 
-    def _halves(self, start: int, stop: int) -> None:
+    def _halves(self, start: int, stop: int) -> Iterator[None]:
         reached, left = self.active, np.zeros((1, 1), np.bool_)
         kept: dict[int, Array] = {}
         self.halved = True
         for half in (self.half, ~self.half):
             if not self._narrow(reached & half):
                 continue
-            self._pass(start, stop)
+            yield from self._pass(start, stop)
             left = left | self.active
             for i in range(start, stop):
                 value: Array | None = self.values[i]
@@ -189,7 +202,7 @@ class Machine:
         self.halved = False
         self._narrow(left)
 
-    def _pass(self, start: int, stop: int) -> None:
+    def _pass(self, start: int, stop: int) -> Iterator[None]:
         values, body, plain = self.values, self.ir.body, self.plain
         i = start
         while i < stop:
@@ -199,12 +212,18 @@ class Machine:
             elif op in TYPED:
                 values[i] = TYPED[op](type_, attr, values[args[0]])
             elif op == "if":
-                self._if(i, values[args[0]])
+                if attr is not None:
+                    yield from self._roles(i, stop)
+                    i = self.after
+                    continue
+                yield from self._if(i, values[args[0]])
             elif op in OPENS:
-                self._loop(i, [values[a] for a in args])
+                yield from self._loop(i, [values[a] for a in args])
             elif op == "break_if":
                 if not self._narrow(self.active & ~values[args[0]]):
                     return
+            elif op == "mbar_wait":
+                yield from self._await(i)
             elif op not in LEAVES:
                 self.effects[op](i)
             i = self._end_of(i) + 1
@@ -215,15 +234,23 @@ class Machine:
             index = self.ends[index]
         return index
 
-    def _if(self, index: int, condition: Mask) -> None:
+    def _if(self, index: int, condition: Mask) -> Iterator[None]:
         outer, middle = self.active, self.ends[index]
         if self._narrow(outer & condition):
-            self._run(index + 1, middle)
+            yield from self._run(index + 1, middle)
         if middle in self.ends and self._narrow(outer & ~condition):
-            self._run(middle + 1, self.ends[middle])
+            yield from self._run(middle + 1, self.ends[middle])
         self._narrow(outer)
 
-    def _loop(self, index: int, bounds: list[Array]) -> None:
+    def _roles(self, start: int, stop: int) -> Iterator[None]:
+        """Run roles beside each other; sets `after`, the statement behind them."""
+        raise NotImplementedError
+
+    def _await(self, index: int) -> Iterator[None]:
+        """Wait for a barrier."""
+        raise NotImplementedError
+
+    def _loop(self, index: int, bounds: list[Array]) -> Iterator[None]:
         outer = live = self.active
         counter = bounds[0] if bounds else None
         rounds = 0
@@ -231,7 +258,7 @@ class Machine:
             if self.check and rounds == MOST_ITERATIONS:
                 raise self._fault(index, self.first * self.ir.workgroup, f"{rounds} iterations")
             self.values[index] = counter
-            self._run(index + 1, self.ends[index])
+            yield from self._run(index + 1, self.ends[index])
             live = self.active
             counter = None if counter is None else counter + bounds[2]
             rounds += 1

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
+
 from centella.dtypes import DType
 from centella.errors import TraceError
 from centella.lang.ir import BufferArg, SharedArray
@@ -159,6 +161,15 @@ class Argument(_Array):
         per = self.dtype.per_word
         return [_unpack(t, w, self.dtype, lane) for w in words for lane in range(per)]
 
+    def written(self) -> None:
+        """Note that it is written by other means than a store here.
+
+        Raises:
+            TraceError: it is not to be written.
+        """
+        self._may("store")
+        self._stored = True
+
     def __setitem__(self, key: Any, value: Any) -> None:
         if self.dtype.per_word != 1:
             raise TraceError(
@@ -258,6 +269,11 @@ class Shared(_Array):
         """`store(4 * chunk, values)`, without the shift."""
         self._store_chunk(values, _index(self._tracer, chunk))
 
+    def align(self, nbytes: int) -> None:
+        """Have it begin on a multiple of so many bytes."""
+        held = self._tracer.shared[self.position]
+        self._tracer.shared[self.position] = replace(held, align=max(held.align, nbytes))
+
     def _chunk_at(self, key: Any) -> tuple[Expr, Expr]:
         """The index of the chunk that starts at a word, and the word."""
         t = self._tracer
@@ -269,7 +285,8 @@ class Shared(_Array):
     def _chunked(self) -> None:
         if self.words % 4:
             raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
-        self._tracer.shared[self.position] = SharedArray(self._type, self.words, 4)
+        held = self._tracer.shared[self.position]
+        self._tracer.shared[self.position] = replace(held, width=4)
 
     def _load_chunk(self, chunk: Expr, word: Expr | None = None) -> list[Expr]:
         t = self._tracer

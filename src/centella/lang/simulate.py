@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import SimulationError
+from centella.lang.hopper import HopperMachine
 from centella.lang.ir import INDICES, KernelIR, Statement
 from centella.lang.machine import Order, Words
 from centella.lang.shadow import Mask
@@ -21,6 +22,10 @@ from centella.lang.warps import WarpMachine
 
 THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
+MEETS = frozenset(  # what a kernel waits or meets by, and what makes stores visible
+    "barrier cp_async_wait warpgroup_barrier async_fence mbar_wait wgmma_wait "
+    "tma_store_wait".split()
+)
 ORDERS: tuple[str, ...] = get_args(Order)
 MOST_LANES = 128  # of a subgroup, on any adapter
 
@@ -42,6 +47,7 @@ def simulate(
     subgroup: int = 32,
     initialised: Sequence[Mask | None] | None = None,
     fused: bool = True,
+    resident: int = 0,
 ) -> Report:
     """Run a kernel over NumPy words; stores change `buffers` in place.
 
@@ -57,6 +63,8 @@ def simulate(
         initialised: for each argument, the words that hold something before the launch, or None:
             none of an Out, all of any other.
         fused: whether `fma` rounds once (nearly: through float64) or twice.
+        resident: groups that run at a time, of a kernel that asks for it (`ptx.grid()`); 0: half
+            of them, so that they take turns.
 
     Returns:
         Which words were written; nothing for `check=False`.
@@ -70,12 +78,14 @@ def simulate(
             f"simulate: expected order of {', '.join(ORDERS)} and 1 to {MOST_LANES} lanes, got "
             f"{order!r} and {subgroup!r}"
         )
-    machine = WarpMachine(ir, groups, check, order, subgroup, fused)
-    step = _groups_at_once(ir)
+    kind, step = (HopperMachine, 1) if ir.hopper else (WarpMachine, _groups_at_once(ir))
+    machine = kind(ir, groups, check, order, subgroup, fused)
+    if ir.resident:
+        machine.resident = min(groups, resident or -(-groups // 2))
     with np.errstate(all="ignore"):
         machine.bind(buffers, np.asarray(params, np.uint32), initialised)
-        for first in range(0, groups, step):
-            machine.run(first, min(step, groups - first))
+        for first in range(0, machine.resident, step):
+            machine.run(first, min(step, machine.resident - first))
     if not check:
         return Report(())
     masks = [
@@ -113,7 +123,7 @@ def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | No
 def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
     """Kernels with one mistake each: a barrier or wait less, an access one word (chunk) further."""
     for i, (op, type_, args, attr) in enumerate(ir.body):
-        if op in ("barrier", "cp_async_wait"):
+        if op in MEETS:
             gone: Statement = ("const", "u32", (), 0)
             body = (*ir.body[:i], gone, *ir.body[i + 1 :])
             yield f"no {op} at {ir.line_of(i)}", replace(ir, body=body)

@@ -15,11 +15,19 @@ from typing import Any
 from centella.errors import TraceError
 from centella.lang.blocks import LOOPS, Block, source_line
 from centella.lang.fold import fold, identity
-from centella.lang.ir import BufferArg, KernelIR, Number, Param, SharedArray, Statement
+from centella.lang.ir import (
+    BufferArg,
+    KernelIR,
+    MapParam,
+    Number,
+    Param,
+    SharedArray,
+    Statement,
+)
 from centella.lang.values import Expr, Var, adapt
 
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
-UNIFORM_SOURCES = frozenset({"param", "group", "groups", "subgroup_size"})
+UNIFORM_SOURCES = frozenset({"param", "group", "groups", "subgroup_size", "grid", "warpgroup"})
 _active = threading.local()
 
 
@@ -53,6 +61,8 @@ class Tracer:
         self.lines: dict[int, str] = {}
         self.params: dict[Param, int] = {}  # and their positions
         self.shared: list[SharedArray] = []
+        self.maps: list[MapParam] = []
+        self.pending: list[set[int]] = [set()]  # accumulators by group of wgmma; last: the open one
         self.starts: dict[int, tuple[int, int]] = {}
         self.blocks: list[Block] = [Block(0, "kernel", True, "")]
         self._open: set[int] = {0}
@@ -170,6 +180,9 @@ class Tracer:
         """Assign a register."""
         self._check_var(var)
         expr = adapt(self, value, var.type)
+        role = self.role
+        if var.uniform and role is not None and var.block < role.id:
+            raise TraceError("a uniform lang.var is set in a role, which not all threads run")
         if expr.type != var.type:
             raise TraceError(f"mixed types: a {var.type} variable is set to a {expr.type}")
         if var.uniform and not (expr.uniform and self.uniform):
@@ -186,10 +199,23 @@ class Tracer:
 
     # -- control flow ---------------------------------------------------------------------------
 
-    def open(self, op: str, args: tuple[Expr, ...], uniform: bool) -> tuple[int, Block]:
-        """Open a block; returns the id of the statement that opens it, and the block."""
-        index = self.effect(op, args[0].type if op == "for" else "", args)
-        return index, self._push(op, uniform, self.lines[index])
+    def open(
+        self, op: str, args: tuple[Expr, ...], uniform: bool, role: tuple[int, int] | None = None
+    ) -> tuple[int, Block]:
+        """Open a block; returns the id of the statement that opens it, and the block.
+
+        Args:
+            role: first thread and number of those that run it; among them control flow is uniform.
+        """
+        index = self.effect(op, args[0].type if op == "for" else "", args, role)
+        block = self._push(op, uniform, self.lines[index])
+        block.role = role
+        return index, block
+
+    @property
+    def role(self) -> Block | None:
+        """The role that is open."""
+        return next((b for b in reversed(self.blocks) if b.role is not None), None)
 
     def _push(self, kind: str, uniform: bool, line: str) -> Block:
         block = Block(self._next_block, kind, uniform and self.uniform, line)
@@ -207,6 +233,7 @@ class Tracer:
         for key in block.keys:
             del self._numbers[key]
         block.check_loop()
+        self._check_pending(block)
         parent = self.blocks[-1]
         parent.barrier = parent.barrier or block.barrier
         self.emit("end", "")
@@ -235,8 +262,23 @@ class Tracer:
             loop.divergent_break = source_line()
             loop.uniform = False
 
-    def need_uniform(self, what: str) -> None:
-        """Raise unless control flow is uniform here."""
+    def _check_pending(self, block: Block) -> None:
+        """What a wgmma of one iteration leaves pending, the next one may not touch."""
+        parent = self.blocks[-1]
+        if block.kind in LOOPS and not block.touched.isdisjoint(set().union(*self.pending)):
+            raise TraceError(
+                "a loop reads a Fragment that a wgmma at its end leaves pending: wait before the "
+                "loop ends (ptx.wgmma_wait)"
+            )
+        parent.touched |= block.touched
+
+    def need_uniform(self, what: str, role: bool = False) -> None:
+        """Raise unless control flow is uniform here, among the threads of a role if `role`."""
+        if not role and self.role is not None:
+            raise TraceError(
+                f"{what} inside a ptx.role: threads of other roles do not come there; the threads "
+                f"of one warpgroup meet by ptx.warpgroup_barrier()"
+            )
         if not self.uniform:
             raise TraceError(
                 f"{what} inside control flow that may differ by thread: its condition must be "
@@ -259,6 +301,7 @@ class Tracer:
             tuple(self.body),
             self.lines,
             self.starts,
+            tuple(self.maps),
         )
 
     def abandon(self) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import struct
 from collections import deque
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from centella.backends.cuda.driver import check, driver, explain
 from centella.backends.cuda.graph import Graph
+from centella.backends.cuda.maps import TensorMaps
 from centella.backends.cuda.memory import CudaMemory
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
@@ -28,6 +29,19 @@ from centella.submission import Clock, Submission
 LOG_BYTES = 16384
 
 
+class Pipeline(NamedTuple):
+    """A function of the driver's, and how it is launched.
+
+    Attributes:
+        most: blocks of a launch at most, which take its groups in turn; 0: one for each group.
+    """
+
+    function: Any
+    threads: int
+    dynamic: int
+    most: int
+
+
 class CudaBackend(CudaMemory):
     """One CUDA device: its programs and submissions."""
 
@@ -36,6 +50,7 @@ class CudaBackend(CudaMemory):
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         super().__init__(which, native=native)
         self._modules: list[Any] = []
+        self._maps = TensorMaps()
         self._dead_graphs: deque[Any] = deque()
         self._stamps: Stamps | None = None  # of the last submission that was timed
         self._dead_stamps: deque[list[Any]] = deque()
@@ -66,7 +81,14 @@ class CudaBackend(CudaMemory):
                     driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                     dynamic,
                 ))  # fmt: skip
-        return function, program.ir.workgroup, dynamic
+            most = self._most_blocks(function, program, dynamic) if program.ir.resident else 0
+        return Pipeline(function, program.ir.workgroup, dynamic, most)
+
+    def _most_blocks(self, function: Any, program: Program, dynamic: int) -> int:
+        """Blocks of a kernel that the device holds at a time."""
+        return self.processors * int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            function, program.ir.workgroup, dynamic
+        )))  # fmt: skip
 
     # -- submission -------------------------------------------------------------------------------
 
@@ -128,6 +150,8 @@ class CudaBackend(CudaMemory):
         places: list[int] = []
         for bound in work.launches:
             places.append(len(structs))
+            if bound.program.ir.maps:  # type: ignore[union-attr]  # not of the host
+                structs += self._maps.of(bound, address_of)
             structs += _addresses(len(bound.slots)).pack(*map(address_of, bound.slots))
             structs += bound.parameters
             structs += bytes(-len(structs) % 8)
@@ -138,11 +162,12 @@ class CudaBackend(CudaMemory):
         launch = driver.cuLaunchKernel
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(work.launches):
-            function, threads, dynamic = bound.pipeline
+            function, threads, dynamic, most = bound.pipeline
             if stamps is not None:
                 stamps.record(2 * position, stream)
             status = launch(
-                function, bound.groups, 1, 1, threads, 1, 1, dynamic, stream,
+                function, min(bound.groups, most or bound.groups), 1, 1, threads, 1, 1, dynamic,
+                stream,
                 first + 8 * position, 0,
             )[0]  # fmt: skip
             if status != ok:

@@ -10,6 +10,16 @@ For kernels there are the operations that no other target has: `Fragment`, `Shar
 `ldmatrix`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
 """
 
+from centella.lang.ptx.bulk import (
+    Barriers,
+    TensorMap,
+    async_fence,
+    init_fence,
+    tma_load,
+    tma_store,
+    tma_store_commit,
+    tma_store_wait,
+)
 from centella.lang.ptx.control import ROOM
 from centella.lang.ptx.emit import emit_ptx
 from centella.lang.ptx.intrinsics import (
@@ -28,22 +38,48 @@ from centella.lang.ptx.layout import (
 )
 from centella.lang.ptx.tables import TARGETS, literal
 from centella.lang.ptx.tiles import Fragment, SharedTile
+from centella.lang.ptx.warpgroups import (
+    grid,
+    role,
+    warpgroup,
+    warpgroup_barrier,
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+)
 
 __all__ = [
     "ROOM",
     "TARGETS",
+    "Barriers",
     "Fragment",
     "ParamLayout",
     "SharedLayout",
     "SharedTile",
+    "TensorMap",
+    "async_fence",
     "cp_async",
     "cp_async_commit",
     "cp_async_wait",
     "emit_ptx",
     "entry_name",
+    "grid",
+    "init_fence",
     "ldmatrix",
     "literal",
     "mma_sync",
     "param_layout",
+    "role",
     "shared_layout",
+    "tma_load",
+    "tma_store",
+    "tma_store_commit",
+    "tma_store_wait",
+    "warpgroup",
+    "warpgroup_barrier",
+    "wgmma",
+    "wgmma_commit",
+    "wgmma_fence",
+    "wgmma_wait",
 ]

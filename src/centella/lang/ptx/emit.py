@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from centella.errors import DeviceError, TraceError
 from centella.lang.ir import PURE, KernelIR
-from centella.lang.ptx import control, groups, memory, values, warps
+from centella.lang.ptx import control, groups, hopper, memory, values, warps
 from centella.lang.ptx.facts import NO_REGISTER
 from centella.lang.ptx.layout import entry_name
 from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS
 from centella.lang.ptx.writer import Rule, Writer
 
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
-RULES |= warps.RULES
+RULES |= warps.RULES | hopper.RULES
 
 
 def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
@@ -33,6 +33,8 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     w = Writer(ir, arch)
     if ir.ptx_only and not w.ampere:
         raise TraceError(f"kernel {ir.name!r}: {ir.ptx_only} needs sm_80 or later, got {arch}")
+    if ir.hopper and arch != "sm_90a":
+        raise TraceError(f"kernel {ir.name!r}: {ir.hopper} needs sm_90a, got {arch}")
     _write_body(w)
     return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, "  ret;", "}", ""])
 
@@ -68,10 +70,14 @@ def _head(w: Writer) -> list[str]:
     lines = [f".version {TARGETS[w.arch]}", f".target {w.arch}", ".address_size 64", ""]
     if w.shared.dynamic:
         lines += [f"// {w.shared.size} bytes of dynamic shared memory"]
-        lines += [".extern .shared .align 16 .b8 $smem[];", ""]
+        lines += [f".extern .shared .align {w.shared.align} .b8 $smem[];", ""]
     lines += [f"// {name}({arguments}), groups, {len(ir.params)} launch parameters"]
-    lines += [f".visible .entry {name}(", f"  .param .align 8 .b8 params[{w.params.size}]", ")"]
-    return [*lines, f".reqntid {ir.workgroup}, 1, 1", "{"]
+    align = 64 if ir.maps else 8
+    lines += [f".visible .entry {name}(", f"  .param .align {align} .b8 params[{w.params.size}]"]
+    lines += [")", f".reqntid {ir.workgroup}, 1, 1"]
+    if any(s[0] == "setmaxnreg" for s in ir.body):  # which needs a bound at entry
+        lines.append(".minnctapersm 1")
+    return [*lines, "{"]
 
 
 def _prologue(w: Writer) -> list[str]:
@@ -82,7 +88,7 @@ def _prologue(w: Writer) -> list[str]:
     lines += [f"  .reg .{kind} {name};" for name, (kind, _) in w.fixed.items()]
     lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
     if w.shared.size and not w.shared.dynamic:
-        lines.append(f"  .shared .align 16 .b8 $smem[{w.shared.size}];")
+        lines.append(f"  .shared .align {w.shared.align} .b8 $smem[{w.shared.size}];")
     lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
     lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]
     return lines + [f"  {text}" for _, text in w.fixed.values()]

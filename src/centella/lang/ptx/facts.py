@@ -19,7 +19,8 @@ MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every ac
 MAX_TERMS, MAX_DEPTH = 4, 3
 # A u32 of these is a count or a position, whatever its operands: never "below 0".
 _NEVER_BELOW_0 = frozenset(
-    "and shr div rem load sload extract cast param thread group groups lane subgroup_size".split()
+    "and shr div rem load sload extract cast param thread group groups lane subgroup_size grid "
+    "warpgroup".split()
 )
 # These values are another value's register, an immediate, or a fixed register.
 NO_REGISTER = frozenset({"const", "get", "extract", "group", "groups", "subgroup_size", "for"})
@@ -165,7 +166,7 @@ def facts_of(ir: KernelIR) -> Facts:
             sums = [leaves(facts.sums[a][0]) if a in facts.sums else (a,) for a in indices]
             uses = (*chain.from_iterable(sums), *rest)
         if op in FRAGMENT_WRITES:
-            for tile in args[INDICES.get(op, 0) :][: 1 if op == "mma" else None]:
+            for tile in args[INDICES.get(op, 0) :][: 1 if op in ("mma", "wgmma") else None]:
                 next_set[tile] = p
         for a in uses:
             if where > last[a]:

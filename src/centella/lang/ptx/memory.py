@@ -19,11 +19,11 @@ def _term(w: Writer, term: Term) -> str:
         return w.values[term]
     op, inner, number = term
     name = "mul.lo.u32" if op == "mul" else "shr.u32"
-    text = f"{name} {{}}, {_total(w, inner)}, {number};"
+    text = f"{name} {{}}, {total(w, inner)}, {number};"
     return w.once(term, "%r", text, leaves(inner))
 
 
-def _total(w: Writer, terms: Terms) -> str:
+def total(w: Writer, terms: Terms) -> str:
     """The register of a sum of terms."""
     register = _term(w, terms[0])
     for n in range(2, len(terms) + 1):
@@ -50,7 +50,7 @@ def address(w: Writer, index: int, position: int, shared: bool, scale: int) -> s
     else:
         base, add, prefix = _base(w, position), "mad.wide.u32", "%rd"
     if terms:
-        text = f"{add} {{}}, {_total(w, terms)}, {scale}, {base};"
+        text = f"{add} {{}}, {total(w, terms)}, {scale}, {base};"
         base = w.once((base, terms, scale), prefix, text, leaves(terms))
     return f"[{base}+{offset}]" if offset else f"[{base}]"
 

@@ -20,6 +20,7 @@ FACTORS = {(16, 16): 4, (16, 8): 2}
 SUMS = {(16, 8): 4}
 WIDEST = 128  # bytes of a row that one swizzle pattern covers
 LINE = 8  # chunks of 128 bytes: all 32 banks once
+WIDE = 64  # rows of the sums of a warpgroup
 
 
 def whole_warps(tracer: Tracer, what: str) -> None:
@@ -40,21 +41,27 @@ class Fragment:
     read one by one, in registers of fixed names throughout. What is read before anything was
     written is a `TraceError`.
 
+    Sums of `wgmma` lie in the registers of a warpgroup's 128 threads; while a product is under way
+    nobody may touch them: a `TraceError`, until `wgmma_wait`.
+
     Args:
         dtype: f16 or bf16 for a factor, f32 for sums.
-        shape: of a factor (16, 16) for A [m, k], (16, 8) for B [k, n]; of sums (16, 8): C [m, n].
+        shape: of a factor (16, 16) for A [m, k], (16, 8) for B [k, n]; of sums (16, 8), or (64, n)
+            for `wgmma`, n a multiple of 8 up to 256: C [m, n].
 
     Raises:
-        TraceError: for a shape or dtype that `mma_sync` does not take.
+        TraceError: for a shape or dtype that neither takes.
     """
 
     def __init__(self, dtype: DType, shape: tuple[int, int]) -> None:
         t = current()
         registers = (FACTORS if dtype in HALVES else SUMS if dtype is f32 else {}).get(shape)
+        if dtype is f32 and shape[0] == WIDE and shape[1] in range(8, 257, 8):
+            registers = shape[1] // 2
         if registers is None:
             raise TraceError(
-                f"a Fragment is f16 or bf16 of (16, 16) or (16, 8), or f32 of (16, 8); got "
-                f"{dtype.name} of {shape}"
+                f"a Fragment is f16 or bf16 of (16, 16) or (16, 8), or f32 of (16, 8) or (64, 8 to "
+                f"256 in eights); got {dtype.name} of {shape}"
             )
         self.dtype: DType = dtype
         self.shape: tuple[int, int] = shape
@@ -69,13 +76,30 @@ class Fragment:
         """The fragment to read: what operations name it by."""
         if not self._written:
             raise TraceError("a Fragment was used before it was filled or loaded")
+        self._touch()
         return self._handle
 
     @property
     def target(self) -> Expr:
         """The fragment to write."""
         self._written = True
+        self._touch()
         return self._handle
+
+    def pend(self) -> Expr:
+        """The fragment for a product that writes it until its group has been waited for."""
+        self._written = True
+        current().pending[-1].add(self._handle.id)
+        return self._handle
+
+    def _touch(self) -> None:
+        t = current()
+        if any(self._handle.id in group for group in t.pending):
+            raise TraceError(
+                "a Fragment is read or written while a wgmma on it is pending: ptx.wgmma_commit() "
+                "and ptx.wgmma_wait() first"
+            )
+        t.blocks[-1].touched.add(self._handle.id)
 
     def fill(self, value: float) -> None:
         """One number in every element of sums; 0 in those of a factor."""
@@ -99,6 +123,9 @@ class Fragment:
     def place(self, register: int) -> tuple[Expr, Expr]:
         """Row and column of a register's (first) element, for this thread."""
         lane = local_id() % WARP
+        if self.shape[0] == WIDE:
+            down = local_id() // WARP % 4 * 16 + register // 2 % 2 * 8
+            return down + lane // 4, lane % 4 * 2 + (register // 4 * 8 + register % 2)
         row = lane // 4 + (register % 2 if self.shape == (16, 16) else register // 2) * 8
         if self.dtype is f32:
             return row, lane % 4 * 2 + register % 2
@@ -172,6 +199,19 @@ class SharedTile:
             line, across = across // width * self.rows + line, across % width
         return line * width + (across ^ turn) + self.at_stage(stage)
 
+    def start(self, row: Any, column: Any, stage: Any = 0) -> Expr:
+        """Where a matrix begins for `wgmma`, in chunks; its descriptor has the pattern.
+
+        Args:
+            row: a multiple of 8; column: a multiple of 16 elements, or, where rows are not along k,
+                of a panel's; u32 values or Python numbers.
+        """
+        t = current()
+        width = self.panel // CHUNK
+        line, across = expr_of(t, row, "u32"), expr_of(t, column, "u32") // self.dtype.per_chunk
+        panel, inner = across // width, across % width
+        return panel * (self.rows * width) + line * width + inner + self.at_stage(stage)
+
     def at_stage(self, stage: Any) -> Expr:
         """What a stage adds to the index of a chunk."""
         return expr_of(current(), stage, "u32") * self.chunks
@@ -181,6 +221,14 @@ class SharedTile:
         if rows % LINE:
             raise TraceError(f"a swizzle repeats after {LINE} rows, got {rows}")
         return rows * (self.panel // CHUNK)
+
+    def store_pair(self, row: Any, column: Any, values: Sequence[Any], stage: Any = 0) -> None:
+        """Write 2 values, rounded to the dtype, from an even column on."""
+        t = current()
+        first = expr_of(t, column, "u32")
+        chunk = self.chunk(row, first // self.dtype.per_chunk, stage)
+        word = first % self.dtype.per_chunk // self.dtype.per_word
+        self.memory[chunk * 4 + word] = pack(t, [expr_of(t, v, "f32") for v in values], self.dtype)
 
     def store(self, chunk: Any, values: Sequence[Any]) -> None:
         """Write 8 values, rounded to the dtype, to a chunk; seen by others after a barrier."""

@@ -3,7 +3,8 @@
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
 columns                m <= 16, B contiguous along n             `columns.py`
 small, medium, large   the rest, by the tile that fits           `tiled.py`
-mma                    f16 and bf16 on tensor cores, when asked  `mma.py`
+mma                    f16 and bf16 on tensor cores, sm_80 on    `mma.py`
+wgmma                  the same on Hopper                        `wgmma.py`
 """
 
 from __future__ import annotations
@@ -16,12 +17,22 @@ from centella.ops.matmul.mma import MmaTile, takes
 from centella.ops.matmul.table import TILES, row_of
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
+from centella.ops.matmul.wgmma import WgmmaTile
 from centella.specs import Caps, Spec
 
 MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
 LEAST_ARCH = 80  # of a GPU with the instructions of `mma`
-ALONG_K = ("gemv", "skinny", *TILES, "mma")  # where B is contiguous along k
-VARIANTS = ("gemv", "skinny", "columns", *TILES, "mma")
+HOPPER = "sm_90a"
+MULTIPROCESSORS = 132  # of an H100 or H200
+# What a tile takes, measured, in columns of the first; the first of the cheapest is chosen.
+WGMMA_TILES = {
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 128,
+    WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 162,
+    WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
+}
+ALONG_K = ("gemv", "skinny", *TILES, "mma", "wgmma")  # where B is contiguous along k
+VARIANTS = ("gemv", "skinny", "columns", *TILES, "mma", "wgmma")
 ENOUGH = 96  # groups that a product of tiles needs
 BUSY = 256  # groups that keep the memory of a large GPU busy
 SPLITS = (2, 4, 8)
@@ -88,6 +99,26 @@ def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> 
     return None
 
 
+def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> WgmmaTile | None:
+    """The tile of a product by warpgroups, by what all take on the busiest multiprocessor.
+
+    The simulator has them too.
+    """
+    if not takes(dtypes) or not (caps.target == "ir" or caps.arch == HOPPER):
+        return None
+    fitting = {
+        tile: cost for tile, cost in WGMMA_TILES.items()
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+        and tile.takes(problem.a_along_k, problem.b_along_k)
+    }  # fmt: skip
+
+    def cost_of(tile: WgmmaTile) -> int:
+        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+        return -(-tiles // MULTIPROCESSORS) * fitting[tile]
+
+    return min(fitting, key=cost_of, default=None)
+
+
 def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> bool:
     """Whether a variant can compute a problem on a device."""
     if variant == "gemv":
@@ -98,14 +129,23 @@ def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps
         return problem.m <= THIN and not problem.b_along_k
     if variant == "mma":
         return mma_tile_of(dtypes, caps) is not None
+    if variant == "wgmma":
+        return wgmma_tile_of(problem, dtypes, caps) is not None
     return tile_of(variant, _itemsize(dtypes), caps) is not None
 
 
 def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
-    """The variant for a problem: thin for few rows, else the largest tile with enough groups."""
+    """The variant for a problem: thin for few rows, else tensor cores, where a GPU has them.
+
+    Else it is the largest tile with enough groups.
+    """
     if problem.m <= THIN:
         thin = "gemv" if problem.m <= 1 else "skinny"
         return thin if problem.b_along_k else "columns"
+    if caps.target == "ptx":
+        for variant in ("wgmma", "mma"):
+            if fits(variant, problem, dtypes, caps):
+                return variant
     for name in ("large", "medium"):
         tile = tile_of(name, _itemsize(dtypes), caps)
         if tile is None:

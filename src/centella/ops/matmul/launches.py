@@ -25,11 +25,13 @@ from centella.ops.matmul.choice import (
     splits_of,
     thin_of,
     tile_of,
+    wgmma_tile_of,
 )
 from centella.ops.matmul.columns import AHEAD, Columns, add_parts, columns
 from centella.ops.matmul.mma import MmaTile, mma
 from centella.ops.matmul.thin import SUBGROUP, thin
 from centella.ops.matmul.tiled import Tile, gemm
+from centella.ops.matmul.wgmma import WgmmaTile, wgmma
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
@@ -55,7 +57,8 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
     """The launches that compute a product, one but for columns split along k.
 
     Raises:
-        LimitError: a forced variant cannot compute it on this device.
+        LimitError: a forced variant cannot compute it on this device. For "wgmma" operands whose
+            rows do not start on 16 bytes are multiplied by "mma".
     """
     a, b = product.specs[0].dtype, product.specs[1].dtype
     problem = product.problem
@@ -70,7 +73,9 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
         return Lowered((_thin_call(product, caps),))
     if chosen == "columns":
         return _columns_calls(product, caps)
-    if chosen == "mma":
+    if chosen == "wgmma" and problem.k and all(_whole(product)):
+        return Lowered((_wgmma_call(product, caps),))
+    if chosen in ("mma", "wgmma"):
         return Lowered((_mma_call(product, caps),))
     return _tiled_calls(product, chosen, caps)
 
@@ -154,11 +159,43 @@ def _tiled_call(product: Product, tile: Tile) -> Call:
     return _tiles_call(gemm, product, tile, constants)
 
 
-def _mma_call(product: Product, caps: Caps) -> Call:
+def _whole(product: Product) -> tuple[bool, bool]:
+    """Whether the rows of A, of B, start on 16 bytes."""
     problem, (a, b, *_) = product.problem, product.specs
     nothing = problem.k == 0  # is read
-    vector_a = nothing or aligned(a, problem.lda, problem.sa)
-    vector_b = nothing or aligned(b, problem.ldb, problem.sb)
+    return (
+        nothing or aligned(a, problem.lda, problem.sa),
+        nothing or aligned(b, problem.ldb, problem.sb),
+    )
+
+
+def _rows_whole(product: Product) -> bool:
+    """Whether the rows of C start on 16 bytes."""
+    return aligned(product.specs[-1], product.problem.ldy, product.problem.sy)
+
+
+def _wgmma_call(product: Product, caps: Caps) -> Call:
+    problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
+    tile = wgmma_tile_of(problem, (a.dtype, b.dtype), caps)
+    assert tile is not None, "the variant fits"
+    constants: Constants = (
+        ("a_along_k", problem.a_along_k),
+        ("activation", product.activation),
+        ("b_along_k", problem.b_along_k),
+        ("staged", tile.staged > 0 and y.dtype.itemsize == 2 and _rows_whole(product)),
+        ("tile", tile),
+    )
+    batches = (  # of what is repeated there is one
+        ("batches", problem.batch),
+        ("batches_a", problem.batch if problem.sa else 1),
+        ("batches_b", problem.batch if problem.sb else 1),
+    )
+    return _tiles_call(wgmma, product, tile, constants, batches)
+
+
+def _mma_call(product: Product, caps: Caps) -> Call:
+    problem, (a, b, *_) = product.problem, product.specs
+    vector_a, vector_b = _whole(product)
     tile = mma_tile_of((a.dtype, b.dtype), caps, vector_a and vector_b)
     assert tile is not None, "the variant fits"
     constants: Constants = (
@@ -173,8 +210,9 @@ def _mma_call(product: Product, caps: Caps) -> Call:
 
 
 def _tiles_call(
-    kernel: Kernel, product: Product, tile: Tile | MmaTile, constants: Constants
-) -> Call:
+    kernel: Kernel, product: Product, tile: Tile | MmaTile | WgmmaTile, constants: Constants,
+    more: Scalars = (),
+) -> Call:  # fmt: skip
     """A group for each tile of C."""
     problem = product.problem
     tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
@@ -182,7 +220,7 @@ def _tiles_call(
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
         ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
         ("sy", problem.sy), ("tiles_m", tiles_m), ("tiles_n", tiles_n),
-        ("alpha", product.alpha), ("ldr", product.residual_pitch),
+        ("alpha", product.alpha), ("ldr", product.residual_pitch), *more,
     )  # fmt: skip
     names = ("a", "b", *product.names)
     groups = tiles_m * tiles_n * problem.batch

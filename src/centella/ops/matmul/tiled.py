@@ -181,20 +181,25 @@ def _gemm(
 
 
 def tile_of_group(bm: int, bn: int) -> tuple[dict[str, Any], Any, Any, Any]:
-    """The parameters, and a group's tile: batch, first row and column.
+    """The parameters, and a group's tile: batch, first row and column."""
+    p = {n: lang.parameter(n, u32) for n in (
+        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
+    return p, *tile_place(p, lang.group_id(), bm, bn)
+
+
+def tile_place(p: dict[str, Any], number: Any, bm: int, bn: int) -> tuple[Any, Any, Any]:
+    """Batch, first row and first column of a tile.
 
     Tiles are taken in bands of 8 tile rows, so that B stays in cache.
     """
-    p = {n: lang.parameter(n, u32) for n in (
-        "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
     per_batch = p["tiles_m"] * p["tiles_n"]
-    batch = lang.group_id() // per_batch
-    group = lang.group_id() - batch * per_batch
+    batch = number // per_batch
+    group = number - batch * per_batch
     band = 8 * p["tiles_n"]
     first = group // band * 8
     height = lang.minimum(p["tiles_m"] - first, 8)
     within = group % band
-    return p, batch, (first + within % height) * bm, within // height * bn
+    return batch, (first + within % height) * bm, within // height * bn
 
 
 def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:

@@ -1,0 +1,79 @@
+"""Tensor maps: what the copy engine must know of a launch's operands, made by the driver.
+
+A launch's parameters say where an operand lies and how far it reaches, so that a map follows from
+them and the address. A graph keeps those that it was captured with; other submissions find theirs
+again, for as long as their operands lie where they did.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from centella.backends.cuda.driver import check, driver
+from centella.lang.ir import MapParam
+from centella.lang.ptx.layout import MAP_BYTES
+from centella.submission import Bound
+
+MOST_KEPT = 4096
+ALONE = 16  # bytes: a stride that nobody takes, of a dimension of one element
+KINDS: dict[str, Any] = {
+    "f16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    "bf16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+}
+SWIZZLES: dict[int, Any] = {
+    32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+    64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+    128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+}
+
+
+class TensorMaps:
+    """The tensor maps of a device's launches."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, bytes] = {}
+
+    def of(self, bound: Bound, address_of: Callable[[int], int]) -> bytes:
+        """The maps of a launch, as they lie in its parameters."""
+        ir = bound.program.ir  # type: ignore[union-attr]  # not of the host
+        words = np.frombuffer(bound.parameters, np.uint32)[1:]  # the first is the number of groups
+        made = b""
+        for param in ir.maps:
+            dtype = ir.args[param.argument].dtype
+            start = address_of(bound.slots[param.argument])
+            start += int(words[param.offset]) * dtype.itemsize
+            extents = tuple(int(words[p]) for p in param.extents)
+            strides = tuple(int(words[p]) * dtype.itemsize for p in param.strides)
+            key = (dtype.name, start, extents, strides, param.box, param.swizzle)
+            found = self._kept.get(key)
+            if found is None:
+                if len(self._kept) == MOST_KEPT:
+                    self._kept.clear()
+                found = self._kept[key] = _encode(dtype.name, start, extents, strides, param)
+            made += found
+        return made
+
+
+def _encode(
+    dtype: str, start: int, extents: tuple[int, ...], strides: tuple[int, ...], param: MapParam
+) -> bytes:
+    """One map (CUDA driver API, cuTensorMapEncodeTiled)."""
+    steps = [s if n > 1 else ALONE for n, s in zip(extents[1:], strides, strict=True)]
+    made = check(driver.cuTensorMapEncodeTiled(
+        KINDS[dtype],
+        len(extents),
+        start,
+        [driver.cuuint64_t(n) for n in extents],
+        [driver.cuuint64_t(s) for s in steps],
+        [driver.cuuint32_t(n) for n in param.box],
+        [driver.cuuint32_t(1)] * len(extents),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        SWIZZLES[param.swizzle],
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    ))  # fmt: skip
+    return ctypes.string_at(int(made.getPtr()), MAP_BYTES)

@@ -1,0 +1,404 @@
+"""The simulator's machine with what sm_90a alone has: roles, barriers, boxes, warpgroups.
+
+A group runs by itself. The warpgroups of its roles run by turns, each until it waits for a barrier
+whose phase is not over; a round in which none gets further is a deadlock, and is reported. So a
+producer runs as far ahead as its barriers let it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from centella.dtypes import ALL, widen
+from centella.errors import SimulationError
+from centella.lang.arithmetic import Array
+from centella.lang.bulk import Boxes, Phases
+from centella.lang.ir import Matrix
+from centella.lang.machine import LEAVES, UNDEFINED
+from centella.lang.shadow import Ids, Mask, Shadow
+from centella.lang.warps import WARP, WarpMachine
+
+WARPGROUP = 128
+CHUNK = 16  # bytes
+DEPTH = 16  # k of one product
+DONE = object()
+
+
+class Strand(NamedTuple):
+    """A warpgroup in a role: its threads, what they have computed, what they still have to do."""
+
+    mask: Mask
+    values: list[Any]
+    rest: Iterator[None]
+
+
+class HopperMachine(WarpMachine):
+    """One launch, group by group, of a kernel for sm_90a."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.effects.update({
+            "mbar_init": self._init, "mbar_fence": self._nothing, "mbar_arrive": self._arrive,
+            "mbar_expect": self._arrive, "tma_load": self._tma_load, "tma_store": self._tma_store,
+            "tma_store_commit": self._store_commit, "tma_store_wait": self._store_wait,
+            "async_fence": self._async_fence, "wgmma": self._wgmma, "wgmma_fence": self._gather,
+            "wgmma_commit": self._wgmma_commit, "wgmma_wait": self._wgmma_wait,
+            "setmaxnreg": self._gather, "warpgroup_barrier": self._warpgroup_barrier,
+        })  # fmt: skip
+
+    def run(self, first: int, count: int) -> None:
+        """Run group `first`."""
+        assert count == 1, "roles run group by group"
+        self.passed = 0  # waits
+        self.phases: dict[int, Phases] = {}
+        # Groups of stores by thread, and of products by warpgroup; the last one is open.
+        self.stores: dict[int, list[list[tuple[int, Ids]]]] = {}
+        self.products: dict[int, list[list[tuple[int, Ids]]]] = {}
+        self.pending: dict[int, list[set[int]]] = {}
+        super().run(first, count)
+        for groups in (*self.stores.values(), *self.products.values()):
+            if any(groups):
+                raise self._fault(
+                    len(self.ir.body) - 1, first * self.ir.workgroup,
+                    "a group ends while a store or a wgmma reads its memory",
+                )  # fmt: skip
+
+    def _shadow(self, words: int, known: Mask) -> Shadow:
+        return Boxes(words, self.ir.workgroup, known)
+
+    # -- roles ------------------------------------------------------------------------------------
+
+    def _roles(self, start: int, stop: int) -> Iterator[None]:
+        outer, found, i = self.active, [], start
+        while i < stop:
+            op, _, args, attr = self.ir.body[i]
+            if op == "if" and attr is not None:
+                found.append(i)
+            elif op in self.plain:
+                self.values[i] = self.plain[op](*[self.values[a] for a in args])
+            elif op not in LEAVES:
+                break
+            i = self._end_of(i) + 1
+        live = [
+            Strand(mask, list(self.values), self._run(index + 1, self.ends[index]))
+            for index in found
+            for mask in self._warpgroups(outer & self.values[self.ir.body[index][2][0]])
+        ]
+        own, strands = self.values, tuple(live)
+        while live:
+            before, waiting = self.passed, []
+            for strand in live:
+                self._narrow(strand.mask)
+                self.values = strand.values
+                if next(strand.rest, DONE) is not DONE:
+                    waiting.append(strand)
+            if len(waiting) == len(live) and self.passed == before:
+                raise self._bad(found[0], "deadlock: all roles wait")
+            live = waiting
+        self.values = own
+        for n, (op, *_) in enumerate(self.ir.body[:start]):
+            if op in ("var", "fragment"):
+                for strand in strands:
+                    own[n] = np.where(strand.mask, strand.values[n], own[n])
+        self._narrow(outer)
+        self.after = i
+        yield from ()
+
+    def _warpgroups(self, mask: Mask) -> Iterator[Mask]:
+        """The threads of each warpgroup, of those there are."""
+        number = np.arange(self.ir.workgroup)[None] // WARPGROUP
+        for group in np.unique(number):
+            mine = mask & (number == group)
+            if mine.any():
+                yield mine
+
+    def _await(self, index: int) -> Iterator[None]:
+        _, _, _, array = self.ir.body[index]
+        active = self.active
+        phases = self._phases(array)
+        parity, which = self._mine(index, 1)[0], self._barriers(index, 0, array)
+        for barrier in sorted(set(which)):
+            if not phases.needed[barrier]:
+                raise self._bad(index, "a barrier that was not initialised")
+            while not phases.is_over(barrier, parity):
+                yield
+                self._narrow(active)
+            self.passed += 1
+            # What arrivals come after is seen by who has waited: a later epoch.
+            self.epoch = np.where(
+                self.active, np.maximum(self.epoch, phases.epochs[barrier] + 1), self.epoch
+            )
+            for position, words, bits in phases.landed(barrier):
+                region = self.memory["shared"][position]
+                region.words[words] = bits
+                if isinstance(region.shadow, Boxes):
+                    region.shadow.came(words)
+
+    def _mine(self, index: int, operand: int) -> list[int]:
+        """The values of an operand in the active threads."""
+        value = np.broadcast_to(self.values[self.ir.body[index][2][operand]], self.shape)
+        return [int(v) for v in value[np.broadcast_to(self.active, self.shape)]]
+
+    def _barriers(self, index: int, operand: int, array: int) -> list[int]:
+        """The barriers of an array that an operand names in the active threads."""
+        which, most = self._mine(index, operand), self.ir.shared[array].words // 2
+        if max(which) >= most:
+            raise self._bad(index, f"shared array {array} has {most} barriers, got {max(which)}")
+        return which
+
+    def _bad(self, index: int, text: str) -> SimulationError:
+        _, thread = self._first(self.active)
+        return self._fault(index, thread, text)
+
+    def _nothing(self, index: int) -> None:
+        """What is done as soon as it is said."""
+
+    # -- barriers ---------------------------------------------------------------------------------
+
+    def _phases(self, array: int) -> Phases:
+        if array not in self.phases:
+            self.phases[array] = Phases(self.ir.shared[array].words // 2)
+        return self.phases[array]
+
+    def _init(self, index: int) -> None:
+        array, arrivals = self.ir.body[index][3]
+        for which in self._barriers(index, 0, array):
+            self._say(index, self._phases(array).init(which, arrivals))
+
+    def _arrive(self, index: int) -> None:
+        op, _, _, array = self.ir.body[index]
+        which = self._barriers(index, 0, array)
+        nbytes = self._mine(index, 1) if op == "mbar_expect" else [0] * len(which)
+        epochs = np.broadcast_to(self.epoch, self.shape)[np.broadcast_to(self.active, self.shape)]
+        for barrier, n, epoch in zip(which, nbytes, epochs, strict=True):
+            self._say(index, self._phases(array).arrive(barrier, n, int(epoch)))
+
+    def _say(self, index: int, text: str) -> None:
+        if text:
+            raise self._bad(index, text)
+
+    # -- boxes ------------------------------------------------------------------------------------
+
+    def _box(self, index: int, first: int, operand: int, position: int) -> tuple[Ids, Ids, Mask]:
+        """Words of a box in shared memory, in its argument, and which of them are inside of it.
+
+        Words have two elements of 16 bits; of one that is half inside the rest is zeros.
+        """
+        made = self.ir.maps[position]
+        at = [self._mine(index, operand + d)[0] for d in range(len(made.box))]
+        params = [int(p) for p in self.params]
+        columns, rows = made.box[:2]
+        x = at[0] + np.arange(columns)
+        y = at[1] + np.arange(rows)[:, None]
+        inside = (x < params[made.extents[0]]) & (y < params[made.extents[1]])
+        element = params[made.offset] + x + y * params[made.strides[0]]
+        for d in range(2, len(made.box)):
+            inside &= at[d] < params[made.extents[d]]
+            element = element + at[d] * params[made.strides[d - 1]]
+        chunks = first + np.arange(rows * columns // 8)
+        chunks = chunks ^ ((chunks >> 3) & (made.swizzle // CHUNK - 1))
+        words = (chunks[:, None] * 4 + np.arange(4)).reshape(-1)
+        return words, element.reshape(-1), inside.reshape(-1)
+
+    def _tma_load(self, index: int) -> None:
+        _, _, _, (array, barriers, position) = self.ir.body[index]
+        region = self.memory["shared"][array]
+        source = self.memory["global"][self.ir.maps[position].argument]
+        signals = self._barriers(index, 1, barriers)
+        for first, barrier in zip(self._mine(index, 0), signals, strict=True):
+            words, element, inside = self._box(index, first, 2, position)
+            self._inside(index, array, words)
+            halves = np.zeros(element.size, np.uint16)
+            halves[inside] = source.words.view(np.uint16)[element[inside]]
+            if self.check and source.shadow:
+                read = np.unique(element[inside] // 2)
+                unknown = ~source.shadow.known[read]
+                if unknown.any():
+                    word = read[int(unknown.argmax())]
+                    raise self._bad(index, f"{source.name} word {word}: read, but nobody wrote it")
+            if isinstance(region.shadow, Boxes):
+                self._tell(index, array, words, region.shadow.come(words))
+            region.words[words] = UNDEFINED
+            self._phases(barriers).copy(barrier, (array, words, halves.view(np.uint32)))
+
+    def _inside(self, index: int, array: int, words: Ids) -> None:
+        """Raise where a box or a factor reaches past its array."""
+        most = self.ir.shared[array].words
+        if words.max() >= most:
+            text = f"shared array {array} word {words.max()} is out of bounds, it has {most} words"
+            raise self._bad(index, text)
+
+    def _tell(self, index: int, array: int, words: Ids, fault: tuple[int, str] | None) -> None:
+        if fault is not None:
+            raise self._bad(index, f"shared array {array} word {words[fault[0]]}: {fault[1]}")
+
+    def _tma_store(self, index: int) -> None:
+        _, _, _, (array, position) = self.ir.body[index]
+        region = self.memory["shared"][array]
+        target = self.memory["global"][self.ir.maps[position].argument]
+        threads = np.flatnonzero(np.broadcast_to(self.active, self.shape)[0])
+        for thread, first in zip(threads, self._mine(index, 0), strict=True):
+            words, element, inside = self._box(index, first, 1, position)
+            self._inside(index, array, words)
+            if isinstance(region.shadow, Boxes):
+                who = self._who(words, int(thread))
+                self._tell(index, array, words, region.shadow.start_reading(words, *who))
+            halves = np.ascontiguousarray(region.words[words]).view(np.uint16)
+            target.words.view(np.uint16)[element[inside]] = halves[inside]
+            if isinstance(target.shadow, Shadow):
+                # The engine writes elements: what shares a word with them stays as it is.
+                written = np.unique(element[inside] // 2)
+                target.shadow.known[written] = target.shadow.written[written] = True
+            self.stores.setdefault(int(thread), [[]])[-1].append((array, words))
+
+    def _store_commit(self, index: int) -> None:
+        for thread in np.flatnonzero(np.broadcast_to(self.active, self.shape)[0]):
+            self.stores.setdefault(int(thread), [[]]).append([])
+
+    def _store_wait(self, index: int) -> None:
+        for thread in np.flatnonzero(np.broadcast_to(self.active, self.shape)[0]):
+            groups = self.stores.setdefault(int(thread), [[]])
+            self._retire(groups, self.ir.body[index][3], int(thread))
+
+    def _who(self, words: Ids, thread: int) -> tuple[Ids, Ids]:
+        """A thread, numbered over the launch, and its epoch, for each word."""
+        epoch = np.broadcast_to(self.epoch, self.shape)[0, thread]
+        number = self.first * self.ir.workgroup + thread
+        return np.full(words.size, number, np.int64), np.full(words.size, epoch, np.int64)
+
+    def _retire(self, groups: list[list[tuple[int, Ids]]], pending: int, thread: int) -> None:
+        """What all groups but the latest ones read, they have read, as this thread knows."""
+        done = max(len(groups) - 1 - pending, 0)
+        for array, words in (read for group in groups[:done] for read in group):
+            shadow = self.memory["shared"][array].shadow
+            if isinstance(shadow, Boxes):
+                shadow.stop_reading(words, *self._who(words, thread))
+        del groups[:done]
+
+    def _async_fence(self, index: int) -> None:
+        active = np.broadcast_to(self.active, self.shape)[0]
+        for region in self.memory["shared"]:
+            if isinstance(region.shadow, Boxes):
+                region.shadow.fence(active)
+
+    # -- warpgroups -------------------------------------------------------------------------------
+
+    def _together(self, index: int) -> list[int]:
+        """The warpgroups that are here, each of them whole."""
+        here = np.broadcast_to(self.active, self.shape).reshape(-1, WARPGROUP).sum(axis=1)
+        split = (here > 0) & (here < WARPGROUP)
+        if split.any():
+            op = self.ir.body[index][0]
+            raise self._bad(index, f"{op} reached by {here[split][0]} of {WARPGROUP} threads")
+        return [int(g) for g in np.flatnonzero(here)]
+
+    def _gather(self, index: int) -> None:
+        """Whole warpgroups come here; nothing else is to be seen of it."""
+        self._together(index)
+
+    def _warpgroup_barrier(self, index: int) -> None:
+        self._together(index)
+        epoch = np.broadcast_to(self.epoch, self.shape).copy()
+        epoch[np.broadcast_to(self.active, self.shape)] += 1
+        self.epoch = epoch
+
+    def _get(self, index: int) -> None:
+        _, _, (tile,), _ = self.ir.body[index]
+        for group in self._present():
+            if any(tile in held for held in self.pending.get(group, ())):
+                raise self._bad(index, "a Fragment is read before wgmma_wait")
+        super()._get(index)
+
+    def _present(self) -> list[int]:
+        threads = np.flatnonzero(np.broadcast_to(self.active, self.shape)[0])
+        return sorted({int(t) // WARPGROUP for t in threads})
+
+    def _wgmma(self, index: int) -> None:
+        _, _, (left, right, tile, more), (a, b, dtype) = self.ir.body[index]
+        sums: Array = self.values[tile]
+        columns = 2 * len(sums)
+        made = sums.copy()
+        for group in self._together(index):
+            mine = slice(group * WARPGROUP, (group + 1) * WARPGROUP)
+            reads = self.products.setdefault(group, [[]])[-1]
+            factors = []
+            for operand, matrix, rows in ((left, a, 64), (right, b, columns)):
+                places = np.broadcast_to(self.values[operand], self.shape)[0, mine]
+                if (places != places[0]).any():
+                    raise self._bad(index, "a factor begins elsewhere in a thread of the warpgroup")
+                begins = int(places[0]), matrix, rows
+                factors.append(self._factor(index, group, begins, dtype, reads))
+            add = np.broadcast_to(self.values[more], self.shape)[0, mine]
+            if (add != add[0]).any():
+                raise self._bad(index, "accumulate differs within a warpgroup")
+            c = _spread(columns)
+            held = np.zeros((64, columns), np.float32)
+            if add[0]:
+                held[c] = sums[:, 0, mine]
+            for k in range(DEPTH):
+                held = held + factors[0][:, k, None] * factors[1][None, :, k]
+            made[:, 0, mine] = held[c]
+            self.pending.setdefault(group, [set()])[-1].add(tile)
+        self.values[tile] = made
+
+    def _factor(
+        self, index: int, group: int, begins: tuple[int, Matrix, int], dtype: str, reads: list[Any]
+    ) -> Array:
+        """A factor [rows, 16] in f32, found as its descriptor says."""
+        start, matrix, rows = begins
+        region = self.memory["shared"][matrix.array]
+        halves = _places(matrix, rows) + start * 8  # before the pattern
+        chunks = halves // 8
+        chunks = chunks ^ ((chunks >> 3) & (matrix.swizzle // CHUNK - 1))
+        words = np.unique(chunks[..., None] * 4 + np.arange(4))
+        self._inside(index, matrix.array, words)
+        if isinstance(region.shadow, Boxes):
+            who = self._who(words, group * WARPGROUP)
+            self._tell(index, matrix.array, words, region.shadow.start_reading(words, *who))
+            reads.append((matrix.array, words))
+        start_of = int(np.asarray(region.start).flat[0])
+        held = region.words[start_of : start_of + region.size].view(np.uint16)
+        kind = ALL[dtype]
+        return np.asarray(widen(held[chunks * 8 + halves % 8].view(kind.numpy), kind))
+
+    def _wgmma_commit(self, index: int) -> None:
+        for group in self._together(index):
+            self.products.setdefault(group, [[]]).append([])
+            self.pending.setdefault(group, [set()]).append(set())
+
+    def _wgmma_wait(self, index: int) -> None:
+        left = self.ir.body[index][3]
+        for group in self._together(index):
+            self._retire(self.products.setdefault(group, [[]]), left, group * WARPGROUP)
+            held = self.pending.setdefault(group, [set()])
+            del held[: max(len(held) - 1 - left, 0)]
+
+
+@lru_cache(maxsize=64)
+def _spread(columns: int) -> tuple[Any, Any]:
+    """Row and column of each register of each thread of a warpgroup (PTX ISA, wgmma's D)."""
+    register = np.arange(columns // 2)[:, None]
+    thread = np.arange(WARPGROUP)[None]
+    row = thread // WARP * 16 + thread % WARP // 4 + register // 2 % 2 * 8
+    column = register // 4 * 8 + thread % 4 * 2 + register % 2
+    return row, column
+
+
+@lru_cache(maxsize=64)
+def _places(matrix: Matrix, rows: int) -> Ids:
+    """Where element [row, k] of a factor lies, in elements from its start, before the pattern.
+
+    PTX ISA, "Strides": along k eight rows are `stride` apart; else a row of memory has the rows
+    (m or n) of one k, `leading` is from one panel of them to the next, `stride` from eight of k to
+    the next.
+    """
+    row, k = np.arange(rows)[:, None], np.arange(DEPTH)[None]
+    if matrix.along_k:
+        return row // 8 * (matrix.stride // 2) + row % 8 * (matrix.swizzle // 2) + k
+    width = matrix.swizzle // 2
+    across = row // width * (matrix.leading // 2) + row % width
+    return across + k // 8 * (matrix.stride // 2) + k % 8 * width

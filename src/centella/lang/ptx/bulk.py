@@ -1,0 +1,233 @@
+"""Barriers in shared memory, and copies of whole boxes that complete at them (sm_90a).
+
+One thread asks for a box of a tensor by its coordinates; the copy engine computes the addresses,
+fills with zeros what lies outside of the tensor, and counts the bytes at a barrier. Whoever waits
+there may then read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from centella.errors import TraceError
+from centella.lang.ir import MapParam
+from centella.lang.memory import Argument, Shared
+from centella.lang.ptx.tiles import SharedTile
+from centella.lang.tracer import Tracer, current
+from centella.lang.values import Expr, expr_of
+
+ALIGNED = 1024  # bytes: where the pattern of a 128-byte swizzle begins
+MOST_BOX = 256  # elements along a dimension of a box
+MOST_DIMENSIONS = 5
+
+
+class Barriers:
+    """`count` memory barriers in shared memory, each with a phase.
+
+    PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier"; here sm_90a. A
+    phase is over when as many arrivals have come as `init` said, and all bytes that `expect`
+    announced have been copied. The first phase has parity 0; of a fresh barrier the phase before
+    it, of parity 1, counts as over. The threads that did not initialise it see a barrier after
+    `init_fence()` and `lang.barrier()`.
+
+    Raises:
+        TraceError: unless `count` is a Python number, 1 or more.
+    """
+
+    def __init__(self, count: int) -> None:
+        number: Any = count
+        if not isinstance(number, int) or number < 1:
+            raise TraceError(f"Barriers takes a Python number of them, got {count!r}")
+        self.count: int = count
+        self.memory: Shared = Shared(current(), "u32", 2 * count)
+
+    def _index(self, index: Any) -> tuple[Tracer, Expr]:
+        t = current()
+        which = expr_of(t, index, "u32")
+        if isinstance(which.const, int) and which.const >= self.count:
+            raise TraceError(f"there are {self.count} barriers, got number {which.const}")
+        return t, which
+
+    def init(self, index: Any, arrivals: int) -> None:
+        """Make one ready for phases of `arrivals` arrivals, a Python number; by one thread."""
+        t, which = self._index(index)
+        t.effect("mbar_init", "", (which,), (self.memory.position, arrivals))
+
+    def arrive(self, index: Any) -> None:
+        """This thread arrives: what it read and wrote before comes before the end of the phase."""
+        t, which = self._index(index)
+        t.effect("mbar_arrive", "", (which,), self.memory.position)
+
+    def expect(self, index: Any, nbytes: Any) -> None:
+        """This thread arrives and announces bytes, which the phase waits for, too."""
+        t, which = self._index(index)
+        t.effect("mbar_expect", "", (which, expr_of(t, nbytes, "u32")), self.memory.position)
+
+    def wait(self, index: Any, parity: Any) -> None:
+        """Wait until the phase of a parity, 0 or 1, is over; it is the present one or the last."""
+        t, which = self._index(index)
+        t.effect("mbar_wait", "", (which, expr_of(t, parity, "u32")), self.memory.position)
+
+
+def init_fence() -> None:
+    """Barriers that this thread initialised are there for copies, and for others after a barrier.
+
+    PTX ISA, "membar / fence" (fence.mbarrier_init.release.cluster); sm_90a.
+    """
+    current().effect("mbar_fence", "", ())
+
+
+def async_fence() -> None:
+    """What this thread stored to shared memory is there for copies and wgmma that follow.
+
+    PTX ISA, "membar / fence" (fence.proxy.async.shared::cta); sm_90a. Each thread that stored calls
+    it, before the barrier behind which another one starts the copy.
+    """
+    current().effect("async_fence", "", ())
+
+
+class TensorMap:
+    """How boxes of a tensor argument go to the panels of a `SharedTile` and back.
+
+    PTX ISA, "Tensors"; CUDA driver API, "Tensor Map Object Management". The driver makes the map
+    when a launch is bound, from the argument's address and the launch's parameters, with the tile's
+    own swizzle and panels, so that the two cannot disagree. It is passed with the parameters.
+
+    Args:
+        argument: an In or Out argument of rank 1 whose first element lies on 16 bytes.
+        tile: where boxes go: (a stage of) its rows and columns are the first two dimensions.
+        extents: launch parameters: elements along each dimension, from the one whose elements are
+            neighbours on; at least 1 each.
+        strides: launch parameters: elements from one to the next along the dimensions but the
+            first; multiples of 16 bytes where there is a next.
+
+    Raises:
+        TraceError: for another argument or dtype, dimensions that are no launch parameters, or a
+            tile with another swizzle than its panels' rows or more than 256 of them.
+    """
+
+    def __init__(
+        self, argument: Argument, tile: SharedTile, extents: Sequence[Any], strides: Sequence[Any]
+    ) -> None:
+        t = current()
+        if argument.rank != 1 or argument.dtype is not tile.dtype or argument.mode == "inout":
+            raise TraceError(
+                f"a TensorMap is of an In or Out argument of rank 1 and {tile.dtype.name}, got "
+                f"{argument.name!r}: {argument.mode}, rank {argument.rank}, {argument.dtype.name}"
+            )
+        if not 2 <= len(extents) <= MOST_DIMENSIONS or len(strides) != len(extents) - 1:
+            raise TraceError(
+                f"a TensorMap has 2 to {MOST_DIMENSIONS} extents and a stride less, got "
+                f"{len(extents)} and {len(strides)}"
+            )
+        patterned(tile, "a TensorMap")
+        if tile.rows > MOST_BOX:
+            raise TraceError(f"a box has at most {MOST_BOX} rows, got {tile.rows}")
+        self.argument: Argument = argument
+        self.tile: SharedTile = tile
+        self.dimensions: int = len(extents)
+        box = (tile.panel // tile.dtype.itemsize, tile.rows, *(1,) * (len(extents) - 2))
+        offset = t.param((argument.name, "offset"), "u32")
+        places = [_parameter(t, e) for e in (offset, *extents, *strides)]
+        made = MapParam(
+            argument.position, places[0], tuple(places[1 : 1 + len(extents)]),
+            tuple(places[1 + len(extents) :]), box, tile.swizzle,
+        )  # fmt: skip
+        self.position: int = len(t.maps)
+        t.maps.append(made)
+
+
+def patterned(tile: SharedTile, what: str) -> None:
+    """Have a tile lie as copy engine and tensor cores address it.
+
+    Raises:
+        TraceError: its swizzle is not that of its panels.
+    """
+    if tile.swizzle != tile.panel:
+        raise TraceError(
+            f"{what} needs a SharedTile whose swizzle is a panel's row ({tile.panel} bytes, 32 or "
+            f"more), got {tile.swizzle}"
+        )
+    tile.memory.align(ALIGNED)
+
+
+def _parameter(t: Tracer, value: Any) -> int:
+    """The position of a launch parameter among the parameters."""
+    if not isinstance(value, Expr) or value.type != "u32" or t.body[value.id][0] != "param":
+        raise TraceError(f"extents and strides of a TensorMap are u32 launch parameters: {value!r}")
+    position: int = t.body[value.id][3]
+    return position
+
+
+def tma_load(source: TensorMap, at: Sequence[Any], stage: Any, barriers: Barriers, b: Any) -> None:
+    """Start to copy a box to a stage of the map's tile; by one thread.
+
+    PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
+    (.shared::cluster.global.tile.mbarrier::complete_tx::bytes); sm_90a. What lies outside of the
+    tensor becomes zeros, and counts.
+
+    Args:
+        at: coordinates of the box's first element, u32, by dimension.
+        barriers, b: the barrier, announced there by `expect`, that the bytes count at.
+
+    Raises:
+        TraceError: for an Out argument, or another number of coordinates.
+    """
+    t = current()
+    if source.argument.mode != "in":
+        raise TraceError(f"tma_load reads an In argument, got {source.argument.name!r}")
+    _, which = barriers._index(b)
+    for first, where in _panels(t, source, at, stage):
+        attr = (source.tile.memory.position, barriers.memory.position, source.position)
+        t.effect("tma_load", "", (first, which, *where), attr)
+
+
+def tma_store(target: TensorMap, at: Sequence[Any], stage: Any = 0) -> None:
+    """Start to copy a stage of the map's tile to a box; by one thread, in its open group.
+
+    PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
+    (.global.shared::cta.tile.bulk_group); sm_90a. What lies outside of the tensor is not written.
+    Threads that stored to the tile call `async_fence()` and meet before.
+
+    Raises:
+        TraceError: for an In argument, or another number of coordinates.
+    """
+    t = current()
+    target.argument.written()
+    for first, where in _panels(t, target, at, stage):
+        t.effect("tma_store", "", (first, *where), (target.tile.memory.position, target.position))
+
+
+def tma_store_commit() -> None:
+    """Make a group of the stores that this thread started since the last one.
+
+    PTX ISA, "cp.async.bulk.commit_group"; sm_90a.
+    """
+    current().effect("tma_store_commit", "", ())
+
+
+def tma_store_wait(pending: int = 0) -> None:
+    """Wait until of this thread's groups all but the latest `pending` have read their tile.
+
+    PTX ISA, "cp.async.bulk.wait_group.read"; sm_90a. The tile may then be written again; the stores
+    are done at the end of the launch.
+    """
+    current().effect("tma_store_wait", "", (), pending)
+
+
+def _panels(
+    t: Tracer, map_: TensorMap, at: Sequence[Any], stage: Any
+) -> list[tuple[Expr, tuple[Expr, ...]]]:
+    """The first chunk and the coordinates of each panel of a stage."""
+    if len(at) != map_.dimensions:
+        raise TraceError(f"a map of {map_.dimensions} dimensions takes as many coordinates: {at!r}")
+    tile = map_.tile
+    first = tile.at_stage(stage)
+    width = tile.panel // tile.dtype.itemsize
+    found = []
+    for n in range(tile.columns // width):
+        x = expr_of(t, at[0], "u32") + n * width
+        rest = [expr_of(t, c, "u32") for c in at[1:]]
+        found.append((first + n * tile.down(tile.rows), (expr_of(t, x, "u32"), *rest)))
+    return found

@@ -1,0 +1,201 @@
+"""The product by warpgroups: its tiles in the simulator, roles and all, and through `ptxas`."""
+
+from __future__ import annotations
+
+from math import erf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from centella import op
+from centella.dtypes import DType, bf16, f16, f32, narrow, widen
+from centella.errors import SimulationError
+from centella.lang import KernelIR
+from centella.lang.ir import HOPPER
+from centella.lang.ptx import emit_ptx, shared_layout
+from centella.lang.simulate import mutations, simulate
+from centella.ops.matmul import choice
+from centella.ops.matmul.choice import WGMMA_TILES
+from centella.ops.matmul.wgmma import WgmmaTile
+from centella.program import Ref
+from centella.specs import Spec, make_spec
+from tests.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.test_mma import CAPS, LAYOUTS, Launch, lies, operands, parameters, result, stored
+
+Array = np.ndarray[Any, Any]
+SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)
+# What the shipped tiles have not: consumers that share a tile, stores from registers.
+TILES = (
+    *WGMMA_TILES,
+    SMALL,
+    WgmmaTile(64, 64, 32, 2),
+    WgmmaTile(128, 64, 64, 2, staged=64),
+)
+WIDE = WgmmaTile(128, 256, 64, 4, staged=128)  # what the sweep on a card tries beside them
+
+
+def name(tile: WgmmaTile) -> str:
+    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+
+
+def lowered(
+    m: int, n: int, k: int, dtype: DType = f16, layout: str = "NT", epilogue: bool = False,
+    out: DType | None = None,
+) -> tuple[Launch, KernelIR]:  # fmt: skip
+    """The launch of alpha A B and its kernel; with an epilogue `linear`, else `matmul`."""
+    y = make_spec((m, n), out or dtype, 16)
+    inputs: tuple[Spec, ...]
+    attrs: dict[str, Any] = {"alpha": 0.5, "variant": "wgmma"}
+    if epilogue:
+        inputs = (lies((m, k), dtype, False), lies((n, k), dtype, False),
+                  make_spec((n,), dtype, 16), make_spec((m, n), dtype, 16))  # fmt: skip
+        attrs |= {"extras": ("bias", "residual"), "activation": "gelu"}
+    else:
+        inputs = lies((m, k), dtype, layout[0] == "T"), lies((k, n), dtype, layout[1] == "T")
+    (call,) = op.get("linear" if epilogue else "matmul").lower(inputs, (y,), attrs, CAPS).calls
+    assert call.kernel.name == "wgmma"
+    dtypes = tuple(r.spec.dtype for r in call.tensors)
+    ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+    return Launch(call, inputs[0], inputs[1]), ir
+
+
+def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
+    """C from the simulator, and in float64."""
+    words, wanted = operands(launch)
+    simulate(ir, words, parameters(launch, ir), launch.call.groups, **options)
+    return result(launch, words), wanted
+
+
+@pytest.mark.parametrize("tile", TILES, ids=name)
+def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles past both edges, each group with several; once around the ring and a tail of k."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
+    layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN") if tile.takes(True, False) else ("NT",)
+    for layout in layouts:
+        launch, ir = lowered(m, n, k, layout=layout)
+        assert dict(launch.call.constants)["tile"] == tile and ir.workgroup == tile.threads
+        got, wanted = ran(launch, ir)
+        np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("size", [(1, 1, 8), (17, 9, 40), (130, 70, 31), (64, 64, 32)], ids=str)
+def test_sizes_off_every_boundary(size: tuple[int, int, int], dtype: DType, small: None) -> None:
+    launch, ir = lowered(*size, dtype)
+    got, wanted = ran(launch, ir)
+    near = 2 * dtype.epsilon
+    np.testing.assert_allclose(got, wanted, rtol=near, atol=near * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("resident", [1, 2, 5])
+def test_groups_take_what_there_is(resident: int, small: None) -> None:
+    """One group alone, several with a tile more or less, one for each tile."""
+    launch, ir = lowered(300, 60, 100)
+    assert launch.call.groups == 5
+    got, wanted = ran(launch, ir, resident=resident)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("staged", [0, 64])
+def test_an_epilogue_sees_f32_sums(staged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WGMMA_TILES", {replace(SMALL, staged=staged): 1})
+    launch, ir = lowered(70, 72, 40, epilogue=True)
+    rng = np.random.default_rng(3)
+    y = launch.call.tensors[-1].spec
+    specs = (launch.a, launch.b, make_spec((72,), f16, 16), y)
+    values = [rng.standard_normal(s.shape) for s in specs]
+    words = [stored(v, s) for v, s in zip(values, specs, strict=True)]
+    words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+    simulate(ir, words, parameters(launch, ir), launch.call.groups)
+    a, b, bias, residual = (widen(narrow(v, f16), f16).astype(np.float64) for v in values)
+    sums = a @ b.T * 0.5 + bias
+    wanted = sums * (1 + np.vectorize(erf)(sums / np.sqrt(2))) / 2 + residual
+    np.testing.assert_allclose(result(launch, words), wanted, rtol=2e-3, atol=4e-3)
+
+
+def test_parts_of_a_divided_depth_are_f32(small: None) -> None:
+    launch, ir = lowered(19, 21, 72, out=f32)
+    got, wanted = ran(launch, ir)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_nothing_is_written_outside(small: None) -> None:
+    """Rows past the last and the pads of each row keep what they held."""
+    launch, ir = lowered(65, 9, 16)
+    words, _ = operands(launch)
+    simulate(ir, words, parameters(launch, ir), launch.call.groups)
+    spec = launch.call.tensors[-1].spec
+    rows = words[-1].view(np.uint16)[: 65 * spec.strides[0]].reshape(65, -1)
+    assert rows.shape[1] == 16 and (rows[:, 9:] == 0x7FC0).all()
+    assert (words[-1].view(np.uint16)[65 * spec.strides[0] :] == 0x7FC0).all()
+
+
+def test_every_wait_and_fence_is_needed(small: None) -> None:
+    """Without one the simulator reports, or the result is wrong; the same one place further."""
+    launch, ir = lowered(300, 60, 136)
+    seen: set[str] = set()
+    for what, broken in mutations(ir):
+        kind = what.split()[0] if what[:2] != "no" else what.split()[1]
+        if kind not in HOPPER:
+            continue
+        words, wanted = operands(launch)
+        try:
+            simulate(broken, words, parameters(launch, ir), launch.call.groups, resident=1)
+        except SimulationError:
+            seen.add(kind)
+            continue
+        wrong = ~np.isclose(result(launch, words), wanted, rtol=2e-2, atol=2e-2)
+        assert wrong.any(), what
+        seen.add(kind)
+    assert seen >= {"mbar_wait", "wgmma_wait", "warpgroup_barrier", "async_fence", "tma_load"}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("tile", [*TILES, WIDE], ids=name)
+def test_tiles_stay_in_registers(
+    tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No spills, no stack, no warning, with an epilogue or without."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
+    cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
+    if tile in WGMMA_TILES:
+        cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
+    for ir in cases:
+        report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
+        registers, stack = resources(report)
+        assert stack == 0 and "C75" not in report, report
+        assert registers * tile.threads <= 65_536
+        assert shared_layout(ir).size <= CAPS.max_shared
+
+
+def test_a_launch_has_what_its_maps_need(small: None) -> None:
+    """Extents and strides ride with the launch: another size is the same program."""
+    one, ir = lowered(300, 200, 136)
+    other, again = lowered(17, 9, 40)
+    assert ir is again and ir.resident and len(ir.maps) == 3
+    words = parameters(one, ir)
+    a, b, y = ir.maps
+    assert [int(words[p]) for p in (*a.extents, *b.extents, *y.extents)] == [
+        136, 300, 1, 136, 200, 1, 200, 300, 1]  # fmt: skip
+    assert int(words[a.strides[0]]) == 136 and a.box == (32, 64, 1) and a.swizzle == 64
+    assert one.call.groups == 20 and other.call.groups == 1
+
+
+def test_operands_off_16_bytes_take_the_other_kernel() -> None:
+    odd = Spec((64, 63), f16, (63, 1), False)
+    y = make_spec((64, 64), f16, 16)
+    whole = make_spec((63, 64), f16, 16)
+    attrs = {"alpha": 1.0, "variant": "wgmma"}
+    for inputs in ((odd, whole), (make_spec((64, 63), f16, 16), replace(odd, shape=(63, 64)))):
+        (call,) = op.get("matmul").lower(inputs, (y,), attrs, CAPS).calls
+        assert call.kernel.name == "mma" and isinstance(call.tensors[0], Ref)
