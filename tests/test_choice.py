@@ -12,10 +12,13 @@ from centella.conformance.cases import OWN, Case, In
 from centella.conformance.products import variant_fits
 from centella.conformance.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
+from centella.ops.attention import table as attention_table
 from centella.ops.attention.choice import choose as choose_attention
+from centella.ops.attention.choice import tile_of as attention_tile
 from centella.ops.attention.combine import MOST_SPLITS
 from centella.ops.attention.split import rows_of_group, split_count
 from centella.ops.attention.teams import Layout
+from centella.ops.matmul import table
 from centella.ops.matmul.choice import (
     MMA_TILES,
     VARIANTS,
@@ -25,6 +28,7 @@ from centella.ops.matmul.choice import (
     depth_of,
     fits,
     mma_tile_of,
+    splits_of,
     thin_of,
     tile_of,
     wgmma_tile_of,
@@ -317,7 +321,7 @@ def test_long_rows_are_split(name: str) -> None:
 def test_heads_wide_and_narrow() -> None:
     def of(dim: int, length: int, dtype: DType = f16) -> dict[str, Any]:
         qkv = (spec(1, 2, length, dim, dtype=dtype),) * 3
-        return constants("attention", *qkv, masks=(), causal=False, scale=1.0)
+        return constants("attention", *qkv, masks=(), causal=False, scale=1.0, variant="stream")
 
     assert (of(64, 9)["part"], of(64, 9)["queries"]) == (64, 1)
     assert (of(32, 65)["part"], of(32, 65)["queries"]) == (32, 2)
@@ -379,7 +383,7 @@ def test_rows_are_gathered_in_chunks() -> None:
         *((1, 64, 128, "split"), (1, 32768, 64, "split"), (8, 1500, 64, "split")),
         *((9, 1500, 64, "tiled"), (1, 63, 64, "stream"), (0, 64, 64, "split")),
         *((1, 500, 1024, "split"), (1, 500, 1025, "stream"), (1, 500, 0, "stream")),
-        *((9, 9, 32, "stream"), (9, 9, 256, "tiled"), (9, 9, 257, "stream"), (9, 9, 0, "stream")),
+        *((9, 9, 32, "stream"), (9, 9, 128, "tiled"), (9, 9, 129, "stream"), (9, 9, 0, "stream")),
     ],
 )
 def test_few_queries_of_many_keys_are_split(
@@ -387,6 +391,71 @@ def test_few_queries_of_many_keys_are_split(
 ) -> None:
     q, k = spec(2, 4, queries, dim), spec(2, 2, keys, dim)
     assert choose_attention(q, k, MINIMUM) == variant
+
+
+CLASSES = ("cuda", "nvidia", "amd", "intel", "apple", "software", "cpu", "unheard of")
+
+
+def adapter(name: str, shared: int = 48 << 10) -> Caps:
+    """A device of a class."""
+    if name == "cuda":
+        return Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a", family="nvidia")
+    return replace(LARGE, max_shared=shared, family=name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_tiles_of_every_class_fit(name: str) -> None:
+    """What the table has for a class fits its devices, the least of them too."""
+    for caps in (adapter(name), adapter(name, 16 << 10)):
+        for dim in (1, 31, 32, 33, 64, 65, 80, 128, 129, 192, 256):
+            q = spec(1, 2, 40, dim)
+            chosen = choose_attention(q, q, caps)
+            tile = attention_tile(40, dim, caps)
+            if tile is None:
+                assert dim > 128 and caps.max_shared == 16 << 10 and chosen == "stream"
+                continue
+            assert tile.fits(caps) and tile.columns >= dim
+            assert tile.threads >= tile.bq and tile.across % 8 == 0 == tile.bq // tile.tq % 4
+            assert name != "software" or chosen == "stream"
+        assert attention_tile(40, 257, caps) is attention_tile(40, 0, caps) is None
+        large = tile_of("large", 4, caps)
+        assert large is not None and large.shared_bytes <= caps.max_shared
+
+
+def test_a_class_without_a_measurement_says_so_and_is_conservative() -> None:
+    for where in (table, attention_table):
+        rows: dict[str, Any] = dict(where.ROWS)
+        assert set(rows) == set(CLASSES[:6])
+        assert {n for n, row in rows.items() if row.measured} == {"cuda", "nvidia"}
+        assert not where.CONSERVATIVE.measured
+    assert all(table.row_of(adapter(n)) == table.CONSERVATIVE for n in CLASSES[2:])
+    assert attention_table.row_of(adapter("unheard of")) == attention_table.CONSERVATIVE
+    assert tile_of("large", 4, adapter("nvidia")) != tile_of("large", 4, adapter("amd"))
+
+
+def test_few_queries_take_the_smallest_tile() -> None:
+    caps = adapter("cuda")
+    for dim in (32, 64, 128):
+        few, many = attention_tile(32, dim, caps), attention_tile(33, dim, caps)
+        assert few is not None and many is not None and few.bq == 32 < many.bq
+
+
+def test_the_depth_of_a_product_of_few_tiles_is_split() -> None:
+    """Into equal parts of whole chunks, as few as even out, on classes that measured it."""
+    caps = adapter("cuda")
+    tile = tile_of("large", 4, caps)
+    assert tile is not None
+
+    def of(m: int, n: int, k: int, caps: Caps = caps, batch: int = 1) -> int:
+        return splits_of(problem(m, n, k, batch), tile, caps)
+
+    assert [of(1500, 1280, 5120), of(512, 2560, 9728), of(512, 2560, 4096)] == [4, 8, 8]
+    assert [of(4096, 4096, 4096), of(1500, 5120, 1280), of(512, 19456, 2560)] == [1, 1, 1]
+    assert [of(1500, 1280, k) for k in (512, 1008, 1024, 2049, 2056, 2048)] == [1, 1, 2, 1, 1, 4]
+    assert of(1500, 1280, 5120, batch=3) == of(1500, 1280, 5120, adapter("amd")) == 1
+    assert of(0, 1280, 5120) == of(5, 5, 0) == 1
+    assert choose(problem(512, 2560, 9728), (f32, f32), caps) == "large"
+    assert choose(problem(512, 2560, 9728), (f32, f32), adapter("amd")) == "medium"
 
 
 def test_parts_of_the_keys_follow_from_shapes() -> None:

@@ -382,6 +382,12 @@ def attentions() -> list[Case]:
         *case("head 160", 1, 1, 3, 9, 160, ("f32",)),
         *case("two queries a thread", 1, 1, 70, 17, 8, ("f32",)),
         *case("starts", 2, 1, 5, 21, 16, ("f32",), starts=lambda i: i.of([-2, 17])),
+        *case("tiled", 2, 1, 37, 41, 16, variant="tiled", lengths=lambda i: i.of([34, 41])),
+        *case("tiled, causal", 1, 1, 35, 44, 36, ("f32",), variant="tiled", causal=True),
+        *case("tiled, odd head", 2, 2, 9, 40, 13, variant="tiled", starts=lambda i: i.of([-2, 30])),
+        *case("tiled, all", 2, 1, 9, 40, 8, variant="tiled", starts=lambda i: i.of([25, 33]),
+              lengths=lambda i: i.of([26, 40]), mask=lambda i: i(2, 1, 9, 40),
+              key_mask=lambda i: i.of(np.arange(80).reshape(2, 40) % 3 > 0, "bool")),
         *case("split", 2, 2, 1, 150, 128, variant="split"),
         *(Case("attention", "split into many", many_parts, t) for t in ("f32", "f16")),
         *case("split of lengths", 2, 2, 1, 192, 128, variant="split",
@@ -871,8 +877,8 @@ def test_masks_are_finite() -> None:
     """Infinities appear where a NaN may be right (the maximum of a row), never as a mask."""
     names = set()
     for ir in kernels().values():
-        if ir.name in ("attention", "attention_split", "attention_combine", "softmax_rows"):
+        if ir.name.startswith("attention") or ir.name == "softmax_rows":
             numbers = np.array([s[3] for s in ir.body if s[:2] == ("const", "f32")], np.float32)
             assert np.isfinite(numbers).all() and numbers.min() <= -3.0e38
             names.add(ir.name)
-    assert len(names) == 4
+    assert len(names) == 5

@@ -148,7 +148,7 @@ def test_erf_on_the_cpu_has_the_bound_of_its_formula() -> None:
 # -- outliers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled"])
 @pytest.mark.parametrize("masks", ["lengths", "key_mask", "mask", "causal", "starts"])
 def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str, variant: str) -> None:
     rng = rng_of("zeros", masks)
@@ -172,7 +172,7 @@ def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str, variant
     assert masks not in ("causal", "starts") or got[:, :, 1:].all()
 
 
-@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled"])
 @pytest.mark.parametrize("name", ["lengths", "starts"])
 def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, variant: str) -> None:
     """A buffer with room for 200 keys holds 1, 65 and 150; a NaN among those shows."""
@@ -208,7 +208,7 @@ def test_attention_of_large_heads_fits_the_least_device(device: ct.Device, dim: 
     check(got, got.numpy(), wanted.transpose(0, 2, 1, 3), 1e-11, dim)
 
 
-@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled"])
 @pytest.mark.parametrize("n", [3, 130, 600])
 def test_an_infinite_value_stays_infinite(device: ct.Device, n: int, variant: str) -> None:
     """Where a key counts; its number of parts is no multiple of what is added at a time."""
@@ -238,7 +238,7 @@ def test_every_length_runs_the_same_launches(device: ct.Device) -> None:
     assert launches == {2}
 
 
-@pytest.mark.parametrize("variant", ["stream", "split"])
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled"])
 def test_a_maximum_that_moves_from_part_to_part(device: ct.Device, variant: str) -> None:
     """Scores rise to 800, fall to -800, and stay equal for a while; one key stands out."""
     n, rng = 600, rng_of("moves")
@@ -644,7 +644,7 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("attention: expected causal or starts, got both")),
     "variant of attention": (
         lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant="small"),
-        _error("attention: expected variant of stream, split, got 'small'")),
+        _error("attention: expected variant of tiled, stream, split, got 'small'")),
     "concat": (
         lambda x, h, i: functional.concat([x, x[:2]], axis=1),
         _error("concat: expected shapes that differ only along axis 1, got [3, 5], [2, 5]")),

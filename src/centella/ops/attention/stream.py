@@ -14,6 +14,7 @@ from centella.dtypes import f32, u32
 from centella.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.weights import HIDDEN, LOG2E, power
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
@@ -70,6 +71,7 @@ def _attention(
     first = block * (THREADS * queries)
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     scale = lang.parameter("scale", f32)
+    scale = scale if "mask" in masks else scale * LOG2E  # scores are to base 2 but for a mask
     query = [_query(q, b * p["qb"] + head * p["qh"], row, p, dim, words, vector, scale)
              for row in mine]  # fmt: skip
     top = lang.vars(f32, queries, init=LOWEST)
@@ -130,6 +132,7 @@ def _four_keys(
     """Four keys: scores, the new maximum, and one rescaling of what was summed."""
     scores = [[_dot(q, key_tile, (j0 + j) * words, dim) for j in range(4)] for q in query]
     weights: list[list[Any]] = []
+    base = LOG2E if "mask" in masks else 1.0
     for i, row in enumerate(mine):
         valid = [counts(key0 + j0 + j) for j in range(4)]
         if start is not None:
@@ -141,12 +144,10 @@ def _four_keys(
                 value = added(masks, b, head, place, key)
                 scores[i][j] = scores[i][j] + value
                 valid[j] = valid[j] & shows(value)
-        found = [lang.select(c, s, LOWEST) for c, s in zip(valid, scores[i], strict=True)]
+        found = [lang.select(c, s, HIDDEN) for c, s in zip(valid, scores[i], strict=True)]
         high = lang.fmax(lang.fmax(found[0], found[1]), lang.fmax(found[2], found[3]))
         high = lang.fmax(top[i], high)
-        shrink = lang.exp(top[i] - high)
-        weight = [lang.select(c, lang.exp(s - high), 0.0)
-                  for c, s in zip(valid, found, strict=True)]  # fmt: skip
+        shrink, *weight = (power((s - high) * base) for s in (top[i], *found))
         total[i].set(total[i] * shrink + ((weight[0] + weight[1]) + (weight[2] + weight[3])))
         top[i].set(high)
         weights.append([*weight, shrink])

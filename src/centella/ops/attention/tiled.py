@@ -24,29 +24,13 @@ from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
 from centella.ops.attention.slabs import Rows, steps
 from centella.ops.attention.tiles import Tile
+from centella.ops.attention.weights import HIDDEN, LOG2E, power
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.matmul.tiled import store_words
 from centella.ops.rows import fold
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
-
-HIDDEN = -3.2e38  # the score of a hidden key: below every maximum, whose least is LOWEST
-LOG2E = 1.4426950408889634
-EXP2 = (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0)  # on [-1/2, 1/2]
-LEAST, INFINITE = 0xC2FE0000, 0xFF800000  # the bits of -127 and of -inf
-
-
-def power(x: Any) -> Any:
-    """2^x for x <= 0, within 4 ulp; 0 below -126.5, NaN of NaN (see `lang.math` for the ways)."""
-    bits = lang.bitcast(x, u32)
-    clip = bits - LEAST <= INFINITE - LEAST  # false for NaN
-    x = lang.bitcast(lang.select(clip, LEAST, bits), f32)
-    whole = lang.floor(x + 0.5)
-    part, p = x - whole, lang.const(EXP2[0], f32)
-    for coefficient in EXP2[1:]:
-        p = lang.fma(part, p, coefficient)
-    return p * lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
 
 
 def _attention(
