@@ -57,7 +57,7 @@ def test_products_of_few_rows_and_of_many(device: ct.Device, bits: int, dtype: s
     parts = ct.asarray(stored, device=device), ct.asarray(scale, device=device)
     whole = ct.dequantize(*parts).numpy()
     bias = ct.asarray(np.linspace(-1, 1, n), "f32", device)
-    for m in (1, 3, 16, 17, 40):
+    for m in (1, 3, 17) if dtype == "f32" else (1, 17):
         x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
         given = ct.asarray(x, dtype, device)
         got = ct.linear(given, parts[0], bias, scale=parts[1], activation="relu").numpy()
