@@ -33,8 +33,8 @@ def linear_blocks() -> Row:
         for m, n, blocks in SIZES:
             operands = (In((m, blocks * 32)), *planes(n, blocks, four, "f16"))
             made.append(Case(operands, plain, () if (m, n) == (1, 33) else ONE))
-        for factors in FLOATS:
-            made.append(Case((In((2, 3, 64)), *planes(11, 2, four, factors)), plain, ONE))
+        for kind in FLOATS:
+            made.append(Case((In((2, 3, 64)), *planes(11, 2, four, kind)), plain, ONE))
         more = (In((11,)), In((4, 11)))
         made.append(Case((In((4, 64)), *planes(11, 2, four), *more), every))
         for layout in LAYOUTS[1:]:

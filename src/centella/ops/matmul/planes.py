@@ -27,9 +27,16 @@ from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.matmul.choice import THIN, Problem, aligned, thin_of
-from centella.ops.matmul.launches import SUBGROUP
 from centella.ops.matmul.op import epilogue
-from centella.ops.matmul.thin import MAGIC, MAGIC_VALUE, Rows, Thin, finish, number
+from centella.ops.matmul.thin import (
+    MAGIC,
+    MAGIC_VALUE,
+    SUBGROUP,
+    Rows,
+    Thin,
+    finish,
+    number,
+)
 from centella.ops.operands import NUMPY
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
