@@ -308,7 +308,32 @@ def thin_products() -> list[Case]:
     def plain(m: int, many: int, more: int) -> Build:
         return lambda i: F.linear(i(m, steps(i, many, more)), i(9, steps(i, many, more)), i(9))
 
+    def in_blocks(m: int, n: int, k: int, four: bool) -> Build:
+        def build(i: Inputs) -> ct.Tensor:
+            i.seed += 1
+            rng = np.random.default_rng(i.seed)
+            stored = (
+                i.of(rng.integers(0, 256, (n, k // 2)), "u8")
+                if four
+                else i.of(rng.integers(-127, 128, (n, k)), "i8")
+            )
+            return F.linear(i(m, k), stored, i(n), scale=i(n, k // 32), residual=i(m, n))
+
+        return build
+
     cases = []
+    for four in (False, True):
+        for m, k in ((1, 4224), (2, 2112), (4, 1184), (16, 1120)):
+            cases += case(f"blocks {m} {four}", in_blocks(m, 9, k, four), op="linear_blocks")
+        cases += case(
+            f"whole {four}",
+            lambda i, four=four: F.dequantize(
+                i.of(np.arange(12 * 64).reshape(12, 64) % 99, "u8" if four else "i8"),
+                i(12, 4 if four else 2),
+                i.dtype,
+            ),
+            op="dequantize",
+        )
     for m in (1, 2, 4, 8, 16):  # all threads of a team have work, in each way to walk k
         for name, many, more in (("masked", 8, -1), ("both", 33, 1), ("whole", 64, 0)):
             if name == "both" and m == 1:

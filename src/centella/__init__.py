@@ -42,6 +42,7 @@ from centella.functional import (
     concat,
     conv1d,
     cos,
+    dequantize,
     div,
     dot,
     elu,
@@ -107,6 +108,7 @@ from centella.load import load
 from centella.matmul_cache import MatmulCache
 from centella.pending import Pending
 from centella.pipelines import CachedPipeline, PipelineCache
+from centella.quantize import quantize_blocks
 from centella.state import State
 from centella.tensor import Tensor, fetch
 
@@ -168,6 +170,7 @@ __all__ = [
     "concat",
     "conv1d",
     "cos",
+    "dequantize",
     "device",
     "div",
     "dot",
@@ -219,6 +222,7 @@ __all__ = [
     "neg",
     "nn",
     "ones",
+    "quantize_blocks",
     "quantize_int8",
     "relu",
     "remainder",

@@ -37,7 +37,7 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     The call gets `t(*shape, dtype=f32)`, which makes a tensor.
     """
     from centella import functional as f
-    from centella.dtypes import bool_, f16, f32, i8, i32
+    from centella.dtypes import bool_, f16, f32, i8, i32, u8
     from centella.op import get
     from centella.ops.steps import Step
     from centella.state import State
@@ -70,6 +70,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "linear": lambda t: f.linear(t(128, 384), t(1536, 384), t(1536), activation="gelu"),
         "gemv": lambda t: f.linear(t(1, 4096, dtype=f16), t(1024, 4096, dtype=f16)),
         "skinny": lambda t: f.linear(t(4, 4096), t(1024, 4096, dtype=i8), scale=t(1024)),
+        "linear_blocks": lambda t: f.linear(
+            t(1, 4096), t(1024, 2048, dtype=u8), scale=t(1024, 128, dtype=f16)
+        ),
+        "dequantize": lambda t: f.dequantize(t(1024, 4096, dtype=i8), t(1024, 128, dtype=f16)),
         "columns": lambda t: f.matmul(t(1, 4096), t(4096, 1024)),
         "attention": lambda t: (
             f.attention(*(t(1, 12, 128, 32) for _ in range(3))),
@@ -101,7 +105,7 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),
     }  # fmt: skip
     public = {n: getattr(f, n, None) or getattr(Tensor, n, None) for n in calls}
-    public |= {"gemv": f.linear, "skinny": f.linear, "columns": f.matmul}
+    public |= {"gemv": f.linear, "skinny": f.linear, "linear_blocks": f.linear, "columns": f.matmul}
     docs = {n: (get(n).doc if public[n] is None else public[n].__doc__) or "" for n in calls}
     lines = {n: docs[n].strip().splitlines()[0].removeprefix(f"{n}: ") for n in sorted(calls)}
     return {name: (line, calls[name]) for name, line in lines.items()}

@@ -30,6 +30,7 @@ from centella.conformance.move import (
     rope,
     scatter,
 )
+from centella.conformance.planes import dequantize, linear_blocks
 from centella.conformance.products import conv1d, linear, matmul, variant_fits
 from centella.conformance.rows import argmax, dot, mean_pool, norm, reduce, softmax
 from centella.specs import Caps
@@ -72,6 +73,8 @@ TABLE: dict[str, Row] = {
     "embedding": embedding(),
     "matmul": matmul(),
     "linear": linear(),
+    "linear_blocks": linear_blocks(),
+    "dequantize": dequantize(),
     "attention": attention(),
     "silu_gate": gated(),
     "sin": floats_of(),

@@ -73,6 +73,7 @@ from centella.functional.positions import (
 from centella.functional.products import (
     attention,
     conv1d,
+    dequantize,
     dot,
     linear,
     matmul,
@@ -80,11 +81,11 @@ from centella.functional.products import (
 
 __all__ = [
     "abs", "add", "arange", "argmax", "attention", "cast", "chunk", "clip", "concat", "conv1d",
-    "cos", "div", "dot", "elu", "embedding", "eq", "exp", "floor_divide", "full", "gather", "ge",
-    "gelu", "gt", "interleaved_to_head_first", "l2_normalize", "layer_norm", "le", "leaky_relu",
-    "linear", "log", "log_softmax", "logical_and", "logical_not", "logical_or", "lt", "matmul",
-    "max", "maximum", "mean", "mean_pool", "min", "minimum", "mul", "ne", "neg", "relu",
-    "remainder", "rms_norm", "rope", "rope_tables", "rsqrt", "scale", "scatter", "sigmoid",
-    "silu_gate", "sin", "softmax", "split", "sqrt", "square", "stack", "sub", "sum", "swish",
-    "tanh", "where", "zeros",
+    "cos", "dequantize", "div", "dot", "elu", "embedding", "eq", "exp", "floor_divide", "full",
+    "gather", "ge", "gelu", "gt", "interleaved_to_head_first", "l2_normalize", "layer_norm",
+    "le", "leaky_relu", "linear", "log", "log_softmax", "logical_and", "logical_not",
+    "logical_or", "lt", "matmul", "max", "maximum", "mean", "mean_pool", "min", "minimum",
+    "mul", "ne", "neg", "relu", "remainder", "rms_norm", "rope", "rope_tables", "rsqrt",
+    "scale", "scatter", "sigmoid", "silu_gate", "sin", "softmax", "split", "sqrt", "square",
+    "stack", "sub", "sum", "swish", "tanh", "where", "zeros",
 ]  # fmt: skip

@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 from centella.arguments import check_tensors, one_of, real, whole
-from centella.errors import ShapeError
+from centella.dtypes import dtype_of
+from centella.errors import DTypeError, ShapeError
 from centella.op import get
 from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.matmul.choice import THIN
 from centella.tensor import Tensor, apply, apply_all, apply_with
 
 
@@ -44,8 +46,10 @@ def linear(
 
     Args:
         x: [..., in_features]; weight: [out_features, in_features], of any float dtype, or i8 with
-            `scale`; bias: [out_features].
-        scale: [out_features], a factor of each output: those of `ct.quantize_int8`.
+            `scale`, or u8 with `scale` of blocks; bias: [out_features].
+        scale: [out_features], a factor of each output: those of `ct.quantize_int8`; or
+            [out_features, in_features / 32], a factor of each block of 32: those of
+            `ct.quantize_blocks`, whose weight is i8, or u8 [out_features, in_features / 2].
         activation: relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid or tanh.
         residual: [..., out_features], added last.
         variant: force a kernel, as for `matmul`.
@@ -60,7 +64,34 @@ def linear(
     numbers = {"alpha": real("linear", "alpha", alpha)}
     attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
-    return apply_with("linear", (x, weight), "extras", extras, attrs)
+    if scale is None or scale.ndim != 2:
+        return apply_with("linear", (x, weight), "extras", extras, attrs)
+    check_tensors("linear", x, weight, scale)
+    extras.pop("scale")
+    if math.prod(x.shape[:-1]) <= THIN and variant is None:
+        return apply_with("linear_blocks", (x, weight, scale), "extras", extras, attrs)
+    whole = dequantize(weight, scale, x.dtype)
+    return apply_with("linear", (x, whole), "extras", extras, attrs)
+
+
+def dequantize(stored: Tensor, scale: Tensor, dtype: Any = "f32") -> Tensor:
+    """Weights in blocks of 32, made whole: number times factor, in one launch.
+
+    Args:
+        stored: i8 [n, k], or u8 [n, k / 2] with two 4-bit numbers a byte.
+        scale: [n, k / 32], of any float dtype.
+        dtype: of the result, a float one.
+
+    Returns:
+        [n, k].
+
+    Raises:
+        ShapeError, DTypeError: for planes that `ct.quantize_blocks` would not make.
+    """
+    kind = dtype_of(dtype)
+    if not kind.is_float:
+        raise DTypeError(f"dequantize: expected a float dtype, got {kind.name}")
+    return apply("dequantize", stored, scale, dtype=kind.name)
 
 
 def conv1d(

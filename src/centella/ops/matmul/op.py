@@ -81,7 +81,7 @@ def matmul_reference(a: Any, b: Any, alpha: float = 1.0) -> Any:
     return c if alpha == 1.0 else c * a.dtype.type(alpha)
 
 
-def _epilogue(o: Any, y: Any, named: dict[str, Any], attrs: dict[str, Any]) -> Any:
+def epilogue(o: Any, y: Any, named: dict[str, Any], attrs: dict[str, Any]) -> Any:
     """f(alpha y scale + bias) + residual of the sums y."""
     if attrs.get("alpha", 1.0) != 1.0:
         y = y * attrs["alpha"]
@@ -99,7 +99,7 @@ def linear_reference(x: Any, weight: Any, *more: Any, extras: tuple[str, ...], *
     wide = weight.astype(x.dtype) if weight.dtype.kind == "i" else weight
     rows = math.prod(x.shape[:-1])
     y = np.matmul(x.reshape(rows, x.shape[-1]), wide.T).reshape(*x.shape[:-1], len(weight))
-    return _epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), attrs)
+    return epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), attrs)
 
 
 def linear_host(
@@ -115,7 +115,7 @@ def linear_host(
             for n, s in zip(extras, more, strict=True)]  # fmt: skip
     run = taped(
         (out, *lies), out.shape[-1],
-        lambda xs: _epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), attrs),
+        lambda xs: epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), attrs),
     )  # fmt: skip
     blocks = blocks_of(out.shape)
     more_to_do = extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0

@@ -59,7 +59,7 @@ def number(value: Any) -> Any:
     return lang.bitcast(value + MAGIC, f32) - MAGIC_VALUE if value.type == "i32" else value
 
 
-class _Rows:
+class Rows:
     """Rows of one operand: where each starts, and how elements along k follow one another."""
 
     def __init__(self, source: Any, starts: list[Any], vector: bool, pace: Any, k: Any) -> None:
@@ -100,17 +100,17 @@ def _thin(
         batch * p["sw"] + lang.minimum(first + team * tile.outs + r, p["n"] - 1) * p["ldw"]
         for r in range(tile.outs)
     ]
-    weights = _Rows(w, places, vector_w, None, p["k"])
+    weights = Rows(w, places, vector_w, None, p["k"])
     rows = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
     starts = [batch * p["sx"] + row * p["rowx"] for row in rows]
-    inputs = _Rows(x, starts, vector_x, None if dense_x else p["stepx"], p["k"])
+    inputs = Rows(x, starts, vector_x, None if dense_x else p["stepx"], p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     _walk(sums, tile, weights, inputs, lane, p["k"], depth)
-    _finish(sums, tile, shuffle, batch, first, p, y, activation, extra)
+    finish(sums, tile, shuffle, batch, first, p, y, activation, extra)
 
 
 def _walk(
-    sums: Any, tile: Thin, weights: _Rows, inputs: _Rows, lane: Any, k: Any, depth: str
+    sums: Any, tile: Thin, weights: Rows, inputs: Rows, lane: Any, k: Any, depth: str
 ) -> None:
     """Add up this thread's share of k: blocks of whole steps, then what is left, masked."""
     width = max(weights.source.dtype.per_chunk, inputs.source.dtype.per_chunk)
@@ -148,7 +148,7 @@ def _add(sums: Any, ws: list[list[Any]], xs: list[list[Any]]) -> None:
             sums[r][i].set(sums[r][i] + total if own else total)
 
 
-def _finish(
+def finish(
     sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Any], y: Any,
     activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
