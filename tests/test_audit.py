@@ -157,13 +157,28 @@ class WebGpuShim(Shim):
         self.usage = native.wgpuBufferGetUsage
         counted = Calls(native)
         self.around(counted, "wgpuQueueWriteBuffer", self._write)
-        self.around(counted, "wgpuQueueSubmit", self.submitted)
+        self.around(counted, "wgpuQueueSubmit", self._submit)
         self.around(counted, "wgpuCommandEncoderCopyBufferToBuffer", self._copy)
-        launch = "wgpuComputePassEncoderDispatchWorkgroups"
-        self.around(counted, launch, lambda *_: {"launches": 1})
+        self._encoded = 0
+        self._finished: dict[Any, int] = {}  # launches by the commands that have them
+        self.around(counted, "wgpuComputePassEncoderDispatchWorkgroups", self._launch)
+        self.around(counted, "wgpuCommandEncoderFinish", self._finish, after=True)
         self.patch.setattr(raw, "lib", counted)
         self.around(self.backend.native, "create_buffer", self._buffer)
         self.around(self.backend.native, "create_compute_pipeline", lambda **_: {"compiles": 1})
+
+    def _launch(self, *_: Any) -> dict[str, int]:
+        self._encoded += 1
+        return {}
+
+    def _finish(self, commands: Any) -> dict[str, int]:
+        self._finished[commands], self._encoded = self._encoded, 0
+        return {}
+
+    def _submit(self, _: Any, many: int, commands: Any) -> dict[str, int]:
+        """What is encoded, now or while somebody waited, runs when it is submitted."""
+        self.see({"launches": sum(self._finished.pop(commands[i]) for i in range(many))})
+        return self.submitted()
 
     def _write(self, _: Any, buffer: Any, __: int, ___: Any, nbytes: int) -> dict[str, int]:
         import wgpu

@@ -167,6 +167,93 @@ def test_groups_live_until_they_are_encoded(
         np.testing.assert_allclose(y.sum(-1), 1, rtol=1e-5)
 
 
+def chain(x: ct.Tensor, launches: int = 20) -> ct.Tensor:
+    for _ in range(launches):
+        x = ct.softmax(x)
+    return x
+
+
+def softmaxed(x: Array, launches: int = 20) -> Array:
+    x = x.astype(np.float64)
+    for _ in range(launches):
+        e = np.exp(x - x.max(-1, keepdims=True))
+        x = e / e.sum(-1, keepdims=True)
+    return x
+
+
+@pytest.mark.parametrize("fetch", [False, True], ids=["run", "fetch"])
+def test_what_runs_again_is_encoded_while_somebody_waits(
+    device: ct.Device, driver: Driver, fetch: bool
+) -> None:
+    where = own(device)
+    backend: Any = where.backend
+    fn = where.compile(chain, X)
+    for turn in range(5):
+        driver.calls.clear()
+        x = X + turn if turn < 3 else ct.asarray(X + turn, device=where)  # written, then copied
+        result = fn.fetch(x) if fetch else fn(x)
+        passes = driver.calls["wgpuCommandEncoderBeginComputePass"]
+        assert driver.calls["wgpuQueueSubmit"] <= 1 + (turn >= 3)  # an upload of its own
+        assert passes == (turn <= 1)  # what ran once may never run again
+        y = result.result() if isinstance(result, ct.Pending) else result.numpy()
+        np.testing.assert_allclose(y, softmaxed(X + turn), rtol=1e-5)
+        backend.ahead.encode()  # as who waits does, if the device is not done at once
+
+
+def test_a_recorded_plan_on_its_buffers_is_encoded_ahead(device: ct.Device, driver: Driver) -> None:
+    where = own(device)
+    backend: Any = where.backend
+    x = ct.asarray(X, device=where)
+    y = x
+    for turn in range(8):  # its memory takes turns
+        driver.calls.clear()
+        with ct.ledger() as led, where.batch():
+            y = chain(x)
+        led.expect(launches=20, submissions=1)
+        if turn >= 5:
+            assert led.parameter_bytes == 0  # they are there from the first time
+            assert driver.calls["wgpuCommandEncoderBeginComputePass"] == 0
+        np.testing.assert_allclose(y.numpy(), softmaxed(X), rtol=1e-5)
+        backend.ahead.encode()
+
+
+def test_few_plans_are_encoded_ahead(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from centella.backends.webgpu import prepared
+
+    monkeypatch.setattr(prepared, "MOST", 2)
+    where = own(device)
+    backend: Any = where.backend
+    plans = [where.compile(lambda x, n=n: chain(x, n), X) for n in (16, 17, 18, 15)]
+    for _ in range(3):
+        for plan, n in zip(plans, (16, 17, 18, 15), strict=True):
+            np.testing.assert_allclose(plan(X).numpy(), softmaxed(X, n), rtol=1e-5)
+            backend.ahead.encode()
+    ahead = [fn._replay._prepared.spare is not None for fn in plans]
+    assert ahead == [False, True, True, False]  # a short one is encoded when it runs
+    del plans[2], plan
+    gc.collect()
+    backend.ahead.encode()  # a plan that has gone is not encoded
+    where.close()
+    backend.ahead.encode()
+
+
+def test_parameters_take_their_slots_by_turns(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from centella.backends.webgpu import backend
+
+    monkeypatch.setattr(backend, "SLOTS", (8, 32))
+    where = own(device)
+    x = ct.asarray(X, device=where)
+    for turn in range(12):  # 40 launches do not fit 32 slots
+        launches = (5, 13, 20, 40)[turn % 4]
+        view = x[turn % 3 :]
+        y = chain(view, launches).numpy()
+        np.testing.assert_allclose(y, softmaxed(X[turn % 3 :], launches), rtol=1e-5)
+    chosen: Any = where.backend
+    assert chosen._params.size == 40 * 256
+
+
 def test_what_wgpu_reports_is_raised(device: ct.Device, caplog: pytest.LogCaptureFixture) -> None:
     from centella.backends.webgpu import raw
 

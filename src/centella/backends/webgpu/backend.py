@@ -1,9 +1,9 @@
 """Memory, programs and submissions of one wgpu device.
 
-One submission is one encoder, one compute pass, one `queue.submit`, unless it is expected to keep
-the adapter so long that it is cut (`pace.py`). Launch parameters lie in one
-uniform buffer, 256 bytes a launch, bound once with dynamic offsets; writes to it are ordered with
-submissions by the queue, so it is reused at once. Bind groups are cached by layout and buffers.
+One submission is one compute pass and one `queue.submit`, unless it is expected to keep the adapter
+so long that it is cut (`pace.py`). Launch parameters lie in one uniform buffer, 256 bytes a launch,
+bound with dynamic offsets; those of a plan on its buffers are written once. Writes are ordered with
+submissions by the queue, so a slot is reused at once. Bind groups are cached by layout and buffers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ from centella.backends.webgpu.adapter import (
 from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.pace import Pace
-from centella.backends.webgpu.prepared import Prepared
-from centella.backends.webgpu.raw import SLOT, Checked, Dispatch, Encoder, Offsets, Pipeline
+from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
+from centella.backends.webgpu.raw import (
+    SLOT,
+    Checked,
+    Commands,
+    Dispatch,
+    Encoder,
+    Offsets,
+    Pipeline,
+)
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket
 from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
@@ -41,6 +49,7 @@ STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
+SLOTS = 256, 1 << 14  # launches whose parameters are kept: at first, and where they begin anew
 
 
 class WebGpuBackend:
@@ -82,10 +91,10 @@ class WebGpuBackend:
         )
         self._queue = self.native.queue
         self.groups: Groups = Groups(self.native)
+        self.ahead: Ahead = Ahead(self.native)
         self._staging: dict[int, list[Any]] = {}
-        self._params: Any = None
-        self._offsets = Offsets(0)
-        self._grow_params(256)
+        self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
+        self._used: int = 0  # slots of it
 
     def runs_on(self, native: Any) -> bool:
         """Whether this is its wgpu device."""
@@ -168,10 +177,18 @@ class WebGpuBackend:
             return free.pop()
         return self._new_buffer(size, STAGING)
 
-    def _grow_params(self, launches: int) -> None:
-        slots = max(launches, 2 * len(self._offsets.at))
-        self._params, self._offsets = self._new_buffer(slots * SLOT, PARAMS), Offsets(slots)
-        self.groups.clear()
+    def _take_slots(self, launches: int) -> int:
+        """The first of so many slots for parameters. Where none are left all are given anew."""
+        have = self._params.size // SLOT
+        if self._used + launches > have:
+            self._used = 0
+            self.groups.epoch += 1  # what is remembered of launches has their slots no more
+            wanted = max(launches, min(2 * have, SLOTS[1]))
+            if wanted > have:
+                self._params = self._new_buffer(wanted * SLOT, PARAMS)
+                self.groups.clear()
+        self._used += launches
+        return self._used - launches
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -204,40 +221,65 @@ class WebGpuBackend:
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
             places, nbytes = _places(work, stamps)
-            staging = self._take_staging(nbytes)
+            staging = self._take_staging(nbytes) if places else None
             try:
                 with Checked():
                     for slot, data in work.uploads:
                         raw.write(self._queue, work.slots[slot].native, data)
-                    encoder = self._encode(work, stamps)
-                    self._encode_reads(encoder, work, stamps, staging, places)
-                    encoder.submit(self._queue)
+                    commands = self._encode(work, stamps, staging, places)
+                    if commands or work.uploads:
+                        raw.submit(self._queue, commands)
             except OutOfMemoryError:
                 raise
             except Exception as error:
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
             course = None if self.pace is None else self.pace.begin(work.total)
-        return WebGpuTicket(
-            self.native, staging, nbytes, places, self.return_staging, stamps, course
-        )
+            return WebGpuTicket(
+                self.native, staging, nbytes, places, self.return_staging, stamps, course,
+                self.ahead.encode,
+            )  # fmt: skip
 
-    def _encode(self, work: Submission, stamps: Stamps | None) -> Encoder:
-        """Copies, then launches: in one pass, or each in its own where they are timed.
+    def _encode(
+        self, work: Submission, stamps: Stamps | None, staging: Any,
+        places: list[tuple[int, int]],
+    ) -> list[Commands]:  # fmt: skip
+        """Copies, launches in one pass, or each in its own where they are timed, and read-backs.
 
         Returns:
-            The commands after the last cut; those before were submitted.
+            The commands after the last cut; those before it were submitted.
         """
-        encoder, slots = Encoder(self.native), work.slots
-        for source, first, target, start, nbytes in work.copies:
-            encoder.copy(slots[source].native, first, slots[target].native, start, nbytes)
-        if not work.launches:
-            return encoder
-        prepared: Prepared | None = work.prepared
-        dispatches = self._found(work) if prepared is None else prepared.dispatches
+        found: list[Commands] = []
+        encoder: Encoder | None = None
+        if work.copies:
+            encoder = Encoder(self.native)
+            for source, first, target, start, nbytes in work.copies:
+                native = work.slots[source].native
+                encoder.copy(native, first, work.slots[target].native, start, nbytes)
+        if work.launches:
+            again: Prepared = work.prepared or self._found(work)
+            cuts = () if self.pace is None else self.pace.cuts(work)
+            spare = again.taken() if stamps is None and not cuts else None
+            self.ahead.ran(again)
+            if spare is None:
+                encoder = self._launches(encoder, again.dispatches, cuts, stamps)
+            else:
+                found += (spare,) if encoder is None else (encoder.finish(), spare)
+                encoder = None
+        if places:
+            encoder = encoder or Encoder(self.native)
+            self._encode_reads(encoder, work, stamps, staging, places)
+        return found if encoder is None else [*found, encoder.finish()]
+
+    def _launches(
+        self, encoder: Encoder | None, dispatches: Sequence[Dispatch], cuts: Sequence[int],
+        stamps: Stamps | None,
+    ) -> Encoder:  # fmt: skip
+        """Launches after what is encoded; those before the last cut are submitted."""
+        encoder = encoder or Encoder(self.native)
         first = 0
-        for cut in () if self.pace is None else self.pace.cuts(work):
+        for cut in cuts:
             self._launch(encoder, dispatches[first:cut], first, stamps)
-            encoder.submit(self._queue)
+            raw.submit(self._queue, (encoder.finish(),))
             encoder, first = Encoder(self.native), cut
         self._launch(encoder, dispatches[first:] if first else dispatches, first, stamps)
         return encoder
@@ -259,8 +301,6 @@ class WebGpuBackend:
             encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
         if stamps is not None:
             stamps.copy_to(encoder, staging, places[-1][0])
-        if not places:
-            encoder.clear(staging, 4)  # its end can be waited for; nothing is copied
 
     def prepare(self, work: Submission) -> Prepared:
         """Parameters written, groups bound."""
@@ -268,49 +308,35 @@ class WebGpuBackend:
         with self.lock:
             params, offsets = self._new_buffer(len(launches) * SLOT, PARAMS), Offsets(len(launches))
             with Checked():
-                self._write_params(params, launches)
+                self._write_params(params, 0, launches)
             natives = [buffer.native for buffer in work.slots]
             groups = [
                 self.groups.new(b.pipeline[1], [natives[s] for s in b.slots], b.windows, params)
                 for b in launches
             ]
-            dispatches = self._dispatches(launches, groups, offsets)
-        return Prepared(dispatches, groups, params, offsets)
+        return prepared(launches, groups, params, offsets, self.caps.max_groups)
 
-    def _found(self, work: Submission) -> list[Dispatch]:
-        """Launches whose parameters are written now and whose groups are found again."""
+    def _found(self, work: Submission) -> Prepared:
+        """Launches as they ran before on these buffers; else their parameters are written now."""
         launches = work.launches
-        if len(launches) > len(self._offsets.at):
-            self._grow_params(len(launches))
-        self._write_params(self._params, launches)
         natives = [buffer.native for buffer in work.slots]
-        ids = (self.groups.epoch, *map(id, natives))
-        known = work.again.get(ids)
+        known: Prepared | None = work.again.get((self.groups.epoch, *map(id, natives)))
         if known is None:
             if len(work.again) >= BUFFER_SETS:
                 work.again.clear()
+            first = self._take_slots(len(launches))
+            offsets = Offsets(len(launches), first)
+            self._write_params(self._params, first, launches)
             groups = self.groups.found(launches, natives, self._params)
-            known = groups, self._dispatches(launches, groups, self._offsets)
-            work.again[ids] = known
-        found: list[Dispatch] = known[1]
-        return found
+            known = prepared(launches, groups, self._params, offsets, self.caps.max_groups)
+            work.again[self.groups.epoch, *map(id, natives)] = known
+        return known
 
-    def _write_params(self, params: Any, launches: list[Bound]) -> None:
-        """The parameters of launches, a slot each."""
+    def _write_params(self, params: Any, first: int, launches: list[Bound]) -> None:
+        """The parameters of launches, a slot each from `first` on."""
         words = b"".join([bound.parameters.ljust(SLOT, b"\0") for bound in launches])
-        raw.write(self._queue, params, np.frombuffer(words, np.uint8))
+        raw.write(self._queue, params, np.frombuffer(words, np.uint8), first * SLOT)
         count(parameter_bytes=len(words))
-
-    def _dispatches(
-        self, launches: list[Bound], groups: list[Any], offsets: Offsets
-    ) -> list[Dispatch]:
-        most = self.caps.max_groups
-        found: list[Dispatch] = []
-        for bound, group, at in zip(launches, groups, offsets.at, strict=False):
-            down = -(-bound.groups // most)  # folded where one side of a grid is too long
-            across = bound.groups if down == 1 else -(-bound.groups // down)
-            found.append((bound.pipeline[2], group._internal, at, across, down))
-        return found
 
     def describe(self) -> dict[str, Any]:
         """Name, driver and limits."""
@@ -361,4 +387,4 @@ def _places(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, in
     for nbytes in sizes if stamps is None else [*sizes, stamps.nbytes]:
         places.append((end, nbytes))
         end += -(-nbytes // 16) * 16
-    return places, max(end, 4)
+    return places, end

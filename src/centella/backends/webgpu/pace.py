@@ -30,12 +30,14 @@ class Pace:
     Attributes:
         factor: the time that work takes, in times of what the guess says.
         known: it was seen.
+        watched: `with watched:` somebody asks all the time what is over.
     """
 
     def __init__(self, kind: str) -> None:
         self._flops, self._bytes = GUESS.get(kind, GUESS["IntegratedGPU"])
         self.factor: float = 1.0
         self.known: bool = False
+        self.watched: Watched = Watched()
         self._begun: int = 0
         self._over: int = 0  # the last that is known to be, and with it all before
 
@@ -84,26 +86,46 @@ class Pace:
             self.known = True
 
 
+class Watched:
+    """How many ask all the time whether something is over."""
+
+    def __init__(self) -> None:
+        self._threads: list[None] = []
+
+    def __enter__(self) -> None:
+        self._threads.append(None)
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.pop()
+
+    def __bool__(self) -> bool:
+        return bool(self._threads)
+
+
 class Course:
     """One submission under way, and what it says of the pace when it is over.
 
     Args:
         number: its place among the adapter's submissions.
         by_itself: all before were known to be over when it began.
+
+    Attributes:
+        watched: as the pace has it.
     """
 
     def __init__(self, pace: Pace, load: Load, number: int, by_itself: bool) -> None:
         self._pace = pace
+        self.watched: Watched = pace.watched
         self._load = load
         self._number = number
         self._by_itself = by_itself
         self._begun = time.perf_counter()
         self._ended = False
 
-    def end(self, watched: bool) -> None:
-        """It is over; `watched`: just now, as somebody was looking all the time."""
+    def end(self) -> None:
+        """It is over: just now, if somebody was looking all the time."""
         if not self._ended:
             self._ended = True
             self._pace.end(self._number)
-            if watched and self._by_itself:
+            if self.watched and self._by_itself:
                 self._pace.seen(self._load, time.perf_counter() - self._begun)

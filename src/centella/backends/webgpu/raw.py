@@ -8,7 +8,7 @@ by wgpu-py; its handles are used here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -62,8 +62,8 @@ class Offsets:
         at: a pointer for each launch.
     """
 
-    def __init__(self, launches: int) -> None:
-        self._words = ffi.new("uint32_t[]", [i * SLOT for i in range(launches)])
+    def __init__(self, launches: int, first: int = 0) -> None:
+        self._words = ffi.new("uint32_t[]", [(first + i) * SLOT for i in range(launches)])
         self.at: list[Any] = [self._words + i for i in range(launches)]
 
 
@@ -78,10 +78,6 @@ class Encoder:
         lib.wgpuCommandEncoderCopyBufferToBuffer(
             self._handle, source._internal, first, target._internal, start, nbytes
         )
-
-    def clear(self, buffer: Any, nbytes: int) -> None:
-        """Zeros at the start of a buffer."""
-        lib.wgpuCommandEncoderClearBuffer(self._handle, buffer._internal, 0, nbytes)
 
     def resolve(self, queries: Any, target: Any, start: int) -> None:
         """All of a query set into a buffer."""
@@ -118,20 +114,37 @@ class Encoder:
         lib.wgpuComputePassEncoderEnd(run)
         lib.wgpuComputePassEncoderRelease(run)
 
-    def submit(self, queue: Any) -> None:
-        """End the commands and start them."""
-        commands = lib.wgpuCommandEncoderFinish(self._handle, _NO_BUFFER)
-        lib.wgpuQueueSubmit(queue._internal, 1, ffi.new("WGPUCommandBuffer[]", [commands]))
-        lib.wgpuCommandBufferRelease(commands)
+    def finish(self) -> Commands:
+        """End the commands."""
+        return Commands(lib.wgpuCommandEncoderFinish(self._handle, _NO_BUFFER))
 
     def __del__(self) -> None:
         lib.wgpuCommandEncoderRelease(self._handle)
 
 
-def write(queue: Any, buffer: Any, data: Array) -> None:
-    """Copy host bytes to the start of a buffer, in order with submissions."""
+class Commands:
+    """Encoded commands, which are submitted once or never."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Any) -> None:
+        self.handle: Any = handle
+
+    def __del__(self) -> None:
+        if lib is not None:  # modules are empty when the interpreter ends
+            lib.wgpuCommandBufferRelease(self.handle)
+
+
+def submit(queue: Any, commands: Sequence[Commands]) -> None:
+    """Start encoded commands, in order."""
+    handles = ffi.new("WGPUCommandBuffer[]", [one.handle for one in commands])
+    lib.wgpuQueueSubmit(queue._internal, len(commands), handles)
+
+
+def write(queue: Any, buffer: Any, data: Array, start: int = 0) -> None:
+    """Copy host bytes to a buffer from byte `start` on, in order with submissions."""
     lib.wgpuQueueWriteBuffer(
-        queue._internal, buffer._internal, 0, ffi.from_buffer(data), data.nbytes
+        queue._internal, buffer._internal, start, ffi.from_buffer(data), data.nbytes
     )
 
 
@@ -147,6 +160,21 @@ def poll(device: Any) -> None:
     A poll that waits would keep every thread from submitting until it is over (gfx-rs/wgpu 9470).
     """
     lib.wgpuDevicePoll(device._internal, 0, ffi.NULL)
+
+
+def on_done(queue: Any, then: Callable[[str], None]) -> None:
+    """Ask for the end of all that was submitted so far.
+
+    Args:
+        then: called with what went wrong, or "", inside a `poll` or a submission on any thread.
+    """
+    key = ffi.new_handle(then)
+    _waiting[key] = then
+    info = ffi.new(
+        "WGPUQueueWorkDoneCallbackInfo *",
+        {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _over, "userdata1": key},
+    )
+    lib.wgpuQueueOnSubmittedWorkDone(queue._internal, info[0])
 
 
 def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
@@ -167,18 +195,21 @@ def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back
 
 
-def _on_mapped(
+def _call_back(
     status: int, message: Any, key: Any, _: Any,
     ending: Callable[[], bool] = sys.is_finalizing,
 ) -> None:  # fmt: skip
     if ending():  # a device that goes with the interpreter calls back; modules are empty then
         return
     then = _waiting.pop(key)
-    failed = status != lib.WGPUMapAsyncStatus_Success
+    failed = status != 1  # both kinds of status call success so
     then(native._api.from_c_string_view(message) or f"status {status}" if failed else "")
 
 
-_mapped: Any = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _on_mapped)
+_mapped: Any = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _call_back)
+_over: Any = ffi.callback(
+    "void(WGPUQueueWorkDoneStatus, WGPUStringView, void *, void *)", _call_back
+)
 
 
 def mapped(buffer: Any, nbytes: int) -> Any:

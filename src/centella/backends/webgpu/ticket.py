@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,23 +21,24 @@ PART, LONGEST = 1 / 64, 0.002  # later it sleeps for this part of the wait, and 
 
 
 class WebGpuTicket:
-    """A submission under way; `staging` holds its read-backs, or 4 bytes that mark its end.
+    """A submission under way; `staging` holds its read-backs, where it has any.
 
     Whoever waits asks the device again and again: a call that waits would keep other threads from
     submitting.
 
     Args:
-        device: the wgpu device.
+        device: the wgpu device; it is the last that its queue has been given.
         nbytes: of the staging buffer that are used.
         places: first byte and number of bytes of each read-back, then of the time stamps.
         give_back: takes a staging buffer that is not mapped for the next read-back.
         course: is told when it is over.
+        meanwhile: what whoever waits does first, if it is not done.
     """
 
     def __init__(
         self, device: Any, staging: Any, nbytes: int, places: list[tuple[int, int]],
         give_back: Callable[[Any], None], stamps: Stamps | None = None,
-        course: Course | None = None,
+        course: Course | None = None, meanwhile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._device = device
         self._staging = staging
@@ -44,11 +46,15 @@ class WebGpuTicket:
         self._give_back = give_back
         self._stamps = stamps
         self._course = course
+        self._meanwhile = meanwhile
         self._nbytes = nbytes
         self._lock = threading.Lock()
         self._asked = False
         self._landed: str | None = None  # what went wrong, or ""
         self._results: list[Array] | None = None
+        if staging is None:
+            self._asked = True
+            raw.on_done(device.queue, self._land)
 
     def __del__(self) -> None:
         if not self._asked:  # what is copied there later comes later
@@ -56,6 +62,8 @@ class WebGpuTicket:
 
     def _land(self, failure: str) -> None:
         self._landed = failure
+        if self._course is not None:
+            self._course.end()
 
     def done(self) -> bool:
         """True once the device has finished it."""
@@ -70,25 +78,33 @@ class WebGpuTicket:
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished."""
-        begin = time.perf_counter()
-        waited = 0.0
+        if not self.done():
+            begin = time.perf_counter()
+            self._meanwhile()
+            if not self.done():
+                with nullcontext() if self._course is None else self._course.watched:
+                    self._watch(begin, timeout)
+        with self._lock:
+            if self._results is not None:
+                return
+            if self._landed:
+                raise DeviceLostError(f"the device was lost while running: {self._landed}")
+            if self._staging is None:
+                self._results = []
+                return
+            whole = np.frombuffer(raw.mapped(self._staging, self._nbytes), np.uint8)
+            self._results = [whole[s : s + n].copy() for s, n in self._places]
+            raw.unmap(self._staging)
+            self._give_back(self._staging)
+
+    def _watch(self, begin: float, timeout: float | None) -> None:
+        """Ask until it has finished."""
         while not self.done():
             waited = time.perf_counter() - begin
             if timeout is not None and waited >= timeout:
                 raise TimeoutError(f"not done after {timeout} s")
             if waited > SPIN:
                 time.sleep(min(waited * PART, LONGEST))
-        if self._course is not None:
-            self._course.end(waited > 0)
-        with self._lock:
-            if self._results is not None:
-                return
-            if self._landed:
-                raise DeviceLostError(f"the device was lost while running: {self._landed}")
-            whole = np.frombuffer(raw.mapped(self._staging, self._nbytes), np.uint8)
-            self._results = [whole[s : s + n].copy() for s, n in self._places]
-            raw.unmap(self._staging)
-            self._give_back(self._staging)
 
     def data(self, index: int) -> Array:
         """Bytes of one read-back; a copy that the caller owns."""
