@@ -75,7 +75,8 @@ def boxes(x: In[storage], y: Out[storage], z: Out[f32], *, along: bool, fault: s
             row, column = sums.place(register)
             z[row * 64 + column] = sums[register]
         with lang.if_(thread % WG < 32):
-            tile.store_pair(ptx.warpgroup(), thread % WG * 2, [1.0, 2.0])
+            at = tile.chunk(ptx.warpgroup(), thread % WG // 4)
+            tile.store_pair(at, thread % 4, [1.0, 2.0])
         if fault != "unfenced":
             ptx.async_fence()
         ptx.warpgroup_barrier()

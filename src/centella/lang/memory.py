@@ -149,6 +149,20 @@ class Argument(_Array):
         element = self._element(key)
         return self._shift(element, self.dtype.per_chunk), element
 
+    def load_word(self, *key: Any) -> list[Expr]:
+        """The 4-byte word starting at an element, as `dtype.per_word` values."""
+        self._may("load")
+        if not self._unit:
+            raise TraceError(f"{self.name!r}.load_word needs neighbouring elements (stride 1)")
+        t = self._tracer
+        element = self._element(key)
+        id_ = t.effect(
+            "load", self._word, (self._shift(element, self.dtype.per_word),), self.position
+        )
+        t.starts[id_] = (element.id, self.dtype.per_word)
+        word = t.result(id_, self._word, False)
+        return [_unpack(t, word, self.dtype, lane) for lane in range(self.dtype.per_word)]
+
     def load(self, *key: Any) -> list[Expr]:
         """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
         t = self._tracer

@@ -170,7 +170,6 @@ class KernelOperands:
     exp: Function = staticmethod(lang.exp)
     log: Function = staticmethod(lang.log)
     tanh: Function = staticmethod(lang.tanh)
-    erf_plus_1: Function = staticmethod(lambda x: lang.erf(x) + 1.0)
     sigmoid: Function = staticmethod(lang.sigmoid)
     sin: Function = staticmethod(lang.sin)
     cos: Function = staticmethod(lang.cos)
@@ -179,6 +178,18 @@ class KernelOperands:
     def abs(x: Any) -> Any:
         """|x|; unsigned values as they are."""
         return x if x.dtype is u32 else lang.abs(x)
+
+    @staticmethod
+    def erf_plus_1(x: Any) -> Any:
+        """erf x + 1, as on the CPU, by half the instructions of `erf`."""
+        a = lang.minimum(lang.abs(x), 4.25)
+        q = lang.fma(a, _ERF[0], _ERF[1])
+        for coefficient in _ERF[2:]:
+            q = lang.fma(q, a, coefficient)
+        for _ in range(3):
+            q = q * q
+        whole = 1.0 - q
+        return lang.select(x < 0.0, 1.0 - whole, 1.0 + whole)
 
     @staticmethod
     def expm1(x: Any) -> Any:

@@ -222,13 +222,11 @@ class SharedTile:
             raise TraceError(f"a swizzle repeats after {LINE} rows, got {rows}")
         return rows * (self.panel // CHUNK)
 
-    def store_pair(self, row: Any, column: Any, values: Sequence[Any], stage: Any = 0) -> None:
-        """Write 2 values, rounded to the dtype, from an even column on."""
+    def store_pair(self, chunk: Any, pair: Any, values: Sequence[Any]) -> None:
+        """Write 2 values, rounded to the dtype, to pair 0 to 3 of a chunk."""
         t = current()
-        first = expr_of(t, column, "u32")
-        chunk = self.chunk(row, first // self.dtype.per_chunk, stage)
-        word = first % self.dtype.per_chunk // self.dtype.per_word
-        self.memory[chunk * 4 + word] = pack(t, [expr_of(t, v, "f32") for v in values], self.dtype)
+        at = expr_of(t, chunk, "u32") * 4 + pair
+        self.memory[at] = pack(t, [expr_of(t, v, "f32") for v in values], self.dtype)
 
     def store(self, chunk: Any, values: Sequence[Any]) -> None:
         """Write 8 values, rounded to the dtype, to a chunk; seen by others after a barrier."""

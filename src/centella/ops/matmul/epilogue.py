@@ -21,16 +21,21 @@ class Epilogue:
     Args:
         extra: the operands that the launch has, by name.
         columns: of the product; outputs past them are computed from the last one's operands.
+        words: operands whose rows start on 16 bytes: 16-bit ones are loaded two at a time, from
+            a column that is a multiple of `count`, which `columns` is, too.
     """
 
     def __init__(
-        self, activation: str, extra: dict[str, Any], column: Any, count: int, columns: Any
-    ) -> None:
+        self, activation: str, extra: dict[str, Any], column: Any, count: int, columns: Any,
+        words: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self._words = words
         self._activation, self._extra = activation, extra
         self._alpha = lang.parameter("alpha", f32)
         lanes = [column] + [lang.minimum(column + j, columns - 1) for j in range(1, count)]
         self._lanes = lanes
-        self._vectors = {n: [extra[n][c] for c in lanes] for n in VECTORS if n in extra}
+        zero = lang.const(0, u32)
+        self._vectors = {n: self._load(n, zero) for n in VECTORS if n in extra}
 
     def __call__(self, sums: list[Any], row: Any) -> list[Any]:
         """The outputs of a row from their sums."""
@@ -43,6 +48,13 @@ class Epilogue:
             out = [ACTIVATIONS[self._activation](KERNEL, v) for v in out]
         if "residual" in self._extra:
             at = row * lang.parameter("ldr", u32)
-            residual = self._extra["residual"]
-            out = [v + residual[at + c] for v, c in zip(out, self._lanes, strict=True)]
+            out = [v + r for v, r in zip(out, self._load("residual", at), strict=True)]
         return out
+
+    def _load(self, name: str, at: Any) -> list[Any]:
+        """An operand's values of these columns, from an index on."""
+        operand = self._extra[name]
+        if name not in self._words or operand.dtype.per_word != 2:
+            return [operand[at + c] for c in self._lanes]
+        starts = range(0, len(self._lanes), 2)
+        return [v for j in starts for v in operand.load_word(at + self._lanes[0] + j)]

@@ -174,6 +174,15 @@ def _rows_whole(product: Product) -> bool:
     return aligned(product.specs[-1], product.problem.ldy, product.problem.sy)
 
 
+def _in_words(product: Product) -> tuple[str, ...]:
+    """The operands of the epilogue whose columns may be loaded two at a time."""
+    if product.problem.n % 2:
+        return ()
+    extras = zip(product.names, product.specs[2:-1], strict=True)
+    pitches = {"residual": product.residual_pitch}
+    return tuple(n for n, s in extras if aligned(s, pitches.get(n, 0), 0))
+
+
 def _wgmma_call(product: Product, caps: Caps) -> Call:
     problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
     tile = wgmma_tile_of(problem, (a.dtype, b.dtype), caps)
@@ -184,6 +193,7 @@ def _wgmma_call(product: Product, caps: Caps) -> Call:
         ("b_along_k", problem.b_along_k),
         ("staged", tile.staged > 0 and y.dtype.itemsize == 2 and _rows_whole(product)),
         ("tile", tile),
+        ("words", _in_words(product)),
     )
     batches = (  # of what is repeated there is one
         ("batches", problem.batch),

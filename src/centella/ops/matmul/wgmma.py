@@ -157,8 +157,8 @@ class _Shared:
 
 
 def _wgmma(
-    *, tile: WgmmaTile, a_along_k: bool, b_along_k: bool, staged: bool, activation: str,
-    a: Any, b: Any, y: Any, **extra: Any,
+    *, tile: WgmmaTile, a_along_k: bool, b_along_k: bool, staged: bool, words: tuple[str, ...],
+    activation: str, a: Any, b: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
     from centella.lang import ptx
 
@@ -168,7 +168,7 @@ def _wgmma(
     with ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
         _produce(shared)
     with ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
-        _consume(shared, stored, activation, extra)
+        _consume(shared, stored, activation, extra, words)
 
 
 def _produce(shared: _Shared) -> None:
@@ -189,8 +189,9 @@ def _produce(shared: _Shared) -> None:
 
 
 def _consume(
-    shared: _Shared, stored: _Stored | _Staged, activation: str, extra: dict[str, Any]
-) -> None:
+    shared: _Shared, stored: _Stored | _Staged, activation: str, extra: dict[str, Any],
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
     """Multiply what has arrived, tile by tile, and finish each."""
     from centella.lang import ptx
 
@@ -220,7 +221,8 @@ def _consume(
             shared.empty.arrive(last)
         for columns in range(0, tile.bn, tile.staged or tile.bn):
             at = (row + down, column, batch)
-            stored.take(_Finish(sums, at, columns, tile, shared.p, activation, extra), mine, leader)
+            done = _Finish(sums, at, columns, tile, shared.p, activation, extra, words)
+            stored.take(done, mine, leader)
     stored.close(leader)
 
 
@@ -256,8 +258,9 @@ class _Finish:
 
     def __init__(
         self, sums: list[Any], at: tuple[Any, Any, Any], columns: int, tile: WgmmaTile,
-        p: dict[str, Any], activation: str, extra: dict[str, Any],
+        p: dict[str, Any], activation: str, extra: dict[str, Any], words: tuple[str, ...],
     ) -> None:  # fmt: skip
+        self.words = words
         self.row, self.column, self.batch = at
         self.sums, self.p, self.activation, self.extra = sums, p, activation, extra
         self.columns = range(columns, columns + (tile.staged or tile.bn), 8)
@@ -265,16 +268,19 @@ class _Finish:
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory; past the edges are the last row's and column's operands."""
         p = self.p
+        line, lane = self.sums[0].place(0)[0], lang.local_id() % 32
         for j in self.columns:
             across = self.sums[0].place(j // 2)[1]
-            column = lang.minimum(self.column + across, p["n"] - 1)
-            finish = Epilogue(self.activation, self.extra, column, 2, p["n"])
+            last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
+            column = lang.minimum(self.column + across, last)
+            finish = Epilogue(self.activation, self.extra, column, 2, p["n"], self.words)
+            chunk = ring.chunk(line, (j - self.columns.start) // 8, slot)
             for i, held in enumerate(self.sums):
                 for pair in (j // 2, j // 2 + 2):
-                    down = held.place(pair)[0] + i * M
-                    row = lang.minimum(self.row + down, p["m"] - 1)
+                    below = i * M + pair // 2 % 2 * 8
+                    row = lang.minimum(self.row + line + below, p["m"] - 1)
                     out = finish([held[pair], held[pair + 1]], row)
-                    ring.store_pair(down, across - self.columns.start, out, slot)
+                    ring.store_pair(chunk + ring.down(below), lane % 4, out)
 
 
 class _Stored:
