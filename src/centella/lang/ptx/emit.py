@@ -71,7 +71,9 @@ def _head(w: Writer) -> list[str]:
         lines += [".extern .shared .align 16 .b8 $smem[];", ""]
     lines += [f"// {name}({arguments}), groups, {len(ir.params)} launch parameters"]
     lines += [f".visible .entry {name}(", f"  .param .align 8 .b8 params[{w.params.size}]", ")"]
-    return [*lines, f".reqntid {ir.workgroup}, 1, 1", "{"]
+    lines += [f".reqntid {ir.workgroup}, 1, 1"]
+    lines += [f".minnctapersm {s[3]}" for s in ir.body if s[0] == "resident"]
+    return [*lines, "{"]
 
 
 def _prologue(w: Writer) -> list[str]:

@@ -165,7 +165,7 @@ def facts_of(ir: KernelIR) -> Facts:
             sums = [leaves(facts.sums[a][0]) if a in facts.sums else (a,) for a in indices]
             uses = (*chain.from_iterable(sums), *rest)
         if op in FRAGMENT_WRITES:
-            for tile in args[INDICES.get(op, 0) :][: 1 if op == "mma" else None]:
+            for tile in args[INDICES.get(op, 0) :][: 1 if op in ("mma", "fragment_set") else None]:
                 next_set[tile] = p
         for a in uses:
             if where > last[a]:

@@ -8,8 +8,9 @@ causal), and mask_ij > -3.0e38 (so -inf hides a key). The softmax is kept up whi
 the heads of k and v (grouped queries).
 
 A variant is a file with a `lower_...`, and a word in `choose`: `stream` has a thread a query and
-suits many of them; `split` spreads the keys of a few queries over many groups (Dao et al. 2023,
-Flash-Decoding) and combines them in a second launch.
+suits many of them; `mma` takes them sixteen at a time, in f16 and bf16 on tensor cores (Dao 2023);
+`split` spreads the keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding) and
+combines them in a second launch.
 """
 
 from centella.ops.attention.op import ATTENTION
