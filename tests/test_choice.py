@@ -13,7 +13,10 @@ from centella.conformance.products import variant_fits
 from centella.conformance.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
 from centella.ops.attention import table as attention_table
+from centella.ops.attention.choice import LEAST_TILE, fits_mma
+from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
 from centella.ops.attention.choice import choose as choose_attention
+from centella.ops.attention.choice import mma_tile_of as attention_tile_of
 from centella.ops.attention.choice import tile_of as attention_tile
 from centella.ops.attention.combine import MOST_SPLITS
 from centella.ops.attention.split import rows_of_group, split_count
@@ -389,8 +392,8 @@ def test_rows_are_gathered_in_chunks() -> None:
 def test_few_queries_of_many_keys_are_split(
     queries: int, keys: int, dim: int, variant: str
 ) -> None:
-    q, k = spec(2, 4, queries, dim), spec(2, 2, keys, dim)
-    assert choose_attention(q, k, MINIMUM) == variant
+    k = spec(2, 2, keys, dim)
+    assert choose_attention((spec(2, 4, queries, dim), k, k), MINIMUM) == variant
 
 
 CLASSES = ("cuda", "nvidia", "amd", "intel", "apple", "software", "cpu", "unheard of")
@@ -409,7 +412,7 @@ def test_the_tiles_of_every_class_fit(name: str) -> None:
     for caps in (adapter(name), adapter(name, 16 << 10)):
         for dim in (1, 31, 32, 33, 64, 65, 80, 128, 129, 192, 256):
             q = spec(1, 2, 40, dim)
-            chosen = choose_attention(q, q, caps)
+            chosen = choose_attention((q, q, q), caps)
             tile = attention_tile(40, dim, caps)
             if tile is None:
                 assert dim > 128 and caps.max_shared == 16 << 10 and chosen == "stream"
@@ -456,6 +459,53 @@ def test_the_depth_of_a_product_of_few_tiles_is_split() -> None:
     assert of(0, 1280, 5120) == of(5, 5, 0) == 1
     assert choose(problem(512, 2560, 9728), (f32, f32), caps) == "large"
     assert choose(problem(512, 2560, 9728), (f32, f32), adapter("amd")) == "medium"
+
+
+def test_many_queries_of_16_bits_go_to_tensor_cores() -> None:
+    cuda = {arch: Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch=arch)
+            for arch in ("sm_75", "sm_80", "sm_90a")}  # fmt: skip
+
+    def of(lq: int, lk: int, dim: int, dtype: DType = f16) -> tuple[Spec, ...]:
+        return spec(2, 4, lq, dim, dtype=dtype), *[spec(2, 2, lk, dim, dtype=dtype)] * 2
+
+    for dtype in (f16, bf16):
+        for arch, cores in (("sm_75", False), ("sm_80", True), ("sm_90a", True)):
+            assert (choose_attention(of(17, 5, 64, dtype), cuda[arch]) == "mma") == cores
+    caps = cuda["sm_90a"]
+    for given, cores in (
+        *((of(17, 5, d), True) for d in (16, 20, 256)),
+        *((of(17, 5, d), False) for d in (0, 8, 15, 257)),
+        *((of(n, 5, 64), False) for n in (1, 8, 16)),
+        *((of(17, n, 64), n > 0) for n in (0, 1)),
+        (of(17, 5, 64, f32), False),
+        (of(8, 64, 64), False),
+    ):
+        assert (choose_attention(given, caps) == "mma") == cores
+    assert choose_attention(of(17, 5, 64), Caps("ir")) != "mma"  # it is asked for by name
+    q, k, _ = of(17, 5, 64)
+    whole = view(k.shape, (10 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
+    assert fits_mma((q, whole, whole), caps)
+    assert not fits_mma((q, k, view(k.shape, (10 * 65, 65, 130, 1), f16)), caps)
+
+
+def test_tiles_of_attention() -> None:
+    caps = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
+
+    def q(lq: int, dim: int, dtype: DType = f16) -> Spec:
+        return spec(2, 4, lq, dim, dtype=dtype)
+
+    for most, large, small in ATTENTION_TILES:
+        for dim in (most // 2 + 1, most):
+            assert attention_tile_of(q(65, dim), (), caps) == large
+            assert attention_tile_of(q(65, dim), ("lengths", "starts"), caps) == large
+            assert attention_tile_of(q(64, dim), (), caps) == small
+            assert attention_tile_of(q(65, dim), ("mask",), caps) == small
+            assert attention_tile_of(q(65, dim), ("key_mask",), caps) == small
+            assert attention_tile_of(q(65, dim, bf16), (), caps) == replace(large, parts=2)
+            assert large.shared_bytes(dim) * large.together <= 227 << 10
+    assert attention_tile_of(q(65, 257), (), caps) is None
+    assert attention_tile_of(q(65, 64), (), Caps("ir", max_shared=16 << 10)) == LEAST_TILE
+    assert attention_tile_of(q(65, 128), (), Caps("ir", max_shared=16 << 10)) is None
 
 
 def test_parts_of_the_keys_follow_from_shapes() -> None:

@@ -139,6 +139,7 @@ OPERATIONS: dict[str, Operation] = {
     "add.rn.f32": on_floats(lambda a, b: a + b), "sub.rn.f32": on_floats(lambda a, b: a - b),
     "mul.rn.f32": on_floats(lambda a, b: a * b), "div.rn.f32": on_floats(lambda a, b: a / b),
     "fma.rn.f32": on_floats(fused), "sqrt.rn.f32": on_floats(np.sqrt),
+    "ex2.approx.ftz.f32": on_floats(np.exp2),
     "min.f32": on_floats(np.fmin), "max.f32": on_floats(np.fmax),
     "min.NaN.f32": on_floats(np.minimum), "max.NaN.f32": on_floats(np.maximum),
     "neg.f32": lambda a: a ^ 1 << 31, "abs.f32": lambda a: a & MASK >> 1,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from centella import lang
-from centella.dtypes import DType, bf16, f16, f32, u32
+from centella.dtypes import DType, bf16, f16, f32, narrow, u32, widen
 from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, ptx, storage
 from centella.lang.ir import AMPERE
@@ -108,6 +108,46 @@ def loads(x: In[storage, 2], y: Out[u32, 2], *, trans: bool) -> None:
     y[t, 4] = lang.bitcast(before, u32)
 
 
+def chained(x: In[storage, 2], y: Out[f32, 2]) -> None:
+    """W X with W = 2^(X X^T / 8), whose rows from 8 on are halved: sums become a factor."""
+    ptx.resident(4)
+    tile = ptx.SharedTile(x.dtype, (16, 64))
+    t = lang.local_id()
+    for n in range(4):
+        row, column = (t + 32 * n) // 8, t % 8
+        tile.store(tile.chunk(row, column), x.load(row, column * 8))
+    lang.barrier()
+    low, high = t // 8 % 2, t // 16
+    height, weights = (ptx.Fragment(x.dtype, (16, 16)) for _ in range(2))
+    pair = [ptx.Fragment(x.dtype, (16, 8)) for _ in range(2)]
+    scores = [ptx.Fragment(f32, (16, 8)) for _ in range(2)]
+    for held in scores:
+        held.fill(0.0)
+    for k in range(0, 64, 16):
+        ptx.ldmatrix(tile, tile.right(tile.chunk(low * 8 + t % 8, high), k // 8), height)
+        ptx.ldmatrix(tile, tile.right(tile.chunk(high * 8 + t % 8, low), k // 8), *pair)
+        for held, width in zip(scores, pair, strict=True):
+            ptx.mma_sync(held, height, width)
+    for j, held in enumerate(scores):
+        for half in range(2):
+            first, second = (ptx.exp2(held[2 * half + e] * 0.125) for e in range(2))
+            held[2 * half] = first
+            with lang.if_(held.place(2 * half)[0] >= 8):
+                held[2 * half] = held[2 * half] * 0.5
+            second = lang.select(held.place(2 * half)[0] >= 8, second * 0.5, second)
+            weights[2 * j + half] = (held[2 * half], second)
+            kept = weights[2 * j + half]
+            weights[2 * j + half] = (kept[0], kept[1])
+    out = [ptx.Fragment(f32, (16, 8)) for _ in range(2)]
+    ptx.ldmatrix(tile, tile.chunk(low * 8 + t % 8, high), *pair, trans=True)
+    for j, (held, width) in enumerate(zip(out, pair, strict=True)):
+        held.fill(0.0)
+        ptx.mma_sync(held, weights, width)
+        for register in range(4):
+            row, column = held.place(register)
+            y[row, column + 8 * j] = held[register]
+
+
 def random(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Tensor:
     return tensor(np.random.default_rng(seed).standard_normal(shape), dtype)
 
@@ -150,9 +190,26 @@ def test_a_product_in_every_layout(dtype: DType, left: bool, right: bool) -> Non
 
 
 @HALVES
-@pytest.mark.parametrize("name", ["MK NK", "KM KN", "loads", "loads transposed"])
+def test_sums_that_become_a_factor(dtype: DType) -> None:
+    tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
+    x = tensors["x"].numpy().astype(np.float64)
+    weights = np.exp2(x @ x.T / 8)
+    weights[8:] /= 2
+    wanted = widen(narrow(weights.astype(np.float32), dtype), dtype).astype(np.float64) @ x[:, :16]
+    ir = record(chained, tensors, 32)
+    for order in ORDERS:
+        on_simulator(ir, tensors, 1, order=order)
+        got = tensors["y"].numpy()
+        np.testing.assert_allclose(got, wanted, atol=dtype.epsilon * np.abs(wanted).max())
+
+
+@HALVES
+@pytest.mark.parametrize("name", ["MK NK", "KM KN", "loads", "loads transposed", "chained"])
 def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
-    if name[:5] == "loads":
+    if name == "chained":
+        tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
+        ir = record(chained, tensors, 32)
+    elif name[:5] == "loads":
         tensors = {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}
         ir = record(loads, tensors, 32, trans=name != "loads")
     else:
@@ -165,8 +222,8 @@ def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
 
 
 def test_the_cases_cover_every_operation() -> None:
-    ir, _ = product_case(f16)
-    assert {s[0] for s in ir.body} >= AMPERE
+    other = record(chained, {"x": random((16, 64), f16), "y": empty((16, 16), f32)}, 32)
+    assert {s[0] for ir in (product_case(f16)[0], other) for s in ir.body} >= AMPERE
 
 
 @needs_ptxas
@@ -177,9 +234,12 @@ def test_texts_assemble(dtype: DType, arch: str, tmp_path: Path) -> None:
         ir, _ = product_case(dtype, layout, layout)
         report, _ = assemble(ptx.emit_ptx(ir, arch), arch, tmp_path)
         assert resources(report)[1] == 0 and "C75" not in report, report
-    ir = record(loads, {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}, 32, trans=True)
-    report, _ = assemble(ptx.emit_ptx(ir, arch), arch, tmp_path)
-    assert resources(report)[1] == 0 and "C75" not in report, report
+    for ir in (
+        record(loads, {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}, 32, trans=True),
+        record(chained, {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}, 32),
+    ):
+        report, _ = assemble(ptx.emit_ptx(ir, arch), arch, tmp_path)
+        assert resources(report)[1] == 0 and "C75" not in report, report
 
 
 def test_fragments_keep_their_registers() -> None:
@@ -188,6 +248,11 @@ def test_fragments_keep_their_registers() -> None:
     moved = [s for s in lines if s.lstrip().startswith("mov") and "%t0_" in s]
     assert moved == [f"  mov.f32 %t0_{n}, 0f3F000000;" for n in range(4)]
     assert "  .reg .f32 %t0_<4>;" in lines and "  .reg .b32 %t2_<4>;" in lines
+
+
+def test_residents_are_in_the_head() -> None:
+    ir = record(chained, {"x": random((16, 64), f16), "y": empty((16, 16), f32)}, 32)
+    assert ".reqntid 32, 1, 1\n.minnctapersm 4\n{" in ptx.emit_ptx(ir, "sm_90a")
 
 
 def test_a_register_read_before_the_fragment_changes_is_copied() -> None:
@@ -256,6 +321,24 @@ def test_rows_further_down_are_a_number_away() -> None:
     tensors = {"y": empty((8,), u32)}
     on_simulator(record(kernel, tensors, 8), tensors, 1)
     assert not tensors["y"].bits().any()
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64, 256])
+def test_columns_further_right_are_one_operation_away(columns: int) -> None:
+    across = columns // 8
+
+    def kernel(y: InOut[u32]) -> None:
+        tile = ptx.SharedTile(f16, (2, 16, columns))
+        row = lang.local_id()
+        for first in range(min(across, 8)):
+            for further in range(across):
+                if first & further == 0:
+                    there = tile.right(tile.chunk(row, first, 1), further)
+                    y[row * 256 + first * 32 + further] = there - tile.chunk(row, first + further)
+
+    tensors = {"y": tensor(np.full(16 * 256, 16 * across, np.uint32), u32)}
+    on_simulator(record(kernel, tensors, 16), tensors, 1)
+    assert (tensors["y"].bits() == 16 * across).all()
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -438,7 +521,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "unwritten": (lambda: ptx.Fragment(f32, (16, 8))[0], "used before it was filled or loaded"),
     "half filled": (lambda: ptx.Fragment(f16, (16, 8)).fill(1), "is filled with 0, got 1"),
     "register": (lambda: sums()[4], "has registers 0 to 3: 4"),
-    "factor read": (lambda: factor()[0], "only sums are read register by register"),
+    "factor read": (lambda: factor()[4], "has registers 0 to 3: 4"),
+    "register written": (lambda: sums().__setitem__(4, 1.0), "has registers 0 to 3: 4"),
+    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "takes a pair of values, got 1.0"),
     "iterated": (lambda: list(sums()), "cannot be iterated"),
     "copied": (lambda: copy.copy(sums()), "a Fragment is not copied"),
     "in a variable": (lambda: lang.var(0.0).set(sums()), "mixed types"),
@@ -455,6 +540,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "ldmatrix loads 1, 2 or 4 registers of f16, got fragments bf16",
     ),
     "nothing": (lambda: ptx.ldmatrix(ptx.SharedTile(f16, (8, 8)), 0), "got fragments none"),
+    "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),
     "groups": (lambda: ptx.cp_async_wait(-1), "a Python number of groups, got -1"),
     "values": (lambda: ptx.SharedTile(f16, (8, 8)).store(0, [1.0]), "takes 8 values, got 1"),
 }  # fmt: skip

@@ -87,7 +87,8 @@ def _cast(type_: str, attr: None, x: Array) -> Array:
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "neg": np.negative, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
-    "sqrt": np.sqrt, "not": np.invert, "add": np.add, "sub": np.subtract, "mul": np.multiply,
+    "sqrt": np.sqrt, "ex2": np.exp2,
+    "not": np.invert, "add": np.add, "sub": np.subtract, "mul": np.multiply,
     "div": _div, "rem": _rem, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": partial(_shift, np.left_shift), "shr": partial(_shift, np.right_shift),
     "min": np.fmin, "max": np.fmax, "minn": np.minimum, "maxn": np.maximum,

@@ -28,11 +28,13 @@ Operations, by family (args -> result):
 Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 threads of a warp:
 
     fragment()         attr: (type, registers a thread)      fragment_fill(t)   attr: the number
-    fragment_get(t)    attr: which register of the thread
+    fragment_get(t)    fragment_set(t, v)   attr: which register of the thread
+    ex2(x)             2 to the x by the special function unit
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
     cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
+    resident()         attr: groups that a multiprocessor shall have registers for
 
 Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
 
@@ -66,20 +68,21 @@ Statement = tuple[str, str, tuple[int, ...], Any]
 
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
-FRAGMENT_WRITES = frozenset({"fragment_fill", "ldmatrix", "mma", "wgmma"})
+FRAGMENT_WRITES = frozenset({"fragment_fill", "fragment_set", "ldmatrix", "mma", "wgmma"})
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
 HOPPER = frozenset(
     "grid warpgroup mbar_init mbar_fence mbar_arrive mbar_expect mbar_wait tma_load tma_store "
     "tma_store_commit tma_store_wait async_fence wgmma wgmma_fence wgmma_commit wgmma_wait "
     "setmaxnreg warpgroup_barrier".split()
 )
-AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get"}
+AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "resident"}
 PTX_ONLY = AMPERE | HOPPER
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
     | FRAGMENT_WRITES
     | COPIES
     | (HOPPER - {"grid", "warpgroup"})
+    | {"resident"}
 )
 GLOBAL = frozenset({"load", "load4", "store", "store4"})
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
@@ -96,7 +99,7 @@ COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
-    "groups lane subgroup_size param grid warpgroup".split()
+    "groups lane subgroup_size param grid warpgroup ex2".split()
 )
 
 

@@ -138,7 +138,7 @@ class Argument(_Array):
         lane = t.pure("and", "u32", (element, t.constant(self.dtype.per_word - 1, "u32")))
         bits = self.dtype.itemsize * 8
         shifted = word >> (lane * bits)
-        return _unpack(t, shifted, self.dtype, 0)
+        return unpack(t, shifted, self.dtype, 0)
 
     def chunk(self, key: tuple[Any, ...]) -> tuple[Expr, Expr]:
         """The index of the 16-byte chunk to read that starts at an element, and the element's."""
@@ -161,7 +161,7 @@ class Argument(_Array):
         )
         t.starts[id_] = (element.id, self.dtype.per_word)
         word = t.result(id_, self._word, False)
-        return [_unpack(t, word, self.dtype, lane) for lane in range(self.dtype.per_word)]
+        return [unpack(t, word, self.dtype, lane) for lane in range(self.dtype.per_word)]
 
     def load(self, *key: Any) -> list[Expr]:
         """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
@@ -173,7 +173,7 @@ class Argument(_Array):
         chunk = t.result(id_, kind, False)
         words = [t.pure("extract", self._word, (chunk,), lane) for lane in range(4)]
         per = self.dtype.per_word
-        return [_unpack(t, w, self.dtype, lane) for w in words for lane in range(per)]
+        return [unpack(t, w, self.dtype, lane) for w in words for lane in range(per)]
 
     def written(self) -> None:
         """Note that it is written by other means than a store here.
@@ -323,7 +323,7 @@ class Shared(_Array):
             t.starts[id_] = (word.id, 4)
 
 
-def _unpack(t: Tracer, word: Expr, dtype: DType, lane: int) -> Expr:
+def unpack(t: Tracer, word: Expr, dtype: DType, lane: int) -> Expr:
     """Element `lane` of a word as a value."""
     if dtype.per_word == 1:
         return word
@@ -355,7 +355,7 @@ def stored(t: Tracer, value: Expr, dtype: DType) -> Expr:
     """A value as it comes back from storage of a dtype."""
     if dtype.kind == "bool":
         return value
-    return _unpack(t, pack(t, [value] * dtype.per_word, dtype), dtype, 0)
+    return unpack(t, pack(t, [value] * dtype.per_word, dtype), dtype, 0)
 
 
 def _byte(t: Tracer, value: Expr) -> Expr:

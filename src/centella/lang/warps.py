@@ -71,8 +71,10 @@ class WarpMachine(Machine):
         self._copies = any(s[0] == "cp_async" for s in self.ir.body)
         self.effects.update({
             "fragment": self._fragment, "fragment_fill": self._fill, "fragment_get": self._get,
-            "ldmatrix": self._ldmatrix, "mma": self._mma, "cp_async": self._copy,
+            "fragment_set": self._put, "ldmatrix": self._ldmatrix, "mma": self._mma,
+            "cp_async": self._copy,
             "cp_async_commit": self._commit, "cp_async_wait": self._wait,
+            "resident": lambda index: None,
         })  # fmt: skip
 
     def run(self, first: int, count: int) -> None:
@@ -98,6 +100,12 @@ class WarpMachine(Machine):
     def _get(self, index: int) -> None:
         _, _, (tile,), register = self.ir.body[index]
         self.values[index] = self.values[tile][register]
+
+    def _put(self, index: int) -> None:
+        _, _, (tile, value), register = self.ir.body[index]
+        new = self.values[tile].copy()
+        new[register] = self.values[value]
+        self._assign(tile, new)
 
     def _assign(self, tile: int, new: Array) -> None:
         self.values[tile] = new if self.full else np.where(self.active, new, self.values[tile])

@@ -7,7 +7,7 @@ Integer values that a loop does not change are computed before it, up to `ROOM` 
 nothing moves out of an `if`.
 
 For kernels there are the operations that no other target has: `Fragment`, `SharedTile`, `mma_sync`,
-`ldmatrix`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
+`ldmatrix`, `exp2`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.bulk import (
@@ -26,8 +26,10 @@ from centella.lang.ptx.intrinsics import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
+    exp2,
     ldmatrix,
     mma_sync,
+    resident,
 )
 from centella.lang.ptx.layout import (
     ParamLayout,
@@ -64,12 +66,14 @@ __all__ = [
     "cp_async_wait",
     "emit_ptx",
     "entry_name",
+    "exp2",
     "grid",
     "init_fence",
     "ldmatrix",
     "literal",
     "mma_sync",
     "param_layout",
+    "resident",
     "role",
     "shared_layout",
     "tma_load",

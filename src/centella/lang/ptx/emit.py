@@ -75,6 +75,7 @@ def _head(w: Writer) -> list[str]:
     align = 64 if ir.maps else 8
     lines += [f".visible .entry {name}(", f"  .param .align {align} .b8 params[{w.params.size}]"]
     lines += [")", f".reqntid {ir.workgroup}, 1, 1"]
+    lines += [f".minnctapersm {s[3]}" for s in ir.body if s[0] == "resident"]
     if any(s[0] == "setmaxnreg" for s in ir.body):  # which needs a bound at entry
         lines.append(".minnctapersm 1")
     return [*lines, "{"]

@@ -13,7 +13,7 @@ from centella.errors import TraceError
 from centella.lang.memory import Argument
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile, whole_warps
 from centella.lang.tracer import current
-from centella.lang.values import expr_of
+from centella.lang.values import Expr, expr_of
 
 
 def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
@@ -43,6 +43,16 @@ def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
             f"{', '.join(f'{x.dtype.name} {x.shape}' for x in (c, a, b))}"
         )
     t.effect("mma", "", (c.handle, a.handle, b.handle), a.dtype.name)
+
+
+def exp2(x: Any) -> Expr:
+    """2 to the power x by the special function unit: one instruction where `lang.exp2` has a dozen.
+
+    PTX ISA, "Floating Point Instructions: ex2" (ex2.approx.ftz.f32). Within 2 ulp; of -inf 0, of
+    inf inf, of NaN NaN; subnormal operands and results are 0 (the simulator keeps them).
+    """
+    t = current()
+    return t.pure("ex2", "f32", (expr_of(t, x, "f32"),))
 
 
 def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:
@@ -77,6 +87,21 @@ def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = F
     index = expr_of(t, chunk, "u32")
     attr = (tile.memory.position, trans)
     t.effect("ldmatrix", "", (index, *(f.target for f in fragments)), attr)
+
+
+def resident(groups: int) -> None:
+    """Ask for registers such that so many groups of this kernel fit on a multiprocessor.
+
+    PTX ISA, "Performance-Tuning Directives: .minnctapersm". Without it the assembler gives up
+    registers, and spills, for one group more of its own accord.
+
+    Raises:
+        TraceError: unless `groups` is a Python number from 1 to 32.
+    """
+    number: Any = groups
+    if not isinstance(number, int) or not 0 < number <= 32:
+        raise TraceError(f"resident takes a Python number of groups from 1 to 32, got {groups!r}")
+    current().effect("resident", "", (), number)
 
 
 def cp_async(tile: SharedTile, chunk: Any, source: Argument, *key: Any, size: Any = 16) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from centella.dtypes import DType, bf16, f16, f32
 from centella.errors import TraceError
 from centella.lang.groups import local_id
-from centella.lang.memory import Shared, pack
+from centella.lang.memory import Shared, pack, unpack
 from centella.lang.tracer import Tracer, current
 from centella.lang.values import Expr, adapt, expr_of
 
@@ -38,8 +38,8 @@ class Fragment:
     Each thread holds a few registers of it, whose layout the hardware fixes (PTX ISA, "Matrix
     Fragments for mma.m16n8k16"). A fragment is no value: it is not copied, assigned or passed
     through a variable; it is filled, loaded by `ldmatrix`, accumulated into, and its registers are
-    read one by one, in registers of fixed names throughout. What is read before anything was
-    written is a `TraceError`.
+    read and written one by one, in registers of fixed names throughout. What is read before
+    anything was written is a `TraceError`.
 
     Sums of `wgmma` lie in the registers of a warpgroup's 128 threads; while a product is under way
     nobody may touch them: a `TraceError`, until `wgmma_wait`.
@@ -109,16 +109,44 @@ class Fragment:
         number = adapt(t, value if self.dtype is f32 else 0, self._type).const
         t.effect("fragment_fill", "", (self.target,), number)
 
-    def __getitem__(self, register: int) -> Expr:
-        """A register of this thread, of sums: the element at `place(register)`, f32."""
-        if self.dtype is not f32:
-            raise TraceError("only sums are read register by register: factors hold two a register")
+    def __getitem__(self, register: int) -> Any:
+        """A register of this thread: of sums the element at `place(register)`, f32.
+
+        Of a factor two, as `f[register] = (value, next)` wrote them, rounded.
+        """
         if register not in range(self.registers):
             raise TraceError(f"a Fragment has registers 0 to {self.registers - 1}: {register!r}")
         t = current()
         handle = self.handle
         t.check((handle,))
-        return t.result(t.emit("fragment_get", "f32", (handle.id,), register), "f32", False)
+        type_ = self._type
+        held = t.result(t.emit("fragment_get", type_, (handle.id,), register), type_, False)
+        if self.dtype is f32:
+            return held
+        return tuple(unpack(t, held, self.dtype, half) for half in range(2))
+
+    def __setitem__(self, register: int, value: Any) -> None:
+        """Write a register of this thread: of sums the element at `place(register)`, f32.
+
+        Of a factor two elements, f32, which are rounded to its dtype: of A [m, k] the one at
+        `place(register)` and its right neighbour, of B [k, n] that one and the one below. (PTX ISA,
+        "Matrix Fragments for mma.m16n8k16": sums of two neighbouring (16, 8) fragments have, thread
+        by thread, the elements of a (16, 16) factor.) Other threads may write nothing; all of the
+        fragment's registers count as written.
+
+        Raises:
+            TraceError: for a register that there is not, or no two values for a factor.
+        """
+        if register not in range(self.registers):
+            raise TraceError(f"a Fragment has registers 0 to {self.registers - 1}: {register!r}")
+        t = current()
+        if self.dtype is f32:
+            new = expr_of(t, value, "f32")
+        else:
+            if not isinstance(value, tuple) or len(value) != 2:
+                raise TraceError(f"a register of a factor takes a pair of values, got {value!r}")
+            new = pack(t, [expr_of(t, v, "f32") for v in value], self.dtype)
+        t.effect("fragment_set", "", (self.target, new), register)
 
     def place(self, register: int) -> tuple[Expr, Expr]:
         """Row and column of a register's (first) element, for this thread."""
@@ -227,6 +255,18 @@ class SharedTile:
         t = current()
         at = expr_of(t, chunk, "u32") * 4 + pair
         self.memory[at] = pack(t, [expr_of(t, v, "f32") for v in values], self.dtype)
+
+    def right(self, chunk: Any, columns: int) -> Expr:
+        """The chunk so many further right in the same row: one operation, no new address.
+
+        Args:
+            chunk: in a column that has no bit in common with `columns`: from an even
+                column one further is a column with bit 0 set, and so on.
+        """
+        width = self.panel // CHUNK
+        panels, near = divmod(columns, width)
+        turned = expr_of(current(), chunk, "u32") ^ near
+        return turned + panels * self.rows * width
 
     def store(self, chunk: Any, values: Sequence[Any]) -> None:
         """Write 8 values, rounded to the dtype, to a chunk; seen by others after a barrier."""

@@ -1,7 +1,7 @@
 """What the threads of a warp do together: matrix fragments, their loads and products; copies.
 
 A fragment's registers have fixed names (`%t0_0`, `%t0_1` ...) and are written in place by `mma` and
-`ldmatrix`, never through `mov`: the assembler may then keep them where the tensor cores want them.
+`ldmatrix`, without a `mov`: the assembler may then keep them where the tensor cores want them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ def get(w: Writer, i: int, statement: Statement) -> None:
         w.values[i] = register
 
 
+def put(w: Writer, i: int, statement: Statement) -> None:
+    """A register of a tile takes a value."""
+    _, _, (tile, value), number = statement
+    w.emit(f"mov.{w.kind(value)} {w.chunks[tile][number]}, {w.values[value]};")
+
+
 def ldmatrix(w: Writer, i: int, statement: Statement) -> None:
     """8 x 8 matrices of 16-bit elements, a register of each thread for each matrix."""
     _, _, (index, *tiles), (position, transposed) = statement
@@ -72,7 +78,12 @@ def wait(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"cp.async.wait_group {statement[3]};")
 
 
+def resident(w: Writer, i: int, statement: Statement) -> None:
+    """Nothing here: the entry's head says it."""
+
+
 RULES: dict[str, Rule] = {
-    "fragment": fragment, "fragment_fill": fill, "fragment_get": get, "ldmatrix": ldmatrix,
-    "mma": mma, "cp_async": cp_async, "cp_async_commit": commit, "cp_async_wait": wait,
+    "fragment": fragment, "fragment_fill": fill, "fragment_get": get, "fragment_set": put,
+    "ldmatrix": ldmatrix, "mma": mma, "cp_async": cp_async,
+    "cp_async_commit": commit, "cp_async_wait": wait, "resident": resident,
 }  # fmt: skip  # a table

@@ -1,12 +1,17 @@
-"""Which kernel computes attention: a pure function of its sizes and the device.
+"""Which kernel computes attention: a pure function of its sizes, layouts, dtypes and the device.
 
 split    few queries of many keys, which are split among groups    `split.py`
+mma      f16 and bf16, more than 16 queries, on tensor cores       `mma.py`
 tiled    many queries, where the table has a tile that fits        `tiled.py`
 stream   the rest                                                  `stream.py`
 """
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from centella.dtypes import bf16, f16
+from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.split import MOST_DIM
 from centella.ops.attention.table import CONSERVATIVE, LEAST, row_of
 from centella.ops.attention.tiles import Tile
@@ -14,13 +19,53 @@ from centella.specs import Caps, Spec
 
 FEW_QUERIES = 8
 ENOUGH_KEYS = 64
+MANY_QUERIES = 16  # more than these fill a fragment
+LEAST_ARCH = 80  # of a GPU with the instructions of `mma`
+HEADS = (16, 256)  # sizes of a head that are worth its padding
+FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
+# By the largest head of each row; then the tile of little memory.
+MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
+    (32, MmaTile(128, 64, 8, 2), MmaTile(64, 32, 4, 2)),
+    (64, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
+    (128, MmaTile(128, 48, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+    (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+)
+LEAST_TILE = MmaTile(32, 16, 2, 2)
 
 
-def choose(q: Spec, k: Spec, caps: Caps) -> str:
+def mma_tile_of(q: Spec, masks: tuple[str, ...], caps: Caps) -> MmaTile | None:
+    """The tile of an attention on tensor cores: the first that fits; the simulator has them too."""
+    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
+    if not (caps.target == "ir" or arch >= LEAST_ARCH):
+        return None
+    lq, dim = q.shape[2:]
+    smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
+    tiles = next((tiles for most, *tiles in MMA_TILES if dim <= most), None)
+    for tile in (tiles[smaller], LEAST_TILE) if tiles else ():
+        if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return replace(tile, parts=2) if q.dtype is bf16 else tile
+    return None
+
+
+def fits_mma(inputs: tuple[Spec, ...], caps: Caps) -> bool:
+    """Whether tensor cores can compute it: 16-bit rows on 16 bytes, and something to read."""
+    q, k, v, *_ = inputs
+    return (
+        q.dtype in (f16, bf16)
+        and all(s.aligned and s.size > 0 for s in (q, k, v))
+        and mma_tile_of(q, (), caps) is not None
+    )
+
+
+def choose(inputs: tuple[Spec, ...], caps: Caps) -> str:
     """The variant for a problem."""
+    q, k, *_ = inputs
     queries, dim = q.shape[2:]
     if queries <= FEW_QUERIES:
         return "split" if k.shape[2] >= ENOUGH_KEYS and 0 < dim <= MOST_DIM else "stream"
+    large = queries > MANY_QUERIES and HEADS[0] <= dim <= HEADS[1]
+    if large and caps.target == "ptx" and fits_mma(inputs, caps):
+        return "mma"
     return "tiled" if _of_row(row_of(caps).tiles, queries, dim, caps) else "stream"
 
 

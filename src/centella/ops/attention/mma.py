@@ -1,0 +1,413 @@
+"""Attention on tensor cores, for f16 and bf16 on NVIDIA GPUs from sm_80 on (PTX alone).
+
+After FlashAttention-2 (Dao 2023). A group has `queries` queries of one head, a warp 16 or 32 of
+them. Tiles of K and V are in rings of `stages` in shared memory, on their way by `cp_async` while
+an earlier one is used. Scores are f32 fragments; the softmax is kept up on them, a row being spread
+over four lanes; the weights, rounded to 16 bits, are the first factor of the product with V in the
+registers where they were computed. Their sum is one more column of that product, so that rounding
+does not keep them from adding up to 1. Of bf16 they are the sum of two (`parts`): one would be as
+far off as the rounding of the result. One division at the end.
+
+A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
+16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). Where the scale is
+small and there is no additive mask, it is part of the exponent's only multiplication (`fold`).
+Hidden scores are `LOWEST`, and a query whose scores are all below `UNSEEN` has seen no key; tiles
+that every query of a warp sees whole are not looked through.
+Heads are padded with zeros in shared memory, to a power of two; computed are multiples of 16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import f32, u32
+from centella.errors import LimitError
+from centella.op import Lowered
+from centella.ops.attention.launch import extents, out_steps
+from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.program import Call, Kernel, Ref
+from centella.specs import Spec
+
+WARP = 32
+PER_CHUNK = 8  # elements of 16 bytes
+M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
+UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
+FOLDED = (2.0**-6, math.log(2))
+SLACK = 8.0  # powers of two by which a maximum may be passed
+
+
+class MmaTile(Struct, frozen=True):
+    """Queries of a group, keys of a tile, warps, stages of the rings.
+
+    `held`: queries stay in registers; else they are loaded again for every tile of keys.
+    `together`: groups that a multiprocessor has registers for. `parts`: 16-bit numbers that a
+    weight is the sum of.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    held: bool = True
+    together: int = 2
+    parts: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.warps * WARP
+
+    @property
+    def sixteens(self) -> int:
+        """Fragments of queries of a warp."""
+        return self.queries // self.warps // M
+
+    def width(self, dim: int) -> int:
+        """Elements of a row in shared memory: each thread copies whole chunks of every tile."""
+        least = max(dim, self.threads * PER_CHUNK // self.keys, M)
+        return 1 << (least - 1).bit_length()
+
+    def shared_bytes(self, dim: int) -> int:
+        """Workgroup memory: queries, and keys and values in every stage."""
+        return 2 * self.width(dim) * (self.queries + 2 * self.stages * self.keys)
+
+
+class _Walk:
+    """How the threads of a group share the 16-byte chunks of a tile's rows."""
+
+    def __init__(self, tile: Any, threads: int, dim: int) -> None:
+        across = tile.columns // PER_CHUNK
+        down = threads // across
+        each = max(8 // down, 1)  # rows whose swizzles differ
+        assert tile.rows % (down * each) == 0, "threads share the chunks"
+        thread = lang.local_id()
+        column = thread % across * PER_CHUNK
+        self.row = thread // across
+        chunks = [tile.chunk(self.row + i * down, column // PER_CHUNK) for i in range(each)]
+        self.pieces = [
+            (i * down, chunks[i % each] + tile.down(i // each * each * down))
+            for i in range(tile.rows // down)
+        ]
+        self.element = lang.minimum(column, (dim - 1) // PER_CHUNK * PER_CHUNK)
+        left = lang.select(column < dim, dim - column, 0)
+        self.nbytes = PER_CHUNK * 2 if dim == tile.columns else lang.minimum(left, PER_CHUNK) * 2
+
+    def fetch(
+        self, first: Any, last: Any, stage: Any, counts: Callable[[Any], Any] | None,
+        *tensors: tuple[Any, Any, Any, Any],
+    ) -> None:  # fmt: skip
+        """Start this thread's copies of the rows from `first` on; zeros for what does not count.
+
+        Args:
+            tensors: a ring, its source, where row 0 starts, elements from a row to the next.
+        """
+        from centella.lang import ptx
+
+        for below, chunk in self.pieces:
+            row = first + (self.row + below)
+            nbytes = lang.select(counts(row), self.nbytes, 0) if counts else self.nbytes
+            inside = lang.minimum(row, last)
+            for ring, source, place, pitch in tensors:
+                where = place + inside * pitch + self.element
+                ptx.cp_async(ring, chunk + ring.at_stage(stage), source, where, size=nbytes)
+
+
+class _Sixteen:
+    """Sixteen queries of a warp; of two, 8 rows apart, this thread keeps the running maximum.
+
+    Row `h` of a thread has registers 2 h and 2 h + 1 of each fragment.
+    """
+
+    def __init__(self, dtype: Any, tile: MmaTile, dim: int, first: Any) -> None:
+        from centella.lang import ptx
+
+        self.scores = [ptx.Fragment(f32, (M, N)) for _ in range(tile.keys // N)]
+        self.out = [ptx.Fragment(f32, (M, N)) for _ in range(-(-dim // M) * 2)]
+        self.weights = [ptx.Fragment(dtype, (M, M)) for _ in range(tile.parts)]
+        self.base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
+        self.total = ptx.Fragment(f32, (M, N))  # each column of it
+        for held in (*self.out, self.total):
+            held.fill(0.0)
+        lane = lang.local_id() % WARP
+        self.queries = [first + lane // 4 + 8 * h for h in range(2)]
+        self.column = lane % 4 * 2
+
+    def change(self, key0: Any, new: Callable[[Any, Any, Any], Any]) -> None:
+        """Replace every score by `new(score, query, key)`."""
+        for j, held in enumerate(self.scores):
+            for register in range(4):
+                key = key0 + (self.column + (j * N + register % 2))
+                held[register] = new(held[register], self.queries[register // 2], key)
+
+    def soften(self, factor: Any, fold: bool) -> None:
+        """Look for new maxima; rescale what was summed where one grew too much."""
+        from centella.lang import ptx
+
+        grown, shrinks = [], []
+        for h in range(2):
+            highs = [self.scores[0][2 * h + e] for e in range(2)]
+            for held in self.scores[1:]:
+                highs = [lang.fmax(x, held[2 * h + e]) for e, x in enumerate(highs)]
+            high = lang.fmax(highs[0], highs[1])
+            high = lang.fmax(high, lang.shuffle_xor(high, 1))
+            high = lang.fmax(high, lang.shuffle_xor(high, 2))
+            high = high * factor if fold else high
+            grows = high - self.base[h] > (SLACK if fold else SLACK * math.log(2))
+            base = lang.select(grows, high, self.base[h])
+            shrink = self.base[h] - base
+            shrinks.append(ptx.exp2(shrink if fold else shrink * factor))
+            grown.append(grows)
+            self.base[h].set(base)
+        with lang.if_(grown[0] | grown[1]):
+            for h in range(2):
+                for held in (*self.out, self.total):
+                    for register in (2 * h, 2 * h + 1):
+                        held[register] = held[register] * shrinks[h]
+
+    def _exponent(self, score: Any, h: int, factor: Any, fold: bool) -> Any:
+        if fold:
+            return lang.fma(score, factor, -self.base[h])
+        return (score - self.base[h]) * factor
+
+    def weigh(self, sixteen: int, factor: Any, fold: bool) -> None:
+        """Weights of 16 keys, as the first factor of a product."""
+        from centella.lang import ptx
+
+        for j in range(2):
+            held = self.scores[2 * sixteen + j]
+            for h in range(2):
+                low, high = (
+                    ptx.exp2(self._exponent(held[2 * h + e], h, factor, fold)) for e in range(2)
+                )
+                for n, part in enumerate(self.weights):
+                    if n:
+                        kept = self.weights[n - 1][2 * j + h]
+                        low, high = low - kept[0], high - kept[1]
+                    part[2 * j + h] = (low, high)
+
+    def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
+        """Divide and store; of a fragment a thread has two neighbours in two rows."""
+        for h in range(2):
+            total = self.total[2 * h]
+            factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+            with lang.if_(self.queries[h] < lq):
+                row = place + self.queries[h] * pitch + self.column
+                for j, held in enumerate(self.out):
+                    values = [held[2 * h + e] * factor for e in range(2)]
+                    if (j + 1) * N <= dim:
+                        y.store(row + j * N, values)
+                    else:
+                        with lang.if_(self.column + j * N < dim):
+                            y.store(row + j * N, values)
+
+
+def _attention_mma(
+    *, tile: MmaTile, dim: int, causal: bool, fold: bool, q: Any, k: Any, v: Any, y: Any,
+    **masks: Any,
+) -> None:  # fmt: skip
+    from centella.lang import ptx
+
+    ptx.resident(tile.together)
+    p = {n: lang.parameter(n, u32) for n in (
+        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
+        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    group = lang.group_id()
+    block, group = group % p["blocks"], group // p["blocks"]
+    head, b = group % p["heads"], group // p["heads"]
+    shared_head = head // p["share"]
+    end, start = reach(masks, causal, b, p["lq"], p["lk"])
+    counts = counting(masks, b, end)
+    if start is not None:
+        block = p["blocks"] - 1 - block  # the longest first
+    first = block * tile.queries
+    if start is not None:
+        end = lang.minimum(end, upto(start, first + tile.queries))
+    scale = lang.parameter("scale", f32)
+    factor = scale * math.log2(math.e) if fold else lang.const(math.log2(math.e), f32)
+
+    width = tile.width(dim)
+    asked = ptx.SharedTile(q.dtype, (tile.queries, width))
+    keys = ptx.SharedTile(k.dtype, (tile.stages, tile.keys, width))
+    values = ptx.SharedTile(v.dtype, (tile.stages, tile.keys, width))
+    walk = _Walk(keys, tile.threads, dim)
+    sources = (
+        (keys, k, b * p["kb"] + shared_head * p["kh"], p["kl"]),
+        (values, v, b * p["vb"] + shared_head * p["vh"], p["vl"]),
+    )
+
+    def fetch(step: Any, stage: Any) -> None:
+        walk.fetch(step * tile.keys, p["lk"] - 1, stage, counts, *sources)
+
+    source = (asked, q, b * p["qb"] + head * p["qh"], p["ql"])
+    _Walk(asked, tile.threads, dim).fetch(first, p["lq"] - 1, 0, None, source)
+    ahead = tile.stages - 1
+    for stage in range(ahead):
+        fetch(lang.const(stage, u32), lang.const(stage, u32))
+        ptx.cp_async_commit()
+    mine = lang.local_id() // WARP * (tile.sixteens * M)
+    rows = [_Sixteen(q.dtype, tile, dim, first + mine + i * M) for i in range(tile.sixteens)]
+    attend = _Attend(tile, dim, asked, keys, values, mine, rows)
+    ptx.cp_async_wait(ahead - 1)
+    lang.barrier()
+    attend.hold()
+    seen_by_all = end
+    if start is not None:
+        seen_by_all = lang.minimum(end, upto(start, first + mine + 1))
+
+    def visible(score: Any, query: Any, key: Any) -> Any:
+        shown = counts(key)
+        if start is not None:
+            shown = shown & sees(start, query, key)
+        if "mask" in masks:
+            place = lang.minimum(query, p["lq"] - 1), lang.minimum(key, p["lk"] - 1)
+            value = added(masks, b, head, *place)
+            shown, score = shown & shows(value), score + value
+        return lang.select(shown, score, LOWEST)
+
+    steps = (end + (tile.keys - 1)) // tile.keys
+    for step in lang.range(steps):
+        ptx.cp_async_wait(ahead - 1)
+        lang.barrier()
+        with lang.if_(step + ahead < steps):
+            fetch(step + ahead, (step + ahead) % tile.stages)
+        ptx.cp_async_commit()
+        now, key0 = step % tile.stages, step * tile.keys
+        attend.score(now)
+        for row in rows:
+            if not fold:
+                row.change(key0, lambda score, *_: score * scale)
+            if "mask" in masks or "key_mask" in masks:
+                row.change(key0, visible)
+            else:
+                with lang.if_(key0 + tile.keys > seen_by_all):
+                    row.change(key0, visible)
+            row.soften(factor, fold)
+        attend.mix(now, factor, fold)
+    for row in rows:
+        row.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim)
+
+
+def _at(tile: Any, chunk: Any, down: int, right: int) -> Any:
+    """The chunk so many sixteens of rows further down and of columns further right."""
+    return tile.right(chunk, 2 * right) + tile.down(down * M)
+
+
+class _Attend:
+    """A warp's products: its queries with the keys of a tile, their weights with its values.
+
+    Lanes 8 j to 8 j + 7 point `ldmatrix` at the rows of matrix j. In the registers of Q the next
+    eight rows come before the next eight of the head; of two fragments of K, and of V transposed,
+    the next eight of what is summed come first.
+    """
+
+    def __init__(
+        self, tile: MmaTile, dim: int, asked: Any, keys: Any, values: Any, mine: Any,
+        rows: list[_Sixteen],
+    ) -> None:  # fmt: skip
+        from centella.lang import ptx
+
+        self.keys, self.values, self.asked, self.rows = keys, values, asked, rows
+        lane, depth = lang.local_id() % WARP, -(-dim // M)
+        low, high = lane // 8 % 2, lane // 16
+        self.depth = depth
+        self.of_q = asked.chunk(mine + low * 8 + lane % 8, high)
+        self.of_k = keys.chunk(high * 8 + lane % 8, low)
+        self.of_v = values.chunk(low * 8 + lane % 8, high)
+        self.held = tile.held
+        self.queries = [
+            [ptx.Fragment(asked.dtype, (M, M)) for _ in rows]
+            for _ in range(depth if self.held else 1)
+        ]
+        self.factors = [
+            [ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(tile.keys // M)
+        ]
+        self.ones = ptx.Fragment(keys.dtype, (M, N))
+        for register in range(2):
+            self.ones[register] = (1.0, 1.0)
+        self.spread = [[ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(depth)]
+
+    def hold(self) -> None:
+        """Load the queries that stay in registers."""
+        if self.held:
+            for i in range(self.depth):
+                self._load_queries(i)
+
+    def _load_queries(self, i: int) -> None:
+        from centella.lang import ptx
+
+        for m, held in enumerate(self.queries[i if self.held else 0]):
+            ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), held)
+
+    def score(self, stage: Any) -> None:
+        """Scores of the keys of a stage."""
+        from centella.lang import ptx
+
+        for row in self.rows:
+            for held in row.scores:
+                held.fill(0.0)
+        first = self.of_k + self.keys.at_stage(stage)
+        for i in range(self.depth):
+            if not self.held:
+                self._load_queries(i)
+            for n, pair in enumerate(self.factors):
+                ptx.ldmatrix(self.keys, _at(self.keys, first, n, i), *pair)
+                for row, left in zip(self.rows, self.queries[i if self.held else 0], strict=True):
+                    for e in range(2):
+                        ptx.mma_sync(row.scores[2 * n + e], left, pair[e])
+
+    def mix(self, stage: Any, factor: Any, fold: bool) -> None:
+        """Weights of the keys of a stage, and what they make of its values."""
+        from centella.lang import ptx
+
+        first = self.of_v + self.values.at_stage(stage)
+        for t in range(len(self.factors)):
+            for row in self.rows:
+                row.weigh(t, factor, fold)
+                for part in row.weights:
+                    ptx.mma_sync(row.total, part, self.ones)
+            for n, pair in enumerate(self.spread):
+                ptx.ldmatrix(self.values, _at(self.values, first, t, n), *pair, trans=True)
+                for row, e in product(self.rows, range(2)):
+                    for part in row.weights:
+                        ptx.mma_sync(row.out[2 * n + e], part, pair[e])
+
+
+attention_mma: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
+
+
+def lower_mma(
+    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: MmaTile | None
+) -> Lowered:
+    """One launch: a group has the queries of a tile, of one head.
+
+    Raises:
+        LimitError: there is no tile.
+    """
+    if tile is None:
+        raise LimitError(
+            f"attention: variant 'mma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
+            f"256, and tensor cores; got {[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}"
+        )
+    batch, lq, heads, dim = y.shape
+    blocks = -(-lq // tile.queries)
+    constants = (
+        ("causal", attrs["causal"]),
+        ("dim", dim),
+        ("fold", "mask" not in attrs["masks"] and FOLDED[0] <= attrs["scale"] <= FOLDED[1]),
+        ("tile", tile),
+    )
+    scalars = {"blocks": blocks, **extents(inputs, attrs), **out_steps(y)}
+    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
+    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
+    groups, given = batch * heads * blocks, tuple(scalars.items())
+    return Lowered((
+        Call(attention_mma, tensors, given, constants, groups, workgroup=tile.threads, face=form),
+    ))  # fmt: skip
