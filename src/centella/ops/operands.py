@@ -188,8 +188,8 @@ class KernelOperands:
             q = lang.fma(q, a, coefficient)
         for _ in range(3):
             q = q * q
-        whole = 1.0 - q
-        return lang.select(x < 0.0, 1.0 - whole, 1.0 + whole)
+        q = lang.select(a < 4.25, q, 0.0)  # or it would grow with x where GELU multiplies by that
+        return lang.select(x < 0.0, q, 2.0 - q)
 
     @staticmethod
     def expm1(x: Any) -> Any:

@@ -57,7 +57,7 @@ def _attention(
                    b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
     slab = lang.shared(f32, 2 * tile.slab)
     my = _Thread(tile)
-    hidden = counts if "key_mask" in masks else None
+    shown = counts if "key_mask" in masks else lambda key: key < end  # else 0 times inf is NaN
 
     def step(key0: Any) -> None:
         """The keys from `key0` on."""
@@ -77,7 +77,7 @@ def _attention(
         _show(my, scores, tile, key0, end, first, start, counts, masks, b, head, p)
         steps(
             tile.bk // tile.depth,
-            lambda at: values.fetch(key0 + at, last_key, 0, hidden),
+            lambda at: values.fetch(key0 + at, last_key, 0, shown),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
             tile,

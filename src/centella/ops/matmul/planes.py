@@ -247,10 +247,10 @@ def reference(stored: Any, scale: Any, **attrs: Any) -> Any:
     n = len(stored)
     signed = stored
     if stored.dtype == np.uint8:
-        bytes_ = stored.reshape(n, -1, CHUNK)
+        bytes_ = stored.reshape(n, scale.shape[1], CHUNK)
         halves = np.concatenate([bytes_ & 15, bytes_ >> 4], -1)
         signed = halves.astype(np.int8) - np.int8(8)
-    blocks = signed.reshape(n, -1, BLOCK).astype(scale.dtype) * scale[..., None]
+    blocks = signed.reshape(n, scale.shape[1], BLOCK).astype(scale.dtype) * scale[..., None]
     return blocks.reshape(n, scale.shape[1] * BLOCK)
 
 
