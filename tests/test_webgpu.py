@@ -149,6 +149,17 @@ def test_what_was_asked_and_not_waited_for(device: ct.Device) -> None:
     np.testing.assert_array_equal(fn.fetch(X).result(), 2 * X)
 
 
+def test_what_was_asked_for_comes_although_the_device_is_closed(device: ct.Device) -> None:
+    where = own(device)
+    fn = where.compile(lambda x: x * 2.0, X)
+    pending = fn.fetch(X), ct.fetch(ct.asarray(X, device=where) + 1.0)
+    where.close()
+    np.testing.assert_array_equal(pending[0].result(), 2 * X)
+    np.testing.assert_array_equal(pending[1].result()[0], X + 1)
+    with pytest.raises(ct.DeviceLostError):
+        fn(X)
+
+
 def test_groups_live_until_they_are_encoded(
     device: ct.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

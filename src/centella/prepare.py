@@ -58,9 +58,10 @@ def outside_of(taken: Recorded) -> Outside:
     found = Outside()
     for upload in taken.uploads:
         found.add(upload.value)
+    index = found.index
     for node in taken.nodes:
         for value, _, _ in node.inputs:
-            if value is not None:
+            if value is not None and id(value) not in index:
                 found.add(value)
     return found
 
@@ -95,18 +96,19 @@ def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence
     """Which values a recording must leave behind: those declared, else all that are in use."""
     kept = None if outputs is None else {id(v) for v in (*outputs, *(v for v, _, _ in reads))}
     found = Results()
+    values, wanted = found.values, found.wanted
     for node in taken.nodes:
-        wanted: list[bool] = []
+        each: tuple[bool, ...] = ()
         for reference in node.values:
             value = reference()
-            if value is not None:
-                found.values[value.place] = value
-            wanted.append(
-                value is not None
-                and value.stale is None  # else nobody may use it
-                and (kept is None or id(value) in kept or value.is_version)
-            )
-        found.wanted.append(tuple(wanted))
+            if value is None:
+                each += (False,)
+                continue
+            values[value.place] = value
+            # What is stale nobody may use.
+            stays = kept is None or id(value) in kept or value.is_version
+            each += (stays and value.stale is None,)
+        wanted.append(each)
     return found
 
 

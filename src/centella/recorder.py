@@ -123,7 +123,7 @@ class Recorder(Values):
             inputs: list[Operand] = []
             read: list[Cell] = []
             for value, offset in operands:
-                if value.is_version:
+                if value.version_of is not None:
                     value.check_current()
                     cell = value.cell
                     if cell is not None:

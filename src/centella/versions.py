@@ -77,7 +77,7 @@ class Cell:
             before.stale = Stale(self.what, value.site, self.memory is None)
             value.note = before.note
             value.before = before if value.state == PENDING else None
-        value._cell = self._self
+        value.version_of = self._self
         self.current = value
         if self._readers:
             self._readers.clear()
@@ -109,6 +109,7 @@ class Value(Struct, eq=False, weakref=True):
         offset: elements from the buffer's start.
         reason: why it will never be computed, when it has failed; `error`: what it failed with.
         stale: what has changed since, of what it is a version of.
+        version_of: the memory that it is one version of, which may have gone: see `cell`.
         before: the version before, until it is known that this one will be computed.
         note: what its owner on the host knows about this version.
         made: the plan that computed it, or what a replay says in its place; else None.
@@ -128,7 +129,7 @@ class Value(Struct, eq=False, weakref=True):
     error: CentellaError | None = None
     stale: Stale | None = None
     before: Value | None = None
-    _cell: ref[Cell] | None = None
+    version_of: ref[Cell] | None = None
     note: Any = None
     made: Any = None
     events: Any = None
@@ -136,12 +137,12 @@ class Value(Struct, eq=False, weakref=True):
     @property
     def cell(self) -> Cell | None:
         """The memory that it is one version of, while that can change in place."""
-        return None if self._cell is None else self._cell()
+        return None if self.version_of is None else self.version_of()
 
     @property
     def is_version(self) -> bool:
         """Whether it is one of memory that changes in place, or did."""
-        return self._cell is not None
+        return self.version_of is not None
 
     def ready(self, buffer: Buffer, offset: int = 0) -> None:
         """The data is (or, in submission order, will be) in this buffer."""

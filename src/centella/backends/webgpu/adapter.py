@@ -93,3 +93,16 @@ def open_device(adapter: Any, minimum: bool) -> Any:
         return adapter.request_device_sync(required_limits=wanted, required_features=features)
     except Exception as error:
         raise DeviceError(f"the adapter {adapter.info['device']} refused: {error}") from error
+
+
+def check_native(which: str, minimum: bool, native: Any) -> None:
+    """Refuse what is no wgpu device, and anything else that is said about one.
+
+    Raises:
+        DeviceError: for either.
+    """
+    if not isinstance(native, wgpu.GPUDevice):
+        raise DeviceError(f"webgpu: expected a wgpu device as native=, got {native!r}")
+    if which or minimum:
+        got = f"webgpu:{which}" if which else "minimum=True"
+        raise DeviceError(f"webgpu: a device given as native= is used as it is, got {got}")

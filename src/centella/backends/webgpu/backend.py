@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import wgpu
@@ -18,6 +20,7 @@ import wgpu
 from centella.backends.webgpu import raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
+    check_native,
     family_of,
     find_adapter,
     is_software,
@@ -38,7 +41,13 @@ from centella.backends.webgpu.raw import (
 )
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket
-from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
+from centella.errors import (
+    CompileError,
+    DeviceError,
+    DeviceLostError,
+    LimitError,
+    OutOfMemoryError,
+)
 from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps
@@ -60,7 +69,7 @@ class WebGpuBackend:
 
     def __init__(self, which: str = "", *, minimum: bool = False, native: Any = None) -> None:
         if native is not None:
-            _check_native(which, minimum, native)
+            check_native(which, minimum, native)
         adapter = native.adapter if native is not None else find_adapter(which)
         self.adapter: Any = adapter
         self.name: str = f"webgpu:{adapter.info['device']}"
@@ -93,6 +102,7 @@ class WebGpuBackend:
         self.groups: Groups = Groups(self.native)
         self.ahead: Ahead = Ahead(self.native)
         self._staging: dict[int, list[Any]] = {}
+        self._reading: WeakSet[WebGpuTicket] = WeakSet()
         self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
         self._used: int = 0  # slots of it
 
@@ -234,10 +244,13 @@ class WebGpuBackend:
             except Exception as error:
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
             course = None if self.pace is None else self.pace.begin(work.total)
-            return WebGpuTicket(
+            ticket = WebGpuTicket(
                 self.native, staging, nbytes, places, self.return_staging, stamps, course,
                 self.ahead.encode,
             )  # fmt: skip
+            if staging is not None:
+                self._reading.add(ticket)
+            return ticket
 
     def _encode(
         self, work: Submission, stamps: Stamps | None, staging: Any,
@@ -275,8 +288,7 @@ class WebGpuBackend:
         stamps: Stamps | None,
     ) -> Encoder:  # fmt: skip
         """Launches after what is encoded; those before the last cut are submitted."""
-        encoder = encoder or Encoder(self.native)
-        first = 0
+        encoder, first = encoder or Encoder(self.native), 0
         for cut in cuts:
             self._launch(encoder, dispatches[first:cut], first, stamps)
             raw.submit(self._queue, (encoder.finish(),))
@@ -360,7 +372,13 @@ class WebGpuBackend:
         return not child
 
     def close(self) -> None:
-        """Release the device; one that the application brought stays open, our buffers go."""
+        """Release the device; one that the application brought stays open, our buffers go.
+
+        Whoever has asked for data gets it.
+        """
+        with suppress(DeviceLostError):
+            for ticket in list(self._reading):
+                ticket.wait()
         if self._owned:
             self.native.destroy()
             return
@@ -368,15 +386,6 @@ class WebGpuBackend:
         for buffer in (self._params, *(b for free in self._staging.values() for b in free)):
             buffer.destroy()
         self._staging.clear()
-
-
-def _check_native(which: str, minimum: bool, native: Any) -> None:
-    """Raise unless `native` is a wgpu device and nothing else is said about it."""
-    if not isinstance(native, wgpu.GPUDevice):
-        raise DeviceError(f"webgpu: expected a wgpu device as native=, got {native!r}")
-    if which or minimum:
-        got = f"webgpu:{which}" if which else "minimum=True"
-        raise DeviceError(f"webgpu: a device given as native= is used as it is, got {got}")
 
 
 def _places(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:
