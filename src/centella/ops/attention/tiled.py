@@ -57,7 +57,10 @@ def _attention(
                    b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
     slab = lang.shared(f32, 2 * tile.slab)
     my = _Thread(tile)
-    hidden = counts if "key_mask" in masks else None
+
+    def shown(key: Any) -> Any:
+        """Whether a value counts: what lies past the last, or is masked, may hold anything."""
+        return counts(key) if "key_mask" in masks else key < end
 
     def step(key0: Any) -> None:
         """The keys from `key0` on."""
@@ -77,7 +80,7 @@ def _attention(
         _show(my, scores, tile, key0, end, first, start, counts, masks, b, head, p)
         steps(
             tile.bk // tile.depth,
-            lambda at: values.fetch(key0 + at, last_key, 0, hidden),
+            lambda at: values.fetch(key0 + at, last_key, 0, shown),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
             tile,
