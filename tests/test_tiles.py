@@ -126,7 +126,7 @@ def test_a_product_of_a_split_depth_ends_as_any_other(dtype: str) -> None:
     m, n, k = 34, 30, 1024
     x, w, b, r = (rng.standard_normal(s) * 0.3 for s in ((m, k), (n, k), (n,), (m, n)))
     tensors = [ct.asarray(a, dtype, device) for a in (x, w, b, r)]
-    given = {"activation": "gelu", "alpha": 0.5}
+    given: dict[str, Any] = {"activation": "gelu", "alpha": 0.5}
     with ct.ledger() as led:
         got = ct.linear(*tensors[:2], bias=tensors[2], residual=tensors[3], **given).numpy()
     led.expect(launches=2)
