@@ -7,6 +7,7 @@
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
+    python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
@@ -38,6 +39,7 @@ from cpu import cpu, start
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
+from table import table
 from tensor_cores import mma
 from texts import texts
 
@@ -196,7 +198,7 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep,
-    "attention": attention, "tiles": attention_sweep, "minilm": minilm,
+    "attention": attention, "tiles": attention_sweep, "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts,
 }  # fmt: skip

@@ -57,7 +57,10 @@ def _attention(
                    b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
     slab = lang.shared(f32, 2 * tile.slab)
     my = _Thread(tile)
-    shown = counts if "key_mask" in masks else lambda key: key < end  # else 0 times inf is NaN
+
+    def shown(key: Any) -> Any:
+        """Whether a value counts: what lies past the last, or is masked, may hold anything."""
+        return counts(key) if "key_mask" in masks else key < end
 
     def step(key0: Any) -> None:
         """The keys from `key0` on."""

@@ -36,7 +36,7 @@ class Row(Struct, frozen=True):
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {
     "cuda": Row("H200, PTX", even=480),
-    "nvidia": Row("H200, Vulkan", {"large": (Tile(64, 128, 8, 8, 8, 4, 2),)}, even=480),
+    "nvidia": Row("H200, Vulkan", {"large": (Tile(128, 128, 8, 8, 8, 4, 2),)}, even=480),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
