@@ -44,7 +44,7 @@ TILES: dict[int, tuple[MmaTile, ...]] = {
         MmaTile(128, 128, 8, 2, together=1),
     ),
     128: (
-        MmaTile(128, 32, 4, 2, held=False),
+        MmaTile(128, 48, 4, 2, held=False),
         MmaTile(128, 64, 4, 2, held=False),
         MmaTile(64, 64, 4, 2),
         MmaTile(128, 64, 8, 2, together=1),
