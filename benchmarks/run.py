@@ -3,6 +3,7 @@
     python benchmarks/run.py gemm --devices cuda,webgpu --json results/gemm.json
     python benchmarks/run.py sweep --devices cuda,webgpu --json results/sweep.json
     python benchmarks/run.py mma --devices cuda --dtypes bf16,f16 --json results/mma.json
+    python benchmarks/run.py attention-cores --devices cuda --json results/attention.json
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
@@ -35,6 +36,7 @@ from typing import Any
 import numpy as np
 import onnx_webgpu
 from attention import attention, attention_sweep
+from attention_cores import attention_cores
 from cpu import cpu, start
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
@@ -200,7 +202,7 @@ BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep,
     "attention": attention, "tiles": attention_sweep, "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
-    "texts": texts,
+    "texts": texts, "attention-cores": attention_cores,
 }  # fmt: skip
 
 

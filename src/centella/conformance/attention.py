@@ -60,11 +60,31 @@ def attention() -> Row:
             attend(1, 1, 1, 3, 0, 4, variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 1, 1, 3, 5, 8, values="large", variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
+            *tensor_cores(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
         sums=True,
     )  # fmt: skip
+
+
+def tensor_cores() -> list[Case]:
+    """The variant for 16-bit dtypes: tiles begun and full, heads that are padded, every mask."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 16), (), {}),
+        ((1, 2, 1, 33, 48, 32), (), {"sweep": True}),
+        ((2, 4, 2, 18, 50, 20), ("lengths",), {"causal": True}),
+        ((2, 2, 2, 35, 30, 64), ("starts",), {"sweep": True}),
+        ((2, 2, 1, 17, 40, 8), ("key_mask",), {"causal": True, "sweep": True}),
+        ((2, 2, 1, 17, 40, 16), ("mask",), {"added": (1, 2, 1, 40), "hidden": True}),
+        ((2, 4, 2, 20, 40, 24), ("lengths", "key_mask", "mask", "starts"), {"sweep": True}),
+        ((1, 1, 1, 19, 70, 40), (), {"values": "large", "sweep": True}),
+        ((0, 2, 2, 20, 20, 16), (), {"sweep": True}),
+        ((1, 2, 1, 130, 200, 128), (), {"small": False}),
+        ((2, 2, 1, 300, 300, 64), ("lengths",), {"causal": True, "small": False}),
+        ((1, 1, 1, 70, 90, 256), (), {"causal": True, "small": False}),
+    ]
+    return [attend(*shape, *masks, variant="mma", **more) for shape, masks, more in shapes]
 
 
 def split_keys() -> list[Case]:

@@ -27,7 +27,7 @@ FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, whi
 MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
     (32, MmaTile(128, 64, 8, 2), MmaTile(64, 32, 4, 2)),
     (64, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
-    (128, MmaTile(128, 48, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+    (128, MmaTile(128, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
     (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
 )
 LEAST_TILE = MmaTile(32, 16, 2, 2)

@@ -1,0 +1,254 @@
+"""Attention of many queries on tensor cores: every tile checked, then timed beside PyTorch's SDPA.
+
+A tile is checked before it is timed: lengths, a causal mask, grouped queries and sizes off every
+boundary, all of the result against float64 of the rounded operands; then, of each shape that is
+timed, a sample of queries. Rounds of replays alternate with PyTorch's, as in `gemv`. Operations are
+4 lq lk d a head, half of that under a causal mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from gemv import REPLAYS, graphed, on_torch, round_of
+from measure import Call, Row, alternate, summary, torch_or_none
+from msgspec import Struct
+from msgspec.structs import replace
+
+import centella as ct
+from centella import op
+from centella.dtypes import DType, bf16, dtype_of, narrow, widen
+from centella.ops.attention import op as attention_op
+from centella.ops.attention.choice import LEAST_TILE, MMA_TILES
+from centella.ops.attention.mma import MmaTile
+from centella.tensor import apply
+
+# By head size: tiles beside the shipped one.
+TILES: dict[int, tuple[MmaTile, ...]] = {
+    32: (
+        MmaTile(64, 64, 4, 2, together=3),
+        MmaTile(128, 64, 4, 2),
+        MmaTile(128, 128, 4, 2),
+        MmaTile(128, 32, 4, 3, together=3),
+    ),
+    64: (
+        MmaTile(64, 64, 4, 2, together=3),
+        MmaTile(64, 64, 4, 3, together=3),
+        MmaTile(128, 64, 8, 2, together=1),
+        MmaTile(128, 32, 4, 2),
+        MmaTile(128, 128, 8, 2, together=1),
+    ),
+    128: (
+        MmaTile(128, 48, 4, 2, held=False),
+        MmaTile(128, 64, 4, 2, held=False),
+        MmaTile(64, 64, 4, 2),
+        MmaTile(128, 64, 8, 2, together=1),
+    ),
+}
+BOUND = {"f16": 2e-7, "bf16": 5e-6}  # squared error of the squares, as in the table of ops
+ONE_PART = 7e-6  # of bf16 with weights of one part, which are timed to show what two cost
+REPLAYED = 2e11  # operations of a replay at least
+SAMPLE = 64  # queries that are compared with float64
+ROUNDS = 12
+
+
+class Shape(Struct, frozen=True):
+    """A problem: [batch, heads, kv_heads, queries and keys, head size]."""
+
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    length: int
+    dim: int
+    dtype: str
+    causal: bool = False
+
+    @property
+    def work(self) -> float:
+        """Operations."""
+        whole = 4.0 * self.batch * self.heads * self.length**2 * self.dim
+        return whole / 2 if self.causal else whole
+
+
+SHAPES = (
+    Shape("MiniLM", 512, 12, 12, 128, 32, "f16"),
+    Shape("Whisper", 1, 20, 20, 1500, 64, "f16"),
+    Shape("long", 1, 32, 32, 8192, 128, "f16"),
+    Shape("long", 1, 32, 32, 8192, 128, "bf16"),
+    Shape("long, causal", 1, 32, 32, 8192, 128, "f16", True),
+    Shape("long, causal", 1, 32, 32, 8192, 128, "bf16", True),
+    Shape("grouped, causal", 1, 32, 8, 2048, 128, "f16", True),
+)
+SMALL = (Shape("small", 1, 4, 2, 40, 32, "f16", True), Shape("small", 2, 2, 2, 33, 64, "bf16"))
+
+
+def title(tile: MmaTile) -> str:
+    """A tile as the log writes it: queries, keys, warps, stages; what else differs."""
+    more = f"{'' if tile.held else ', q again'}{', 2 parts' if tile.parts == 2 else ''}"
+    return f"{tile.queries}x{tile.keys}, {tile.warps}, {tile.stages}{more}"
+
+
+def tiles_of(dim: int, dtype: DType, small: bool) -> list[MmaTile]:
+    """The shipped tile, then others; of bf16 in two parts, and the first one in one."""
+    shipped = next(tile for most, tile, _ in MMA_TILES if dim <= most)
+    tiles = [LEAST_TILE] if small else [shipped, *TILES[dim]]
+    return [*(replace(t, parts=2) for t in tiles), tiles[0]] if dtype is bf16 else tiles
+
+
+def attend(tile: MmaTile, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
+    """Attention, with lengths where given; to be recorded and planned while `forcing(tile)`."""
+    masks = ("lengths",) if len(tensors) > 3 else ()
+    scale = tensors[0].shape[3] ** -0.5
+    return apply("attention", *tensors, masks=masks, causal=causal, scale=scale, variant="mma",
+                 tile=repr(tile))  # fmt: skip
+
+
+def forcing(tile: MmaTile) -> Any:
+    """Give this tile to every attention on tensor cores."""
+    return mock.patch.object(attention_op, "mma_tile_of", lambda q, masks, caps: tile)
+
+
+def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+    """Normal numbers as they are stored."""
+    return narrow(rng.standard_normal(shape, np.float32), dtype)
+
+
+def error_of(got: Any, wanted: Any) -> float:
+    """Squared error of the squares."""
+    return float(((got - wanted) ** 2).sum() / (wanted**2).sum())
+
+
+def bound_of(tile: MmaTile, dtype: DType) -> float:
+    """How far a tile may be off."""
+    return ONE_PART if dtype is bf16 and tile.parts == 1 else BOUND[dtype.name]
+
+
+def check(device: ct.Device, tile: MmaTile, dim: int, dtype: DType) -> float:
+    """The larger error of two problems off every boundary.
+
+    Raises:
+        AssertionError: for one past the bound.
+    """
+    rng, worst = np.random.default_rng(1), 0.0
+    formula = op.get("attention").reference
+    assert formula is not None
+    for causal, lq, lk in ((True, 131, 215), (False, 131, 77)):
+        shapes = ((2, 4, lq, dim), (2, 2, lk, dim), (2, 2, lk, dim))
+        stored = [random(rng, s, dtype) for s in shapes]
+        lengths = np.array([lk - 7, lk // 2], np.int32)
+        tensors = [ct.asarray(x, dtype, device) for x in stored]
+        with forcing(tile):
+            got = attend(tile, causal, *tensors, ct.asarray(lengths, device=device)).numpy()
+        wide = [widen(x, dtype).astype(np.float64) for x in stored]
+        wanted = formula(*wide, lengths, masks=("lengths",), causal=causal, scale=dim**-0.5)
+        error = error_of(np.asarray(got, np.float64), wanted)
+        assert error < bound_of(tile, dtype), (tile, dtype.name, causal, error)
+        worst = max(worst, error)
+    return worst
+
+
+def sampled(got: Any, stored: list[Any], shape: Shape, dtype: DType) -> float:
+    """Error of some queries of some heads; `got` is [batch, queries, heads, dim]."""
+    rng, found, wanted = np.random.default_rng(2), [], []
+    for _ in range(SAMPLE):
+        b, head, i = (int(rng.integers(n)) for n in (shape.batch, shape.heads, shape.length))
+        last = i + 1 if shape.causal else shape.length
+        group = head // (shape.heads // shape.kv_heads)
+        rows = stored[0][b, head, i], stored[1][b, group, :last], stored[2][b, group, :last]
+        q, k, v = (widen(x, dtype).astype(np.float64) for x in rows)
+        scores = k @ q * shape.dim**-0.5
+        weights = np.exp(scores - scores.max())
+        wanted.append(weights @ v / weights.sum())
+        found.append(np.asarray(got[b, i, head], np.float64))
+    return error_of(np.array(found), np.array(wanted))
+
+
+def sdpa(torch: Any, stored: list[Any], shape: Shape, count: int, dtype: DType) -> tuple[Call, Any]:
+    """The peer in a graph of `count`, and its last result [batch, queries, heads, dim]."""
+    tensors = [on_torch(torch, x, dtype) for x in stored]
+    given = {"is_causal": shape.causal}
+    if shape.heads != shape.kv_heads:
+        given["enable_gqa"] = True
+
+    def record() -> list[Any]:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return [attention(*tensors, **given) for _ in range(count)]
+
+    call, results = graphed(torch, record)
+    call()
+    return call, (results[-1].transpose(1, 2).float().cpu().numpy(), tensors, results)
+
+
+def attention_cores(args: argparse.Namespace) -> Iterator[Row]:
+    """Each tile on the first device that has tensor cores (or simulates them), SDPA beside."""
+    torch = torch_or_none()
+    names = [d for d in args.devices if ct.device(d).caps.target in ("ptx", "ir")]
+    if not names:
+        print("skipped: no device here has tensor cores")
+        return
+    device = ct.device(names[0])
+    wanted = (args.dtypes or "f16,bf16").split(",")
+    shapes = [s for s in (SMALL if args.small else SHAPES) if s.dtype in wanted]
+    usable: dict[tuple[int, str], list[MmaTile]] = {}
+    for shape in shapes:
+        kind = shape.dim, shape.dtype
+        if kind not in usable:
+            tiles = tiles_of(shape.dim, dtype_of(shape.dtype), args.small)
+            usable[kind] = list(_checked(device, tiles, shape.dim, dtype_of(shape.dtype)))
+        yield from _timed(device, shape, usable[kind], torch, args)
+
+
+def _checked(device: ct.Device, tiles: list[MmaTile], dim: int, dtype: DType) -> Iterator[MmaTile]:
+    """The tiles that a device takes, once they have passed."""
+    for tile in tiles:
+        caps = device.caps
+        if tile.shared_bytes(dim) > caps.max_shared or tile.threads > caps.max_workgroup:
+            print(f"{title(tile)} of heads of {dim}: skipped, it does not fit")
+            continue
+        worst = check(device, tile, dim, dtype)
+        print(f"{title(tile)} of heads of {dim}, {dtype.name}: checked, error at most {worst:.1e}")
+        yield tile
+
+
+def _timed(
+    device: ct.Device, shape: Shape, tiles: list[MmaTile], torch: Any, args: argparse.Namespace
+) -> Iterator[Row]:
+    """A row for each tile and SDPA, once each has met the bound on a sample."""
+    dtype, rng = dtype_of(shape.dtype), np.random.default_rng(0)
+    kv = (shape.batch, shape.kv_heads, shape.length, shape.dim)
+    stored = [random(rng, s, dtype) for s in ((kv[0], shape.heads, *kv[2:]), kv, kv)]
+    count = 1 if args.small else max(1, math.ceil(REPLAYED / shape.work))
+    tensors = [ct.asarray(x, dtype, device) for x in stored]
+    contestants: dict[str, Call] = {}
+    errors: dict[str, float] = {}
+    for tile in tiles:
+
+        def record(tile: MmaTile = tile) -> list[ct.Tensor]:
+            return [attend(tile, shape.causal, *tensors) for _ in range(count)]
+
+        with forcing(tile):
+            replay = device.compile(record)
+            got = replay()[-1].numpy()
+        errors[title(tile)] = sampled(got, stored, shape, dtype)
+        assert errors[title(tile)] < 1.5 * bound_of(tile, dtype), (shape, tile, errors)
+        contestants[title(tile)] = round_of(replay, device.synchronize)
+    kept = None
+    if torch is not None:
+        contestants["torch SDPA"], kept = sdpa(torch, stored, shape, count, dtype)
+        errors["torch SDPA"] = sampled(kept[0], stored, shape, dtype)
+    seconds = alternate(contestants, min(args.rounds, ROUNDS))
+    del kept
+    rows: list[Row] = [
+        {"bench": f"attention {shape.name} {dtype.name}", "who": who, "unit": "TFLOP/s",
+         "shape": [shape.batch, shape.heads, shape.length, shape.dim], "error": errors[who],
+         "us": float(np.median(times)) / (count * REPLAYS) * 1e6,
+         **summary(times, shape.work * count * REPLAYS / 1e12)}
+        for who, times in seconds.items()
+    ]  # fmt: skip
+    yield from sorted(rows, key=lambda row: -row["rate"])
