@@ -181,15 +181,15 @@ class KernelOperands:
 
     @staticmethod
     def erf_plus_1(x: Any) -> Any:
-        """erf x + 1, as on the CPU, by half the instructions of `erf`."""
-        a = lang.minimum(lang.abs(x), 4.25)
+        """erf x + 1 for a number, as on the CPU, by half the instructions of `erf`."""
+        a = lang.abs(x)
         q = lang.fma(a, _ERF[0], _ERF[1])
         for coefficient in _ERF[2:]:
             q = lang.fma(q, a, coefficient)
         for _ in range(3):
             q = q * q
-        whole = 1.0 - q
-        return lang.select(x < 0.0, 1.0 - whole, 1.0 + whole)
+        q = lang.select(a < 4.25, q, 0.0)  # exactly, as x may be infinite
+        return lang.select(x < 0.0, q, 2.0 - q)
 
     @staticmethod
     def expm1(x: Any) -> Any:
