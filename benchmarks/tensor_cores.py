@@ -45,7 +45,6 @@ SHAPES = (
 SMALL = ((70, 66, 72),)
 ODD = ((1, 1, 1), (7, 5, 3), (33, 70, 31), (129, 131, 97), (200, 258, 512), (65, 257, 1000))
 AnyTile = MmaTile | WgmmaTile
-SHIPPED: tuple[AnyTile, ...] = (*WGMMA_TILES, *MMA_TILES)
 TILES: tuple[AnyTile, ...] = (
     *WGMMA_TILES,
     WgmmaTile(128, 256, 64, 4, staged=128),
@@ -98,7 +97,12 @@ def forcing(tile: AnyTile | None) -> Any:
     if tile is None:
         return nullcontext()
     if isinstance(tile, WgmmaTile):
-        return mock.patch.object(launches, "wgmma_tile_of", lambda *_: tile)
+
+        def wide_tile_of(problem: Any, dtypes: Any, caps: ct.Caps) -> WgmmaTile:
+            takes = tile.takes(problem.a_along_k, problem.b_along_k)
+            return tile if takes else next(iter(WGMMA_TILES))
+
+        return mock.patch.object(launches, "wgmma_tile_of", wide_tile_of)
 
     def tile_of(dtypes: Any, caps: ct.Caps, whole: bool = True) -> MmaTile:
         return tile if whole else MMA_TILES[-1]
@@ -123,7 +127,7 @@ def placed(device: ct.Device, values: Any, dtype: DType, way: str) -> ct.Tensor:
     return part.T if turned else part
 
 
-def check(device: ct.Device, tile: AnyTile, dtype: DType) -> float:
+def check(device: ct.Device, tile: AnyTile | None, dtype: DType) -> float:
     """The largest error over odd shapes, layouts and an epilogue.
 
     Raises:
@@ -243,7 +247,7 @@ def cublas(torch: Any, pairs: list[Pair], count: int, dtype: DType) -> tuple[Cal
 def mma(args: argparse.Namespace) -> Iterator[Row]:
     """What is chosen on each device that has tensor cores (or simulates them), cuBLAS beside.
 
-    With `--tiles` every tile is timed as well. All are checked first, at least those shipped.
+    With `--tiles` every tile is checked and timed as well.
     """
     torch = torch_or_none()
     devices = [(d, ct.device(d)) for d in args.devices]
@@ -252,18 +256,17 @@ def mma(args: argparse.Namespace) -> Iterator[Row]:
             print(f"{name}: skipped, it has no tensor cores")
     devices = [(d, device) for d, device in devices if device.caps.target in ("ptx", "ir")]
     dtypes = [dtype_of(kind) for kind in (args.dtypes or "bf16,f16").split(",")]
-    tiles = TILES if args.tiles else SHIPPED
+    tiles = (None, *TILES) if args.tiles else (None,)
     checked = {d: list(_checked(devices, tiles, d)) for d in dtypes}
-    for shape in SMALL if args.small else SHAPES:
+    shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",") if s]
+    for shape in shapes or (SMALL if args.small else SHAPES):
         values = randoms(shape)
         for dtype in dtypes:
-            timed: list[Timed] = [(*device, None) for device in devices]
-            timed += checked[dtype] if args.tiles else []
-            yield from _timed(values, dtype, timed, torch, args)
+            yield from _timed(values, dtype, checked[dtype], torch, args)
 
 
 def _checked(
-    devices: list[tuple[str, ct.Device]], tiles: Sequence[AnyTile], dtype: DType
+    devices: list[tuple[str, ct.Device]], tiles: Sequence[AnyTile | None], dtype: DType
 ) -> Iterator[Timed]:
     """The tiles that a device takes, once they have passed."""
     for name, device in devices:
