@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -19,11 +20,13 @@ from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
 from measure import Call, Row, alternate, summary, torch_or_none
 
 import centella as ct
+from centella import op
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.matmul import launches
 from centella.ops.matmul.choice import MMA_TILES, WGMMA_TILES
 from centella.ops.matmul.mma import MmaTile
 from centella.ops.matmul.wgmma import WgmmaTile
+from centella.specs import make_spec
 from centella.tensor import apply
 
 SHAPES = (
@@ -59,23 +62,26 @@ FROBENIUS = {"f16": 3e-4, "bf16": 2e-3}  # relative, of results rounded to the d
 SAMPLE = 64  # rows that are compared with float64
 
 Pair = tuple[Any, Any]
+Timed = tuple[str, ct.Device, AnyTile | None]
 Product = Callable[..., ct.Tensor]
 
 
-def title(tile: AnyTile) -> str:
-    """A tile as the log writes it: group and depth, warp, stages."""
+def title(tile: AnyTile | None) -> str:
+    """A tile as the log writes it: group and depth, warp, stages; None: the one that is chosen."""
+    if tile is None:
+        return "as chosen"
     size = f"{tile.bm}x{tile.bn}x{tile.bk}"
     if isinstance(tile, MmaTile):
         return f"{size}, {tile.wm}x{tile.wn}, {tile.stages}"
     return f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}"
 
 
-def variant_of(tile: AnyTile) -> str:
-    """The variant that a tile is one of."""
-    return "mma" if isinstance(tile, MmaTile) else "wgmma"
+def variant_of(tile: AnyTile | None) -> str | None:
+    """The variant that a tile is one of; None: the choice is the library's."""
+    return None if tile is None else "mma" if isinstance(tile, MmaTile) else "wgmma"
 
 
-def linear(tile: AnyTile) -> Product:
+def linear(tile: AnyTile | None) -> Product:
     """x W^T on a tile: to be recorded and planned while `mma_tile_of` gives it."""
 
     def product(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
@@ -86,10 +92,17 @@ def linear(tile: AnyTile) -> Product:
     return product
 
 
-def forcing(tile: AnyTile) -> Any:
+def forcing(tile: AnyTile | None) -> Any:
     """Give this tile to every product on tensor cores whose rows start on 16 bytes."""
+    if tile is None:
+        return nullcontext()
     if isinstance(tile, WgmmaTile):
-        return mock.patch.object(launches, "wgmma_tile_of", lambda *_: tile)
+
+        def wide_tile_of(problem: Any, dtypes: Any, caps: ct.Caps) -> WgmmaTile:
+            takes = tile.takes(problem.a_along_k, problem.b_along_k)
+            return tile if takes else next(iter(WGMMA_TILES))
+
+        return mock.patch.object(launches, "wgmma_tile_of", wide_tile_of)
 
     def tile_of(dtypes: Any, caps: ct.Caps, whole: bool = True) -> MmaTile:
         return tile if whole else MMA_TILES[-1]
@@ -114,7 +127,7 @@ def placed(device: ct.Device, values: Any, dtype: DType, way: str) -> ct.Tensor:
     return part.T if turned else part
 
 
-def check(device: ct.Device, tile: AnyTile, dtype: DType) -> float:
+def check(device: ct.Device, tile: AnyTile | None, dtype: DType) -> float:
     """The largest error over odd shapes, layouts and an epilogue.
 
     Raises:
@@ -151,12 +164,42 @@ def bounded(got: Any, wanted: Any, dtype: DType, what: Any) -> float:
     return error_of(got, wanted)
 
 
-def operands(shape: tuple[int, ...], dtype: DType, small: bool) -> list[Pair]:
-    """Random x [m, k] and weights [n, k], as they are stored, in sets."""
+def resources(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: AnyTile | None) -> Row:
+    """The kernel of x W^T: its tile, and what the driver says it takes; nothing of a simulation."""
+    m, n, k = shape
+    specs = tuple(make_spec(s, dtype, 16) for s in ((m, k), (n, k), (m, n)))
+    attrs = {"activation": "", "alpha": 1.0, "extras": (), "variant": variant_of(tile)}
+    with forcing(tile):
+        (call,) = op.get("linear").lower(specs[:2], specs[2:], attrs, device.caps).calls
+    chosen = dict(call.constants).get("tile")
+    row: Row = {"kernel": call.kernel.name, "tile": title(chosen) if chosen in TILES else ""}
+    if device.caps.target != "ptx":
+        return row
+    from cuda.bindings import driver
+
+    program = call.kernel.program(
+        device.caps, (dtype,) * 3, (True,) * 3, call.constants, call.workgroup, call.face
+    )
+    backend: Any = device.backend
+    made = backend.compile(program)
+    of = driver.CUfunction_attribute
+    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
+             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
+    with backend.current():
+        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
+    return {**row, **found, "threads": made.threads, "shared_bytes": made.dynamic}
+
+
+def randoms(shape: tuple[int, ...]) -> Pair:
+    """Random x [m, k] and weights [n, k]."""
     m, n, k = shape
     rng = np.random.default_rng(0)
-    x = narrow(rng.standard_normal((m, k), np.float32), dtype)
-    w = narrow(rng.standard_normal((n, k), np.float32), dtype)
+    return rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32)
+
+
+def operands(values: Pair, dtype: DType, small: bool) -> list[Pair]:
+    """x and weights as they are stored, in sets."""
+    x, w = (narrow(v, dtype) for v in values)
     count = 2 if small else max(2, math.ceil(ROTATED / (x.nbytes + w.nbytes)))
     return [(np.roll(x, i, 0), np.roll(w, i, 0)) for i in range(count)]
 
@@ -202,26 +245,32 @@ def cublas(torch: Any, pairs: list[Pair], count: int, dtype: DType) -> tuple[Cal
 
 
 def mma(args: argparse.Namespace) -> Iterator[Row]:
-    """Each tile on each device that has tensor cores (or simulates them), cuBLAS beside."""
+    """What is chosen on each device that has tensor cores (or simulates them), cuBLAS beside.
+
+    With `--tiles` every tile is checked and timed as well.
+    """
     torch = torch_or_none()
     devices = [(d, ct.device(d)) for d in args.devices]
     for name, device in devices:
         if device.caps.target not in ("ptx", "ir"):
             print(f"{name}: skipped, it has no tensor cores")
     devices = [(d, device) for d, device in devices if device.caps.target in ("ptx", "ir")]
-    for kind in (args.dtypes or "bf16,f16").split(","):
-        dtype = dtype_of(kind)
-        checked = list(_checked(devices, dtype))
-        for shape in SMALL if args.small else SHAPES:
-            yield from _timed(shape, dtype, checked, torch, args)
+    dtypes = [dtype_of(kind) for kind in (args.dtypes or "bf16,f16").split(",")]
+    tiles = (None, *TILES) if args.tiles else (None,)
+    checked = {d: list(_checked(devices, tiles, d)) for d in dtypes}
+    shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",") if s]
+    for shape in shapes or (SMALL if args.small else SHAPES):
+        values = randoms(shape)
+        for dtype in dtypes:
+            yield from _timed(values, dtype, checked[dtype], torch, args)
 
 
 def _checked(
-    devices: list[tuple[str, ct.Device]], dtype: DType
-) -> Iterator[tuple[str, ct.Device, AnyTile]]:
+    devices: list[tuple[str, ct.Device]], tiles: Sequence[AnyTile | None], dtype: DType
+) -> Iterator[Timed]:
     """The tiles that a device takes, once they have passed."""
     for name, device in devices:
-        for tile in TILES:
+        for tile in tiles:
             who = f"{name} {title(tile)}"
             try:
                 with forcing(tile):
@@ -234,22 +283,24 @@ def _checked(
 
 
 def _timed(
-    shape: tuple[int, ...], dtype: DType, checked: list[tuple[str, ct.Device, AnyTile]], torch: Any,
-    args: argparse.Namespace,
-) -> Iterator[Row]:  # fmt: skip
+    values: Pair, dtype: DType, timed: list[Timed], torch: Any, args: argparse.Namespace
+) -> Iterator[Row]:
     """A row for each tile and cuBLAS, once each has met the bound."""
+    shape = (len(values[0]), len(values[1]), values[0].shape[1])
     work = 2.0 * math.prod(shape)
     count = 3 if args.small else max(1, round(REPLAYED / work))
-    pairs = operands(shape, dtype, args.small)
+    pairs = operands(values, dtype, args.small)
     contestants: dict[str, Call] = {}
     errors: dict[str, float] = {}
+    kernels: dict[str, Row] = {}
     resident: dict[str, list[Pair]] = {}
-    for name, device, tile in checked:
+    for name, device, tile in timed:
         if name not in resident:
             resident[name] = [
                 (ct.asarray(x, dtype, device), ct.asarray(w, dtype, device)) for x, w in pairs
             ]
         who = f"{name} {title(tile)}"
+        kernels[who] = resources(device, shape, dtype, tile)
         with forcing(tile):
             contestants[who], errors[who] = ours(
                 device, resident[name], pairs, count, dtype, linear(tile)
@@ -261,9 +312,10 @@ def _timed(
         assert error < FROBENIUS[dtype.name], (shape, who, error)
     seconds = alternate(contestants, args.rounds)
     del kept
+    amount = work * count * REPLAYS / 1e12
     rows = [
         {"bench": f"mma {dtype.name}", "shape": list(shape), "who": who, "unit": "TFLOP/s",
-         "error": errors[who], **summary(times, work * count * REPLAYS / 1e12)}
+         "error": errors[who], **kernels.get(who, {}), **summary(times, amount)}
         for who, times in seconds.items()
     ]  # fmt: skip
     yield from sorted(rows, key=lambda row: -row["rate"])
