@@ -29,6 +29,7 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.errors import LimitError
 from centella.op import Lowered
+from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
 from centella.ops.face import face
@@ -37,7 +38,6 @@ from centella.program import Call, Kernel, Ref
 from centella.specs import Spec
 
 WARP = 32
-PER_CHUNK = 8  # elements of 16 bytes
 M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
 UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
 FOLDED = (2.0**-6, math.log(2))
@@ -78,46 +78,6 @@ class MmaTile(Struct, frozen=True):
     def shared_bytes(self, dim: int) -> int:
         """Workgroup memory: queries, and keys and values in every stage."""
         return 2 * self.width(dim) * (self.queries + 2 * self.stages * self.keys)
-
-
-class _Walk:
-    """How the threads of a group share the 16-byte chunks of a tile's rows."""
-
-    def __init__(self, tile: Any, threads: int, dim: int) -> None:
-        across = tile.columns // PER_CHUNK
-        down = threads // across
-        each = max(8 // down, 1)  # rows whose swizzles differ
-        assert tile.rows % (down * each) == 0, "threads share the chunks"
-        thread = lang.local_id()
-        column = thread % across * PER_CHUNK
-        self.row = thread // across
-        chunks = [tile.chunk(self.row + i * down, column // PER_CHUNK) for i in range(each)]
-        self.pieces = [
-            (i * down, chunks[i % each] + tile.down(i // each * each * down))
-            for i in range(tile.rows // down)
-        ]
-        self.element = lang.minimum(column, (dim - 1) // PER_CHUNK * PER_CHUNK)
-        left = lang.select(column < dim, dim - column, 0)
-        self.nbytes = PER_CHUNK * 2 if dim == tile.columns else lang.minimum(left, PER_CHUNK) * 2
-
-    def fetch(
-        self, first: Any, last: Any, stage: Any, counts: Callable[[Any], Any] | None,
-        *tensors: tuple[Any, Any, Any, Any],
-    ) -> None:  # fmt: skip
-        """Start this thread's copies of the rows from `first` on; zeros for what does not count.
-
-        Args:
-            tensors: a ring, its source, where row 0 starts, elements from a row to the next.
-        """
-        from centella.lang import ptx
-
-        for below, chunk in self.pieces:
-            row = first + (self.row + below)
-            nbytes = lang.select(counts(row), self.nbytes, 0) if counts else self.nbytes
-            inside = lang.minimum(row, last)
-            for ring, source, place, pitch in tensors:
-                where = place + inside * pitch + self.element
-                ptx.cp_async(ring, chunk + ring.at_stage(stage), source, where, size=nbytes)
 
 
 class _Sixteen:
@@ -237,7 +197,7 @@ def _attention_mma(
     asked = ptx.SharedTile(q.dtype, (tile.queries, width))
     keys = ptx.SharedTile(k.dtype, (tile.stages, tile.keys, width))
     values = ptx.SharedTile(v.dtype, (tile.stages, tile.keys, width))
-    walk = _Walk(keys, tile.threads, dim)
+    walk = Walk(keys, tile.threads, dim)
     sources = (
         (keys, k, b * p["kb"] + shared_head * p["kh"], p["kl"]),
         (values, v, b * p["vb"] + shared_head * p["vh"], p["vl"]),
@@ -247,7 +207,7 @@ def _attention_mma(
         walk.fetch(step * tile.keys, p["lk"] - 1, stage, counts, *sources)
 
     source = (asked, q, b * p["qb"] + head * p["qh"], p["ql"])
-    _Walk(asked, tile.threads, dim).fetch(first, p["lq"] - 1, 0, None, source)
+    Walk(asked, tile.threads, dim).fetch(first, p["lq"] - 1, 0, None, source)
     ahead = tile.stages - 1
     for stage in range(ahead):
         fetch(lang.const(stage, u32), lang.const(stage, u32))
