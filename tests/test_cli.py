@@ -281,7 +281,7 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
 def test_lines_are_those_of_the_file() -> None:
     text = "\ufeffone\r\ntwo\u2028still two\x0cand still\rthree"
     options = ("--model", TINY, "--device", "cpu", "--json")
-    rows = json.loads(call("embed", "--file", "-", *options, stdin=text).stdout)
+    rows = json.loads(call("embed", "--file", "-", *options, stdin=text).stdout)["embeddings"]
     assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
@@ -363,7 +363,7 @@ def test_debug_stands_anywhere(at: int) -> None:
     assert logging.getLogger("centella").level == logging.DEBUG
     logging.getLogger("centella").setLevel(logging.NOTSET)
     options = ("--model", TINY, "--json", "--device=cpu")
-    (row,) = json.loads(call("embed", *options, "--", "--debug").stdout)
+    (row,) = json.loads(call("embed", *options, "--", "--debug").stdout)["embeddings"]
     assert row["text"] == "--debug"
     assert logging.getLogger("centella").level == logging.NOTSET
 
