@@ -7,7 +7,7 @@ producer runs as far ahead as its barriers let it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from centella.dtypes import ALL, widen
 from centella.errors import SimulationError
 from centella.lang.arithmetic import Array
-from centella.lang.bulk import Boxes, Phases
+from centella.lang.bulk import Boxes, Phases, Words
 from centella.lang.factors import DEPTH, WARPGROUP, places_of, spread
 from centella.lang.ir import Matrix
 from centella.lang.machine import LEAVES, UNDEFINED
@@ -47,6 +47,19 @@ class HopperMachine(WarpMachine):
             "wgmma_commit": self._wgmma_commit, "wgmma_wait": self._wgmma_wait,
             "setmaxnreg": self._gather, "warpgroup_barrier": self._warpgroup_barrier,
         })  # fmt: skip
+
+    def bind(
+        self, buffers: Sequence[Words], params: Words, initialised: Sequence[Mask | None] | None
+    ) -> None:
+        """Take the launch's buffers and parameters.
+
+        Raises:
+            SimulationError: the driver would make no tensor map with them.
+        """
+        super().bind(buffers, params, initialised)
+        for made in self.ir.maps:
+            if text := made.refused(params, self.ir.args[made.argument].dtype.itemsize):
+                raise SimulationError(f"kernel {self.ir.name!r}: {text}")
 
     def run(self, first: int, count: int) -> None:
         """Run group `first`."""
