@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,27 @@ def test_what_a_part_raises_reaches_the_caller_and_later_work_goes_on(threads: i
     done: list[int] = []
     share(done.append, [1, 2, 3], threads)
     assert sorted(done) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_without_a_thread_the_caller_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, started: int
+) -> None:
+    """As at the end of the process; of helpers that are there none is left working."""
+    submit, calls, done = ThreadPoolExecutor.submit, [0], list[int]()
+
+    def scarce(self: Any, call: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > started:
+            raise RuntimeError("can't start new thread")
+        return submit(self, call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "submit", scarce)
+        share(done.append, list(range(50)), 4)
+    assert sorted(done) == list(range(50)) and calls[0] == started + 1
+    share(done.append, [50, 51], 2)
+    assert sorted(done) == list(range(52))
 
 
 def test_threads_follow_the_cores_and_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,6 +339,23 @@ def test_a_result_that_is_late() -> None:
     np.testing.assert_array_equal(pending.result(20)[0], X + 1)
 
 
+@pytest.mark.parametrize("side", [3, 1024], ids=["small", "shared"])
+def test_the_cpu_computes_while_the_process_ends(side: int) -> None:
+    """In `atexit`, and in a thread that goes on after the main one."""
+    code = f"""
+import atexit, threading, numpy as np, centella as ct
+x = ct.asarray(np.ones(({side}, {side}), np.float32), device="cpu")
+def total(): print(int(((x + 1) * 2).numpy().sum()))
+def late(): threading.main_thread().join(); total()
+total()
+threading.Thread(target=late).start()
+atexit.register(total)
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(4 * side * side)] * 3
+
+
 def test_execute_does_not_block_on_the_cpu() -> None:
     device = ct.device("cpu", pool="reuse")
     gate = Gate(device)

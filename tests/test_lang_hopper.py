@@ -134,6 +134,16 @@ def test_the_simulator_reports(fault: str) -> None:
         simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors, SIZES), 1)
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"pitch": 73}, {"rows": 0}, {"batches": 2, "more": 100}], ids=str
+)
+def test_maps_that_the_driver_would_not_make(sizes: dict[str, int]) -> None:
+    ir, tensors = case(f16)
+    words = bits(ir, tensors, SIZES | sizes)
+    with pytest.raises(SimulationError, match="multiples of 16 bytes, got"):
+        simulate(ir, [t.words for t in tensors.values()], words, 1)
+
+
 def test_the_case_covers_every_operation() -> None:
     ir, _ = case(f16)
     assert {s[0] for s in ir.body} >= HOPPER - {"grid"}

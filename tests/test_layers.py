@@ -22,6 +22,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "forks": set(),
     "dtypes": {"errors"},
+    "quantize": {"dtypes"},
     "specs": {"dtypes"},
     "lang": {"specs"},
     "program": {"lang", "forks"},
@@ -91,7 +92,7 @@ BELOW: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__pyinstaller": set(),
     "pytest_plugin": {"load"},
-    "__init__": {"load"},
+    "__init__": {"load", "quantize"},
 }
 
 ANY = "*"

@@ -106,6 +106,16 @@ def test_weights_that_are_none(weight: Array, bits: int, kind: type[Exception], 
         ct.quantize_blocks(weight, bits)
 
 
+@pytest.mark.parametrize("bits", KINDS)
+def test_a_factor_without_a_finite_inverse_is_0(bits: int) -> None:
+    weight = np.full((1, 64), 1e-39, np.float32)
+    weight[0, 32:] = 1
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        stored, scale = ct.quantize_blocks(weight, bits)
+    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu"))
+    np.testing.assert_allclose(near.numpy(), np.repeat([[0.0, 1.0]], 32, 1), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("stored", "scale", "x", "kind", "text"),
     [
@@ -125,4 +135,8 @@ def test_planes_that_do_not_belong_together(
         ct.dequantize(factors, factors)
     with pytest.raises(ct.DTypeError, match="expected a float dtype, got i32"):
         ct.dequantize(numbers, factors, "i32")
+    with pytest.raises(ct.ShapeError, match=r"dequantize: expected numbers .*, got \[\]"):
+        ct.dequantize(ct.zeros((), "i8", device), factors)
+    with pytest.raises(ct.DTypeError, match="linear: expected a Tensor, got list"):
+        ct.linear(ct.zeros(x, device=device), numbers, scale=[[1.0]])  # type: ignore[arg-type]
     assert (factors + 1).numpy().ravel()[0] == 1

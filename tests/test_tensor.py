@@ -279,6 +279,12 @@ def test_values_are_immutable(device: ct.Device) -> None:
     assert copy.copy(x).spec == x.spec
 
 
+def test_other_printers_show_what_repr_does() -> None:
+    pretty = pytest.importorskip("rich.pretty")
+    x = ct.ones((2, 3), device="cpu")
+    assert pretty.pretty_repr(x) == repr(x)
+
+
 def test_repr_never_copies(device: ct.Device) -> None:
     x = ct.asarray(X, device=device) + 1.0
     with ct.ledger() as led, ct.forbid("transfer"):

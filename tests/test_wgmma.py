@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from centella import op
 from centella.dtypes import DType, bf16, f16, f32, narrow, widen
-from centella.errors import SimulationError
+from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import HOPPER
 from centella.lang.ptx import emit_ptx, shared_layout
@@ -20,7 +20,7 @@ from centella.lang.simulate import mutations, simulate
 from centella.ops.matmul import choice
 from centella.ops.matmul.choice import WGMMA_TILES
 from centella.ops.matmul.wgmma import WgmmaTile
-from centella.program import Ref
+from centella.program import Ref, parameter_words
 from centella.specs import Spec, make_spec
 from tests.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.test_mma import CAPS, LAYOUTS, Launch, lies, operands, parameters, result, stored
@@ -199,3 +199,10 @@ def test_operands_off_16_bytes_take_the_other_kernel() -> None:
     for inputs in ((odd, whole), (make_spec((64, 63), f16, 16), replace(odd, shape=(63, 64)))):
         (call,) = op.get("matmul").lower(inputs, (y,), attrs, CAPS).calls
         assert call.kernel.name == "mma" and isinstance(call.tensors[0], Ref)
+
+
+def test_a_map_that_cannot_be_made_is_refused_before_it_is_launched(small: None) -> None:
+    launch, ir = lowered(17, 9, 40)
+    scalars = tuple((n, 41 if n == "lda" else v) for n, v in launch.call.scalars)
+    with pytest.raises(LimitError, match=r"kernel 'wgmma': a tensor map .*16 bytes, got \[40, 17"):
+        parameter_words(replace(launch.call, scalars=scalars), ir)

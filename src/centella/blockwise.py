@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -59,15 +59,22 @@ class _Helpers:
             for part in parts:
                 work(part)
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(MOST_THREADS - 1, "centella-blocks")
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = ThreadPoolExecutor(MOST_THREADS - 1, "centella-blocks")
         left = iter(parts)  # of a list or tuple: threads may take from it
 
         def some() -> None:
             for part in left:
                 work(part)
 
-        others = [self._pool.submit(some) for _ in range(min(threads, len(parts)) - 1)]
+        others: list[Future[None]] = []
+        try:
+            for _ in range(min(threads, len(parts)) - 1):
+                others.append(pool.submit(some))
+        except RuntimeError:  # the process ends, or may start no thread: the rest is done here
+            pool.shutdown()
+            self._pool = None
         try:
             some()
         finally:

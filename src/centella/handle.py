@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from msgspec import Struct
@@ -29,6 +29,7 @@ class Handle(Described, Struct, eq=False, weakref=True):
     _value: Value
     spec: Spec
     _offset: int = 0
+    __rich_repr__: ClassVar[Any] = None  # a Struct's would show the fields: printers take `repr`
 
     @classmethod
     def from_buffer(

@@ -232,6 +232,9 @@ def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int
     Returns:
         The words (offsets hold the static part), and pairs (position, operand of the call) whose
         buffer offset, known when the plan runs, is to be added.
+
+    Raises:
+        LimitError: a number that its parameter does not hold, or that no tensor map can have.
     """
     names = {a.name: i for i, a in enumerate(ir.args)}
     scalars = dict(call.scalars)
@@ -251,6 +254,9 @@ def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int
             words.append(ref.spec.strides[int(rest[1])])
         else:
             words.append(ref.spec.shape[int(rest[1])])
+    for made in ir.maps:
+        if text := made.refused(words, ir.args[made.argument].dtype.itemsize):
+            raise LimitError(f"kernel {ir.name!r}: {text}")
     return words, patches
 
 

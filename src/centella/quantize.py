@@ -54,7 +54,8 @@ def quantize_blocks(weight: Any, bits: int = 8) -> tuple[Array, Array]:
         scale = factor[..., 0].astype(np.float16)
     if not np.isfinite(scale).all():
         raise DTypeError("quantize_blocks: expected values whose factors are finite in float16")
-    inverse = np.divide(np.float32(1), factor, where=factor != 0, out=np.zeros_like(factor))
+    normal = np.abs(factor) >= np.finfo(np.float32).tiny  # of less the inverse may be infinite
+    inverse = np.divide(np.float32(1), factor, where=normal, out=np.zeros_like(factor))
     steps = blocks * inverse
     if bits == 8:
         return np.rint(steps).astype(np.int8).reshape(rows, columns), scale

@@ -95,6 +95,16 @@ def copied(work: Submission, copy: Copy) -> None:
     target[copy.start : copy.start + data.size] = data
 
 
+def _done(call: Callable[..., T], *args: Any) -> Future[T]:
+    """What a call has given or raised."""
+    made: Future[T] = Future()
+    try:
+        made.set_result(call(*args))
+    except Exception as error:
+        made.set_exception(error)
+    return made
+
+
 class Shown:
     """The bytes of a buffer for NumPy, which keeps the buffer while anybody has the array."""
 
@@ -154,6 +164,7 @@ class CpuBackend:
             family="cpu",
         )
         self._gate = threading.Lock()
+        self._closed = False
         self._start()
 
     def _start(self) -> None:
@@ -222,9 +233,19 @@ class CpuBackend:
         return CpuTicket(self._put(self._run, work, stamps), stamps)
 
     def _put(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Work for the worker, in order; what it raises is raised by who asks for the result."""
+        """Work for the worker, in order; what it raises is raised by who asks for the result.
+
+        At the end of the process there are no workers any more: what is asked for then, by
+        `atexit` or by a thread that goes on, is done by who asks.
+        """
         with self._gate:
-            put = self._worker.submit(call, *args)
+            try:
+                put = self._worker.submit(call, *args)
+            except RuntimeError:
+                if self._closed:
+                    raise
+                self._worker.shutdown()  # after what it has been given
+                put = _done(call, *args)
             self._last = ref(put)  # which would keep what was read back
         return put
 
@@ -288,6 +309,7 @@ class CpuBackend:
 
     def close(self) -> None:
         """Let the worker finish and end it."""
+        self._closed = True
         self._worker.shutdown(wait=True)
 
     def before_fork(self) -> None:

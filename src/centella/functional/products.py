@@ -64,9 +64,11 @@ def linear(
     numbers = {"alpha": real("linear", "alpha", alpha)}
     attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
-    if scale is None or scale.ndim != 2:
+    if scale is None:
         return apply_with("linear", (x, weight), "extras", extras, attrs)
     check_tensors("linear", x, weight, scale)
+    if scale.ndim != 2:
+        return apply_with("linear", (x, weight), "extras", extras, attrs)
     extras.pop("scale")
     if math.prod(x.shape[:-1]) <= THIN and variant is None:
         return apply_with("linear_blocks", (x, weight, scale), "extras", extras, attrs)

@@ -66,6 +66,7 @@ from centella.dtypes import DType
 Number = int | float | bool
 Statement = tuple[str, str, tuple[int, ...], Any]
 
+MAP_STRIDE = 16  # bytes
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 FRAGMENT_WRITES = frozenset({"fragment_fill", "fragment_set", "ldmatrix", "mma", "wgmma"})
@@ -165,6 +166,18 @@ class MapParam(Struct, frozen=True):
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+
+    def refused(self, words: Any, itemsize: int) -> str:
+        """What the driver would not make a map of, with these parameters; "" where it would."""
+        extents = [int(words[p]) for p in self.extents]
+        strides = [int(words[p]) for p in self.strides]
+        apart = [s for n, s in zip(extents[1:], strides, strict=True) if n > 1]
+        if 0 not in extents and not any(s * itemsize % MAP_STRIDE for s in apart):
+            return ""
+        return (
+            f"a tensor map has extents of 1 or more and strides of multiples of {MAP_STRIDE} "
+            f"bytes, got {extents} and {strides} elements of {itemsize} bytes"
+        )
 
 
 class KernelIR(Struct, frozen=True, eq=False, dict=True):

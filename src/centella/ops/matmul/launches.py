@@ -54,7 +54,7 @@ class Product(Struct, frozen=True):
 
 
 def product_calls(op: str, product: Product, variant: str | None, caps: Caps) -> Lowered:
-    """The launches that compute a product, one but for columns split along k.
+    """The launches that compute a product: one, or two where the depth is split.
 
     Raises:
         LimitError: a forced variant cannot compute it on this device. For "wgmma" operands whose

@@ -190,7 +190,7 @@ def takes_matrix(index: int, spec: Spec) -> bool:
 def matmul_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch; before it a copy of an operand whose batches no single stride visits."""
+    """The product; before it a copy of an operand whose batches no single stride visits."""
     y = outputs[0]
     copies: list[Call] = []
     temporaries: list[Spec] = []
@@ -229,7 +229,7 @@ def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
 def linear_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch; leading dimensions are rows."""
+    """A product whose rows are the leading dimensions."""
     x, weight, *more = inputs
     y = rows_of(outputs[0])
     problem = Problem(

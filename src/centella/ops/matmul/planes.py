@@ -62,8 +62,8 @@ def check_planes(op: str, stored: Spec, scale: Spec) -> None:
             f"{op}: expected i8 or u8 numbers and float factors, got {stored.dtype.name} and "
             f"{scale.dtype.name}"
         )
-    k = depth_of(stored)
-    if len(stored.shape) != 2 or k % BLOCK or scale.shape != (stored.shape[0], k // BLOCK):
+    n, k = (stored.shape[0], depth_of(stored)) if len(stored.shape) == 2 else (0, 1)
+    if k % BLOCK or scale.shape != (n, k // BLOCK):
         raise ShapeError(
             f"{op}: expected numbers i8 [n, k] or u8 [n, k / 2] and factors [n, k / {BLOCK}], got "
             f"{list(stored.shape)} and {list(scale.shape)}"
