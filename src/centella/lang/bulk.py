@@ -1,4 +1,4 @@
-"""The simulator's shared memory where the copy engine and warpgroups reach it, and its barriers.
+"""The simulator's shared memory where copy engine and warpgroups reach it; barriers, layouts.
 
 What is asynchronous happens as late as it may: a box lands when a thread has waited for its
 barrier, and until then its words are in flight; what a product or a store reads is being read until
@@ -7,13 +7,20 @@ its thread has waited. Whoever touches such words meanwhile is reported.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from centella.lang.ir import Matrix
 from centella.lang.shadow import NOBODY, Fault, Ids, Mask
-from centella.lang.warps import Flights
+from centella.lang.warps import WARP, Flights
 
 Words = NDArray[np.uint32]
+
+WARPGROUP = 128
+DEPTH = 16  # k of one product
 
 
 class Boxes(Flights):
@@ -137,3 +144,29 @@ class Phases:
         """Boxes that whoever has waited finds."""
         boxes, self.ready[which] = self.ready[which], []
         return boxes
+
+
+@lru_cache(maxsize=64)
+def spread(columns: int) -> tuple[Any, Any]:
+    """Row and column of each register of each thread of a warpgroup (PTX ISA, wgmma's D)."""
+    register = np.arange(columns // 2)[:, None]
+    thread = np.arange(WARPGROUP)[None]
+    row = thread // WARP * 16 + thread % WARP // 4 + register // 2 % 2 * 8
+    column = register // 4 * 8 + thread % 4 * 2 + register % 2
+    return row, column
+
+
+@lru_cache(maxsize=64)
+def places(matrix: Matrix, rows: int) -> Ids:
+    """Where element [row, k] of a factor lies, in elements from its start, before the pattern.
+
+    PTX ISA, "Strides": along k eight rows are `stride` apart; else a row of memory has the rows
+    (m or n) of one k, `leading` is from one panel of them to the next, `stride` from eight of k to
+    the next.
+    """
+    row, k = np.arange(rows)[:, None], np.arange(DEPTH)[None]
+    if matrix.along_k:
+        return row // 8 * (matrix.stride // 2) + row % 8 * (matrix.swizzle // 2) + k
+    width = matrix.swizzle // 2
+    across = row // width * (matrix.leading // 2) + row % width
+    return across + k // 8 * (matrix.stride // 2) + k % 8 * width

@@ -8,7 +8,6 @@ producer runs as far ahead as its barriers let it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +15,13 @@ import numpy as np
 from centella.dtypes import ALL, widen
 from centella.errors import SimulationError
 from centella.lang.arithmetic import Array
-from centella.lang.bulk import Boxes, Phases
+from centella.lang.bulk import DEPTH, WARPGROUP, Boxes, Phases, places, spread
 from centella.lang.ir import Matrix
 from centella.lang.machine import LEAVES, UNDEFINED
 from centella.lang.shadow import Ids, Mask, Shadow
-from centella.lang.warps import WARP, WarpMachine
+from centella.lang.warps import WarpMachine
 
-WARPGROUP = 128
 CHUNK = 16  # bytes
-DEPTH = 16  # k of one product
 DONE = object()
 
 
@@ -335,7 +332,7 @@ class HopperMachine(WarpMachine):
             add = np.broadcast_to(self.values[more], self.shape)[0, mine]
             if (add != add[0]).any():
                 raise self._bad(index, "accumulate differs within a warpgroup")
-            c = _spread(columns)
+            c = spread(columns)
             held = np.zeros((64, columns), np.float32)
             if add[0]:
                 held[c] = sums[:, 0, mine]
@@ -351,7 +348,7 @@ class HopperMachine(WarpMachine):
         """A factor [rows, 16] in f32, found as its descriptor says."""
         start, matrix, rows = begins
         region = self.memory["shared"][matrix.array]
-        halves = _places(matrix, rows) + start * 8  # before the pattern
+        halves = places(matrix, rows) + start * 8  # before the pattern
         chunks = halves // 8
         chunks = chunks ^ ((chunks >> 3) & (matrix.swizzle // CHUNK - 1))
         words = np.unique(chunks[..., None] * 4 + np.arange(4))
@@ -376,29 +373,3 @@ class HopperMachine(WarpMachine):
             self._retire(self.products.setdefault(group, [[]]), left, group * WARPGROUP)
             held = self.pending.setdefault(group, [set()])
             del held[: max(len(held) - 1 - left, 0)]
-
-
-@lru_cache(maxsize=64)
-def _spread(columns: int) -> tuple[Any, Any]:
-    """Row and column of each register of each thread of a warpgroup (PTX ISA, wgmma's D)."""
-    register = np.arange(columns // 2)[:, None]
-    thread = np.arange(WARPGROUP)[None]
-    row = thread // WARP * 16 + thread % WARP // 4 + register // 2 % 2 * 8
-    column = register // 4 * 8 + thread % 4 * 2 + register % 2
-    return row, column
-
-
-@lru_cache(maxsize=64)
-def _places(matrix: Matrix, rows: int) -> Ids:
-    """Where element [row, k] of a factor lies, in elements from its start, before the pattern.
-
-    PTX ISA, "Strides": along k eight rows are `stride` apart; else a row of memory has the rows
-    (m or n) of one k, `leading` is from one panel of them to the next, `stride` from eight of k to
-    the next.
-    """
-    row, k = np.arange(rows)[:, None], np.arange(DEPTH)[None]
-    if matrix.along_k:
-        return row // 8 * (matrix.stride // 2) + row % 8 * (matrix.swizzle // 2) + k
-    width = matrix.swizzle // 2
-    across = row // width * (matrix.leading // 2) + row % width
-    return across + k // 8 * (matrix.stride // 2) + k % 8 * width
