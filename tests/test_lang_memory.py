@@ -130,3 +130,23 @@ def test_a_word_is_an_elements_or_a_pads(shape: Any, dtype: str, turned: bool) -
     assert not (elements & pads).any()
     assert (elements | pads).all() or not math.prod(shape)
     assert not pad_words(spec, 1, words).any()  # beside a part of a buffer lies another
+
+
+@ct.kernel(workgroup=8)
+def apart(x: ct.In[lang.storage], y: ct.Out[ct.f32]) -> None:
+    """Words, taken apart."""
+    i = lang.local_id()
+    per = x.dtype.per_word
+    for lane, value in enumerate(x.load_word(i * per)):
+        y[i * per + lane] = value
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_a_word_is_as_many_values_as_it_holds(device: ct.Device, dtype: str) -> None:
+    if device.name == "cpu":
+        pytest.skip("kernels of one's own run on GPUs and the simulator")
+    count = 8 * dtype_of(dtype).per_word
+    x = ct.asarray(np.arange(count, dtype=np.float32), dtype, device)
+    y = ct.empty(count, device=device)
+    apart(x, y, threads=8)
+    np.testing.assert_array_equal(y.numpy(), np.arange(count))

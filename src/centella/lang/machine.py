@@ -155,10 +155,7 @@ class Machine:
         return self.full or bool(active.any())
 
     def _run(self, start: int, stop: int) -> Iterator[None]:
-        """Run statements; "shuffled" runs what stands between meetings in two halves of threads.
-
-        It yields where it waits for what others do.
-        """
+        """Run statements, "shuffled" in two halves of threads between meetings; yields to wait."""
         if self.halved:
             yield from self._pass(start, stop)
             return

@@ -187,11 +187,13 @@ def _wgmma_call(product: Product, caps: Caps) -> Call:
     problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
     tile = wgmma_tile_of(problem, (a.dtype, b.dtype), caps)
     assert tile is not None, "the variant fits"
+    # With both, addresses in shared memory are what the registers have no room for.
+    light = not (product.activation and "residual" in product.names)
     constants: Constants = (
         ("a_along_k", problem.a_along_k),
         ("activation", product.activation),
         ("b_along_k", problem.b_along_k),
-        ("staged", tile.staged > 0 and y.dtype.itemsize == 2 and _rows_whole(product)),
+        ("staged", tile.staged > 0 and y.dtype.itemsize == 2 and _rows_whole(product) and light),
         ("tile", tile),
         ("words", _in_words(product)),
     )
