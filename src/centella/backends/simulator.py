@@ -177,14 +177,11 @@ class SimulatorBackend:
         ir, moves = bound.pipeline, isinstance(bound.program, Program) and bound.program.moves
         natives = operands(bound, [work.slots[slot].native for slot in bound.slots])
         known = [self._known(native) for native in natives] if self.checked else []
-        # Of an operand without elements a kernel may load the first word, and drop it.
-        blind = [moves or arg.mode == "out" or not spec.size
-                 for arg, (spec, _) in zip(ir.args, bound.views, strict=True)]  # fmt: skip
         report = simulate(
             ir, natives, words, bound.groups, check=self.checked, order=self.order,
             subgroup=self.subgroup, initialised=[
-                None if free or mask.all() else mask
-                for free, mask in zip(blind, known, strict=self.checked)
+                None if arg.mode == "out" or moves or mask.all() else mask
+                for arg, mask in zip(ir.args, known, strict=self.checked)
             ],
         )  # fmt: skip
         if not self.checked:
