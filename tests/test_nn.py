@@ -223,6 +223,14 @@ def test_long_lists_are_cut() -> None:
         Block().load_parameters(given, device="cpu")
 
 
+def test_parameters_are_floats_on_the_device() -> None:
+    block = Block()
+    for kind in ("i8", "i32", "bool"):
+        with pytest.raises(DTypeError, match=f"expected f32, f16 or bf16, got {kind}"):
+            block.load_parameters(tensors(), device="cpu", dtype=kind)
+    assert list(block.named_parameters()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error", "text"),
     [

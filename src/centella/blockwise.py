@@ -84,7 +84,7 @@ class _Helpers:
             other.result()
 
 
-share = _Helpers().share
+share: Callable[[Callable[[Any], None], Sequence[Any], int], None] = _Helpers().share
 
 
 def blocks_of(shape: Sequence[int], whole_rows: bool = False) -> list[Index]:

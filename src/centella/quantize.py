@@ -30,8 +30,8 @@ def quantize_blocks(weight: Any, bits: int = 8) -> tuple[Array, Array]:
         [out_features, in_features / 32], as `ct.linear` takes them with `scale=`.
 
     Raises:
-        ShapeError, DTypeError: other shapes; not floats, or not finite, or a factor that f16
-            cannot hold.
+        ShapeError, DTypeError: other shapes; not floats, or not finite, or a factor above
+            what f16 holds; one below 6e-8 is 0, and its block with it.
     """
     array = np.asarray(weight)
     if array.dtype.name == "bfloat16":

@@ -14,6 +14,7 @@ from centella.lang.shadow import NOBODY, Fault, Ids, Mask
 from centella.lang.warps import Flights
 
 Words = NDArray[np.uint32]
+Counts = NDArray[np.int64]
 
 
 class Boxes(Flights):
@@ -88,12 +89,12 @@ class Phases:
     """The memory barriers of one shared array (PTX ISA, "mbarrier")."""
 
     def __init__(self, count: int) -> None:
-        self.needed = np.zeros(count, np.int64)  # arrivals of a phase; 0: not initialised
-        self.arrived = np.zeros(count, np.int64)
-        self.announced = np.zeros(count, np.int64)
-        self.copied = np.zeros(count, np.int64)
-        self.over = np.zeros(count, np.int64)  # phases
-        self.epochs = np.zeros(count, np.int64)  # the latest that a thread arrived in
+        self.needed: Counts = np.zeros(count, np.int64)  # arrivals of a phase; 0: not initialised
+        self.arrived: Counts = np.zeros(count, np.int64)
+        self.announced: Counts = np.zeros(count, np.int64)
+        self.copied: Counts = np.zeros(count, np.int64)
+        self.over: Counts = np.zeros(count, np.int64)  # phases
+        self.epochs: Counts = np.zeros(count, np.int64)  # the latest that a thread arrived in
         self.boxes: list[list[tuple[int, Ids, Words]]] = [[] for _ in range(count)]
         self.ready: list[list[tuple[int, Ids, Words]]] = [[] for _ in range(count)]
 

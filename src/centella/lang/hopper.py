@@ -37,6 +37,9 @@ class Strand(NamedTuple):
 class HopperMachine(WarpMachine):
     """One launch, group by group, of a kernel for sm_90a."""
 
+    values: list[Any]
+    epoch: Ids
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.effects.update({
@@ -64,7 +67,7 @@ class HopperMachine(WarpMachine):
     def run(self, first: int, count: int) -> None:
         """Run group `first`."""
         assert count == 1, "roles run group by group"
-        self.passed = 0  # waits
+        self.passed: int = 0  # waits
         self.phases: dict[int, Phases] = {}
         # Groups of stores by thread, and of products by warpgroup; the last one is open.
         self.stores: dict[int, list[list[tuple[int, Ids]]]] = {}

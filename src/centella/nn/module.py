@@ -12,7 +12,7 @@ from msgspec import Struct
 from centella.device import Device
 from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
-from centella.errors import ContractError, WeightsError
+from centella.errors import ContractError, DTypeError, WeightsError
 from centella.specs import Shape
 from centella.tensor import Tensor, upload
 
@@ -137,6 +137,7 @@ class Module:
         Raises:
             WeightsError: tensors that are missing, left over or of parameters that have data (all
                 lists), or of another shape or dtype.
+            DTypeError: a `dtype` that is no float.
         """
         stored = _by_path(self, tensors, origin)
         wanted = list(_wanted(self))
@@ -152,6 +153,8 @@ class Module:
             asked = vector_dtype if vector and vector_dtype is not None else dtype
             own = next(d for (_, d), (source, _) in zip(parts, w.parts, strict=True) if source)
             kind = own if asked is None else dtype_of(asked)
+            if asked is not None and not kind.is_float:
+                raise DTypeError(f"{origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
             ready.append((w, parts, kind))
         where = open_device(device)
         for w, parts, kind in ready:

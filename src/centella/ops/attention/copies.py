@@ -20,15 +20,17 @@ class Walk:
         assert tile.rows % (down * each) == 0, "threads share the chunks"
         thread = lang.local_id()
         column = thread % across * PER_CHUNK
-        self.row = thread // across
+        self.row: Any = thread // across
         chunks = [tile.chunk(self.row + i * down, column // PER_CHUNK) for i in range(each)]
-        self.pieces = [
+        self.pieces: list[tuple[int, Any]] = [
             (i * down, chunks[i % each] + tile.down(i // each * each * down))
             for i in range(tile.rows // down)
         ]
-        self.element = lang.minimum(column, (dim - 1) // PER_CHUNK * PER_CHUNK)
+        self.element: Any = lang.minimum(column, (dim - 1) // PER_CHUNK * PER_CHUNK)
         left = lang.select(column < dim, dim - column, 0)
-        self.nbytes = PER_CHUNK * 2 if dim == tile.columns else lang.minimum(left, PER_CHUNK) * 2
+        self.nbytes: Any = (
+            PER_CHUNK * 2 if dim == tile.columns else lang.minimum(left, PER_CHUNK) * 2
+        )
 
     def fetch(
         self, first: Any, last: Any, stage: Any, counts: Callable[[Any], Any] | None,

@@ -24,14 +24,21 @@ class Rows:
         self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, start: Any,
         pitch: Any, dim: int,
     ) -> None:  # fmt: skip
-        self.source, self.tile, self.rows, self.turn = source, tile, rows, turn
-        self.start, self.pitch, self.dim = start, pitch, dim
-        self.width = source.dtype.per_chunk if vector else 1
+        self.source: Any = source
+        self.tile: Tile = tile
+        self.rows: int = rows
+        self.turn: bool = turn
+        self.start: Any = start
+        self.pitch: Any = pitch
+        self.dim: int = dim
+        self.width: int = source.dtype.per_chunk if vector else 1
         each = across // self.width
-        self.total = rows * each
+        self.total: int = rows * each
         index = [lang.local_id() + i * tile.threads
                  for i in range(-(-self.total // tile.threads))]  # fmt: skip
-        self.pieces = [(at, at // each, at % each * self.width) for at in index]
+        self.pieces: list[tuple[Any, Any, Any]] = [
+            (at, at // each, at % each * self.width) for at in index
+        ]
 
     def fetch(self, first: Any, last: Any, element: Any, counts: Any = None) -> list[list[Any]]:
         """This thread's pieces of the slab of rows from `first` on, none past row `last`.

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from centella.axes import LETTERS, Axes, Fold, axes, spread
 from centella.blockwise import blocks_of
-from centella.dtypes import i8
+from centella.dtypes import i8, u8
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elementwise import ACTIVATIONS, OPS
@@ -56,6 +56,10 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     An i8 weight needs a scale; a float one may have it.
     """
     x, weight, *more = specs
+    if weight.dtype is u8:
+        raise DTypeError(
+            "linear: expected scale= [n, k / 32] with a u8 weight; ct.quantize_blocks makes both"
+        )
     if weight.dtype is not i8:
         _float("linear", specs)
     elif "scale" not in attrs["extras"]:

@@ -63,8 +63,11 @@ class Rows:
     """Rows of one operand: where each starts, and how elements along k follow one another."""
 
     def __init__(self, source: Any, starts: list[Any], vector: bool, pace: Any, k: Any) -> None:
-        self.source, self.starts, self.vector = source, starts, vector
-        self.pace, self.k = pace, k
+        self.source: Any = source
+        self.starts: list[Any] = starts
+        self.vector: bool = vector
+        self.pace: Any = pace
+        self.k: Any = k
 
     def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
         """`width` values from a column on; those past k are zeros, whatever memory holds."""
