@@ -93,6 +93,7 @@ class Rows:
 def steps(
     count: int, fetch: Callable[[Any], Any], put: Callable[[Any, Any], None],
     work: Callable[[Any, Any], None], tile: Tile, before: Callable[[], None] = lambda: None,
+    meet: bool = True,
 ) -> None:  # fmt: skip
     """Work on slabs in turn, each on its way while the one before is worked on.
 
@@ -100,6 +101,7 @@ def steps(
         fetch: of the slab that begins at an element or key.
         work: of slab i in a stage.
         before: done once the first slab is on its way.
+        meet: False where a barrier follows before a slab is written again.
     """
     zero = lang.const(0, u32)
     fetched = fetch(zero)
@@ -117,4 +119,5 @@ def steps(
             if count > 1:
                 with lang.if_(i + 1 < count):
                     put(fetched, 1 - stage)
-            lang.barrier()
+            if meet or count > 1:
+                lang.barrier()

@@ -76,6 +76,7 @@ def _attention(
             put,
             lambda at, stage: my.score(scores, slab, stage),
             tile,
+            meet=False,  # the softmax has barriers before values are written
         )  # fmt: skip
         _show(my, scores, tile, key0, end, first, start, counts, masks, b, head, p)
         steps(
