@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 import centella as ct
 from centella import lang
 from centella.dtypes import DType, f32, i32, narrow, u32, widen
-from centella.errors import CentellaError
+from centella.errors import CentellaError, TraceError
 from centella.lang import KernelIR, face_of
 from centella.lang.face import Face, TensorParam
 from centella.lang.simulate import Report, simulate, unwritten
@@ -112,6 +112,17 @@ def record(
         unit={name: t.strides[-1] == 1 for name, t in tensors.items()},
         constants=constants,
     )
+
+
+def assert_refused(wrong: Callable[[], Any], text: str, threads: int) -> None:
+    """Fail unless a kernel that does this is refused while it is traced."""
+
+    def kernel(y: lang.Out[f32]) -> None:
+        wrong()
+        y[lang.local_id()] = 0.0
+
+    with pytest.raises(TraceError, match=text):
+        record(kernel, {"y": empty((threads,), f32)}, threads)
 
 
 def parameters(

@@ -65,7 +65,6 @@ PERFORMANCE = {
     "MiniLM f16, 512 x 128": speed("minilm", "MiniLM f16", (512, 128), "transformers"),
     "product of one row, f16": speed("gemv", "gemv f16", (1, 14336, 4096), "cublas", "read"),
     "MiniLM f32, one sentence": speed("minilm", "MiniLM f32", (1, 16), "transformers", ms=True),
-    "an operation recorded": speed("host", "record to submit", (200,)),
     "an operation of a replay": speed("host", "replay", (200,)),
 }
 FLOOR = {

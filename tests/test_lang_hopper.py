@@ -18,7 +18,7 @@ from centella.lang.ir import HOPPER
 from centella.lang.simulate import simulate
 from centella.program import program_of
 from centella.specs import Caps
-from tests.lang_common import Tensor, copies, empty, record, tensor
+from tests.lang_common import Tensor, assert_refused, copies, empty, record, tensor
 from tests.lang_common import parameters as bits
 from tests.test_lang_ptx import assemble, needs_ptxas, resources
 
@@ -251,14 +251,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    wrong, text = REFUSED[name]
-
-    def kernel(y: Out[f32]) -> None:
-        wrong()
-        y[lang.local_id()] = 0.0
-
-    with pytest.raises(TraceError, match=text):
-        record(kernel, {"y": empty((2 * WG,), f32)}, 2 * WG)
+    assert_refused(*REFUSED[name], 2 * WG)
 
 
 def test_maps_refuse_what_they_cannot_describe() -> None:

@@ -28,6 +28,7 @@ from centella.specs import Caps
 from tests.lang_common import (
     ORDERS,
     Tensor,
+    assert_refused,
     copies,
     empty,
     on_simulator,
@@ -548,14 +549,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    wrong, text = REFUSED[name]
-
-    def kernel(y: Out[f32]) -> None:
-        wrong()
-        y[lang.local_id()] = 0.0
-
-    with pytest.raises(TraceError, match=text):
-        record(kernel, {"y": empty((32,), f32)}, 32)
+    assert_refused(*REFUSED[name], 32)
 
 
 def test_every_name_is_on_the_page() -> None:

@@ -35,6 +35,7 @@ def linear_blocks() -> Row:
             made.append(Case(operands, plain, () if (m, n) == (1, 33) else ONE))
         for kind in FLOATS:
             made.append(Case((In((2, 3, 64)), *planes(11, 2, four, kind)), plain, ONE))
+        made.append(Case((In((3, 64), "large"), *planes(11, 2, four, "f16")), plain, ONE))
         more = (In((11,)), In((4, 11)))
         made.append(Case((In((4, 64)), *planes(11, 2, four), *more), every))
         for layout in LAYOUTS[1:]:

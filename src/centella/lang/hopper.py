@@ -42,6 +42,7 @@ class HopperMachine(WarpMachine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.roles["if"], self.waits["mbar_wait"] = self._roles, self._await
         self.effects.update({
             "mbar_init": self._init, "mbar_fence": self._nothing, "mbar_arrive": self._arrive,
             "mbar_expect": self._arrive, "tma_load": self._tma_load, "tma_store": self._tma_store,
@@ -86,7 +87,8 @@ class HopperMachine(WarpMachine):
 
     # -- roles ------------------------------------------------------------------------------------
 
-    def _roles(self, start: int, stop: int) -> Iterator[None]:
+    def _roles(self, start: int, stop: int) -> int:
+        """Run roles beside each other; the statement behind them."""
         outer, found, i = self.active, [], start
         while i < stop:
             op, _, args, attr = self.ir.body[i]
@@ -119,8 +121,7 @@ class HopperMachine(WarpMachine):
                 for strand in strands:
                     own[n] = np.where(strand.mask, strand.values[n], own[n])
         self._narrow(outer)
-        self.after = i
-        yield from ()
+        return i
 
     def _warpgroups(self, mask: Mask) -> Iterator[Mask]:
         """The threads of each warpgroup, of those there are."""

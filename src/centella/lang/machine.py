@@ -52,7 +52,6 @@ class Machine:
         self.ir: KernelIR = ir
         self.launched: int = groups
         self.resident: int = groups  # that run at a time
-        self.after: int = 0
         self.check: bool = check
         self.order: Order = order
         self.subgroup: int = subgroup
@@ -65,6 +64,10 @@ class Machine:
         self.leaves: list[Any] = [None] * len(ir.body)
         self.values: list[Any] = self.leaves
         self.memory: dict[str, list[Region]] = {}
+        # Of kernels for Hopper, whose machine fills them: what runs roles up to a statement and
+        # gives the one behind them, and what others run during.
+        self.roles: dict[str, Callable[[int, int], int]] = {}
+        self.waits: dict[str, Callable[[int], Iterator[None]]] = {}
         self.effects: dict[str, Callable[[int], None]] = {
             f"{short}{op}{width}": partial(effect, place, int(width or 1))
             for short, place in (("", "global"), ("s", "shared"))
@@ -210,8 +213,7 @@ class Machine:
                 values[i] = TYPED[op](type_, attr, values[args[0]])
             elif op == "if":
                 if attr is not None:
-                    yield from self._roles(i, stop)
-                    i = self.after
+                    i = self.roles[op](i, stop)
                     continue
                 yield from self._if(i, values[args[0]])
             elif op in OPENS:
@@ -219,8 +221,8 @@ class Machine:
             elif op == "break_if":
                 if not self._narrow(self.active & ~values[args[0]]):
                     return
-            elif op == "mbar_wait":
-                yield from self._await(i)
+            elif op in self.waits:
+                yield from self.waits[op](i)
             elif op not in LEAVES:
                 self.effects[op](i)
             i = self._end_of(i) + 1
@@ -238,14 +240,6 @@ class Machine:
         if middle in self.ends and self._narrow(outer & ~condition):
             yield from self._run(middle + 1, self.ends[middle])
         self._narrow(outer)
-
-    def _roles(self, start: int, stop: int) -> Iterator[None]:
-        """Run roles beside each other; sets `after`, the statement behind them."""
-        raise NotImplementedError
-
-    def _await(self, index: int) -> Iterator[None]:
-        """Wait for a barrier."""
-        raise NotImplementedError
 
     def _loop(self, index: int, bounds: list[Array]) -> Iterator[None]:
         outer = live = self.active

@@ -72,11 +72,20 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
             f"{list(weight.shape)}"
         )
     shape = (*x.shape[:-1], weight.shape[0])
-    for name, spec in zip(attrs["extras"], more, strict=True):
+    check_extras(shape, attrs["extras"], more)
+    return ((shape, x.dtype),)
+
+
+def check_extras(shape: tuple[int, ...], names: tuple[str, ...], specs: list[Spec]) -> None:
+    """Refuse a scale or bias that is not [n], or a residual that is not of the result's shape.
+
+    Raises:
+        ShapeError: names the operand.
+    """
+    for name, spec in zip(names, specs, strict=True):
         wanted = shape if name == "residual" else shape[-1:]
         if spec.shape != wanted:
             raise ShapeError(f"linear: expected {name} {list(wanted)}, got {list(spec.shape)}")
-    return ((shape, x.dtype),)
 
 
 def matmul_reference(a: Any, b: Any, alpha: float = 1.0) -> Any:

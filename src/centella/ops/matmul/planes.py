@@ -27,7 +27,7 @@ from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.matmul.choice import THIN, Problem, aligned, thin_of
-from centella.ops.matmul.op import epilogue
+from centella.ops.matmul.op import check_extras, epilogue, flops_of
 from centella.ops.matmul.thin import (
     MAGIC,
     MAGIC_VALUE,
@@ -132,10 +132,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     if not x.shape or x.shape[-1] != k or math.prod(x.shape[:-1]) > THIN:
         raise ShapeError(f"linear: expected x [..., {k}], got {list(x.shape)}")
     shape = (*x.shape[:-1], stored.shape[0])
-    for name, spec in zip(attrs["extras"], more, strict=True):
-        wanted = shape if name == "residual" else shape[-1:]
-        if spec.shape != wanted:
-            raise ShapeError(f"linear: expected {name} {list(wanted)}, got {list(spec.shape)}")
+    check_extras(shape, attrs["extras"], more)
     return ((shape, x.dtype),)
 
 
@@ -198,14 +195,9 @@ def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict
     return axes([f"{lead}.", "n.", "n.", *more], [f"{lead}n"])
 
 
-def linear_flops(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
-    """A multiplication and an addition for each element of a row."""
-    return 2 * outputs[0].size * inputs[0].shape[-1]
-
-
 LINEAR_BLOCKS = Op(
     "linear_blocks", linear_rule, linear_reference, linear_lower, takes, axes=linear_axes,
-    flops=linear_flops, doc=__doc__ or "",
+    flops=flops_of, doc=__doc__ or "",
 )  # fmt: skip
 
 
