@@ -38,6 +38,7 @@ class FakeCuda:
 
     driver: Any
     ops: list[Op] = field(default_factory=list)
+    version: int = 12_080
     retained: int = 0
     syncs: int = 0  # waits for a whole context
     waits: int = 0  # waits for a stream or an event
@@ -87,6 +88,9 @@ class FakeCuda:
 
     def cuInit(self, flags: int) -> Any:
         return self._ok()
+
+    def cuDriverGetVersion(self) -> Any:
+        return self._ok(self.version)
 
     def cuGetErrorName(self, status: Any) -> Any:
         return self._ok(status.name.encode())
@@ -242,4 +246,8 @@ class FakeCuda:
 
     def cuLaunchKernel(self, *args: Any) -> Any:
         self.put("launch", args[8])
+        return self._ok()
+
+    def cuLaunchKernelEx(self, config: Any, *args: Any) -> Any:
+        self.put("launch", config.hStream)
         return self._ok()

@@ -221,6 +221,7 @@ class CudaShim(Shim):
         self.around(driver, "cuMemAlloc", lambda n: {"allocations": 1, "allocated": n})
         self.around(driver, "cuModuleLoadDataEx", lambda *_: {"compiles": 1})
         self.around(driver, "cuLaunchKernel", self._launch)
+        self.around(driver, "cuLaunchKernelEx", self._launch)
         self.around(driver, "cuStreamBeginCapture", self._begin)
         self.around(driver, "cuGraphInstantiate", self._instantiate, after=True)
         self.around(driver, "cuGraphLaunch", lambda g, _: {"launches": self._graphs[int(g)]})

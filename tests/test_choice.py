@@ -245,7 +245,7 @@ def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
     """The last round of tiles is as full as it can be; few tiles are narrow ones."""
     sizes = {
         (4096, 4096, 4096): 128, (65536, 1536, 384): 128, (1500, 5120, 1280): 160,
-        (1500, 1280, 5120): 128, (512, 2560, 9728): 96, (2048, 2560, 9728): 160,
+        (1500, 1280, 5120): 128, (512, 2560, 9728): 80, (2048, 2560, 9728): 160,
         (128, 4096, 4096): 64, (2048, 384, 1536): 64,
     }  # fmt: skip
     for size, columns in sizes.items():

@@ -124,13 +124,32 @@ def test_graphs_go_with_their_captures(fake: Graphs) -> None:
     assert fake.alive == {"graphs": 0, "execs": 0}
 
 
+def test_launches_of_a_graph_overlap_where_a_driver_keeps_it(fake: Graphs) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def taken(config: Any, *_: Any) -> Any:
+        (attribute,) = config.attrs
+        seen.append((attribute.id.name, attribute.value.programmaticStreamSerializationAllowed))
+        assert config.gridDimX and config.blockDimX and config.blockDimZ == config.gridDimZ == 1
+        return fake.cuLaunchKernelEx(config)
+
+    fake.driver.cuLaunchKernelEx = taken
+    for version, overlapped in ((12_020, 0), (12_030, 2)):
+        fake.version = version
+        device = ct.device("cuda", native=0, pool="reuse")
+        device.compile(lambda x: ct.softmax(x * 2.0), X)
+        assert len(seen) == overlapped
+        device.close()
+    assert set(seen) == {("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)}
+
+
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(
     fake: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = ct.device("cuda", native=0, pool="reuse")
     invalid = fake.driver.CUresult.CUDA_ERROR_INVALID_VALUE
     with monkeypatch.context() as patch:
-        patch.setattr(fake.driver, "cuLaunchKernel", lambda *_: (invalid,))
+        patch.setattr(fake.driver, "cuLaunchKernelEx", lambda *_: (invalid,))
         with pytest.raises(ct.DeviceError, match="CUDA_ERROR_INVALID_VALUE"):
             device.compile(lambda x: x * 2.0, X)
     assert not fake.capturing

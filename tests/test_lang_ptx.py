@@ -1015,6 +1015,15 @@ def test_the_head_says_how_to_launch() -> None:
     assert "  setp.ge.u32 %past, %group, %groups;\n  @%past ret;\n" in text
 
 
+@pytest.mark.parametrize(("arch", "waits"), [("sm_80", False), ("sm_90", True), ("sm_120a", True)])
+def test_every_block_waits_for_the_launch_before(arch: str, waits: bool) -> None:
+    text = emit_ptx(CASES["float_arithmetic"].trace(), arch)
+    assert ("griddepcontrol" in text) == waits
+    if waits:  # before anything is read, and before a block past the launch ends
+        body = text.partition("griddepcontrol.wait;")
+        assert not re.search(r"ld\.|st\.|ret|bra", body[0].partition("{")[2])
+
+
 def test_layouts() -> None:
     layout = param_layout(CASES["conversions"].trace())
     assert layout.pointers == (0, 8, 16)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +21,13 @@ from centella.backends.cuda.memory import CudaMemory
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
 from centella.errors import CompileError, DeviceError, OutOfMemoryError
-from centella.lang.ptx import entry_name, shared_layout
+from centella.lang.ptx import entry_name, overlaps, shared_layout
 from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.submission import Clock, Submission
 
 LOG_BYTES = 16384
+CAPTURES_OVERLAPS = 12030  # the first driver whose graphs keep them
 
 
 class Pipeline(NamedTuple):
@@ -54,6 +55,8 @@ class CudaBackend(CudaMemory):
         self._dead_graphs: deque[Any] = deque()
         self._stamps: Stamps | None = None  # of the last submission that was timed
         self._dead_stamps: deque[list[Any]] = deque()
+        driver_version = int(check(driver.cuDriverGetVersion()))
+        self._overlaps = overlaps(self.caps.arch) and driver_version >= CAPTURES_OVERLAPS
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -130,12 +133,16 @@ class CudaBackend(CudaMemory):
         return ticket
 
     def prepare(self, work: Submission) -> Graph:
-        """A graph of the launches."""
+        """A graph of the launches, each begun before the last is quite over, where it may."""
         own = self._streams.own.native  # another may not be captured, or be captured already
         with self._lock, self.current():
             while self._dead_graphs:
                 driver.cuGraphExecDestroy(self._dead_graphs.popleft())
-            return Graph(own, lambda: self._launch(work, own), self._dead_graphs.append)
+            return Graph(
+                own,
+                partial(self._launch, work, own, None, self._overlaps),
+                self._dead_graphs.append,
+            )
 
     def _new_stamps(self, launches: int) -> Stamps:
         while self._dead_stamps:
@@ -144,7 +151,9 @@ class CudaBackend(CudaMemory):
         self._stamps = Stamps(launches, self._stamps, self._dead_stamps.append)
         return self._stamps
 
-    def _launch(self, work: Submission, stream: Any, stamps: Stamps | None = None) -> None:
+    def _launch(
+        self, work: Submission, stream: Any, stamps: Stamps | None = None, overlap: bool = False
+    ) -> None:
         address_of = [buffer.native for buffer in work.slots].__getitem__
         structs = bytearray()
         places: list[int] = []
@@ -159,7 +168,7 @@ class CudaBackend(CudaMemory):
         blob = np.frombuffer(structs, np.uint8)
         pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
         first = pointers.ctypes.data
-        launch = driver.cuLaunchKernel
+        launch = partial(_overlapping, _overlap()) if overlap else driver.cuLaunchKernel
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most = bound.pipeline
@@ -224,3 +233,21 @@ class CudaBackend(CudaMemory):
 def _addresses(number: int) -> struct.Struct:
     """So many addresses as they lie in a launch's parameters."""
     return struct.Struct(f"<{number}Q")
+
+
+def _overlap() -> Any:
+    """A launch's configuration that lets it begin before what the stream had last has ended."""
+    attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+    of = driver.CUlaunchAttributeID
+    attribute.id = of.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [attribute], 1
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+    return config
+
+
+def _overlapping(config: Any, function: Any, *given: Any) -> Any:
+    """`cuLaunchKernel` with this configuration."""
+    config.gridDimX, _, _, config.blockDimX, _, _, config.sharedMemBytes, stream, *rest = given
+    config.hStream = stream
+    return driver.cuLaunchKernelEx(config, function, *rest)

@@ -38,7 +38,7 @@ from centella.lang.ptx.layout import (
     param_layout,
     shared_layout,
 )
-from centella.lang.ptx.tables import TARGETS, literal
+from centella.lang.ptx.tables import TARGETS, literal, overlaps
 from centella.lang.ptx.tiles import Fragment, SharedTile
 from centella.lang.ptx.warpgroups import (
     grid,
@@ -72,6 +72,7 @@ __all__ = [
     "ldmatrix",
     "literal",
     "mma_sync",
+    "overlaps",
     "param_layout",
     "resident",
     "role",

@@ -7,7 +7,7 @@ from centella.lang.ir import PURE, KernelIR
 from centella.lang.ptx import control, groups, hopper, memory, values, warps
 from centella.lang.ptx.facts import NO_REGISTER
 from centella.lang.ptx.layout import entry_name
-from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS
+from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS, overlaps
 from centella.lang.ptx.writer import Rule, Writer
 
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
@@ -90,6 +90,8 @@ def _prologue(w: Writer) -> list[str]:
     lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
     if w.shared.size and not w.shared.dynamic:
         lines.append(f"  .shared .align {w.shared.align} .b8 $smem[{w.shared.size}];")
+    if overlaps(w.arch):  # every block waits, also one past the launch: its end is not another's
+        lines.append("  griddepcontrol.wait;")
     lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
     lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]
     return lines + [f"  {text}" for _, text in w.fixed.values()]

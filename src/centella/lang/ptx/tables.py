@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
@@ -14,6 +15,16 @@ TARGETS = {
     "sm_120": "8.7", "sm_120a": "8.7", "sm_121": "8.8", "sm_121a": "8.8",
 }  # fmt: skip
 SUBGROUP_SIZE = 32
+
+
+def overlaps(arch: str) -> bool:
+    """Whether a launch of this target may begin before the one before it is quite over.
+
+    Its kernels then wait for that one's end themselves, before anything else (PTX ISA 9.7.13.13,
+    `griddepcontrol`).
+    """
+    return int(re.sub(r"\D", "", arch)) >= 90
+
 
 # Value type: its registers, and its name in moves and memory accesses.
 TYPES = {"f32": ("%f", "f32"), "i32": ("%r", "b32"), "u32": ("%r", "b32"), "bool": ("%p", "pred")}

@@ -30,6 +30,7 @@ WGMMA_TILES = {
     WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
     WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 162,
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
+    WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
 }
 ALONG_K = ("gemv", "skinny", *TILES, "mma", "wgmma")  # where B is contiguous along k
 VARIANTS = ("gemv", "skinny", "columns", *TILES, "mma", "wgmma")
