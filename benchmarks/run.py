@@ -10,6 +10,7 @@
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
+    python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
     python benchmarks/run.py start --devices cpu,webgpu
@@ -38,6 +39,7 @@ import onnx_webgpu
 from attention import attention, attention_sweep
 from attention_cores import attention_cores
 from cpu import cpu, start
+from encoder import encoder
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
@@ -202,7 +204,7 @@ BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep,
     "attention": attention, "tiles": attention_sweep, "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
-    "texts": texts, "attention-cores": attention_cores,
+    "texts": texts, "attention-cores": attention_cores, "encoder": encoder,
 }  # fmt: skip
 
 
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tiles", action="store_true", help="mma: every tile, not the chosen one")
     parser.add_argument("--shapes", default="", help="mma: m x n x k, such as 4096x4096x4096,...")
+    parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--json", help="write the rows, with machine and versions, here")
     args = parser.parse_args()
