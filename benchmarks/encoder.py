@@ -90,7 +90,7 @@ def encoder(args: argparse.Namespace) -> list[Row]:
         print("encoder: skipped, it compares with transformers on a CUDA device")
         return []
     size = SMALL if args.small else LARGE
-    with torch.device("cuda"), torch.inference_mode():
+    with torch.device("cuda"):
         exact = peer_of(torch, size)
     half = {name: w.half() for name, w in exact.state_dict().items()}
     exact.load_state_dict({name: w.float() for name, w in half.items()})
@@ -133,28 +133,23 @@ def _contestants(
         gave[name] = run(x).numpy()
         first[name] = time.perf_counter() - start
         calls[name] = _then(partial(run, x), device.synchronize)
-    with torch.device("cuda"), torch.inference_mode():
+    with torch.device("cuda"):
         peer = peer_of(torch, size).half()
-        peer.load_state_dict(half)
+    peer.load_state_dict(half)
 
-        def eager() -> Any:
-            with torch.inference_mode():
-                return peer(mel).last_hidden_state
+    def eager(model: Any = peer) -> Any:
+        with torch.inference_mode():
+            return model(mel).last_hidden_state
 
-        gave["transformers"] = eager().float().cpu().numpy()
-        calls["transformers"] = _then(eager, torch.cuda.synchronize)
-        calls["transformers, graph"], _ = graphed(torch, eager, 1)
-        if args.compile:
-            compiled = torch.compile(peer, mode="reduce-overhead")
-
-            def faster() -> Any:
-                with torch.inference_mode():
-                    return compiled(mel).last_hidden_state
-
-            start = time.perf_counter()
-            gave["torch.compile"] = faster().float().cpu().numpy()
-            first["torch.compile"] = time.perf_counter() - start
-            calls["torch.compile"] = _then(faster, torch.cuda.synchronize)
+    gave["transformers"] = eager().float().cpu().numpy()
+    calls["transformers"] = _then(eager, torch.cuda.synchronize)
+    calls["transformers, graph"], _ = graphed(torch, eager, 1)
+    if args.compile:
+        compiled = partial(eager, torch.compile(peer, mode="reduce-overhead"))
+        start = time.perf_counter()
+        gave["torch.compile"] = compiled().float().cpu().numpy()
+        first["torch.compile"] = time.perf_counter() - start
+        calls["torch.compile"] = _then(compiled, torch.cuda.synchronize)
     return calls, gave, first
 
 
