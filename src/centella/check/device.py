@@ -10,7 +10,7 @@ from itertools import zip_longest
 from centella.check.rates import measure
 from centella.check.report import DeviceReport, Failure, Rate, found_on
 from centella.conformance.cases import Case
-from centella.conformance.compare import differences, limit_of
+from centella.conformance.compare import differences
 from centella.conformance.table import TABLE, sample_of
 from centella.device import Device
 from centella.device import device as open_device
@@ -105,9 +105,8 @@ def _elements(case: Case) -> int:
 
 def _failures(device: Device, name: str, dtype: str, cases: Sequence[Case]) -> Iterator[Failure]:
     """The cases that are wrong, or raise; they run together, one by one where that raises."""
-    limit = limit_of(TABLE[name], dtype)
     try:
-        found = list(differences(device, name, dtype, cases, limit))
+        found = list(differences(device, name, dtype, cases, TABLE[name]))
     except Exception as error:  # of ours, the driver or its bindings: what there is to report
         device.implicit().fail()
         if len(cases) == 1 or device.lost:

@@ -47,7 +47,7 @@ class Difference(Struct, frozen=True):
 
 
 def limit_of(row: Row, dtype: str) -> float:
-    """How far results of a row may be off in a dtype; 0: not at all."""
+    """How far results of a row that are stored in a dtype may be off; 0: not at all."""
     return 0.0 if row.exact else TOLERANCE.get(dtype, (0.0, 0.0))[row.sums]
 
 
@@ -80,7 +80,7 @@ def record(
 
 
 def differences(
-    device: Device, name: str, dtype: str, cases: Sequence[Case], limit: float
+    device: Device, name: str, dtype: str, cases: Sequence[Case], row: Row
 ) -> Iterator[tuple[Case, Difference]]:
     """The cases of an op whose results are wrong; all run before the first is looked at.
 
@@ -96,6 +96,7 @@ def differences(
         results += [(case, *pair) for pair in zip(outs, wanted, strict=True)]
     read = fetch(*(t for _, t, _ in results)).result() if results else ()
     for (case, got, right), value in zip(results, read, strict=True):
+        limit = limit_of(row, got.dtype.name)
         found = difference(value, np.broadcast_to(right, got.shape), got.dtype, limit)
         if found is not None:
             yield case, found

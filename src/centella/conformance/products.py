@@ -143,6 +143,8 @@ def matmul() -> Row:
         made.append(Case((In(a), In(b))))
     made += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
     made.append(Case((In((300, 64)), In((64, 200))), small=False))
+    for kind, m in product(("f32", "f16", "bf16"), (1, 3, 33)):  # rounded to another dtype
+        made.append(Case((In((m, 40)), In((40, 18))), {"dtype": kind}))
     made += tensor_cores()
     return Row(FLOATS, tuple(made), sums=True)
 
@@ -182,6 +184,9 @@ def linear() -> Row:
         for kind in FLOATS:
             weights = (In((10, 24), dtype=kind), In((10,), dtype="f32"))
             made.append(Case((In((m, 24)), *weights), some))
+    for kind, m in product(("f32", "f16"), (1, 18)):  # rounded to another dtype
+        operands = (In((m, 24)), In((9, 24)), In((9,)), In((m, 9)))
+        made.append(Case(operands, {**both, "activation": "gelu", "dtype": kind}))
     residual = {"extras": ("residual",), "activation": "", "alpha": 1.0}
     for x in LAYOUTS[1:]:
         made.append(Case((In((6, 9), layout=x), In((5, 9)), In((6, 5), layout=x)), residual))

@@ -14,13 +14,17 @@ from centella.ops.matmul.choice import THIN
 from centella.tensor import Tensor, apply, apply_all, apply_with
 
 
-def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = None) -> Tensor:
+def matmul(
+    a: Tensor, b: Tensor, *, alpha: float = 1.0, dtype: Any = None, variant: str | None = None
+) -> Tensor:
     """alpha A B: a [..., m, k], b [..., k, n]; leading dimensions broadcast.
 
     Transposes are views (`.T`) and cost nothing.
 
     Args:
-        a, b: of one float dtype; sums are f32, rounded once to that dtype.
+        a, b: of one float dtype.
+        dtype: of the result, a float one; default: that of a and b. Sums are f32 and are rounded
+            to it once.
         variant: force a kernel ("gemv", "skinny", "columns", "small", "medium", "large", "mma"),
             for tests and benchmarks.
 
@@ -28,7 +32,10 @@ def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = No
         ShapeError, DTypeError: for shapes or dtypes that do not fit these.
         LimitError: when it runs, for a forced kernel that the device or the shape does not have.
     """
-    return apply("matmul", a, b, **_attrs("matmul", variant, alpha=real("matmul", "alpha", alpha)))
+    numbers = {"alpha": real("matmul", "alpha", alpha)}
+    return apply(
+        "matmul", a, b, **_attrs("matmul", variant, **numbers, **_rounded("matmul", dtype))
+    )
 
 
 def linear(
@@ -40,6 +47,7 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
     alpha: float = 1.0,
+    dtype: Any = None,
     variant: str | None = None,
 ) -> Tensor:
     """f(alpha (x W^T) scale + bias) + residual in one launch, the epilogue on the f32 sums.
@@ -52,16 +60,18 @@ def linear(
             `ct.quantize_blocks`, whose weight is i8, or u8 [out_features, in_features / 2].
         activation: relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid or tanh.
         residual: [..., out_features], added last.
+        dtype: of the result, a float one; default: that of x. The f32 sums are rounded to it once,
+            so that logits of 16-bit weights can be f32.
         variant: force a kernel, as for `matmul`.
 
     Returns:
-        [..., out_features], in the dtype of x.
+        [..., out_features].
 
     Raises:
         ShapeError, DTypeError: for shapes, names or dtypes that do not fit these.
         LimitError: as for `matmul`.
     """
-    numbers = {"alpha": real("linear", "alpha", alpha)}
+    numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
     attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
     if scale is None:
@@ -123,6 +133,16 @@ def conv1d(
     attrs = _attrs("conv1d", variant, activation=_activation("conv1d", activation), **numbers)
     given = (x, weight) if bias is None else (x, weight, bias)
     return apply_all(get("conv1d"), given, attrs)[0].permute(0, 2, 1)
+
+
+def _rounded(op: str, dtype: Any) -> dict[str, Any]:
+    """The attribute that names the dtype of a result; none where it is the operands'."""
+    if dtype is None:
+        return {}
+    kind = dtype_of(dtype)
+    if not kind.is_float:
+        raise DTypeError(f"{op}: dtype: expected a float one, got {kind.name}")
+    return {"dtype": kind.name}
 
 
 def _activation(op: str, name: str | None) -> str:

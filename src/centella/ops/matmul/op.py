@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from centella.axes import LETTERS, Axes, Fold, axes, spread
 from centella.blockwise import blocks_of
-from centella.dtypes import i8, u8
+from centella.dtypes import DType, dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.elementwise import ACTIVATIONS, OPS
@@ -47,7 +47,12 @@ def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     if a.dtype is not b.dtype:
         raise DTypeError(f"matmul: expected one dtype, got {a.dtype.name} and {b.dtype.name}")
     lead = broadcast("matmul", a.shape[:-2], b.shape[:-2])
-    return (((*lead, a.shape[-2], b.shape[-1]), a.dtype),)
+    return (((*lead, a.shape[-2], b.shape[-1]), result_dtype(a.dtype, attrs)),)
+
+
+def result_dtype(of: DType, attrs: dict[str, Any]) -> DType:
+    """What sums are rounded to: the dtype that was asked for, else the first operand's."""
+    return dtype_of(attrs["dtype"]) if "dtype" in attrs else of
 
 
 def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -73,7 +78,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
         )
     shape = (*x.shape[:-1], weight.shape[0])
     check_extras(shape, attrs["extras"], more)
-    return ((shape, x.dtype),)
+    return ((shape, result_dtype(x.dtype, attrs)),)
 
 
 def check_extras(shape: tuple[int, ...], names: tuple[str, ...], specs: list[Spec]) -> None:
@@ -88,7 +93,7 @@ def check_extras(shape: tuple[int, ...], names: tuple[str, ...], specs: list[Spe
             raise ShapeError(f"linear: expected {name} {list(wanted)}, got {list(spec.shape)}")
 
 
-def matmul_reference(a: Any, b: Any, alpha: float = 1.0) -> Any:
+def matmul_reference(a: Any, b: Any, alpha: float = 1.0, dtype: str = "") -> Any:
     """The NumPy formula."""
     c = np.matmul(a, b)
     return c if alpha == 1.0 else c * a.dtype.type(alpha)

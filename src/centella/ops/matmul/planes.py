@@ -27,7 +27,7 @@ from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.matmul.choice import THIN, Problem, aligned, thin_of
-from centella.ops.matmul.op import check_extras, epilogue, flops_of
+from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
 from centella.ops.matmul.thin import (
     MAGIC,
     MAGIC_VALUE,
@@ -133,7 +133,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
         raise ShapeError(f"linear: expected x [..., {k}], got {list(x.shape)}")
     shape = (*x.shape[:-1], stored.shape[0])
     check_extras(shape, attrs["extras"], more)
-    return ((shape, x.dtype),)
+    return ((shape, result_dtype(x.dtype, attrs)),)
 
 
 def linear_reference(
