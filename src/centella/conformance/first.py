@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from centella.conformance.cases import Case, In
-from centella.conformance.compare import TOLERANCE, differences
+from centella.conformance.cases import Case, In, Row
+from centella.conformance.compare import differences
 from centella.device import Device
 
-# Operation, dtype, case, limit: a tiled product, rows of a workgroup, a cast that saturates.
-FIRST: tuple[tuple[str, str, Case, float], ...] = (
-    ("matmul", "f32", Case((In((37, 65)), In((65, 66)))), TOLERANCE["f32"][1]),
-    ("softmax", "f32", Case((In((5, 260), "large"),)), TOLERANCE["f32"][1]),
-    ("reduce", "f32", Case((In((3, 1000)),), {"op": "sum"}), TOLERANCE["f32"][1]),
-    ("cast", "f32", Case((In((21,), "extremes"),), {"dtype": "f16"}), 0.0),
-)
+F32 = ("f32",)
+# Operation and case: a tiled product, rows of a workgroup, a cast that saturates.
+FIRST: dict[str, Row] = {
+    "matmul": Row(F32, (Case((In((37, 65)), In((65, 66)))),), sums=True),
+    "softmax": Row(F32, (Case((In((5, 260), "large"),)),), sums=True),
+    "reduce": Row(F32, (Case((In((3, 1000)),), {"op": "sum"}),), sums=True),
+    "cast": Row(F32, (Case((In((21,), "extremes"),), {"dtype": "f16"}),), exact=True),
+}
 
 
 def first_fault(device: Device) -> str:
@@ -21,7 +22,7 @@ def first_fault(device: Device) -> str:
     Raises:
         CentellaError: one cannot be run.
     """
-    for name, dtype, case, limit in FIRST:
-        for _, found in differences(device, name, dtype, [case], limit):
-            return f"{name} {dtype} {[list(i.shape) for i in case.inputs]} {found}"
+    for name, row in FIRST.items():
+        for case, found in differences(device, name, "f32", row.cases, row):
+            return f"{name} f32 {[list(i.shape) for i in case.inputs]} {found}"
     return ""
