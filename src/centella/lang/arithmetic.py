@@ -75,6 +75,13 @@ def _unpack_f16(type_: str, half: int, word: Array) -> Array:
     return result
 
 
+def _widen_i8(type_: str, attr: tuple[str, int], word: Array) -> Array:
+    name, half = attr
+    pair = [(word >> (16 * half + 8 * i)).astype(np.uint8).view(np.int8) for i in range(2)]
+    low, high = (x.astype(np.float32) for x in pair)
+    return (_pack_f16 if name == "f16" else _pack_bf16)(low, high)
+
+
 def _cast(type_: str, attr: None, x: Array) -> Array:
     if type_ == "bool":
         return np.not_equal(x, 0)
@@ -102,6 +109,7 @@ TYPED: dict[str, Callable[..., Any]] = {
     "cast": _cast,
     "bitcast": lambda type_, attr, x: x.view(NUMPY[type_]),
     "unpack_f16": _unpack_f16,
+    "widen_i8": _widen_i8,
     "extract": lambda type_, lane, chunk: chunk[lane],
 }
 REDUCE: dict[str, tuple[np.ufunc, Callable[[np.dtype[Any]], Any]]] = {

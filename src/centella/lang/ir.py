@@ -30,6 +30,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     fragment()         attr: (type, registers a thread)      fragment_fill(t)   attr: the number
     fragment_get(t)    fragment_set(t, v)   attr: which register of the thread
     ex2(x)             2 to the x by the special function unit
+    widen_i8(w)        attr: (dtype, half); two i8 of a word as f16 or bf16
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
@@ -76,7 +77,8 @@ HOPPER = frozenset(
     "tma_store_commit tma_store_wait async_fence wgmma wgmma_fence wgmma_commit wgmma_wait "
     "setmaxnreg warpgroup_barrier".split()
 )
-AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "resident"}
+AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "widen_i8"}
+AMPERE |= {"resident"}
 PTX_ONLY = AMPERE | HOPPER
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
@@ -100,7 +102,7 @@ COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
-    "groups lane subgroup_size param grid warpgroup ex2".split()
+    "groups lane subgroup_size param grid warpgroup ex2 widen_i8".split()
 )
 
 

@@ -7,7 +7,7 @@ Integer values that a loop does not change are computed before it, up to `ROOM` 
 nothing moves out of an `if`.
 
 For kernels there are the operations that no other target has: `Fragment`, `SharedTile`, `mma_sync`,
-`ldmatrix`, `exp2`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
+`ldmatrix`, `exp2`, `widen_i8`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.bulk import (
@@ -30,6 +30,7 @@ from centella.lang.ptx.intrinsics import (
     ldmatrix,
     mma_sync,
     resident,
+    widen_i8,
 )
 from centella.lang.ptx.layout import (
     ParamLayout,
@@ -87,4 +88,5 @@ __all__ = [
     "wgmma_commit",
     "wgmma_fence",
     "wgmma_wait",
+    "widen_i8",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from centella.dtypes import f32
+from centella.dtypes import DType, f32
 from centella.errors import TraceError
 from centella.lang.memory import Argument
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile, whole_warps
@@ -53,6 +53,25 @@ def exp2(x: Any) -> Expr:
     """
     t = current()
     return t.pure("ex2", "f32", (expr_of(t, x, "f32"),))
+
+
+def widen_i8(word: Any, dtype: DType) -> tuple[Expr, Expr]:
+    """The four i8 of a word as f16 or bf16: the bits of elements 0 and 1, and of 2 and 3.
+
+    Exact: either dtype holds every integer up to 128. PTX ISA, "Data Movement and Conversion
+    Instructions: prmt" and "Half Precision Floating Point Instructions: sub" (.f16x2), "fma"
+    (.bf16x2); sm_80. Bytes become the last bits of numbers of one exponent, whose offset is then
+    taken away: two to four instructions for two elements.
+
+    Raises:
+        TraceError: for another dtype.
+    """
+    if dtype not in HALVES:
+        raise TraceError(f"widen_i8 gives f16 or bf16, got {dtype.name}")
+    t = current()
+    bits = expr_of(t, word, "u32")
+    low, high = (t.pure("widen_i8", "u32", (bits,), (dtype.name, half)) for half in range(2))
+    return low, high
 
 
 def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:

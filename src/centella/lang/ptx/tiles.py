@@ -148,6 +148,22 @@ class Fragment:
             new = pack(t, [expr_of(t, v, "f32") for v in value], self.dtype)
         t.effect("fragment_set", "", (self.target, new), register)
 
+    def set_bits(self, register: int, word: Any) -> None:
+        """Write a register of a factor as its bits, u32: two elements as they are stored.
+
+        What `f[register] = (value, next)` does, without rounding or widening on the way.
+
+        Raises:
+            TraceError: for sums, or a register that there is not.
+        """
+        if self.dtype is f32 or register not in range(self.registers):
+            raise TraceError(
+                f"bits go to registers 0 to {self.registers - 1} of a factor, got {register!r} of "
+                f"{self.dtype.name} {self.shape}"
+            )
+        t = current()
+        t.effect("fragment_set", "", (self.target, expr_of(t, word, "u32")), register)
+
     def place(self, register: int) -> tuple[Expr, Expr]:
         """Row and column of a register's (first) element, for this thread."""
         lane = local_id() % WARP

@@ -142,10 +142,35 @@ def _bf16_bits(w: Writer, value: str) -> str:
     return chosen
 
 
+def widen_i8(w: Writer, i: int, statement: Statement) -> None:
+    """Two bytes of a word as f16 or bf16, exactly.
+
+    f16: b + 128 in the last bits of 1024, less 1152. bf16, whose 128 has 7 bits to spare: the low 7
+    of b as 128 + low, less 128, or less 256 where b is negative (0xC380 is -256).
+    """
+    (word,), (kind, half) = statement[2], statement[3]
+    source = w.in_register(word)
+    if kind == "f16":
+        positive = w.once(("positive", word), "%r", f"xor.b32 {{}}, {source}, 0x80808080;", (word,))
+        bytes_ = w.new("%r")
+        w.emit(f"prmt.b32 {bytes_}, {positive}, 0x64646464, {'0x4342' if half else '0x4140'};")
+        offset = w.fixed_register("%offset", "b32", "mov.b32 %offset, 0x64806480;")
+        w.emit(f"sub.rn.f16x2 {w.result(i)}, {bytes_}, {offset};")
+        return
+    bytes_, low, sign, less, more = (w.new("%r") for _ in range(5))
+    w.emit(f"prmt.b32 {bytes_}, {source}, 0, {'0x4342' if half else '0x4140'};")
+    w.emit(f"and.b32 {low}, {bytes_}, 0x007F007F;")
+    w.emit(f"or.b32 {more}, {low}, 0x43004300;")
+    w.emit(f"and.b32 {sign}, {bytes_}, 0x00800080;")
+    w.emit(f"or.b32 {less}, {sign}, 0xC300C300;")
+    one = w.fixed_register("%one", "b32", "mov.b32 %one, 0x3F803F80;")
+    w.emit(f"fma.rn.bf16x2 {w.result(i)}, {more}, {one}, {less};")
+
+
 RULES: dict[str, Rule] = {
     "const": const, "param": param, "thread": identity, "group": identity, "groups": identity,
     "lane": identity, "subgroup_size": identity, "cast": convert, "bitcast": convert,
     "div": divide, "rem": divide, "shl": shift, "shr": shift, "minn": nan_extreme,
     "maxn": nan_extreme, "select": select, "eq": equal, "unpack_f16": unpack_f16,
-    "pack_f16": pack, "pack_bf16": pack,
+    "pack_f16": pack, "pack_bf16": pack, "widen_i8": widen_i8,
 }  # fmt: skip  # a table

@@ -1,6 +1,7 @@
 """Which kernel computes a product: a pure function of its sizes, layouts, dtypes and the device.
 
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
+skinny_mma             m <= 32 of f16, bf16, i8, on tensor cores `skinny.py`
 columns                m <= 16, B contiguous along n             `columns.py`
 small, medium, large   the rest, by the tile that fits           `tiled.py`
 mma                    f16 and bf16 on tensor cores, sm_80 on    `mma.py`
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from centella.dtypes import DType
+from centella.dtypes import DType, f32, i8
 from centella.ops.matmul.columns import Columns
 from centella.ops.matmul.mma import MmaTile, takes
+from centella.ops.matmul import skinny
+from centella.ops.matmul.skinny import EIGHT, OUTPUTS, QUAD, Skinny
 from centella.ops.matmul.table import TILES, row_of
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
@@ -32,14 +35,15 @@ WGMMA_TILES = {
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
 }
-ALONG_K = ("gemv", "skinny", *TILES, "mma", "wgmma")  # where B is contiguous along k
-VARIANTS = ("gemv", "skinny", "columns", *TILES, "mma", "wgmma")
+ALONG_K = ("gemv", "skinny", "skinny_mma", *TILES, "mma", "wgmma")  # where B is contiguous along k
+VARIANTS = ("gemv", "skinny", "skinny_mma", "columns", *TILES, "mma", "wgmma")
 ENOUGH = 96  # groups that a product of tiles needs
 BUSY = 256  # groups that keep the memory of a large GPU busy
 SPLITS = (2, 4, 8)
 PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
 DEEP = 512  # least depth of a part
 THIN = 16  # most rows of a thin product
+FEW = 32  # most rows of a skinny product on tensor cores
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
@@ -84,6 +88,12 @@ def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
     return None
 
 
+def _tensor_cores(caps: Caps) -> bool:
+    """Whether a device has `mma_sync`; the simulator has it, too."""
+    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
+    return caps.target == "ir" or arch >= LEAST_ARCH
+
+
 def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> MmaTile | None:
     """The tile of a product on tensor cores: the first that fits; the simulator has them too.
 
@@ -91,8 +101,7 @@ def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> 
         whole: False where an operand's rows do not start on 16 bytes: what goes through registers
             needs them, so that the tile is the smallest.
     """
-    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
-    if not takes(dtypes) or not (caps.target == "ir" or arch >= LEAST_ARCH):
+    if not takes(dtypes) or not _tensor_cores(caps):
         return None
     for tile in MMA_TILES if whole else MMA_TILES[-1:]:
         if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
@@ -120,12 +129,40 @@ def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> 
     return min(fitting, key=cost_of, default=None)
 
 
+def skinny_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Skinny | None:
+    """The shape of a skinny group on tensor cores; the simulator has them, too.
+
+    A short row is one block, of few warps, each with all its loads on their way at once. Of a long
+    one, blocks are whole if they can be.
+    """
+    along = problem.a_along_k and problem.b_along_k
+    if not (along and 0 < problem.m <= FEW and skinny.takes(dtypes) and _tensor_cores(caps)):
+        return None
+    eights = power_of_two_from(-(-problem.m // EIGHT))
+    deeper = dtypes[1].per_chunk // EIGHT * (2 if dtypes[0] is f32 else 1)
+    most = max(1, 12 // (1 + eights) // deeper)  # steps whose loads the registers hold
+    steps = max(-(-problem.k // (QUAD * dtypes[1].per_chunk)), 1)
+    groups = -(-problem.n // OUTPUTS) * problem.batch
+    deep = 4 if groups >= 4 * MULTIPROCESSORS or steps <= 4 * most else 8
+    each = -(-steps // deep)
+    if each <= most:
+        unroll = each
+    else:
+        whole = (u for u in range(most, 1, -1) if steps % (deep * u) == 0)
+        unroll = next(whole, max(most * 2 // 3, 1))
+    tile = Skinny(eights, 1, 1, deep, unroll)
+    fitting = tile.threads <= caps.max_workgroup and tile.shared_bytes <= caps.max_shared
+    return tile if fitting else None
+
+
 def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> bool:
     """Whether a variant can compute a problem on a device."""
     if variant == "gemv":
         return problem.m <= 1 and problem.b_along_k
     if variant == "skinny":
         return problem.m <= THIN and problem.b_along_k
+    if variant == "skinny_mma":
+        return skinny_tile_of(problem, dtypes, caps) is not None
     if variant == "columns":
         return problem.m <= THIN and not problem.b_along_k
     if variant == "mma":
@@ -140,6 +177,9 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
 
     Else it is the largest tile with enough groups.
     """
+    if caps.target == "ptx" and problem.m >= skinny_from(dtypes):
+        if skinny_tile_of(problem, dtypes, caps) is not None:
+            return "skinny_mma"
     if problem.m <= THIN:
         thin = "gemv" if problem.m <= 1 else "skinny"
         return thin if problem.b_along_k else "columns"
@@ -156,6 +196,12 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
         if tiles >= ENOUGH and not small:
             return name
     return "small"
+
+
+def skinny_from(dtypes: tuple[DType, DType]) -> int:
+    """The rows from which on tensor cores are the better thin kernel."""
+    x, weight = dtypes
+    return 8 if x is f32 else 1 if weight is i8 else 3
 
 
 def tiles_of(problem: Problem, tile: Tile) -> int:
@@ -207,6 +253,11 @@ def columns_of(problem: Problem, caps: Caps) -> Columns:
     """The shape of a columns kernel's group."""
     threads = min(256, caps.max_workgroup)
     return Columns(_rows(problem.m), 32, threads // 32)
+
+
+def power_of_two_from(least: int) -> int:
+    """The smallest power of two from a number on."""
+    return 1 << max(least - 1, 0).bit_length()
 
 
 def _rows(m: int) -> int:

@@ -15,6 +15,7 @@ from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import (
     BUSY,
+    THIN,
     Problem,
     aligned,
     choose,
@@ -22,6 +23,7 @@ from centella.ops.matmul.choice import (
     depth_of,
     fits,
     mma_tile_of,
+    skinny_tile_of,
     splits_of,
     thin_of,
     tile_of,
@@ -29,6 +31,7 @@ from centella.ops.matmul.choice import (
 )
 from centella.ops.matmul.columns import AHEAD, Columns, add_parts, columns
 from centella.ops.matmul.mma import MmaTile, mma
+from centella.ops.matmul.skinny import EIGHT, skinny
 from centella.ops.matmul.thin import SUBGROUP, thin
 from centella.ops.matmul.tiled import Tile, gemm
 from centella.ops.matmul.wgmma import WgmmaTile, wgmma
@@ -69,6 +72,10 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
     if not fits(chosen, problem, (a, b), caps):
         what = f"[{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
         raise LimitError(f"{op}: variant {chosen!r} does not fit {what} on {caps.target}")
+    if chosen == "skinny_mma":
+        if problem.k and all(_whole(product)):
+            return Lowered((_skinny_call(product, caps),))
+        chosen = "skinny" if problem.m <= THIN else "mma"
     if chosen in ("gemv", "skinny"):
         return Lowered((_thin_call(product, caps),))
     if chosen == "columns":
@@ -278,6 +285,30 @@ def _thin_call(product: Product, caps: Caps) -> Call:
     names = ("x", "w", *product.names)
     many = groups * problem.batch if problem.m else 0
     return _call(thin, product, names, scalars, constants, many, tile.threads)
+
+
+def _skinny_call(product: Product, caps: Caps) -> Call:
+    problem, (x, w, *_) = product.problem, product.specs
+    tile = skinny_tile_of(problem, (x.dtype, w.dtype), caps)
+    assert tile is not None, "the variant fits"
+    row, _, batch = _rows_of_a(problem)
+    groups = -(-problem.n // tile.outputs)
+    block = tile.block(w.dtype)
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("rowx", row), ("ldw", problem.ldb),
+        ("ldy", problem.ldy), ("sx", batch), ("sw", _batch_of_b(problem)), ("sy", problem.sy),
+        ("groups", groups), ("alpha", product.alpha), ("ldr", product.residual_pitch),
+    )  # fmt: skip
+    depth = "masked" if problem.k < block else "both" if problem.k % block else "whole"
+    constants: Constants = (
+        ("activation", product.activation),
+        ("depth", depth),
+        ("tile", tile),
+        ("whole", depth != "whole" and problem.k % EIGHT == 0),
+    )
+    names = ("x", "w", *product.names)
+    many = groups * problem.batch
+    return _call(skinny, product, names, scalars, constants, many, tile.threads)
 
 
 def _columns_calls(product: Product, caps: Caps) -> Lowered:

@@ -28,15 +28,7 @@ from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.matmul.choice import THIN, Problem, aligned, thin_of
 from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
-from centella.ops.matmul.thin import (
-    MAGIC,
-    MAGIC_VALUE,
-    SUBGROUP,
-    Rows,
-    Thin,
-    finish,
-    number,
-)
+from centella.ops.matmul.thin import SUBGROUP, Rows, Thin, bytes_of, field, finish
 from centella.ops.operands import NUMPY
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
@@ -70,12 +62,11 @@ def check_planes(op: str, stored: Spec, scale: Spec) -> None:
         )
 
 
-def numbers(chunk: list[Any], four: bool) -> list[Any]:
+def numbers(words: list[Any], four: bool) -> list[Any]:
     """What 16 stored bytes stand for, as f32."""
     if not four:
-        return [number(v) for v in chunk]
-    halves = [v & 15 for v in chunk] + [v >> 4 for v in chunk]
-    return [lang.bitcast(v + MAGIC, f32) - (MAGIC_VALUE + 8) for v in halves]
+        return bytes_of(words)
+    return [field(w, 8 * j + half, 15, 8) for half in (0, 4) for w in words for j in range(4)]
 
 
 # -- the product ----------------------------------------------------------------------------------
@@ -96,7 +87,7 @@ def _blocks(
 
     def load(step: Any) -> tuple[list[Any], list[Any], list[Any]]:
         column = step * width
-        ws = [numbers(w.load(row * p["ldw"] + step * CHUNK), four) for row in rows]
+        ws = [numbers(w.load_bits(row * p["ldw"] + step * CHUNK), four) for row in rows]
         factors = [s[row * p["lds"] + column // BLOCK] for row in rows]
         return ws, factors, [inputs.read(i, column, width, False) for i in range(tile.m)]
 
@@ -210,7 +201,7 @@ def _dequantize(*, four: bool, stored: Any, scale: Any, y: Any) -> None:
     with lang.if_(i < lang.parameter("threads", u32)):
         row, chunk = i // chunks, i % chunks
         column = chunk * (2 * CHUNK if four else CHUNK)
-        loaded = stored.load(row * lang.parameter("ldw", u32) + chunk * CHUNK)
+        loaded = stored.load_bits(row * lang.parameter("ldw", u32) + chunk * CHUNK)
         factor = scale[row * lang.parameter("lds", u32) + column // BLOCK]
         values = [v * factor for v in numbers(loaded, four)]
         per = y.dtype.per_chunk

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import f32, i8, u32
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
 from centella.program import Kernel
@@ -28,8 +28,9 @@ SHARED_WORDS = 4096  # 16 KB: what every device has
 SUBGROUP = 32  # lanes that shuffle: a warp
 PARTIAL = 2  # up to so many rows of x a step has sums of its own: shorter chains of additions
 STAGE = 16  # parts that a thread adds up at a time, at least
-MAGIC = 0x4B400000  # the bits of 1.5 * 2^23, to whose last bits a small integer may be added
-MAGIC_VALUE = 12582912.0
+MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
+MAGIC_VALUE = 8388608.0
+FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
 
 
 class Thin(Struct, frozen=True):
@@ -53,10 +54,21 @@ class Thin(Struct, frozen=True):
 
 
 def number(value: Any) -> Any:
-    """A stored element as f32. An 8-bit integer goes by its bits, which is exact and quicker."""
-    if value.type == "f32":
-        return value
-    return lang.bitcast(value + MAGIC, f32) - MAGIC_VALUE if value.type == "i32" else value
+    """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
+    return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
+
+
+def field(word: Any, start: int, mask: int, zero: int) -> Any:
+    """The bits of a word from `start` on that a mask keeps, up to 255, less `zero`, as f32."""
+    shifted = word >> start if start else word
+    kept = shifted if start + mask.bit_length() == 32 else shifted & mask
+    return lang.bitcast(kept | MAGIC, f32) - (MAGIC_VALUE + zero)
+
+
+def bytes_of(words: list[Any]) -> list[Any]:
+    """The i8 of stored words as f32."""
+    flipped = [word ^ FLIP for word in words]
+    return [field(word, 8 * j, 255, 128) for word in flipped for j in range(4)]
 
 
 class Rows:
@@ -78,13 +90,16 @@ class Rows:
                 at = column + j
                 if masked and j:
                     at = lang.minimum(at, (self.k - 1) // per * per)
-                values += self.source.load(start + at)
+                if self.source.dtype is i8:
+                    values += bytes_of(self.source.load_bits(start + at))
+                else:
+                    values += self.source.load(start + at)
         else:
             for j in range(width):
                 at = column + j
                 at = lang.minimum(at, self.k - 1) if masked and j else at
-                values.append(self.source[start + (at if self.pace is None else at * self.pace)])
-        values = [number(v) for v in values]
+                at = at if self.pace is None else at * self.pace
+                values.append(number(self.source[start + at]))
         if masked:
             values = [lang.select(column + j < self.k, v, 0.0) for j, v in enumerate(values)]
         return values

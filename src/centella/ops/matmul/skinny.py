@@ -1,0 +1,273 @@
+"""The skinny product on tensor cores: up to 32 rows of x, weights contiguous along k (PTX alone).
+
+    y[m, n] = f(alpha (x[m, :] . W[n, :]) scale[n] + bias[n]) + residual[m, n]
+
+16 rows of W are the first factor of `mma_sync`, eight rows of x the columns of the second, so that
+each weight is read once for all of them, and straight into registers: the four lanes that share a
+row of a fragment read 64 neighbouring bytes of it, 16 each. What a lane has read it gives to the
+products in the order in which it lies, of W and of x alike: k is in another order than in memory,
+and a sum does not mind. x is small and comes from the caches.
+
+Warps of a group share the depth (`deep`) or take rows side by side (`down`); each loads several
+steps before it uses the first. Sums of the parts of the depth are added in order, through shared
+memory, by the threads that store the results: bitwise repeatable.
+
+i8 weights become f16 or bf16 in registers, exactly. f32 x against them is the sum of three bf16
+numbers, also exactly, whose products the same sums take: the result is that of f32.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import DType, bf16, f16, f32, i8, u32
+from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.rows import fold
+from centella.program import Kernel
+
+WARP = 32
+QUAD = 4  # lanes that share a row of a fragment
+OUTPUTS = 16  # rows of W in a fragment
+EIGHT = 8  # rows of x in a fragment
+REGISTERS, MOST_THREADS = 65_536, 2048  # of a multiprocessor
+BESIDE = 28  # registers for addresses, a product's factors and the loop
+HIGH = 0xFFFF0000  # of an f32, the bits of a bf16
+
+
+class Skinny(Struct, frozen=True):
+    """How a group works: eights of rows of x; of a warp, sixteens of outputs, steps at once.
+
+    `down` warps lie along n, `deep` share the depth.
+    """
+
+    eights: int
+    sixteens: int
+    down: int
+    deep: int
+    unroll: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.down * self.deep * WARP
+
+    @property
+    def outputs(self) -> int:
+        """Neighbouring outputs of a group."""
+        return self.down * self.sixteens * OUTPUTS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Workgroup memory: the sums of every thread."""
+        return 16 * self.sixteens * self.eights * self.threads
+
+    def together(self, x: DType, weight: DType) -> int:
+        """Groups that a multiprocessor shall have registers for, a step's loads in them at once.
+
+        The assembler, left alone, takes fewer registers and has one load wait for another.
+        """
+        words = 4 * self.unroll * (2 * self.sixteens + self.eights * x.itemsize // weight.itemsize)
+        sums = 4 * self.sixteens * self.eights
+        split = 24 * self.eights if x is f32 else 0
+        registers = -(-(words + sums + split + BESIDE) // 8) * 8
+        return max(1, min(REGISTERS // registers, MOST_THREADS) // self.threads)
+
+    def block(self, weight: DType) -> int:
+        """The k that a group reads at a time."""
+        return self.deep * self.unroll * QUAD * weight.per_chunk
+
+
+def takes(dtypes: tuple[DType, DType]) -> bool:
+    """Whether the tensor cores multiply x and weights of these."""
+    x, w = dtypes
+    return (x in (f16, bf16) and w in (x, i8)) or (x is f32 and w is i8)
+
+
+def _skinny(
+    *, tile: Skinny, activation: str, depth: str, whole: bool, x: Any, w: Any, y: Any, **extra: Any
+) -> None:
+    from centella.lang import ptx
+
+    ptx.resident(tile.together(x.dtype, w.dtype))
+    p = {n: lang.parameter(n, u32) for n in (
+        "m", "n", "k", "rowx", "ldw", "ldy", "sx", "sw", "sy", "groups")}  # fmt: skip
+    batch = lang.group_id() // p["groups"]
+    first = (lang.group_id() - batch * p["groups"]) * tile.outputs
+    thread = lang.local_id()
+    lane, warp = thread % WARP, thread // WARP
+    own = first + warp % tile.down * (tile.sixteens * OUTPUTS) + lane // QUAD
+    per, block = w.dtype.per_chunk, tile.block(w.dtype)
+    part = (warp // tile.down) * (tile.unroll * QUAD * per) + lane % QUAD * per
+    weights = [
+        _start(w, batch * p["sw"] + lang.minimum(own + EIGHT * i, p["n"] - 1) * p["ldw"])
+        for i in range(2 * tile.sixteens)
+    ]
+    inputs = [
+        _start(x, batch * p["sx"] + lang.minimum(lane // QUAD + EIGHT * i, p["m"] - 1) * p["rowx"])
+        for i in range(tile.eights)
+    ]
+    column = lang.var(part)
+    kind = bf16 if x.dtype is f32 else x.dtype
+    sums = [[ptx.Fragment(f32, (16, 8)) for _ in range(tile.eights)] for _ in range(tile.sixteens)]
+    for held in (f for line in sums for f in line):
+        held.fill(0.0)
+    height, width = ptx.Fragment(kind, (16, 16)), ptx.Fragment(kind, (16, 8))
+
+    def step(index: Any, masked: bool) -> None:
+        """A block of the depth: everything is on its way before the first is used."""
+        at = column + index * block
+        ks = [at + u * (QUAD * per) for u in range(tile.unroll)]
+        reach = Reach(p["k"], masked, whole)
+        left, right = ([v + 0 for v in held] for held in (weights, inputs))
+        ws = [[reach.bits(w, start, k, per) for start in left] for k in ks]
+        xs = [[reach.bits(x, start, k, per) for start in right] for k in ks]
+        for k, left, right in zip(ks, ws, xs, strict=True):
+            rows = [_pairs(v, w.dtype, kind) for v in left]
+            if w.dtype is not i8:  # whose pads are numbers, and meet zeros
+                rows = [reach.kept(v, k) for v in rows]
+            if x.dtype is f32:
+                pieces = [_thirds(reach.kept_f32(v, k)) for v in right]
+            else:
+                pieces = [[reach.kept(v, k)] for v in right]
+            for j in range(0, per // 2, 2):
+                for i, line in enumerate(sums):
+                    low, high = rows[2 * i], rows[2 * i + 1]
+                    for register, word in enumerate((low[j], high[j], low[j + 1], high[j + 1])):
+                        height.set_bits(register, word)
+                    for held, parts in zip(line, pieces, strict=True):
+                        for piece in parts:
+                            width.set_bits(0, piece[j])
+                            width.set_bits(1, piece[j + 1])
+                            ptx.mma_sync(held, height, width)
+
+    blocks = p["k"] // block
+    if depth != "masked":
+        for index in lang.range(blocks):
+            step(index, False)
+    if depth != "whole":
+        step(blocks, True)
+    _finish(sums, tile, batch, first, p, y, activation, extra)
+
+
+def _start(source: Any, element: Any) -> Any:
+    """Where a row starts, which is on 16 bytes, in a register: steps then differ by a number."""
+    per = source.dtype.per_chunk
+    return lang.var(element // per * per)
+
+
+class Reach:
+    """What of a row lies before k: the rest is zeros, whatever memory holds there.
+
+    `whole`: k is a multiple of 8, so that 16-bit chunks end with it.
+    """
+
+    def __init__(self, k: Any, masked: bool, whole: bool) -> None:
+        self.k: Any = k
+        self.masked: bool = masked
+        self.whole: bool = whole
+
+    def bits(self, source: Any, start: Any, at: Any, count: int) -> list[Any]:
+        """The words of `count` neighbouring elements; past k of some that are before it."""
+        per, words = source.dtype.per_chunk, []
+        last = (self.k - 1) // per * per
+        for j in range(0, count, per):
+            place = at + j
+            words += source.load_bits(start + (lang.minimum(place, last) if self.masked else place))
+        return words
+
+    def kept(self, words: list[Any], at: Any) -> list[Any]:
+        """Pairs of elements from `at` on."""
+        if not self.masked:
+            return words
+        masks = []
+        for j in range(len(words)):
+            if self.whole and j % 4:
+                masks.append(masks[-1])
+                continue
+            mask = lang.select(at + 2 * j < self.k, lang.const(0xFFFFFFFF, u32), 0)
+            if not self.whole:
+                mask = lang.select(at + 2 * j + 1 == self.k, 0xFFFF, mask)
+            masks.append(mask)
+        return [word & mask for word, mask in zip(words, masks, strict=True)]
+
+    def kept_f32(self, words: list[Any], at: Any) -> list[Any]:
+        """Elements from `at` on, as their bits."""
+        if not self.masked:
+            return words
+        return [lang.select(at + j < self.k, word, 0) for j, word in enumerate(words)]
+
+
+def _pairs(words: list[Any], stored: DType, kind: DType) -> list[Any]:
+    """Stored weights as pairs of the factors' dtype."""
+    from centella.lang import ptx
+
+    return words if stored is not i8 else [v for w in words for v in ptx.widen_i8(w, kind)]
+
+
+def _thirds(words: list[Any]) -> list[list[Any]]:
+    """f32 numbers as three lists of pairs of bf16, which add up to them.
+
+    24 bits of a number are three times eight; what is cut off is exact, and nothing of an infinity.
+    """
+    parts = []
+    left = [lang.bitcast(w, f32) for w in words]
+    for _ in range(2):
+        cut = [lang.bitcast(lang.bitcast(v, u32) & HIGH, f32) for v in left]
+        parts.append(cut)
+        left = [lang.select(v == c, 0.0, v - c) for v, c in zip(left, cut, strict=True)]
+    return [[_pair(a, b) for a, b in zip(p[::2], p[1::2], strict=True)] for p in (*parts, left)]
+
+
+def _pair(low: Any, high: Any) -> Any:
+    """Two f32 that are bf16 numbers as a word of them."""
+    return lang.bitcast(low, u32) >> 16 | lang.bitcast(high, u32) & HIGH
+
+
+def _finish(
+    sums: Any, tile: Skinny, batch: Any, first: Any, p: dict[str, Any], y: Any, activation: str,
+    extra: dict[str, Any],
+) -> None:  # fmt: skip
+    """Add the parts of the depth, in order, as a word of the result needs them; then store it."""
+    thread, team = lang.local_id(), tile.down * WARP
+    registers = [held[r] for line in sums for held in line for r in range(held.registers)]
+    scratch = lang.shared(f32, len(registers) * tile.threads)
+    for i, value in enumerate(registers):
+        scratch[i * tile.threads + thread] = value
+    lang.barrier()
+    per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
+    items = tile.eights * EIGHT * across
+    for base in range(0, items, tile.threads):
+        item = thread + base
+        row, place = item // across, item % across * per
+        inside = (row < p["m"]) & (first + place < p["n"])
+        if base + tile.threads > items:
+            inside = inside & (item < items)
+        with lang.if_(inside):
+            finish = Epilogue(activation, extra, first + place, per, p["n"])
+            totals = []
+            for j in range(per):
+                at = _place(tile, row, place + j)
+                parts = [scratch[at + d * team] for d in range(tile.deep)]
+                totals.append(fold(parts, operator.add))
+            y.store(batch * p["sy"] + row * p["ldy"] + (first + place), finish(totals, row))
+
+
+def _place(tile: Skinny, row: Any, output: Any) -> Any:
+    """Where the first part of an element's sum lies: register after register, each of all threads.
+
+    Of a fragment of sums thread `lane` has in register 2 h + c the output lane / 4 + 8 h for row
+    2 (lane % 4) + c (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+    """
+    warp, within = output // (tile.sixteens * OUTPUTS), output % OUTPUTS
+    line = output // OUTPUTS % tile.sixteens
+    fragment = line * tile.eights + row // EIGHT
+    register = fragment * 4 + within // EIGHT * 2 + row % 2
+    lane = within % EIGHT * QUAD + row % EIGHT // 2
+    return register * tile.threads + warp * WARP + lane
+
+
+skinny: Kernel = Kernel(_skinny, workgroup=256, name="skinny")
