@@ -29,7 +29,6 @@ LONGEST = 64
 PARAMETERS = 56  # launch parameters that leave room for the number of groups
 STATEMENTS = 4000  # of a kernel, estimated: two thirds of what it may have
 FORMS = 4096  # of a device, with their weights, before they are forgotten
-PASSES = {"norm": 3, "reduce": 1}  # how often a kernel computes what it reads
 
 BEFORE, AFTER = 0, 1
 Operand = tuple[Any, Spec]  # a plan's Source, and how it is seen
@@ -204,19 +203,28 @@ class _Group:
         reads = [frozenset([r for r in each if r[0].node != index]) for each in size.reads]
         holds = node.op.element is None
         own = holds or form.outputs[0] is self._out  # what it stores, or holds, sets the width
+        lanes = form.outputs[0].dtype.per_chunk if own else 1
+        if holds:
+            lanes = max(lanes, self._held(form)[0])
         reads[BEFORE if holds else side] |= frozenset(_operands(node))
         numbers = sum([isinstance(v, NUMBERS) for _, v in form.attrs])
         statements = 0
         if not holds and self._graph.caps.target != "numpy":
             statements = self._graph.weight(form)
             if side == BEFORE and self.anchor is not None:
-                statements *= PASSES[self._nodes[self.anchor].op.name]
+                statements *= self._held(self._nodes[self.anchor].form)[1]
         return _Size(
             (reads[BEFORE], reads[AFTER]),
             size.numbers + numbers,
             size.statements + statements,
-            max(size.lanes, form.outputs[0].dtype.per_chunk if own else 1),
+            max(size.lanes, lanes),
         )
+
+    def _held(self, form: Form) -> tuple[int, int]:
+        """Elements that a thread of a norm or reduction has at a time, and how often it does."""
+        if form.op.name != "norm" or self._graph.caps.target == "numpy":
+            return 1, 1
+        return norm.held(form.inputs, form.outputs[0], self._graph.caps)
 
     def _fits(self, size: _Size, anchor: int | None) -> bool:
         caps = self._graph.caps

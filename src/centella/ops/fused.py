@@ -28,7 +28,7 @@ from centella.program import HostProgram, Kernel
 from centella.specs import Caps, Spec
 from centella.tape import Symbol
 
-ALONG_ROWS: dict[str, Callable[[Chain, Spec], Lowered]] = {
+ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
     "norm": norm.lower_chain,
     "reduce": reduce.lower_chain,
 }
@@ -117,7 +117,7 @@ def lower(
         for spec in chain.sources:
             if not takes_rows(0, spec):
                 raise LimitError(f"fused {op}: parts of {list(spec.shape)} are no rows")
-        return ALONG_ROWS[op](chain, outputs[0])
+        return ALONG_ROWS[op](chain, outputs[0], caps)
     steps = (("steps", chain.steps),)
     return Lowered((element_call(kernel, inputs, outputs[0], chain.numbers, steps),))
 

@@ -25,7 +25,7 @@ from centella.ops.face import face
 from centella.ops.host import on_blocks
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.operands import NUMPY
-from centella.ops.rows import Values, chunked, fold, masked, walk, width_of, workgroup_for
+from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, team_of, width_of
 from centella.ops.steps import (
     Chain,
     Elements,
@@ -39,52 +39,50 @@ from centella.specs import Caps, Spec
 
 
 def _normalise(
-    *, kind: str, chunk: bool, steps: Any, at: int, modes: Any, rank: int, types: Any, y: Any,
-    **inputs: Any,
+    *, kind: str, chunk: bool, team: Team, steps: Any, at: int, modes: Any, rank: int, types: Any,
+    y: Any, **inputs: Any,
 ) -> None:  # fmt: skip
-    """A group a row: statistics in one or two passes, then the result.
+    """A team a row: statistics, the variance after the mean, then the result.
 
-    What is normalised is a value of a chain, computed anew in each pass; the result goes on through
-    the rest of the chain.
+    What is normalised is a value of a chain; the result goes on through the rest of the chain.
     """
-    columns = lang.parameter("columns", u32)
-    row = lang.group_id()
     step, count = steps[at], len(modes)
     made = dtype_of(step.dtype)
     width = made.per_chunk if chunk else made.per_word
     numbers = traced_numbers(types)
-    starts = starts_of(row, rank, count + 1)
+    row = Row(team, width)
+    starts = starts_of(row.number, rank, count + 1)
     x, *vectors = step.operands
 
-    def elements(column: Any) -> Elements:
+    def elements(item: Item) -> Elements:
         def read(k: int) -> Values:
-            return load_elements(inputs[f"x{k}"], modes[k], starts[k], column, width, k)
+            return load_elements(inputs[f"x{k}"], modes[k], starts[k], item.column, width, k)
 
         return Elements(steps, numbers, count, read)
 
-    def statistic(of: Any) -> Any:
-        total = lang.var(0.0, f32)
-        for column in walk(columns, width):
-            values = [of(v) for v in elements(column)[x]]
-            total += fold(masked(values, column, columns, 0.0), lambda a, b: a + b)
-        return lang.workgroup_reduce(total, "add")
+    def loaded(item: Item) -> Elements:
+        have = elements(item)
+        have[x]  # as early as may be
+        return have
+
+    values = row.kept(loaded)
 
     def squares(of: Any) -> Any:
-        return statistic(lambda v: (d := of(v)) * d)
+        return row.total(lambda item: [(d := of(v)) * d for v in values(item)[x]], 0.0, "add")
 
-    eps, length = numbers[f"{at}.eps"], lang.cast(columns, f32)
+    eps, length = numbers[f"{at}.eps"], lang.cast(lang.parameter("columns", u32), f32)
     mean: Any = 0.0
     first: Any = 0.0
     if kind == "layer":
         first = Elements(steps, numbers, count, lambda k: [inputs[f"x{k}"][starts[k]]])[x][0]
-        mean = statistic(lambda v: v - first) / length
+        mean = row.total(lambda item: [v - first for v in values(item)[x]], 0.0, "add") / length
         factor = 1.0 / lang.sqrt(squares(lambda v: (v - first) - mean) / length + eps)
     elif kind == "rms":
         factor = 1.0 / lang.sqrt(squares(lambda v: v) / length + eps)
     else:
         factor = 1.0 / lang.maximum(lang.sqrt(squares(lambda v: v)), eps)
-    for column in walk(columns, width):
-        have = elements(column)
+    for item in row.items():
+        have = values(item)
         out = [((v - first) - mean) * factor if kind == "layer" else v * factor for v in have[x]]
         for name, k in zip(dict(step.attrs)["vectors"], vectors, strict=True):
             pairs = zip(out, have[k], strict=True)
@@ -92,7 +90,8 @@ def _normalise(
         if at < len(steps) - 1:
             have.put(at, out)
             out = have[count + len(steps) - 1]
-        _store(y, starts[count] + column, out, chunk)
+        with row.storing(item):
+            _store(y, starts[count] + item.column, out, chunk)
 
 
 def _store(y: Any, place: Any, values: Values, chunk: bool) -> None:
@@ -102,8 +101,9 @@ def _store(y: Any, place: Any, values: Values, chunk: bool) -> None:
         y.store(place + first, values[first : first + part])
 
 
+PASSES = 3  # over a row that is not held: mean, variance, result
 NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
-norm_kernel: Kernel = Kernel(_normalise, workgroup=256, name="normalise")
+norm_kernel: Kernel = Kernel(_normalise, workgroup=WALKERS, name="normalise")
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -148,46 +148,54 @@ def reference(x: Any, *affine: Any, **attrs: Any) -> Any:
 def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch; a group a row."""
+    """One launch; a team a row."""
     choice = {"kind": attrs["kind"], "vectors": attrs["vectors"]}
     chain = single("norm", choice, (("eps", attrs["eps"]),), (*inputs, outputs[0]))
-    return lower_chain(chain, outputs[0])
+    return lower_chain(chain, outputs[0], caps)
 
 
-def lower_chain(chain: Chain, out: Spec) -> Lowered:
+def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     """A norm with the steps before and after it: the launch of the norm alone, so its sums."""
     x, made = chain.sources[0], chain.made
-    chunk, width = _access(chain.sources, made)
+    chunk, width = _item(chain.sources, made)
     inputs = chain.inputs
     space = row_space(x.shape, inputs, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
+    team = team_of(columns, width, caps)
     call = Call(
         norm_kernel,
         (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out)),
-        (("columns", columns), *space.scalars, *chain.scalars),
+        (("columns", columns), ("rows", rows), *space.scalars, *chain.scalars),
         (
             ("at", chain.at), ("chunk", chunk), ("kind", dict(chain.steps[chain.at].attrs)["kind"]),
             ("modes", space.modes), ("rank", space.rank), ("steps", chain.steps),
-            ("types", chain.types),
+            ("team", team), ("types", chain.types),
         ),
-        rows,
-        workgroup=workgroup_for(columns, width),
+        team.groups(rows),
+        workgroup=team.threads,
         face=face({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1}),
     )  # fmt: skip
     return Lowered((call,))
 
 
-def _access(sources: tuple[Spec, ...], made: Spec) -> tuple[bool, int]:
+def _item(sources: tuple[Spec, ...], made: Spec) -> tuple[bool, int]:
     """Whether a thread takes a chunk at a time, and the elements that it takes."""
     chunk = chunked(*(rows_of(s) for s in (*sources, made)))
     return chunk, width_of(made, chunk)
+
+
+def held(sources: tuple[Spec, ...], made: Spec, caps: Caps) -> tuple[int, int]:
+    """Elements of a row that a thread's program computes at a time, and how often it does."""
+    _, width = _item(sources, made)
+    team = team_of(made.shape[-1], width, caps)
+    return (team.held * width, 1) if team.held else (width, PASSES)
 
 
 def stores(sources: tuple[Spec, ...], made: Spec, out: Spec) -> bool:
     """Whether what a thread takes of a norm fills words of `out`, a result of another dtype."""
     if out.dtype.itemsize == made.dtype.itemsize:
         return True
-    chunk, width = _access(sources, made)
+    chunk, width = _item(sources, made)
     return chunk and out.aligned and width % out.dtype.per_word == 0 == made.shape[-1] % width
 
 

@@ -119,7 +119,7 @@ def _reader(
 reduce_kernel: Kernel = Kernel(_reduce, workgroup=WORKGROUP, name="reduce")
 
 
-def lower_chain(chain: Chain, out: Spec) -> Lowered:
+def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     """A reduction with the steps before and after it: the launches of the reduction alone.
 
     One launch, or two for rows longer than SPLIT elements.
@@ -224,7 +224,8 @@ def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch, or two for rows longer than SPLIT elements."""
-    return lower_chain(single("reduce", {"op": attrs["op"]}, (), (*inputs, outputs[0])), outputs[0])
+    chain = single("reduce", {"op": attrs["op"]}, (), (*inputs, outputs[0]))
+    return lower_chain(chain, outputs[0], caps)
 
 
 def dot_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -249,7 +250,7 @@ def dot_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """As `sum` of products."""
-    return lower_chain(single("dot", {}, (), (*inputs, outputs[0])), outputs[0])
+    return lower_chain(single("dot", {}, (), (*inputs, outputs[0])), outputs[0], caps)
 
 
 def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:

@@ -1,15 +1,38 @@
-"""What kernels over rows share: a thread takes a chunk or a word of a row at a time."""
+"""What kernels over rows share: who has which elements of a row, and how they meet.
+
+A thread takes an item (a chunk or a word) of a row at a time. A team of threads has a row; rows up
+to a length are held in registers, so that each is read once, and longer ones are walked anew in
+each pass. A kernel says what it does with an item; `Row` gives it the items of either kind.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import u32
-from centella.specs import Spec
+from centella.lang import ptx
+from centella.specs import Caps, Spec
 
 Values = list[Any]
+
+WARP = 32  # threads that shuffle
+LEAST = 2  # of a team: a driver that sees a whole row in one thread takes x / x for 1, NaN or not
+MOST = 32  # elements of a row that a thread holds
+ENOUGH = 16  # of a row that is shared by more than a warp: as many as hide the way to memory
+THREADS = 128  # of a group, at least
+WALKERS = 256  # of a group whose row is walked; of others, unless more are needed
+RESIDENT = 1024  # threads of a multiprocessor with the registers that what is held asks for
+RADIX = 32  # values of other threads that one adds up at a time
+
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "max": lang.maximum, "min": lang.minimum, "fmax": lang.fmax,
+}  # fmt: skip
 
 
 def chunked(*specs: Spec) -> bool:
@@ -17,12 +40,6 @@ def chunked(*specs: Spec) -> bool:
     return all(s.aligned and s.unit_rows for s in specs) and (
         len({s.dtype.itemsize for s in specs}) == 1
     )
-
-
-def workgroup_for(columns: int, width: int) -> int:
-    """Threads a group for rows of this length: enough, and not many more."""
-    needed = -(-columns // width)
-    return 64 if needed <= 64 else 128 if needed <= 256 else 256
 
 
 def width_of(y: Any, chunk: bool) -> int:
@@ -66,3 +83,207 @@ def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:
         pairs = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
         values = pairs + ([values[-1]] if len(values) % 2 else [])
     return values[0]
+
+
+# -- who has a row ---------------------------------------------------------------------------------
+
+
+class Team(Struct, frozen=True):
+    """The threads that share a row, and what each has of it.
+
+    Attributes:
+        lanes: threads of a team, a power of two.
+        threads: of a group, which has `teams` rows.
+        held: items in the registers of a thread; 0: the row is walked.
+        tail: what of a thread's last item may lie past the row's end: "none", "items" (all of it),
+            "elements".
+        shuffle: True where the lanes of a warp are neighbouring threads.
+    """
+
+    lanes: int
+    threads: int
+    held: int
+    tail: str
+    shuffle: bool
+
+    @property
+    def teams(self) -> int:
+        """Rows of a group."""
+        return self.threads // self.lanes
+
+    def groups(self, rows: int) -> int:
+        """Groups for so many rows."""
+        return -(-rows // self.teams)
+
+
+def team_of(columns: int, width: int, caps: Caps) -> Team:
+    """Who has a row of `columns`, in items of `width` elements.
+
+    Of the teams that can hold the row the one that leaves the fewest places empty, then the
+    largest: a warp or a part of one as long as that holds the row, then as many as need not hold
+    much, then as many as can.
+    """
+    items = max(-(-columns // width), 1)
+    masks = width if columns % width else 0  # which take registers too
+    most, enough = (MOST - masks) // width, ENOUGH // width
+    if items <= WARP * most:
+        largest = max(min(WARP, power_above(items)), LEAST)
+    else:
+        few = power_above(-(-items // most))
+        largest = min(max(few, min(WALKERS, power_above(-(-items // enough)))), caps.max_workgroup)
+    # What WebGPU promises of subgroups does not say that neighbours make one.
+    shuffle = caps.subgroups and caps.target == "ptx"
+    found = [
+        n for n in (largest, largest // 2, largest // 4) if n >= LEAST and -(-items // n) <= most
+    ]
+    if not found:
+        walkers = min(WALKERS, caps.max_workgroup)
+        return Team(walkers, walkers, 0, "elements", shuffle)
+    lanes = min(found, key=lambda n: (-(-items // n) * n, -n))
+    held = -(-items // lanes)
+    tail = "none" if columns == held * lanes * width else "elements" if columns % width else "items"
+    return Team(lanes, max(THREADS, lanes), held, tail, shuffle)
+
+
+def power_above(least: int) -> int:
+    """The smallest power of two from a number on."""
+    return 1 << (least - 1).bit_length()
+
+
+# -- in a kernel -----------------------------------------------------------------------------------
+
+
+class Item(Struct, frozen=True, eq=False):
+    """Neighbouring elements of a row that a thread has.
+
+    Attributes:
+        column: of the first; where that lies past the row's end, 0.
+        inside: of each element whether the row has it; None: it has.
+        index: among those that the thread holds; -1: it is walked.
+    """
+
+    column: Any
+    inside: tuple[Any, ...] | None
+    index: int
+
+    def masked(self, values: Values, neutral: float | int) -> Values:
+        """Values with those past the row's end replaced."""
+        if self.inside is None:
+            return values
+        return [lang.select(i, v, neutral) for i, v in zip(self.inside, values, strict=True)]
+
+
+class Row:
+    """The row of this thread's team.
+
+    Args:
+        columns: of a row, and `rows`: launch parameters.
+        width: elements of an item.
+    """
+
+    def __init__(self, team: Team, width: int) -> None:
+        self._team, self._width = team, width
+        self._columns, rows = lang.parameter("columns", u32), lang.parameter("rows", u32)
+        self._there: Any = None
+        self.number: Any = lang.group_id()
+        self._lane = lang.local_id()
+        if team.teams > 1:
+            number = self.number * team.teams + self._lane // team.lanes
+            self._lane = self._lane % team.lanes
+            self._there, self.number = number < rows, lang.minimum(number, rows - 1)
+        if team.shuffle and WALKERS < team.threads < RESIDENT:
+            ptx.resident(RESIDENT // team.threads)
+        self._items = [self._held(index) for index in range(team.held)]
+
+    def _held(self, index: int) -> Item:
+        column = (self._lane + index * self._team.lanes) * self._width
+        if self._team.tail == "none" or index < self._team.held - 1:
+            return Item(column, None, index)
+        first = column < self._columns
+        inside = [first] * self._width
+        if self._team.tail == "elements":
+            inside[1:] = [column + j < self._columns for j in range(1, self._width)]
+        return Item(lang.select(first, column, 0), tuple(inside), index)
+
+    def items(self) -> Iterator[Item]:
+        """This thread's items; a loop on the device where the row is walked."""
+        yield from self._items
+        if not self._items:
+            width, columns = self._width, self._columns
+            for column in walk(columns, width):
+                ends = width > 1
+                inside = tuple(column + j < columns for j in range(width)) if ends else None
+                yield Item(column, inside, -1)
+
+    def kept(self, make: Callable[[Item], Any]) -> Callable[[Item], Any]:
+        """What `make` gives, made once for an item that is held."""
+        have: dict[int, Any] = {}
+
+        def get(item: Item) -> Any:
+            if item.index < 0:
+                return make(item)
+            if item.index not in have:
+                have[item.index] = make(item)
+            return have[item.index]
+
+        for item in self._items:  # all loads are on their way before the first is used
+            get(item)
+        return get
+
+    def total(self, of: Callable[[Item], Values], neutral: float | int, op: str) -> Any:
+        """Combine what `of` gives for all elements of the row, in every thread of the team."""
+        combine, parts = COMBINE[op], []
+        for item in self._items:
+            parts.append(fold(item.masked(of(item), neutral), combine))
+        if parts:
+            return self._across(fold(parts, combine), op)
+        sum_ = lang.var(neutral)
+        for item in self.items():
+            sum_.set(combine(sum_, fold(item.masked(of(item), neutral), combine)))
+        return self._across(sum_, op)
+
+    @contextmanager
+    def storing(self, item: Item) -> Iterator[None]:
+        """Where this thread has an item of a row that there is."""
+        conditions = [] if self._there is None else [self._there]
+        if item.index >= 0 and item.inside is not None:
+            conditions.append(item.inside[0])
+        if not conditions:
+            yield
+            return
+        with lang.if_(fold(conditions, operator.and_)):
+            yield
+
+    def _across(self, value: Any, op: str) -> Any:
+        """Combine a value of each thread of the team, in a fixed order."""
+        team, me, combine = self._team, lang.local_id(), COMBINE[op]
+        lanes = team.lanes  # that have a value each
+        if team.shuffle:
+            mask = 1
+            while mask < min(team.lanes, WARP):
+                value = combine(value, lang.shuffle_xor(value, mask))
+                mask *= 2
+            lanes = -(-lanes // WARP)
+        if lanes == 1:
+            return value
+        per = team.lanes // lanes
+        scratch = lang.shared(value.dtype, team.threads // per)
+        if per == 1:
+            scratch[me] = value
+        else:
+            with lang.if_(me % per == 0):
+                scratch[me // per] = value
+        lang.barrier()
+        if lanes > RADIX:
+            few = lanes // RADIX
+            parts, scratch = scratch, lang.shared(value.dtype, team.threads // RADIX)
+            with lang.if_(me < team.threads // RADIX):
+                first = me // few * lanes + me % few
+                scratch[me] = fold([parts[first + j * few] for j in range(RADIX)], combine)
+            lang.barrier()
+            lanes = few
+        first = me // team.lanes * lanes if team.teams > 1 else lang.const(0, u32)
+        if lanes % 4:
+            return fold([scratch[first + j] for j in range(lanes)], combine)
+        chunks = [scratch.load(first + j) for j in range(0, lanes, 4)]
+        return fold([v for chunk in chunks for v in chunk], combine)

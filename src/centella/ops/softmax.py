@@ -14,14 +14,14 @@ import numpy as np
 
 from centella import lang
 from centella.axes import along_rows
-from centella.dtypes import f32, u32
+from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.host import on_blocks
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.operands import NUMPY
-from centella.ops.rows import chunked, fold, load, masked, walk, width_of, workgroup_for
+from centella.ops.rows import WALKERS, Row, Team, chunked, load, team_of, width_of
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
@@ -30,29 +30,23 @@ from centella.specs import Caps, Spec
 LOWEST = -3.4028234e38
 
 
-def _softmax(*, log: bool, chunk: bool, x: Any, y: Any) -> None:
-    """A group a row, three passes: maximum, sum, result."""
-    columns, row = lang.parameter("columns", u32), lang.group_id()
+def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
+    """A team a row: maximum, sum, result."""
     width = width_of(y, chunk)
-    top = lang.var(LOWEST, f32)
-    for column in walk(columns, width):
-        values = masked(load(x, row, column, columns, width, chunk), column, columns, LOWEST)
-        top.set(lang.fmax(top, fold(values, lang.fmax)))
-    m = lang.workgroup_reduce(top, "fmax")
-    total = lang.var(0.0, f32)
-    for column in walk(columns, width):
-        values = [lang.exp(v - m) for v in load(x, row, column, columns, width, chunk)]
-        total += fold(masked(values, column, columns, 0.0), lambda a, b: a + b)
-    s = lang.workgroup_reduce(total, "add")
+    row, columns = Row(team, width), lang.parameter("columns", u32)
+    values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
+    m = row.total(values, LOWEST, "fmax")
+    powers = row.kept(lambda item: [lang.exp(v - m) for v in values(item)])
+    s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
-    for column in walk(columns, width):
-        values = load(x, row, column, columns, width, chunk)
-        out = [(v - m) - scale if log else lang.exp(v - m) * scale for v in values]
-        y.store(row, column, out)  # past the row's end is pad
+    for item in row.items():
+        out = [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
+        with row.storing(item):
+            y.store(row.number, item.column, out)  # past the row's end is pad
 
 
 softmax_rows: Kernel = Kernel(
-    _softmax, workgroup=256, name="softmax_rows", face=face({"x": 2}, {"y": 2})
+    _softmax, workgroup=WALKERS, name="softmax_rows", face=face({"x": 2}, {"y": 2})
 )
 
 
@@ -83,17 +77,18 @@ def reference(x: Any, log: bool = False) -> Any:
 def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch; a group a row."""
+    """One launch; a team a row."""
     x, y = rows_of(inputs[0]), rows_of(outputs[0])
     chunk = chunked(x, y)
     rows, columns = y.shape
+    team = team_of(columns, width_of(y, chunk), caps)
     call = Call(
         softmax_rows,
         (Ref(0, x), Ref(1, y)),
-        (("columns", columns),),
-        (("chunk", chunk), ("log", attrs.get("log", False))),
-        rows,
-        workgroup=workgroup_for(columns, width_of(y, chunk)),
+        (("columns", columns), ("rows", rows)),
+        (("chunk", chunk), ("log", attrs.get("log", False)), ("team", team)),
+        team.groups(rows),
+        workgroup=team.threads,
     )
     return Lowered((call,))
 

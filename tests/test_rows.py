@@ -1,0 +1,135 @@
+"""Who has a row: every kind of team, with and without shuffles, in the simulator; its registers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella import op
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, narrow, widen
+from centella.lang import KernelIR
+from centella.lang.ptx import emit_ptx
+from centella.lang.simulate import simulate
+from centella.ops.rows import ENOUGH, MOST, Team, team_of
+from centella.program import Call, parameter_words
+from centella.specs import Caps, make_spec
+from tests.lang_common import Tensor, assembler
+from tests.test_thin import laid_out
+
+Array = np.ndarray[Any, Any]
+CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
+            subgroups=True, native_f16_pack=True, arch="sm_90a", family="nvidia")  # fmt: skip
+LARGE = Caps("wgsl", max_workgroup=1024)  # groups of a desktop's GPU, no shuffles
+LEAST = Caps("ir")
+ROWS = 5
+# Columns that give teams of every size, with whole rows, empty places, and part of an item.
+COLUMNS = (1, 3, 20, 45, 96, 384, 511, 1000, 2048, 3000, 5120, 9000, 20000, 24579)
+NORM = {"kind": "layer", "eps": 1e-5, "vectors": ("weight", "bias")}
+OPS: dict[str, dict[str, Any]] = {"softmax": {}, "norm": NORM}
+
+
+def lowered(name: str, columns: int, dtype: DType, caps: Caps) -> tuple[Call, KernelIR]:
+    """The launch of an op on five rows, and its kernel."""
+    x, vector = make_spec((ROWS, columns), dtype, 16), make_spec((columns,), dtype, 16)
+    inputs = (x, vector, vector) if name == "norm" else (x,)
+    (call,) = op.get(name).lower(inputs, (x,), OPS[name], caps).calls
+    kinds = tuple(r.spec.dtype for r in call.tensors)
+    return call, call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+
+
+def wanted_of(name: str, x: Array, *vectors: Array) -> Array:
+    """The result in float64."""
+    if name == "softmax":
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return np.asarray(e / e.sum(-1, keepdims=True))
+    centred = x - x.mean(-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
+    return np.asarray(y * vectors[0] + vectors[1])
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("caps", [CUDA, LARGE, LEAST], ids=["shuffle", "large", "least"])
+def test_every_team_is_right(name: str, caps: Caps) -> None:
+    teams: set[Team] = set()
+    for columns in COLUMNS:
+        for dtype in (f32, f16) if columns < 4000 else (f32,):
+            call, ir = lowered(name, columns, dtype, caps)
+            team = dict(call.constants)["team"]
+            assert ir.uses_subgroups == team.shuffle == (caps is CUDA)
+            assert ir.workgroup == team.threads <= caps.max_workgroup
+            assert ir.shared_bytes <= 16 << 10
+            teams.add(team)
+            check(name, call, ir, columns, dtype)
+    assert len(teams) > 10
+    assert {t.tail for t in teams} == {"none", "items", "elements"}
+    assert any(not t.held for t in teams) == (caps is LEAST)
+
+
+def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> None:
+    """Run it on random numbers far from zero; pads hold NaN."""
+    rng = np.random.default_rng(columns)
+    x, *vectors = (
+        widen(narrow(rng.standard_normal(s) + shift, dtype), dtype).astype(np.float64)
+        for s, shift in (((ROWS, columns), 7), ((columns,), 1), ((columns,), 0))
+    )
+    spec = make_spec((ROWS, columns), dtype, 16)
+    given = [x, *vectors][: len(call.tensors) - 1]
+    words = [laid_out(v, make_spec(v.shape, dtype, 16)) for v in given]
+    words.append(np.full(spec.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+    params, _ = parameter_words(call, ir)
+    simulate(ir, words, np.array(params, np.uint32), call.groups)
+    got = Tensor(words[-1], dtype, spec.shape, spec.strides, 0).numpy()
+    near = max(dtype.epsilon * 4, 2e-5)
+    np.testing.assert_allclose(got, wanted_of(name, x, *vectors), rtol=near, atol=near)
+
+
+def test_teams_hold_rows_in_few_registers() -> None:
+    for caps in (CUDA, LARGE, LEAST):
+        for columns in range(1, 40000, 37):
+            for width in (1, 2, 4, 8):
+                team = team_of(columns, width, caps)
+                assert team.lanes & (team.lanes - 1) == 0
+                assert team.threads <= caps.max_workgroup
+                if team.held:
+                    items = -(-columns // width)
+                    places = team.held * team.lanes
+                    assert places - team.lanes < items <= places  # only last items are outside
+                    assert team.held * width <= MOST
+                    assert (team.tail == "none") == (columns == places * width)
+    assert not team_of(40000, 4, CUDA).held
+    assert not team_of(8200, 4, LEAST).held
+
+
+def test_a_row_is_shared_as_its_length_allows() -> None:
+    """Whole rows where some team has them whole; a warp as long as one holds the row."""
+    for columns, width, lanes, held in (
+        *((384, 4, 32, 3), (384, 8, 16, 3), (768, 4, 32, 6), (1024, 8, 32, 4)),
+        *((4096, 4, 256, 4), (4096, 8, 256, 2), (5120, 4, 256, 5), (8192, 4, 256, 8)),
+        *((16384, 4, 512, 8), (32000, 4, 1024, 8), (1, 4, 2, 1)),
+    ):
+        team = team_of(columns, width, CUDA)
+        assert (team.lanes, team.held) == (lanes, held)
+    assert ENOUGH < MOST
+    assert team_of(384, 4, CUDA).groups(65536) == 16384
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
+    tool = assembler()
+    for columns in (384, 8192, 24570, 32000):
+        _, ir = lowered(name, columns, dtype_of(dtype.name), CUDA)
+        source = tmp_path / f"{columns}.ptx"
+        source.write_text(emit_ptx(ir, CUDA.arch))
+        done = subprocess.run(
+            [tool, f"-arch={CUDA.arch}", "-v", str(source), "-o", os.devnull],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert re.findall(r"(\d+) bytes spill", done.stderr) == ["0", "0"], (columns, done.stderr)
