@@ -48,6 +48,7 @@ from centella.lang.ptx.warpgroups import (
     wgmma,
     wgmma_commit,
     wgmma_fence,
+    wgmma_held,
     wgmma_wait,
 )
 
@@ -85,5 +86,6 @@ __all__ = [
     "wgmma",
     "wgmma_commit",
     "wgmma_fence",
+    "wgmma_held",
     "wgmma_wait",
 ]
