@@ -1,9 +1,10 @@
 """Attention of many queries on tensor cores: every tile checked, then timed beside PyTorch's SDPA.
 
-A tile is checked before it is timed: lengths, a causal mask, grouped queries and sizes off every
-boundary, all of the result against float64 of the rounded operands; then, of each shape that is
-timed, a sample of queries. Rounds of replays alternate with PyTorch's, as in `gemv`. Operations are
-4 lq lk d a head, half of that under a causal mask.
+Tiles are those of `mma` and, on Hopper, of `wgmma`. One is checked before it is timed: lengths, a
+causal mask, grouped queries and sizes off every boundary, all of the result against float64 of the
+rounded operands; then, of each shape that is timed, a sample of queries. Rounds of replays
+alternate with PyTorch's, as in `gemv`. Operations are 4 lq lk d a head, half of that under a causal
+mask.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ import centella as ct
 from centella import op
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
 from centella.ops.attention import op as attention_op
-from centella.ops.attention.choice import LEAST_TILE, MMA_TILES
+from centella.ops.attention.choice import HOPPER, LEAST_TILE, MMA_TILES, WGMMA_TILES
 from centella.ops.attention.mma import MmaTile
+from centella.ops.attention.wgmma import WgmmaTile
+from centella.specs import make_spec
 from centella.tensor import apply
 
-# By head size: tiles beside the shipped one.
+AnyTile = MmaTile | WgmmaTile
+# By head size: tiles beside the shipped ones.
 TILES: dict[int, tuple[MmaTile, ...]] = {
     32: (
         MmaTile(64, 64, 4, 2, together=3),
@@ -48,6 +52,20 @@ TILES: dict[int, tuple[MmaTile, ...]] = {
         MmaTile(128, 64, 4, 2, held=False),
         MmaTile(64, 64, 4, 2),
         MmaTile(128, 64, 8, 2, together=1),
+    ),
+}
+BY_WARPGROUPS: dict[int, tuple[WgmmaTile, ...]] = {
+    64: (
+        WgmmaTile(128, turns=False),
+        WgmmaTile(192),
+        WgmmaTile(128, 3),
+        WgmmaTile(64),
+    ),
+    128: (
+        WgmmaTile(128, turns=False),
+        WgmmaTile(176),
+        WgmmaTile(160),
+        WgmmaTile(96),
     ),
 }
 BOUND = {"f16": 2e-7, "bf16": 5e-6}  # squared error of the squares, as in the table of ops
@@ -88,30 +106,74 @@ SHAPES = (
 SMALL = (Shape("small", 1, 4, 2, 40, 32, "f16", True), Shape("small", 2, 2, 2, 33, 64, "bf16"))
 
 
-def title(tile: MmaTile) -> str:
+def title(tile: AnyTile) -> str:
     """A tile as the log writes it: queries, keys, warps, stages; what else differs."""
-    more = f"{'' if tile.held else ', q again'}{', 2 parts' if tile.parts == 2 else ''}"
-    return f"{tile.queries}x{tile.keys}, {tile.warps}, {tile.stages}{more}"
+    parts = f"{', 2 parts' if tile.parts == 2 else ''}"
+    if isinstance(tile, MmaTile):
+        more = f"{'' if tile.held else ', q again'}{parts}"
+        return f"{tile.queries}x{tile.keys}, {tile.warps}, {tile.stages}{more}"
+    more = f"{'' if tile.turns else ', no turns'}{parts}"
+    return f"wgmma {tile.queries}x{tile.keys}, {tile.stages}{more}"
 
 
-def tiles_of(dim: int, dtype: DType, small: bool) -> list[MmaTile]:
-    """The shipped tile, then others; of bf16 in two parts, and the first one in one."""
+def tiles_of(dim: int, dtype: DType, small: bool) -> list[AnyTile]:
+    """The shipped tiles, then others; of bf16 in two parts, and the first of each in one."""
     shipped = next(tile for most, tile, _ in MMA_TILES if dim <= most)
-    tiles = [LEAST_TILE] if small else [shipped, *TILES[dim]]
-    return [*(replace(t, parts=2) for t in tiles), tiles[0]] if dtype is bf16 else tiles
+    tiles: list[AnyTile] = [LEAST_TILE] if small else [shipped, *TILES[dim]]
+    groups = [tiles, [tile for most, tile, *_ in WGMMA_TILES if dim == most]]
+    groups[1] += [] if small else BY_WARPGROUPS.get(dim, ())
+    if dtype is bf16:
+        groups = [[*(replace(t, parts=2) for t in some), *some[:1]] for some in groups]
+    return [tile for some in groups for tile in some]
 
 
-def attend(tile: MmaTile, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
+def attend(tile: AnyTile, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
     """Attention, with lengths where given; to be recorded and planned while `forcing(tile)`."""
     masks = ("lengths",) if len(tensors) > 3 else ()
     scale = tensors[0].shape[3] ** -0.5
-    return apply("attention", *tensors, masks=masks, causal=causal, scale=scale, variant="mma",
-                 tile=repr(tile))  # fmt: skip
+    return apply("attention", *tensors, masks=masks, causal=causal, scale=scale,
+                 variant=variant_of(tile), tile=repr(tile))  # fmt: skip
 
 
-def forcing(tile: MmaTile) -> Any:
-    """Give this tile to every attention on tensor cores."""
-    return mock.patch.object(attention_op, "mma_tile_of", lambda q, masks, caps: tile)
+def variant_of(tile: AnyTile) -> str:
+    """The variant that has such tiles."""
+    return "mma" if isinstance(tile, MmaTile) else "wgmma"
+
+
+def forcing(tile: AnyTile) -> Any:
+    """Give this tile to every attention of its variant."""
+    name = f"{variant_of(tile)}_tile_of"
+    return mock.patch.object(attention_op, name, lambda q, masks, caps: tile)
+
+
+def resources(device: ct.Device, shape: Shape, tile: AnyTile) -> Row:
+    """What the driver says that the kernel takes; nothing of a simulation."""
+    if device.caps.target != "ptx":
+        return {}
+    from cuda.bindings import driver
+
+    dtype, kv = dtype_of(shape.dtype), (shape.batch, shape.kv_heads, shape.length, shape.dim)
+    q = make_spec((kv[0], shape.heads, *kv[2:]), dtype, 16)
+    inputs = q, make_spec(kv, dtype, 16), make_spec(kv, dtype, 16)
+    y = make_spec((kv[0], kv[2], shape.heads, kv[3]), dtype, 16)
+    attrs = {"causal": shape.causal, "masks": (), "scale": shape.dim**-0.5}
+    with forcing(tile):
+        lowered = op.get("attention").lower(
+            inputs, (y,), {**attrs, "variant": variant_of(tile)}, device.caps
+        )
+    call = lowered.calls[-1]
+    dtypes = tuple(r.spec.dtype for r in call.tensors)
+    program = call.kernel.program(
+        device.caps, dtypes, (True,) * len(dtypes), call.constants, call.workgroup, call.face
+    )
+    made = device.backend.compile(program)  # type: ignore[attr-defined]  # of CUDA
+    of = driver.CUfunction_attribute
+    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
+             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
+    with device.backend.current():  # type: ignore[attr-defined]
+        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
+    return {"kernel": call.kernel.name, **found, "threads": made.threads,
+            "shared_bytes": made.dynamic}  # fmt: skip
 
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
@@ -124,12 +186,12 @@ def error_of(got: Any, wanted: Any) -> float:
     return float(((got - wanted) ** 2).sum() / (wanted**2).sum())
 
 
-def bound_of(tile: MmaTile, dtype: DType) -> float:
+def bound_of(tile: AnyTile, dtype: DType) -> float:
     """How far a tile may be off."""
     return ONE_PART if dtype is bf16 and tile.parts == 1 else BOUND[dtype.name]
 
 
-def check(device: ct.Device, tile: MmaTile, dim: int, dtype: DType) -> float:
+def check(device: ct.Device, tile: AnyTile, dim: int, dtype: DType) -> float:
     """The larger error of two problems off every boundary.
 
     Raises:
@@ -195,7 +257,7 @@ def attention_cores(args: argparse.Namespace) -> Iterator[Row]:
     device = ct.device(names[0])
     wanted = (args.dtypes or "f16,bf16").split(",")
     shapes = [s for s in (SMALL if args.small else SHAPES) if s.dtype in wanted]
-    usable: dict[tuple[int, str], list[MmaTile]] = {}
+    usable: dict[tuple[int, str], list[AnyTile]] = {}
     for shape in shapes:
         kind = shape.dim, shape.dtype
         if kind not in usable:
@@ -204,11 +266,16 @@ def attention_cores(args: argparse.Namespace) -> Iterator[Row]:
         yield from _timed(device, shape, usable[kind], torch, args)
 
 
-def _checked(device: ct.Device, tiles: list[MmaTile], dim: int, dtype: DType) -> Iterator[MmaTile]:
+def _checked(device: ct.Device, tiles: list[AnyTile], dim: int, dtype: DType) -> Iterator[AnyTile]:
     """The tiles that a device takes, once they have passed."""
     for tile in tiles:
         caps = device.caps
-        if tile.shared_bytes(dim) > caps.max_shared or tile.threads > caps.max_workgroup:
+        fits = isinstance(tile, MmaTile) or caps.target == "ir" or caps.arch == HOPPER
+        if (
+            not fits
+            or tile.shared_bytes(dim) > caps.max_shared
+            or tile.threads > caps.max_workgroup
+        ):
             print(f"{title(tile)} of heads of {dim}: skipped, it does not fit")
             continue
         worst = check(device, tile, dim, dtype)
@@ -217,7 +284,7 @@ def _checked(device: ct.Device, tiles: list[MmaTile], dim: int, dtype: DType) ->
 
 
 def _timed(
-    device: ct.Device, shape: Shape, tiles: list[MmaTile], torch: Any, args: argparse.Namespace
+    device: ct.Device, shape: Shape, tiles: list[AnyTile], torch: Any, args: argparse.Namespace
 ) -> Iterator[Row]:
     """A row for each tile and SDPA, once each has met the bound on a sample."""
     dtype, rng = dtype_of(shape.dtype), np.random.default_rng(0)
@@ -227,15 +294,17 @@ def _timed(
     tensors = [ct.asarray(x, dtype, device) for x in stored]
     contestants: dict[str, Call] = {}
     errors: dict[str, float] = {}
+    kernels: dict[str, Row] = {}
     for tile in tiles:
 
-        def record(tile: MmaTile = tile) -> list[ct.Tensor]:
+        def record(tile: AnyTile = tile) -> list[ct.Tensor]:
             return [attend(tile, shape.causal, *tensors) for _ in range(count)]
 
         with forcing(tile):
             replay = device.compile(record)
             got = replay()[-1].numpy()
         errors[title(tile)] = sampled(got, stored, shape, dtype)
+        kernels[title(tile)] = resources(device, shape, tile)
         assert errors[title(tile)] < 1.5 * bound_of(tile, dtype), (shape, tile, errors)
         contestants[title(tile)] = round_of(replay, device.synchronize)
     kept = None
@@ -247,7 +316,7 @@ def _timed(
     rows: list[Row] = [
         {"bench": f"attention {shape.name} {dtype.name}", "who": who, "unit": "TFLOP/s",
          "shape": [shape.batch, shape.heads, shape.length, shape.dim], "error": errors[who],
-         "us": float(np.median(times)) / (count * REPLAYS) * 1e6,
+         **kernels.get(who, {}), "us": float(np.median(times)) / (count * REPLAYS) * 1e6,
          **summary(times, shape.work * count * REPLAYS / 1e12)}
         for who, times in seconds.items()
     ]  # fmt: skip

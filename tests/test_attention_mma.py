@@ -19,6 +19,7 @@ from centella.lang.simulate import simulate
 from centella.ops.attention import op as attention_op
 from centella.ops.attention.choice import LEAST_TILE, MMA_TILES
 from centella.ops.attention.mma import MmaTile
+from centella.ops.attention.wgmma import WgmmaTile
 from centella.program import Call, parameter_words
 from centella.specs import Caps, Spec, make_spec
 from tests.lang_common import ORDERS, Tensor
@@ -63,8 +64,9 @@ class Launch(NamedTuple):
 
 
 def lowered(
-    shape: tuple[int, int, int, int, int, int], dtype: DType = f16, tile: MmaTile | None = None,
-    causal: bool = False, scale: float | None = None, **masks: Any,
+    shape: tuple[int, int, int, int, int, int], dtype: DType = f16,
+    tile: MmaTile | WgmmaTile | None = None, causal: bool = False, scale: float | None = None,
+    **masks: Any,
 ) -> Launch:  # fmt: skip
     """The launch for [batch, heads, kv_heads, lq, lk, dim]."""
     b, heads, kv_heads, lq, lk, dim = shape
@@ -73,12 +75,14 @@ def lowered(
     made = {name: np.asarray(value) for name, value in masks.items()}
     kinds = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32"}
     inputs += [make_spec(m.shape, ct.dtypes.dtype_of(kinds[n]), 16) for n, m in made.items()]
-    attrs = {"causal": causal, "masks": tuple(made), "scale": scale or dim**-0.5, "variant": "mma"}
+    variant = "wgmma" if isinstance(tile, WgmmaTile) else "mma"
+    attrs = {"causal": causal, "masks": tuple(made), "scale": scale or dim**-0.5}
+    attrs |= {"variant": variant}
     y = make_spec((b, lq, heads, dim), dtype, 16)
     with pytest.MonkeyPatch.context() as patch:
         if tile is not None:
             whole = replace(tile, parts=2) if dtype is bf16 else tile
-            patch.setattr(attention_op, "mma_tile_of", lambda q, masks, caps: whole)
+            patch.setattr(attention_op, f"{variant}_tile_of", lambda q, masks, caps: whole)
         (call,) = op.get("attention").lower(tuple(inputs), (y,), attrs, CAPS).calls
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)

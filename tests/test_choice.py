@@ -12,10 +12,10 @@ from centella.conformance.cases import OWN, Case, In
 from centella.conformance.products import variant_fits
 from centella.conformance.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
+from centella.ops.attention import choice as attention_choice
 from centella.ops.attention import table as attention_table
 from centella.ops.attention.choice import LEAST_TILE, fits_mma
 from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
-from centella.ops.attention.choice import choose as choose_attention
 from centella.ops.attention.choice import mma_tile_of as attention_tile_of
 from centella.ops.attention.choice import tile_of as attention_tile
 from centella.ops.attention.combine import MOST_SPLITS
@@ -58,6 +58,11 @@ def spec(*shape: int, dtype: DType = f32) -> Spec:
 def view(shape: Shape, strides: Shape, dtype: DType = f32, offset: int = 0) -> Spec:
     """As a slice or transpose lies."""
     return Spec(shape, dtype, strides, rows_aligned(shape, strides, dtype.itemsize, offset))
+
+
+def choose_attention(inputs: tuple[Spec, ...], caps: Caps, **attrs: Any) -> str:
+    """The variant, without masks unless said otherwise."""
+    return attention_choice.choose(inputs, {"masks": (), "scale": 0.125, **attrs}, caps)
 
 
 def calls(name: str, *inputs: Spec, **attrs: Any) -> tuple[Call, ...]:
@@ -486,6 +491,35 @@ def test_many_queries_of_16_bits_go_to_tensor_cores() -> None:
     whole = view(k.shape, (10 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
     assert fits_mma((q, whole, whole), caps)
     assert not fits_mma((q, k, view(k.shape, (10 * 65, 65, 130, 1), f16)), caps)
+
+
+def test_many_queries_on_hopper_go_to_warpgroups() -> None:
+    """What a tensor map describes, with masks and a scale that the softmax folds, heads near 64."""
+    hopper = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
+
+    def of(lq: int, dim: int, dtype: DType = f16, lk: int = 90) -> tuple[Spec, ...]:
+        return spec(2, 4, lq, dim, dtype=dtype), *[spec(2, 2, lk, dim, dtype=dtype)] * 2
+
+    q, k, v = of(65, 64)
+    whole = view(k.shape, (90 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
+    repeated = view(k.shape, (90 * 64, 0, 64, 1), f16)
+    cases: tuple[tuple[tuple[Spec, ...], dict[str, Any], str], ...] = (
+        *((of(65, d), {}, "wgmma") for d in (56, 64, 104, 128)),
+        *((of(65, d), {}, "mma") for d in (16, 32, 48, 72, 96, 136, 256)),
+        (of(65, 128, bf16), {}, "wgmma"),
+        (of(64, 64), {}, "mma"),
+        (of(65, 64, lk=0), {}, "tiled"),
+        (of(65, 64), {"masks": ("lengths", "starts")}, "wgmma"),
+        *((of(65, 64), {"masks": (m,)}, "mma") for m in ("mask", "key_mask")),
+        *((of(65, 64), {"scale": x}, "mma") for x in (-0.125, 0.0, 0.01, 1.0)),
+        ((q, whole, v), {}, "wgmma"),
+        ((q, repeated, v), {}, "mma"),
+        ((q, k, view(k.shape, (90 * 65, 65, 130, 1), f16)), {}, "tiled"),
+    )
+    for given, attrs, chosen in cases:
+        assert choose_attention(given, hopper, **attrs) == chosen, (given[0].shape, attrs)
+    for caps in (replace(hopper, arch="sm_89"), replace(hopper, max_shared=64 << 10)):
+        assert choose_attention(of(65, 64), caps) == "mma"
 
 
 def test_tiles_of_attention() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from centella import lang
-from centella.dtypes import DType, bf16, f16, f32, u32
+from centella.dtypes import DType, bf16, f16, f32, narrow, u32, widen
 from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, ptx, storage
 from centella.lang.ir import HOPPER
@@ -74,6 +74,17 @@ def boxes(x: In[storage], y: Out[storage], z: Out[f32], *, along: bool, fault: s
         for register in range(32):
             row, column = sums.place(register)
             z[row * 64 + column] = sums[register]
+        held, more = ptx.Fragment(x.dtype, (64, 16)), ptx.Fragment(f32, (64, 64))
+        for register in range(4):  # the first 16 columns, as they lie
+            held[register] = (sums[2 * register], sums[2 * register + 1])
+        ptx.wgmma_fence()
+        ptx.wgmma_held(more, held, tile, tile.start(0, 0, 1), b_along_k=along, accumulate=False)
+        ptx.wgmma_commit()
+        ptx.wgmma_wait()
+        for register in range(32):
+            row, column = more.place(register)
+            z[4096 + row * 64 + column] = more[register]
+        z[8192 + thread % WG] = lang.shuffle_xor(lang.cast(thread, f32), 3)
         with lang.if_(thread % WG < 32):
             at = tile.chunk(ptx.warpgroup(), thread % WG // 4)
             tile.store_pair(at, thread % 4, [1.0, 2.0])
@@ -89,7 +100,7 @@ def case(dtype: DType, along: bool = True, fault: str = "") -> tuple[KernelIR, d
     tensors = {
         "x": tensor(rng.standard_normal(70 * 72), dtype),
         "y": empty((70 * 72,), dtype),
-        "z": empty((64 * 64,), f32),
+        "z": empty((2 * 64 * 64 + WG,), f32),
     }
     return record(boxes, tensors, 2 * WG, along=along, fault=fault), tensors
 
@@ -105,9 +116,11 @@ def test_boxes_and_products(dtype: DType, along: bool) -> None:
     box = np.zeros((64, 64), np.float32)
     box[:, :] = x[4:68, 8:72]
     factor = box if along else box.T
-    np.testing.assert_allclose(
-        made["z"].numpy().reshape(64, 64), factor @ factor.T, rtol=1e-5, atol=1e-4
-    )
+    once, again = made["z"].numpy()[:8192].reshape(2, 64, 64)
+    np.testing.assert_allclose(once, factor @ factor.T, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(made["z"].numpy()[8192:], (np.arange(WG) + WG) ^ 3)
+    held = widen(narrow(once[:, :16], dtype), dtype)
+    np.testing.assert_allclose(again, held @ factor.T[:16], rtol=1e-5, atol=1e-3)
     out = made["y"].numpy().astype(np.float32).reshape(70, 72)
     np.testing.assert_array_equal(out[0, :64], x[4, :64])
     np.testing.assert_array_equal(out[1, 1:64:2], np.full(32, 2.0))
@@ -209,6 +222,17 @@ def left_pending() -> None:
         ptx.wgmma_commit()
 
 
+def lend(factor: ptx.Fragment) -> ptx.Fragment:
+    ptx.wgmma_held(sums(), factor, tile(), 0, accumulate=False)
+    return factor
+
+
+def read_lent() -> None:
+    factor = ptx.Fragment(f16, (64, 16))
+    factor.fill(0.0)
+    lend(factor)[0] = (1.0, 2.0)
+
+
 def in_role(wrong: Callable[[], Any]) -> Callable[[], None]:
     def inside() -> None:
         with ptx.role(0, WG):
@@ -245,6 +269,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "outside": (ptx.warpgroup, "for the inside of a ptx.role"),
     "barriers": (lambda: ptx.Barriers(0), "a Python number of them"),
     "number": (lambda: ptx.Barriers(2).arrive(2), "there are 2 barriers"),
+    "held": (lambda: lend(sums()), r"a factor \(64, 16\) and a tile of its dtype"),
+    "empty": (lambda: lend(ptx.Fragment(f16, (64, 16))), "before it was filled or loaded"),
+    "lent": (read_lent, "read or written while a wgmma on it is pending"),
     "groups": (lambda: ptx.wgmma_wait(-1), "a Python number of groups"),
 }
 

@@ -1420,9 +1420,12 @@ SHOWN = {
     "| `ptx.tma_store_commit()`": "hopper.boxes_and_products hopper.the_simulator_reports",
     "| `ptx.async_fence()`": "hopper.boxes_and_products hopper.the_simulator_reports",
     "| `ptx.wgmma(c": "hopper.boxes_and_products hopper.texts_assemble",
+    "| `ptx.wgmma_held(c": "hopper.boxes_and_products hopper.texts_assemble",
     "| `ptx.wgmma_fence()`": "hopper.boxes_and_products hopper.refused",
     "Sums of `wgmma` are a `Fragment`": "hopper.refused",
+    "The same holds for the factor": "hopper.refused",
     "In a role control flow is uniform": "hopper.refused",
+    "Subgroup operations are no such": "hopper.boxes_and_products",
     "What needs the whole group": "hopper.refused",
     "A tensor map is made by the driver": "hopper.maps_that_the_driver_would_not_make "
     "hopper.the_layout_of_a_tile_is_that_of_its_map_and_descriptor",

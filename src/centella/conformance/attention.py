@@ -61,6 +61,7 @@ def attention() -> Row:
             attend(1, 1, 1, 3, 5, 8, values="large", variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
             *tensor_cores(),
+            *warpgroups(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
@@ -85,6 +86,19 @@ def tensor_cores() -> list[Case]:
         ((1, 1, 1, 70, 90, 256), (), {"causal": True, "small": False}),
     ]
     return [attend(*shape, *masks, variant="mma", **more) for shape, masks, more in shapes]
+
+
+def warpgroups() -> list[Case]:
+    """The variant for Hopper: tiles begun and full, heads that are padded, every mask it takes."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 16), (), {}),
+        ((2, 4, 2, 130, 300, 64), ("lengths",), {"causal": True, "small": False}),
+        ((2, 2, 2, 70, 90, 40), ("starts",), {}),
+        ((1, 1, 1, 70, 200, 72), (), {"values": "large", "sweep": True}),
+        ((1, 2, 1, 300, 700, 128), (), {"small": False}),
+        ((2, 2, 1, 200, 200, 128), ("lengths", "starts"), {"small": False, "sweep": True}),
+    ]
+    return [attend(*shape, *masks, variant="wgmma", **more) for shape, masks, more in shapes]
 
 
 def split_keys() -> list[Case]:

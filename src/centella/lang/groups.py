@@ -110,7 +110,7 @@ def workgroup_reduce(value: Any, op: str) -> Expr:
 
 def _subgroup(op: str, x: Any, attr: Any = None) -> Expr:
     tracer = current()
-    tracer.need_uniform("a subgroup operation")
+    tracer.need_uniform("a subgroup operation", role=True)
     value = traced(x, "a subgroup operation")
     if value.type == "bool":
         raise TraceError("a subgroup operation is for numbers, got bool; use lang.cast")

@@ -1,4 +1,4 @@
-"""The simulator's machine with what sm_90a alone has: roles, barriers, boxes, warpgroups.
+"""The simulator's machine with what sm_90a alone has: roles, barriers, boxes.
 
 A group runs by itself. The warpgroups of its roles run by turns, each until it waits for a barrier
 whose phase is not over; a round in which none gets further is a deadlock, and is reported. So a
@@ -12,17 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.dtypes import ALL, widen
 from centella.errors import SimulationError
-from centella.lang.arithmetic import Array
 from centella.lang.bulk import Boxes, Phases, Words
-from centella.lang.factors import DEPTH, WARPGROUP, places_of, spread
-from centella.lang.ir import Matrix
+from centella.lang.factors import WARPGROUP
 from centella.lang.machine import LEAVES, UNDEFINED
 from centella.lang.shadow import Ids, Mask, Shadow
-from centella.lang.warps import WarpMachine
+from centella.lang.warpgroups import CHUNK, WarpgroupMachine
 
-CHUNK = 16  # bytes
 DONE = object()
 
 
@@ -34,7 +30,7 @@ class Strand(NamedTuple):
     rest: Iterator[None]
 
 
-class HopperMachine(WarpMachine):
+class HopperMachine(WarpgroupMachine):
     """One launch, group by group, of a kernel for sm_90a."""
 
     values: list[Any]
@@ -47,9 +43,7 @@ class HopperMachine(WarpMachine):
             "mbar_init": self._init, "mbar_fence": self._nothing, "mbar_arrive": self._arrive,
             "mbar_expect": self._arrive, "tma_load": self._tma_load, "tma_store": self._tma_store,
             "tma_store_commit": self._store_commit, "tma_store_wait": self._store_wait,
-            "async_fence": self._async_fence, "wgmma": self._wgmma, "wgmma_fence": self._gather,
-            "wgmma_commit": self._wgmma_commit, "wgmma_wait": self._wgmma_wait,
-            "setmaxnreg": self._gather, "warpgroup_barrier": self._warpgroup_barrier,
+            "async_fence": self._async_fence,
         })  # fmt: skip
 
     def bind(
@@ -70,10 +64,8 @@ class HopperMachine(WarpMachine):
         assert count == 1, "roles run group by group"
         self.passed: int = 0  # waits
         self.phases: dict[int, Phases] = {}
-        # Groups of stores by thread, and of products by warpgroup; the last one is open.
+        # Groups of stores by thread; the last one is open.
         self.stores: dict[int, list[list[tuple[int, Ids]]]] = {}
-        self.products: dict[int, list[list[tuple[int, Ids]]]] = {}
-        self.pending: dict[int, list[set[int]]] = {}
         super().run(first, count)
         for groups in (*self.stores.values(), *self.products.values()):
             if any(groups):
@@ -165,10 +157,6 @@ class HopperMachine(WarpMachine):
             raise self._bad(index, f"shared array {array} has {most} barriers, got {max(which)}")
         return which
 
-    def _bad(self, index: int, text: str) -> SimulationError:
-        _, thread = self._first(self.active)
-        return self._fault(index, thread, text)
-
     def _nothing(self, index: int) -> None:
         """What is done as soon as it is said."""
 
@@ -240,17 +228,6 @@ class HopperMachine(WarpMachine):
             region.words[words] = UNDEFINED
             self._phases(barriers).copy(barrier, (array, words, halves.view(np.uint32)))
 
-    def _inside(self, index: int, array: int, words: Ids) -> None:
-        """Raise where a box or a factor reaches past its array."""
-        most = self.ir.shared[array].words
-        if words.max() >= most:
-            text = f"shared array {array} word {words.max()} is out of bounds, it has {most} words"
-            raise self._bad(index, text)
-
-    def _tell(self, index: int, array: int, words: Ids, fault: tuple[int, str] | None) -> None:
-        if fault is not None:
-            raise self._bad(index, f"shared array {array} word {words[fault[0]]}: {fault[1]}")
-
     def _tma_store(self, index: int) -> None:
         _, _, _, (array, position) = self.ir.body[index]
         region = self.memory["shared"][array]
@@ -279,115 +256,8 @@ class HopperMachine(WarpMachine):
             groups = self.stores.setdefault(int(thread), [[]])
             self._retire(groups, self.ir.body[index][3], int(thread))
 
-    def _who(self, words: Ids, thread: int) -> tuple[Ids, Ids]:
-        """A thread, numbered over the launch, and its epoch, for each word."""
-        epoch = np.broadcast_to(self.epoch, self.shape)[0, thread]
-        number = self.first * self.ir.workgroup + thread
-        return np.full(words.size, number, np.int64), np.full(words.size, epoch, np.int64)
-
-    def _retire(self, groups: list[list[tuple[int, Ids]]], pending: int, thread: int) -> None:
-        """What all groups but the latest ones read, they have read, as this thread knows."""
-        done = max(len(groups) - 1 - pending, 0)
-        for array, words in (read for group in groups[:done] for read in group):
-            shadow = self.memory["shared"][array].shadow
-            if isinstance(shadow, Boxes):
-                shadow.stop_reading(words, *self._who(words, thread))
-        del groups[:done]
-
     def _async_fence(self, index: int) -> None:
         active = np.broadcast_to(self.active, self.shape)[0]
         for region in self.memory["shared"]:
             if isinstance(region.shadow, Boxes):
                 region.shadow.fence(active)
-
-    # -- warpgroups -------------------------------------------------------------------------------
-
-    def _together(self, index: int) -> list[int]:
-        """The warpgroups that are here, each of them whole."""
-        here = np.broadcast_to(self.active, self.shape).reshape(-1, WARPGROUP).sum(axis=1)
-        split = (here > 0) & (here < WARPGROUP)
-        if split.any():
-            op = self.ir.body[index][0]
-            raise self._bad(index, f"{op} reached by {here[split][0]} of {WARPGROUP} threads")
-        return [int(g) for g in np.flatnonzero(here)]
-
-    def _gather(self, index: int) -> None:
-        """Whole warpgroups come here; nothing else is to be seen of it."""
-        self._together(index)
-
-    def _warpgroup_barrier(self, index: int) -> None:
-        self._together(index)
-        epoch = np.broadcast_to(self.epoch, self.shape).copy()
-        epoch[np.broadcast_to(self.active, self.shape)] += 1
-        self.epoch = epoch
-
-    def _get(self, index: int) -> None:
-        _, _, (tile,), _ = self.ir.body[index]
-        for group in self._present():
-            if any(tile in held for held in self.pending.get(group, ())):
-                raise self._bad(index, "a Fragment is read before wgmma_wait")
-        super()._get(index)
-
-    def _present(self) -> list[int]:
-        threads = np.flatnonzero(np.broadcast_to(self.active, self.shape)[0])
-        return sorted({int(t) // WARPGROUP for t in threads})
-
-    def _wgmma(self, index: int) -> None:
-        _, _, (left, right, tile, more), (a, b, dtype) = self.ir.body[index]
-        sums: Array = self.values[tile]
-        columns = 2 * len(sums)
-        made = sums.copy()
-        for group in self._together(index):
-            mine = slice(group * WARPGROUP, (group + 1) * WARPGROUP)
-            reads = self.products.setdefault(group, [[]])[-1]
-            factors = []
-            for operand, matrix, rows in ((left, a, 64), (right, b, columns)):
-                places = np.broadcast_to(self.values[operand], self.shape)[0, mine]
-                if (places != places[0]).any():
-                    raise self._bad(index, "a factor begins elsewhere in a thread of the warpgroup")
-                begins = int(places[0]), matrix, rows
-                factors.append(self._factor(index, group, begins, dtype, reads))
-            add = np.broadcast_to(self.values[more], self.shape)[0, mine]
-            if (add != add[0]).any():
-                raise self._bad(index, "accumulate differs within a warpgroup")
-            c = spread(columns)
-            held = np.zeros((64, columns), np.float32)
-            if add[0]:
-                held[c] = sums[:, 0, mine]
-            for k in range(DEPTH):
-                held = held + factors[0][:, k, None] * factors[1][None, :, k]
-            made[:, 0, mine] = held[c]
-            self.pending.setdefault(group, [set()])[-1].add(tile)
-        self.values[tile] = made
-
-    def _factor(
-        self, index: int, group: int, begins: tuple[int, Matrix, int], dtype: str, reads: list[Any]
-    ) -> Array:
-        """A factor [rows, 16] in f32, found as its descriptor says."""
-        start, matrix, rows = begins
-        region = self.memory["shared"][matrix.array]
-        halves = places_of(matrix, rows) + start * 8  # before the pattern
-        chunks = halves // 8
-        chunks = chunks ^ ((chunks >> 3) & (matrix.swizzle // CHUNK - 1))
-        words = np.unique(chunks[..., None] * 4 + np.arange(4))
-        self._inside(index, matrix.array, words)
-        if isinstance(region.shadow, Boxes):
-            who = self._who(words, group * WARPGROUP)
-            self._tell(index, matrix.array, words, region.shadow.start_reading(words, *who))
-            reads.append((matrix.array, words))
-        start_of = int(np.asarray(region.start).flat[0])
-        held = region.words[start_of : start_of + region.size].view(np.uint16)
-        kind = ALL[dtype]
-        return np.asarray(widen(held[chunks * 8 + halves % 8].view(kind.numpy), kind))
-
-    def _wgmma_commit(self, index: int) -> None:
-        for group in self._together(index):
-            self.products.setdefault(group, [[]]).append([])
-            self.pending.setdefault(group, [set()]).append(set())
-
-    def _wgmma_wait(self, index: int) -> None:
-        left = self.ir.body[index][3]
-        for group in self._together(index):
-            self._retire(self.products.setdefault(group, [[]]), left, group * WARPGROUP)
-            held = self.pending.setdefault(group, [set()])
-            del held[: max(len(held) - 1 - left, 0)]

@@ -48,6 +48,7 @@ Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
     tma_store_commit()     tma_store_wait()   attr: groups that may still be on their way
     async_fence()          what this thread stored to shared memory is there for copies and wgmma
     wgmma(i, j, t, p)  attr: (Matrix, Matrix, dtype); t = a b, plus t where p
+    wgmma_held(j, t, a, p)   attr: (Matrix, dtype); the same, the first factor is the tile a
     wgmma_fence() wgmma_commit()   wgmma_wait()   attr: groups that may still be on their way
     setmaxnreg()       attr: registers a thread
     warpgroup_barrier()
@@ -70,12 +71,12 @@ Statement = tuple[str, str, tuple[int, ...], Any]
 MAP_STRIDE = 16  # bytes
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
-FRAGMENT_WRITES = frozenset({"fragment_fill", "fragment_set", "ldmatrix", "mma", "wgmma"})
+FRAGMENT_WRITES = frozenset("fragment_fill fragment_set ldmatrix mma wgmma wgmma_held".split())
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
 HOPPER = frozenset(
     "grid warpgroup mbar_init mbar_fence mbar_arrive mbar_expect mbar_wait tma_load tma_store "
-    "tma_store_commit tma_store_wait async_fence wgmma wgmma_fence wgmma_commit wgmma_wait "
-    "setmaxnreg warpgroup_barrier".split()
+    "tma_store_commit tma_store_wait async_fence wgmma wgmma_held wgmma_fence wgmma_commit "
+    "wgmma_wait setmaxnreg warpgroup_barrier".split()
 )
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "widen_i8"}
 AMPERE |= {"resident"}
@@ -91,7 +92,7 @@ GLOBAL = frozenset({"load", "load4", "store", "store4"})
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
 ACCESSES = GLOBAL | SHARED
 INDICES = {  # operands that are indices
-    **dict.fromkeys(ACCESSES | {"ldmatrix", "tma_store"}, 1),
+    **dict.fromkeys(ACCESSES | {"ldmatrix", "tma_store", "wgmma_held"}, 1),
     **dict.fromkeys(("mbar_init", "mbar_arrive", "mbar_expect", "mbar_wait"), 1),
     **dict.fromkeys(("cp_async", "tma_load", "wgmma"), 2),
 }

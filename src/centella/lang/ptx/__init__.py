@@ -49,6 +49,7 @@ from centella.lang.ptx.warpgroups import (
     wgmma,
     wgmma_commit,
     wgmma_fence,
+    wgmma_held,
     wgmma_wait,
 )
 
@@ -87,6 +88,7 @@ __all__ = [
     "wgmma",
     "wgmma_commit",
     "wgmma_fence",
+    "wgmma_held",
     "wgmma_wait",
     "widen_i8",
 ]

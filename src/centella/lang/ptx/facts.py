@@ -166,7 +166,7 @@ def facts_of(ir: KernelIR) -> Facts:
             sums = [leaves(facts.sums[a][0]) if a in facts.sums else (a,) for a in indices]
             uses = (*chain.from_iterable(sums), *rest)
         if op in FRAGMENT_WRITES:
-            own = op in ("mma", "wgmma", "fragment_set")  # the others are read
+            own = op not in ("ldmatrix", "fragment_fill")  # the others are read
             for tile in args[INDICES.get(op, 0) :][: 1 if own else None]:
                 next_set[tile] = p
         for a in uses:

@@ -111,6 +111,18 @@ def wgmma(w: Writer, i: int, statement: Statement) -> None:
     )
 
 
+def wgmma_held(w: Writer, i: int, statement: Statement) -> None:
+    """A product of a warpgroup whose first factor is in registers."""
+    _, _, (right, tile, held, add), (b, dtype) = statement
+    descriptor = _descriptor(w, right, b)
+    sums, factor, more = w.chunks[tile], w.chunks[held], w.in_register(add)
+    shape = f"m64n{2 * len(sums)}k16.f32.{dtype}.{dtype}"
+    w.emit(
+        f"wgmma.mma_async.sync.aligned.{shape} {{{', '.join(sums)}}}, {{{', '.join(factor)}}}, "
+        f"{descriptor}, {more}, 1, 1, {int(not b.along_k)};"
+    )
+
+
 def registers(w: Writer, i: int, statement: Statement) -> None:
     """More or fewer registers a thread than the kernel was launched with."""
     count = statement[3]
@@ -161,7 +173,7 @@ PLAIN = {
 RULES: dict[str, Rule] = {
     "mbar_init": barrier_init, "mbar_arrive": barrier_arrive, "mbar_expect": barrier_arrive,
     "mbar_wait": barrier_wait, "tma_load": tensor_load, "tma_store": tensor_store, "wgmma": wgmma,
-    "setmaxnreg": registers, "warpgroup_barrier": warpgroup_barrier, "grid": grid,
-    "warpgroup": warpgroup,
+    "wgmma_held": wgmma_held, "setmaxnreg": registers, "warpgroup_barrier": warpgroup_barrier,
+    "grid": grid, "warpgroup": warpgroup,
     **dict.fromkeys(PLAIN, plain),
 }  # fmt: skip  # a table

@@ -16,7 +16,7 @@ WARP = 32
 CHUNK = 16  # bytes
 HALVES = (f16, bf16)
 # Registers a thread, by shape: of factors two elements each, of sums one.
-FACTORS = {(16, 16): 4, (16, 8): 2}
+FACTORS = {(16, 16): 4, (16, 8): 2, (64, 16): 4}
 SUMS = {(16, 8): 4}
 WIDEST = 128  # bytes of a row that one swizzle pattern covers
 LINE = 8  # chunks of 128 bytes: all 32 banks once
@@ -41,13 +41,14 @@ class Fragment:
     read and written one by one, in registers of fixed names throughout. What is read before
     anything was written is a `TraceError`.
 
-    Sums of `wgmma` lie in the registers of a warpgroup's 128 threads; while a product is under way
-    nobody may touch them: a `TraceError`, until `wgmma_wait`.
+    Sums of `wgmma`, and the factor of `wgmma_held`, lie in the registers of a warpgroup's 128
+    threads; while a product is under way nobody may touch them: a `TraceError`, until `wgmma_wait`.
 
     Args:
         dtype: f16 or bf16 for a factor, f32 for sums.
-        shape: of a factor (16, 16) for A [m, k], (16, 8) for B [k, n]; of sums (16, 8), or (64, n)
-            for `wgmma`, n a multiple of 8 up to 256: C [m, n].
+        shape: of a factor (16, 16) for A [m, k], (16, 8) for B [k, n], (64, 16) for A of
+            `wgmma_held`; of sums (16, 8), or (64, n) for `wgmma`, n a multiple of 8 up to 256:
+            C [m, n].
 
     Raises:
         TraceError: for a shape or dtype that neither takes.
@@ -60,8 +61,8 @@ class Fragment:
             registers = shape[1] // 2
         if registers is None:
             raise TraceError(
-                f"a Fragment is f16 or bf16 of (16, 16) or (16, 8), or f32 of (16, 8) or (64, 8 to "
-                f"256 in eights); got {dtype.name} of {shape}"
+                f"a Fragment is f16 or bf16 of (16, 16), (16, 8) or (64, 16), or f32 of (16, 8) or "
+                f"(64, 8 to 256 in eights); got {dtype.name} of {shape}"
             )
         self.dtype: DType = dtype
         self.shape: tuple[int, int] = shape
@@ -89,6 +90,12 @@ class Fragment:
     def pend(self) -> Expr:
         """The fragment for a product that writes it until its group has been waited for."""
         self._written = True
+        return self.lend()
+
+    def lend(self) -> Expr:
+        """The fragment for a product that reads it until its group has been waited for."""
+        if not self._written:
+            raise TraceError("a Fragment was used before it was filled or loaded")
         current().pending[-1].add(self._handle.id)
         return self._handle
 
@@ -168,8 +175,10 @@ class Fragment:
         """Row and column of a register's (first) element, for this thread."""
         lane = local_id() % WARP
         if self.shape[0] == WIDE:
-            down = local_id() // WARP % 4 * 16 + register // 2 % 2 * 8
-            return down + lane // 4, lane % 4 * 2 + (register // 4 * 8 + register % 2)
+            one = 2 if self.dtype is f32 else 1  # registers of a pair of neighbours
+            down = local_id() // WARP % 4 * 16 + register // one % 2 * 8
+            across = register // (2 * one) * 8 + register % one
+            return down + lane // 4, lane % 4 * 2 + across
         row = lane // 4 + (register % 2 if self.shape == (16, 16) else register // 2) * 8
         if self.dtype is f32:
             return row, lane % 4 * 2 + register % 2

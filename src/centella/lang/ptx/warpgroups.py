@@ -133,6 +133,38 @@ def wgmma(
     t.effect("wgmma", "", (*places, c.pend(), add), (*matrices, a.dtype.name))
 
 
+def wgmma_held(
+    c: Fragment, a: Fragment, b: SharedTile, at_b: Any, *, b_along_k: bool = True,
+    accumulate: Any = True,
+) -> None:  # fmt: skip
+    """Start c += a b with a in registers: [64, 16] by [16, n], f16 or bf16 factors, f32 sums.
+
+    PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async", with a vector of
+    registers for A; sm_90a. As `wgmma`; register r of a holds the pair from (16 (thread / 32) +
+    lane / 4 + 8 (r % 2), 8 (r / 2) + 2 (lane % 4)) on, as `a.place(r)` says: what registers 2 r and
+    2 r + 1 of sums hold of the same 16 columns. Until `wgmma_wait` has seen the group nobody may
+    touch a either.
+
+    Args:
+        c: a Fragment of f32 (64, n); a: one of f16 or bf16 (64, 16).
+        b, at_b, b_along_k, accumulate: as of `wgmma`.
+
+    Raises:
+        TraceError: for other shapes or dtypes, or in divergent control flow.
+    """
+    t = current()
+    _whole(t, "wgmma_held")
+    if c.shape[0] != 64 or c.dtype is not f32 or a.shape != (64, DEPTH) or a.dtype is not b.dtype:
+        raise TraceError(
+            f"wgmma_held takes sums of f32 (64, n), a factor (64, {DEPTH}) and a tile of its "
+            f"dtype, got {c.dtype.name} {c.shape}, {a.dtype.name} {a.shape} and {b.dtype.name}"
+        )
+    patterned(b, "wgmma_held")
+    place, add = expr_of(t, at_b, "u32"), expr_of(t, accumulate, "bool")
+    attr = (_matrix(b, b_along_k), b.dtype.name)
+    t.effect("wgmma_held", "", (place, c.pend(), a.lend(), add), attr)
+
+
 def _matrix(tile: SharedTile, along_k: bool) -> Matrix:
     """A factor in a tile; along k one product reads one panel, whose distance has no meaning."""
     leading = 16 if along_k else tile.rows * tile.panel

@@ -1,12 +1,15 @@
 """Which kernel computes attention: a pure function of its sizes, layouts, dtypes and the device.
 
 split    few queries of many keys, which are split among groups    `split.py`
+wgmma    f16 and bf16, more than 64 queries, on Hopper             `wgmma.py`
 mma      f16 and bf16, more than 16 queries, on tensor cores       `mma.py`
 tiled    many queries, where the table has a tile that fits        `tiled.py`
 stream   the rest                                                  `stream.py`
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,6 +18,7 @@ from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.split import MOST_DIM
 from centella.ops.attention.table import CONSERVATIVE, LEAST, row_of
 from centella.ops.attention.tiles import Tile
+from centella.ops.attention.wgmma import WgmmaTile, takes
 from centella.specs import Caps, Spec
 
 FEW_QUERIES = 8
@@ -31,6 +35,12 @@ MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
     (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
 )
 LEAST_TILE = MmaTile(32, 16, 2, 2)
+HOPPER = "sm_90a"
+# By the largest head of each row; then of bf16, and the least head that is worth its padding.
+WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
+    (64, WgmmaTile(128), WgmmaTile(128, parts=2), 49),
+    (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
+)
 
 
 def mma_tile_of(q: Spec, masks: tuple[str, ...], caps: Caps) -> MmaTile | None:
@@ -57,12 +67,30 @@ def fits_mma(inputs: tuple[Spec, ...], caps: Caps) -> bool:
     )
 
 
-def choose(inputs: tuple[Spec, ...], caps: Caps) -> str:
+def wgmma_tile_of(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -> WgmmaTile | None:
+    """The tile of an attention by warpgroups, where they can; the simulator has them too."""
+    q = inputs[0]
+    if not (caps.target == "ir" or caps.arch == HOPPER) or q.dtype not in (f16, bf16):
+        return None
+    dim = q.shape[3]
+    tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
+    if not tiles or not takes(inputs, attrs):
+        return None
+    tile = tiles[q.dtype is bf16]
+    fits = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
+    return tile if fits else None
+
+
+def choose(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -> str:
     """The variant for a problem."""
     q, k, *_ = inputs
     queries, dim = q.shape[2:]
     if queries <= FEW_QUERIES:
         return "split" if k.shape[2] >= ENOUGH_KEYS and 0 < dim <= MOST_DIM else "stream"
+    whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
+    by_warpgroups = queries > FEWER_QUERIES and whole and caps.target == "ptx"
+    if by_warpgroups and wgmma_tile_of(inputs, attrs, caps) is not None:
+        return "wgmma"
     large = queries > MANY_QUERIES and HEADS[0] <= dim <= HEADS[1]
     if large and caps.target == "ptx" and fits_mma(inputs, caps):
         return "mma"

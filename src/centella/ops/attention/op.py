@@ -10,13 +10,14 @@ from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.attention.choice import choose, fits_mma, mma_tile_of
+from centella.ops.attention.choice import choose, fits_mma, mma_tile_of, wgmma_tile_of
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.mma import lower_mma
 from centella.ops.attention.split import lower_split
 from centella.ops.attention.stream import lower_stream
 from centella.ops.attention.tiled import lower_tiled
+from centella.ops.attention.wgmma import lower_wgmma
 from centella.specs import Caps, Spec
 
 LOWER = {"tiled": lower_tiled, "stream": lower_stream, "split": lower_split}
@@ -134,11 +135,13 @@ def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch, or two where the keys are split."""
-    variant = attrs.get("variant") or choose(inputs, caps)
+    variant = attrs.get("variant") or choose(inputs, attrs, caps)
     if variant == "mma":
         fits = fits_mma(inputs, caps)
         tile = mma_tile_of(inputs[0], attrs["masks"], caps) if fits else None
         return lower_mma(inputs, outputs[0], attrs, tile)
+    if variant == "wgmma":
+        return lower_wgmma(inputs, outputs[0], attrs, wgmma_tile_of(inputs, attrs, caps))
     return LOWER[variant](inputs, outputs[0], attrs, caps)
 
 
@@ -160,5 +163,5 @@ def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[st
     return 4 * outputs[0].size * inputs[1].shape[2]
 
 
-ATTENTION = Op("attention", rule, reference, lower, takes, (*LOWER, "mma"), host=host, axes=axes_of,
-               flops=flops_of, doc="scaled dot-product attention")  # fmt: skip
+ATTENTION = Op("attention", rule, reference, lower, takes, (*LOWER, "mma", "wgmma"), host=host,
+               axes=axes_of, flops=flops_of, doc="scaled dot-product attention")  # fmt: skip

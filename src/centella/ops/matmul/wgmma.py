@@ -21,6 +21,7 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words, tile_place
+from centella.ops.ring import Ring
 from centella.program import Kernel
 
 WARPGROUP = 128  # threads
@@ -106,29 +107,6 @@ class _Operand:
         return self.ring.start(row, k, stage) if self.along_k else self.ring.start(k, row, stage)
 
 
-class _Ring:
-    """Where a role is in the ring: a stage, and the parity of this time around."""
-
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
-        self.stage = lang.var(0, u32)
-        self.parity = lang.var(0, u32)
-
-    def advance(self) -> None:
-        """To the next stage."""
-        following = self.stage + 1
-        around = following == self.stages
-        self.parity.set(self.parity ^ lang.cast(around, u32))
-        self.stage.set(lang.select(around, 0, following))
-
-    def move(self, steps: Any) -> None:
-        """On by a number of stages."""
-        there = self.stage + steps
-        rounds = there // self.stages
-        self.parity.set((self.parity + rounds) & 1)
-        self.stage.set(there - rounds * self.stages)
-
-
 class _Shared:
     """What both roles see: operands, barriers, sizes. `order` has the consumers take turns."""
 
@@ -176,7 +154,7 @@ def _produce(shared: _Shared) -> None:
     from centella.lang import ptx
 
     tile = shared.tile
-    ring = _Ring(tile.stages)
+    ring = Ring(tile.stages)
     for number in lang.range(lang.group_id(), lang.num_groups(), ptx.grid()):
         batch, row, column = shared.place(number)
         for step in lang.range(shared.steps):
@@ -196,7 +174,7 @@ def _consume(
     from centella.lang import ptx
 
     tile, steps = shared.tile, shared.steps
-    ring = _Ring(tile.stages)
+    ring = Ring(tile.stages)
     mine = ptx.warpgroup() - 1
     first, every = lang.group_id(), ptx.grid()
     turn = lang.var(1 - mine)  # the first one's turn is at once
@@ -226,7 +204,7 @@ def _consume(
     stored.close(leader)
 
 
-def _multiply(shared: _Shared, ring: _Ring, sums: list[Any], down: Any, leader: Any) -> Any:
+def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: Any) -> Any:
     """The steps of a tile; the stage of the last one, whose products are still under way."""
     from centella.lang import ptx
 

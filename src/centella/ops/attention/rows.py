@@ -1,0 +1,120 @@
+"""The softmax of a warpgroup's 64 queries, kept up in the registers that scores come in.
+
+That of `mma.py`: maxima replaced late, weights as powers of two, a factor folded into the
+exponent's multiplication. Of 64 queries a thread has parts of two rows, 8 apart, and shares each
+with three others. The sum is that of the weights before they are rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32, i32
+from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.mma import SLACK, UNSEEN
+
+M, K = 64, 16  # of one product: queries, keys
+
+
+class Rows:
+    """Scores of a tile's keys, weights, sums of what they weigh; `place` says where each stands.
+
+    Args:
+        parts: 16-bit numbers that a weight is the sum of.
+        first: the first query; end: keys that count; start: where query 0 stands, or None.
+    """
+
+    def __init__(
+        self, dtype: Any, keys: int, width: int, parts: int, first: Any, end: Any, start: Any
+    ) -> None:
+        from centella.lang import ptx
+
+        self.end, self.start = end, start
+        self.scores = ptx.Fragment(f32, (M, keys))
+        self.out = ptx.Fragment(f32, (M, width))
+        self.out.fill(0.0)
+        self.weights = [
+            [ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
+        ]
+        self.base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
+        self.total = lang.vars(f32, 2)
+        self.factor = lang.parameter("scale", f32) * math.log2(math.e)
+        row, self.column = self.scores.place(0)
+        self.queries = [first + row + 8 * h for h in range(2)]
+
+    def hide(self, key0: Any) -> None:
+        """Lower the scores of keys that do not count for a query."""
+        for h in range(2):
+            most = lang.bitcast(self.end, i32)
+            if self.start is not None:
+                most = lang.minimum(most, self.start + lang.bitcast(self.queries[h] + 1, i32))
+            left = most - lang.bitcast(key0 + self.column, i32)
+            for register in self._of(h):
+                ahead = register // 4 * 8 + register % 2
+                score = self.scores[register]
+                self.scores[register] = lang.select(left > ahead, score, LOWEST)
+
+    def _of(self, h: int) -> list[int]:
+        """Registers of scores of one of the two rows."""
+        return [r for r in range(self.scores.registers) if r // 2 % 2 == h]
+
+    def soften(self) -> tuple[Any, list[Any]]:
+        """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
+        from centella.lang import ptx
+
+        grown, shrinks = [], []
+        for h in range(2):
+            highs = [self.scores[r] for r in self._of(h)[:2]]
+            for n, r in enumerate(self._of(h)[2:]):
+                highs[n % 2] = lang.fmax(highs[n % 2], self.scores[r])
+            high = lang.fmax(highs[0], highs[1])
+            high = lang.fmax(high, lang.shuffle_xor(high, 1))
+            high = lang.fmax(high, lang.shuffle_xor(high, 2)) * self.factor
+            grows = high - self.base[h] > SLACK
+            base = lang.select(grows, high, self.base[h])
+            shrinks.append(ptx.exp2(self.base[h] - base))
+            grown.append(grows)
+            self.base[h].set(base)
+        for h in range(2):
+            base, sums = self.base[h].get(), [self.total[h] * shrinks[h], lang.const(0.0, f32)]
+            for n, r in enumerate(self._of(h)):
+                weight = ptx.exp2(lang.fma(self.scores[r], self.factor, -base))
+                self.scores[r] = weight
+                sums[n % 2] = sums[n % 2] + weight
+            self.total[h].set(sums[0] + sums[1])
+        return grown[0] | grown[1], shrinks
+
+    def round(self) -> None:
+        """Weights as the first factor of products, in as many parts as they have."""
+        for i, parts in enumerate(self.weights):
+            for n in range(4):
+                pair = [self.scores[8 * i + 2 * n + e] for e in range(2)]
+                for before, part in zip((None, *parts), parts, strict=False):
+                    if before is not None:
+                        pair = [x - kept for x, kept in zip(pair, before[n], strict=True)]
+                    part[n] = tuple(pair)
+
+    def shrink(self, grown: Any, shrinks: list[Any]) -> None:
+        """Rescale what was summed, where a maximum was replaced."""
+        with lang.if_(grown):
+            for register in range(self.out.registers):
+                self.out[register] = self.out[register] * shrinks[register // 2 % 2]
+
+    def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
+        """Divide and store."""
+        for h in range(2):
+            total = self.total[h].get()
+            for mask in (1, 2):
+                total = total + lang.shuffle_xor(total, mask)
+            factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+            with lang.if_(self.queries[h] < lq):
+                row = place + self.queries[h] * pitch + self.column
+                for j in range(-(-dim // 8)):
+                    values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
+                    if (j + 1) * 8 <= dim:
+                        y.store(row + j * 8, values)
+                    else:
+                        with lang.if_(self.column + j * 8 < dim):
+                            y.store(row + j * 8, values)

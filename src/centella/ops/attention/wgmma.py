@@ -1,0 +1,326 @@
+"""Attention by warpgroups, for f16 and bf16 on Hopper (PTX for sm_90a alone).
+
+After FlashAttention-3 (Shah et al. 2024). A group has 64 queries of one head for each of its
+consumers. Its first warpgroup is the producer: one thread has Q copied once, K and V tile by tile
+into two rings, from the last keys to the first. A consumer starts the scores of a tile, then the
+products of the last tile's weights with its values; while those are under way it turns scores into
+weights. Weights are the first factor in the registers where they were computed. Consumers start
+their products by turns, so that one multiplies while the other computes weights.
+
+The softmax is in `rows.py`. Of bf16 weights are the sum of two (`parts`). Hidden keys are looked
+for in the last tile, and under a causal mask in the tiles that some query does not see whole. What
+lies past the last key that counts is set to zero where it was copied to: a weight of 0 would not
+hide a NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import u32
+from centella.errors import LimitError
+from centella.op import Lowered
+from centella.ops.attention.launch import extents, out_steps
+from centella.ops.attention.masks import reach, upto
+from centella.ops.attention.mma import FOLDED
+from centella.ops.attention.rows import K, M, Rows
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.ops.ring import Ring
+from centella.program import Call, Kernel, Ref
+from centella.specs import Spec
+
+WARPGROUP = 128  # threads
+PANEL = 64  # elements of a row in shared memory that lie together
+MOST_DIM = 128
+REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}  # producer, consumer; by consumers
+
+
+class WgmmaTile(Struct, frozen=True):
+    """Keys of a tile, consumers of 64 queries each, stages of the rings.
+
+    `parts`: 16-bit numbers that a weight is the sum of. `turns`: consumers start products by turns.
+    """
+
+    keys: int
+    consumers: int = 2
+    stages: int = 2
+    parts: int = 1
+    turns: bool = True
+
+    @property
+    def queries(self) -> int:
+        """Queries of a group."""
+        return self.consumers * M
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return (1 + self.consumers) * WARPGROUP
+
+    def width(self, dim: int) -> int:
+        """Elements of a row in shared memory: whole panels."""
+        return -(-dim // PANEL) * PANEL
+
+    def shared_bytes(self, dim: int) -> int:
+        """Workgroup memory: queries, keys and values in every stage, barriers."""
+        rows = self.queries + 2 * self.stages * self.keys
+        return 2 * self.width(dim) * rows + 8 * (4 * self.stages + 4) + 64
+
+
+class _Shared:
+    """What both roles see: where a group is, its tiles, their maps and barriers."""
+
+    def __init__(self, tile: WgmmaTile, dim: int, q: Any, k: Any, v: Any, p: Any) -> None:
+        from centella.lang import ptx
+
+        self.tile, self.width = tile, tile.width(dim)
+        self.asked = ptx.SharedTile(q.dtype, (tile.queries, self.width))
+        ring = (tile.stages, tile.keys, self.width)
+        self.keys = ptx.SharedTile(k.dtype, ring)
+        self.values = ptx.SharedTile(v.dtype, ring)
+        self.maps = [
+            ptx.TensorMap(source, held, (p["dim"], p[length], p[heads], p["batch"]),
+                          (p[f"{name}l"], p[f"{name}h"], p[f"{name}b"]))
+            for name, source, held, length, heads in (
+                ("q", q, self.asked, "lq", "heads"),
+                ("k", k, self.keys, "lk", "kv_heads"),
+                ("v", v, self.values, "lk", "kv_heads"),
+            )
+        ]  # fmt: skip
+        self.arrived = ptx.Barriers(1)  # the queries
+        self.full_k, self.full_v = ptx.Barriers(tile.stages), ptx.Barriers(tile.stages)
+        self.empty_k, self.empty_v = ptx.Barriers(tile.stages), ptx.Barriers(tile.stages)
+        self.order = ptx.Barriers(tile.consumers)
+        self.clean = ptx.Barriers(1)
+        with lang.if_(lang.local_id() == 0):
+            self.arrived.init(0, 1)
+            self.clean.init(0, tile.consumers * WARPGROUP)
+            for stage in range(tile.stages):
+                for full, empty in ((self.full_k, self.empty_k), (self.full_v, self.empty_v)):
+                    full.init(stage, 1)
+                    empty.init(stage, tile.consumers)
+            for consumer in range(tile.consumers):
+                self.order.init(consumer, 1)
+            ptx.init_fence()
+        lang.barrier()
+
+
+def _attention_wgmma(
+    *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any
+) -> None:
+    from centella.lang import ptx
+
+    p = {n: lang.parameter(n, u32) for n in (
+        "batch", "heads", "kv_heads", "share", "lq", "lk", "dim", "qb", "qh", "ql", "kb", "kh",
+        "kl", "vb", "vh", "vl", "yb", "yh", "yl", "blocks")}  # fmt: skip
+    group = lang.group_id()
+    block, group = group % p["blocks"], group // p["blocks"]
+    head, b = group % p["heads"], group // p["heads"]
+    end, start = reach(masks, causal, b, p["lq"], p["lk"])
+    if start is not None:
+        block = p["blocks"] - 1 - block  # the longest first
+    first = block * tile.queries
+    seen = end
+    if start is not None:
+        seen = lang.minimum(end, upto(start, first + tile.queries))
+    last = (lang.maximum(seen, 1) - 1) // tile.keys  # the first that is taken
+    shared = _Shared(tile, dim, q, k, v, p)
+    fewer, more = REGISTERS[tile.consumers]
+    with ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
+        _produce(shared, (first, head, b), head // p["share"], last)
+    with ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
+        consumer = _Consumer(shared, first, end, start)
+        dirty = None
+        if "lengths" in masks or "starts" in masks:
+            dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
+        consumer.attend(last, dirty)
+        consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim)
+
+
+def _produce(shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any) -> None:
+    """Have queries copied, then keys and values, one tile ahead of its values; last ones first."""
+    from centella.lang import ptx
+
+    tile, (first, head, b) = shared.tile, at
+    of_q, of_k, of_v = shared.maps
+    shared.arrived.expect(0, 2 * tile.queries * shared.width)
+    ptx.tma_load(of_q, (0, first, head, b), 0, shared.arrived, 0)
+
+    def load(source: Any, full: Any, empty: Any, ring: Ring, step: Any) -> None:
+        stage = ring.stage.get()
+        empty.wait(stage, ring.parity ^ 1)
+        full.expect(stage, 2 * tile.keys * shared.width)
+        ptx.tma_load(source, (0, step * tile.keys, kv_head, b), stage, full, stage)
+        ring.advance()
+
+    keys = of_k, shared.full_k, shared.empty_k, Ring(tile.stages)
+    values = of_v, shared.full_v, shared.empty_v, Ring(tile.stages)
+    load(*keys, last)
+    for step in lang.range(last):
+        load(*keys, last - 1 - step)
+        load(*values, last - step)
+    load(*values, lang.const(0, u32))
+
+
+class _Consumer:
+    """A warpgroup's 64 queries and where it is in the rings."""
+
+    def __init__(self, shared: _Shared, first: Any, end: Any, start: Any) -> None:
+        from centella.lang import ptx
+
+        self.shared, tile = shared, shared.tile
+        self.mine = ptx.warpgroup() - 1
+        self.first = first + self.mine * M
+        dtype = shared.values.dtype
+        self.rows = Rows(dtype, tile.keys, shared.width, tile.parts, self.first, end, start)
+        self.leader = lang.local_id() % WARPGROUP == 0
+        self.ring_k, self.ring_v = Ring(tile.stages), Ring(tile.stages)
+        self.turn = lang.var(lang.cast(self.mine == 0, u32))  # the first one's turn is at once
+
+    def attend(self, last: Any, dirty: Any) -> None:
+        """All tiles from the last on; `dirty`: it has rows past the last key that counts."""
+        from centella.lang import ptx
+
+        tile, shared = self.shared.tile, self.shared
+        shared.arrived.wait(0, 0)
+        self._score()
+        ptx.wgmma_wait(0)
+        self._release(shared.empty_k, self.ring_k)
+        self.rows.hide(last * tile.keys)
+        self.rows.soften()
+        self.rows.round()
+        if dirty is not None:
+            with lang.if_(dirty):
+                self._clean(last * tile.keys)
+        whole = last  # tiles that are seen whole by all
+        if self.rows.start is not None:
+            by_all = lang.minimum(self.rows.end, upto(self.rows.start, self.first + 1))
+            whole = lang.minimum(last, by_all // tile.keys)
+            for i in lang.range(last - whole):
+                self._step((last - 1 - i) * tile.keys)
+        for _ in lang.range(whole):
+            self._step(None)
+        self._mix()
+        ptx.wgmma_wait(0)
+
+    def _step(self, key0: Any) -> None:
+        """Scores and weights of a tile, and the products of the last one's weights."""
+        from centella.lang import ptx
+
+        shared = self.shared
+        if shared.tile.turns:
+            shared.order.wait(self.mine, self.turn)
+            self.turn.set(self.turn ^ 1)
+        self._score()
+        self._mix()
+        if shared.tile.turns:
+            with lang.if_(self.leader):
+                shared.order.arrive((self.mine + 1) % shared.tile.consumers)
+        ptx.wgmma_wait(1)
+        self._release(shared.empty_k, self.ring_k)
+        if key0 is not None:
+            self.rows.hide(key0)
+        grown, shrinks = self.rows.soften()
+        ptx.wgmma_wait(0)
+        self._release(shared.empty_v, self.ring_v)
+        self.rows.round()
+        self.rows.shrink(grown, shrinks)
+
+    def _release(self, empty: Any, ring: Ring) -> None:
+        """Give a stage back, on to the next."""
+        with lang.if_(self.leader):
+            empty.arrive(ring.stage)
+        ring.advance()
+
+    def _score(self) -> None:
+        """Start the scores of the next keys."""
+        from centella.lang import ptx
+
+        shared, stage = self.shared, self.ring_k.stage.get()
+        shared.full_k.wait(stage, self.ring_k.parity)
+        ptx.wgmma_fence()
+        for k in range(0, shared.width, K):
+            ptx.wgmma(
+                self.rows.scores, shared.asked, shared.asked.start(self.mine * M, k), shared.keys,
+                shared.keys.start(0, k, stage), accumulate=k > 0,
+            )  # fmt: skip
+        ptx.wgmma_commit()
+
+    def _mix(self) -> None:
+        """Start the products of the weights with their values."""
+        from centella.lang import ptx
+
+        shared, stage = self.shared, self.ring_v.stage.get()
+        shared.full_v.wait(stage, self.ring_v.parity)
+        ptx.wgmma_fence()
+        for i, parts in enumerate(self.rows.weights):
+            for part in parts:
+                at = shared.values.start(i * K, 0, stage)
+                ptx.wgmma_held(self.rows.out, part, shared.values, at, b_along_k=False)
+        ptx.wgmma_commit()
+
+    def _clean(self, key0: Any) -> None:
+        """Zeros for the rows of values past the last key that counts, once they are there."""
+        from centella.lang import ptx
+
+        shared, tile = self.shared, self.shared.tile
+        shared.full_v.wait(0, 0)
+        across = shared.width // 8
+        threads = tile.consumers * WARPGROUP
+        thread = lang.local_id() - WARPGROUP
+        for i in lang.range(thread, tile.keys * across, threads):
+            row = i // across
+            with lang.if_(key0 + row >= self.rows.end):
+                shared.values.store(shared.values.chunk(row, i % across), [0.0] * 8)
+        ptx.async_fence()
+        shared.clean.arrive(0)
+        shared.clean.wait(0, 0)
+
+
+attention_wgmma: Kernel = Kernel(_attention_wgmma, workgroup=384, name="attention_wgmma")
+
+
+def takes(inputs: tuple[Spec, ...], attrs: dict[str, Any]) -> bool:
+    """Whether copies reach the operands, and the softmax has masks and a scale that are folded."""
+    rows = all(s.aligned and s.size > 0 and _apart(s) for s in inputs[:3])
+    folds = FOLDED[0] <= attrs["scale"] <= FOLDED[1]
+    return rows and folds and {"lengths", "starts"}.issuperset(attrs["masks"])
+
+
+def _apart(spec: Spec) -> bool:
+    """Whether no dimension repeats: a tensor map has strides."""
+    return all(s > 0 for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
+
+
+def lower_wgmma(
+    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: WgmmaTile | None
+) -> Lowered:
+    """One launch: a group has the queries of a tile, of one head.
+
+    Raises:
+        LimitError: there is no tile.
+    """
+    if tile is None:
+        raise LimitError(
+            f"attention: variant 'wgmma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
+            f"{MOST_DIM}, scales of {FOLDED[0]} to {FOLDED[1]:.2f}, lengths and starts, on sm_90a; "
+            f"got {[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}, scale "
+            f"{attrs['scale']:.3g}, {list(attrs['masks'])}"
+        )
+    batch, lq, heads, dim = y.shape
+    blocks = -(-lq // tile.queries)
+    constants = (("causal", attrs["causal"]), ("dim", dim), ("tile", tile))
+    scalars = {
+        "blocks": blocks, "batch": batch, "dim": dim, "kv_heads": inputs[1].shape[1],
+        **extents(inputs, attrs), **out_steps(y),
+    }  # fmt: skip
+    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
+    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
+    groups, given = batch * heads * blocks, tuple(scalars.items())
+    return Lowered((
+        Call(attention_wgmma, tensors, given, constants, groups, workgroup=tile.threads, face=form),
+    ))  # fmt: skip

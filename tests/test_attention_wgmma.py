@@ -1,0 +1,156 @@
+"""Attention by warpgroups: its tiles in the simulator, roles and all, and through `ptxas`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import centella as ct
+from centella.dtypes import DType, bf16, f16
+from centella.errors import LimitError, SimulationError
+from centella.lang.ir import HOPPER
+from centella.lang.ptx import emit_ptx, shared_layout
+from centella.lang.simulate import mutations, simulate
+from centella.ops.attention.choice import WGMMA_TILES
+from centella.ops.attention.wgmma import WgmmaTile
+from centella.program import parameter_words
+from tests.lang_common import ORDERS
+from tests.test_attention_mma import CAPS, Launch, check, error, lowered, operands, result, run
+from tests.test_lang_ptx import assemble, needs_ptxas, resources
+
+SMALL = WgmmaTile(32)
+TILES = [(most, tile) for most, *tiles, _ in WGMMA_TILES for tile in tiles]
+
+
+def name_of(x: Any) -> str:
+    return f"{x.queries}x{x.keys}x{x.stages}x{x.parts}" if isinstance(x, WgmmaTile) else str(x)
+
+
+SHIPPED = pytest.mark.parametrize(("dim", "tile"), TILES, ids=name_of)
+
+
+def kind_of(tile: WgmmaTile) -> DType:
+    return bf16 if tile.parts == 2 else f16
+
+
+@SHIPPED
+def test_shipped_tiles(dim: int, tile: WgmmaTile) -> None:
+    """Past the last group's queries, once around the rings and into a tile's first keys."""
+    shape = (1, 1, 1, tile.queries + 3, tile.keys * (tile.stages + 1) + 5, dim)
+    launch = lowered(shape, kind_of(tile), tile, causal=True)
+    laid = shared_layout(launch.ir).size
+    assert laid <= tile.shared_bytes(dim) <= laid + 64
+    assert launch.ir.workgroup == tile.threads and launch.call.groups == 2
+    check(launch)
+
+
+CASES: dict[str, tuple[tuple[int, int, int, int, int, int], WgmmaTile, dict[str, Any]]] = {
+    "one key": ((1, 1, 1, 1, 1, 16), SMALL, {}),
+    "padded head, cross": ((1, 2, 1, 5, 70, 40), SMALL, {}),
+    "two panels": ((1, 1, 1, 70, 64, 72), SMALL, {}),
+    "lengths": ((4, 1, 1, 9, 70, 64), SMALL, {"lengths": [0, 33, 64, 70]}),
+    "starts": ((3, 2, 2, 70, 90, 16), SMALL, {"starts": [-30, 0, 49]}),
+    "causal, fewer keys": ((1, 4, 2, 140, 90, 16), SMALL, {"causal": True}),
+    "lengths, causal": ((2, 2, 1, 70, 150, 16), SMALL, {"causal": True, "lengths": [70, 150]}),
+    "one consumer": ((1, 1, 1, 70, 100, 16), WgmmaTile(48, 1, turns=False), {}),
+    "three consumers": ((1, 1, 1, 200, 100, 16), WgmmaTile(32, 3, 3), {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_masks_and_sizes(name: str) -> None:
+    shape, tile, masks = CASES[name]
+    check(lowered(shape, f16, tile, **masks))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders(order: str) -> None:
+    shape, tile = (2, 2, 1, 66, 53, 24), replace(SMALL, parts=2)
+    check(lowered(shape, bf16, tile, lengths=[50, 17], causal=True), order=order)
+
+
+def test_what_does_not_count_may_hold_anything() -> None:
+    """NaN past the lengths; a NaN and an infinity among the rest."""
+    launch = lowered((2, 1, 1, 18, 40, 16), f16, SMALL, lengths=[19, 0])
+    words, wanted = operands(launch)
+    for n in (1, 2):
+        held = words[n].view(np.float16).reshape(2, 40, 16)
+        held[np.arange(40) >= np.array([[19], [0]])] = np.nan
+    got = run(launch, words)
+    assert error(got, wanted) < 2e-7 and not got[1].any()
+    launch = lowered((1, 1, 1, 18, 40, 16), f16, SMALL)
+    words, _ = operands(launch)
+    words[1].view(np.float16)[7 * 16 + 3] = np.nan
+    assert np.isnan(run(launch, words)).all()
+    words, _ = operands(launch)
+    words[2].view(np.float16)[7 * 16 + 3] = np.inf
+    got = run(launch, words)[0, :, 0]
+    assert (got[:, 3] == np.inf).all() and np.isfinite(got[:, :3]).all()
+
+
+def test_a_maximum_that_moves() -> None:
+    """By more than the slack and by less, up and down the keys, in scores far apart."""
+    launch = lowered((1, 3, 3, 18, 96, 16), f16, SMALL, scale=0.5)
+    words, _ = operands(launch)
+    q, k = (words[n].view(np.float16).reshape(3, -1, 16) for n in (0, 1))
+    q[:] = 0
+    q[..., 0] = 2
+    steep = np.linspace(-800, 800, 96)
+    k[..., 0] = np.stack([steep, steep[::-1], np.arange(96) // 16 * 4.0])
+    v = words[2].view(np.float16).reshape(3, 96, 16).astype(np.float64)
+    weights = np.exp(k[..., 0].astype(np.float64) - k[..., 0].max(1, keepdims=True))
+    wanted = (weights[..., None] * v).sum(1) / weights.sum(1, keepdims=True)
+    got = run(launch, words)
+    for head in range(3):
+        assert error(got[0, :, head], np.broadcast_to(wanted[head], (18, 16))) < 2e-7
+
+
+def faulty(launch: Launch, broken: Any, words: list[Any], wanted: Any) -> bool:
+    """Whether a kernel is reported, or wrong."""
+    params = np.array(parameter_words(launch.call, launch.ir)[0], np.uint32)
+    try:
+        simulate(broken, words, params, launch.call.groups)
+    except SimulationError:
+        return True
+    return not error(result(launch, words).astype(np.float64), wanted) < 1e-6
+
+
+def test_every_wait_of_a_consumer_is_needed() -> None:
+    """Without one the simulator reports, or the result is wrong. (Turns are for speed.)"""
+    launch = lowered((1, 1, 1, 66, 78, 16), f16, WgmmaTile(16, turns=False), lengths=[76])
+    words, wanted = operands(launch)
+    ir, seen = launch.ir, []
+    _, consumers = (i for i, s in enumerate(ir.body) if s[0] == "if" and s[3] is not None)
+    producer = {ir.line_of(i) for i in range(consumers) if ir.body[i][0] == "mbar_wait"}
+    for what, broken in mutations(ir):
+        no, kind, _, line = what.split()
+        if no == "no" and kind in HOPPER and line not in producer:
+            assert faulty(launch, broken, [w.copy() for w in words], wanted), what
+            seen.append(kind)
+    assert {k: seen.count(k) for k in seen} == {"mbar_wait": 7, "wgmma_wait": 4, "async_fence": 1}
+
+
+@pytest.mark.devices("simulator", "webgpu", "cuda")
+def test_it_is_refused_where_it_does_not_fit(device: ct.Device) -> None:
+    with pytest.raises(LimitError, match="variant 'wgmma' takes f16 or bf16 with rows on 16 bytes"):
+        ct.attention(*[ct.zeros((1, 1, 20, 16), device=device)] * 3, variant="wgmma").numpy()
+    wide = ct.zeros((1, 1, 20, 136), "f16", device)
+    with pytest.raises(LimitError, match="heads of at most 128"):
+        ct.attention(wide, wide, wide, variant="wgmma").numpy()
+
+
+@needs_ptxas
+@SHIPPED
+def test_tiles_stay_in_registers(dim: int, tile: WgmmaTile, tmp_path: Path) -> None:
+    """No spills, no stack, no warning, and as many registers as roles divide."""
+    for masks in ({}, {"causal": True, "lengths": [4096]}, {"starts": [1]}):
+        launch = lowered((1, 4, 2, 4096, 4096, dim), kind_of(tile), tile, **masks)
+        report, _ = assemble(emit_ptx(launch.ir, "sm_90a"), "sm_90a", tmp_path)
+        registers, stack = resources(report)
+        assert stack == 0 and "C75" not in report, report
+        assert registers * tile.threads <= 65_536
+        assert shared_layout(launch.ir).size <= CAPS.max_shared
