@@ -17,7 +17,7 @@ from centella import lang
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
 from centella.errors import SimulationError
 from centella.lang import In, InOut, KernelIR, Out, storage
-from centella.lang.shadow import Shadow
+from centella.lang.shadow import Buffer
 from centella.lang.simulate import mutations
 from centella.lang.simulate import simulate as run_ir
 from tests.lang_common import ORDERS, Tensor, collatz, compute, empty, record, tensor
@@ -607,7 +607,7 @@ def test_shadow_reports_exactly_the_races(seed: int) -> None:
     """Against the definition, over every pair of accesses."""
     random = np.random.default_rng(seed)
     size, groups, words = 4, 2, 9
-    shadow = Shadow(words, size, np.ones(words, np.bool_))
+    shadow = Buffer(words, size, np.ones(words, np.bool_))
     epoch = np.zeros(groups, np.int64)
     past: list[tuple[int, int, int, bool]] = []  # word, thread, epoch, writes
     for _ in range(60):

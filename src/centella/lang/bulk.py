@@ -52,7 +52,7 @@ class Boxes(Flights):
         self._coming[words] = False
         self._unfenced[words] = False
         self.known[words] = True
-        self._writer[words] = self._reader[words] = self._read_group[words] = NOBODY
+        self._writer[words] = self._reader[words] = NOBODY
 
     def start_reading(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """A thread has them read from now on; the position and text of a fault, if any."""
@@ -70,7 +70,6 @@ class Boxes(Flights):
         """A thread has waited until they have been read."""
         np.subtract.at(self._read, words, 1)
         self._reader[words], self._read_epoch[words] = threads, epochs
-        self._read_group[words] = threads // self.workgroup
 
     def _on_its_way(self, words: Ids, what: str) -> Fault | None:
         coming = self._coming[words]

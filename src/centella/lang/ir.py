@@ -58,6 +58,7 @@ An `if` with attr (first, threads) is a role: those threads of the group run it,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -264,3 +265,15 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     def line_of(self, index: int) -> str:
         """The source line that recorded a statement, where it was kept."""
         return self.lines.get(index, f"statement %{index}")
+
+
+def matching(body: Sequence[Statement]) -> dict[int, int]:
+    """For each statement that opens a block (`else` too), the one that closes it."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for i, (op, *_) in enumerate(body):
+        if op in ("else", "end"):
+            ends[opened.pop()] = i
+        if op == "else" or op in OPENS:
+            opened.append(i)
+    return ends

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from centella.errors import SimulationError
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, REDUCE, TYPED, UNFUSED, Array
-from centella.lang.ir import HOPPER, INDICES, OPENS, SUBGROUP, KernelIR, Statement
-from centella.lang.shadow import Fault, Ids, Known, Mask, Shadow
+from centella.lang.ir import HOPPER, INDICES, OPENS, SUBGROUP, KernelIR, matching
+from centella.lang.shadow import Buffer, Fault, Ids, Known, Mask, Shadow
 
 Words = NDArray[np.uint32]
 Rule = Callable[[Ids, Ids, Ids], Fault | None]
@@ -58,11 +58,13 @@ class Machine:
         self.random: np.random.Generator = np.random.default_rng(0)
         self.half: Mask = self.random.permutation(ir.workgroup)[None] < (ir.workgroup + 1) // 2
         self.halved: bool = order != "shuffled"
-        self.ends: dict[int, int] = _matching(ir.body)
+        self.ends: dict[int, int] = matching(ir.body)
         self.plain: dict[str, Callable[..., Any]] = PLAIN | (FUSED if fused else UNFUSED)
         self.plain |= REGISTERS
         self.leaves: list[Any] = [None] * len(ir.body)
         self.values: list[Any] = self.leaves
+        self._of: Ids | None = None  # the epochs that `_made` is of
+        self._made: dict[tuple[int, ...], tuple[Ids, Ids]] = {}
         self.memory: dict[str, list[Region]] = {}
         # Of kernels for Hopper, whose machine fills them: what runs roles up to a statement and
         # gives the one behind them, and what others run during.
@@ -88,7 +90,7 @@ class Machine:
             shadow: Known | None = None
             if self.check and arg.writable:
                 given = np.full(words.size, arg.mode == "inout") if mask is None else mask
-                shadow = Shadow(words.size, self.ir.workgroup, given)
+                shadow = Buffer(words.size, self.ir.workgroup, given)
             elif self.check and mask is not None:
                 shadow = Known(mask)
             region = Region(repr(arg.name), words, words.size, 0, shadow)
@@ -291,15 +293,28 @@ class Machine:
     ) -> None:
         """Tell a shadow which thread accesses which word, all active ones or `which` of them."""
         shape = np.broadcast_shapes(words.shape, self.shape)
-        active = np.broadcast_to(self.active if which is None else self.active & which, shape)
-        words, threads, epochs = (
-            np.broadcast_to(x, shape)[active] for x in (words, self.threads, self.epoch)
-        )
+        threads, epochs = self._accesses(shape)
+        words = (words if words.shape == shape else np.broadcast_to(words, shape)).ravel()
+        if which is not None or not self.full:
+            here = np.broadcast_to(self.active if which is None else self.active & which, shape)
+            active = np.flatnonzero(here)
+            words, threads, epochs = words[active], threads[active], epochs[active]
         fault = rule(words, threads, epochs)
         if fault is not None:
             at, text = fault
             word = words[at] % region.size
             raise self._fault(index, int(threads[at]), f"{region.name} word {word}: {text}")
+
+    def _accesses(self, shape: tuple[int, ...]) -> tuple[Ids, Ids]:
+        """Thread and epoch of each of these accesses: made once between two barriers."""
+        if self._of is not self.epoch:
+            self._of, self._made = self.epoch, {}
+        if shape not in self._made:
+            threads, epochs = (
+                np.broadcast_to(x, shape).ravel() for x in (self.threads, self.epoch)
+            )
+            self._made[shape] = threads, epochs
+        return self._made[shape]
 
     def _load(self, place: str, width: int, index: int) -> None:
         _, type_, _, position = self.ir.body[index]
@@ -377,15 +392,3 @@ class Machine:
             text = f"shuffle_xor by {mask} leaves the subgroup of {self.subgroup} lanes"
             raise self._fault(index, thread, text)
         self.values[index] = np.broadcast_to(self.values[args[0]], self.shape)[:, partner]
-
-
-def _matching(body: Sequence[Statement]) -> dict[int, int]:
-    """For each statement that opens a block (`else` too), the one that closes it."""
-    ends: dict[int, int] = {}
-    opened: list[int] = []
-    for i, (op, *_) in enumerate(body):
-        if op in ("else", "end"):
-            ends[opened.pop()] = i
-        if op == "else" or op in OPENS:
-            opened.append(i)
-    return ends

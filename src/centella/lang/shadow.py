@@ -30,10 +30,10 @@ class Known:
 
 
 class Shadow(Known):
-    """What the simulator remembers about each word of one buffer or shared array.
+    """What the simulator remembers about each word of a shared array, which one group has.
 
     The first fault ends the simulation, so one writer a word is enough. Of the readers in the
-    current epoch it is enough to know one, or that there are several; the same for groups.
+    current epoch it is enough to know one, or that there are several.
     """
 
     def __init__(self, words: int, workgroup: int, known: Mask) -> None:
@@ -43,7 +43,6 @@ class Shadow(Known):
         self._write_epoch = np.zeros(words, np.int64)
         self._reader = np.full(words, NOBODY, np.int64)
         self._read_epoch = np.zeros(words, np.int64)
-        self._read_group = np.full(words, NOBODY, np.int64)
 
     def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread reads its word; the position and text of a fault, if any."""
@@ -54,7 +53,6 @@ class Shadow(Known):
             before = np.where(now, self._reader[words], NOBODY)
             _join(self._reader, words, threads, before)
             self._read_epoch[words] = epochs
-            _join(self._read_group, words, threads // self.workgroup, self._read_group[words])
         return fault
 
     def write(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
@@ -76,28 +74,62 @@ class Shadow(Known):
 
     def _written_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
         writer = self._writer[words]
-        apart = writer // self.workgroup != threads // self.workgroup
-        race = (writer != NOBODY) & (writer != threads)
-        race &= apart | (self._write_epoch[words] == epochs)
-        if not race.any():
+        others = (writer != threads) & (writer != NOBODY)
+        if not others.any():  # as most accesses: no word of what another has written
             return None
-        at = int(race.argmax())
-        return at, f"race: {what} here, written by {self._name(int(writer[at]))}{_why(apart[at])}"
+        apart = self._apart(writer, threads)
+        others &= apart | (self._write_epoch[words] == epochs)
+        return self._race(others, apart, writer, f"{what} here, written")
+
+    def _apart(self, who: Ids, threads: Ids) -> Mask:
+        """Whether these are threads of another group: none is."""
+        return np.zeros_like(who, np.bool_)
 
     def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
-        reader, group = self._reader[words], self._read_group[words]
-        apart = group != threads // self.workgroup
-        race = group != NOBODY
-        race &= apart | ((reader != threads) & (self._read_epoch[words] == epochs))
+        reader = self._reader[words]
+        others = (reader != threads) & (reader != NOBODY) & (self._read_epoch[words] == epochs)
+        return self._race(others, np.zeros_like(others), reader, "written here, read")
+
+    def _race(self, race: Mask, apart: Mask, who: Ids, what: str) -> Fault | None:
+        """The first of these accesses, and what it collides with."""
         if not race.any():
             return None
         at = int(race.argmax())
-        return at, f"race: written here, read by {self._name(int(reader[at]))}{_why(apart[at])}"
+        return at, f"race: {what} by {self._name(int(who[at]))}{_why(apart[at])}"
 
     def _name(self, thread: int) -> str:
         if thread == SEVERAL:
             return "several threads"
         return f"thread {thread % self.workgroup} of group {thread // self.workgroup}"
+
+
+class Buffer(Shadow):
+    """What is remembered about each word of a buffer, which all groups have.
+
+    Of the groups that have read it, too, it is enough to know one, or that there are several.
+    """
+
+    def __init__(self, words: int, workgroup: int, known: Mask) -> None:
+        super().__init__(words, workgroup, known)
+        self._read_group = np.full(words, NOBODY, np.int64)
+
+    def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        """Note that each thread reads its word; the position and text of a fault, if any."""
+        fault = super().read(words, threads, epochs)
+        if fault is None:
+            _join(self._read_group, words, threads // self.workgroup, self._read_group[words])
+        return fault
+
+    def _apart(self, who: Ids, threads: Ids) -> Mask:
+        """Whether these are threads of another group."""
+        apart: Mask = who // self.workgroup != threads // self.workgroup
+        return apart
+
+    def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        group = self._read_group[words]
+        apart = (group != threads // self.workgroup) & (group != NOBODY)
+        fault = self._race(apart, apart, self._reader[words], "written here, read")
+        return fault or super()._read_by_another(words, threads, epochs)
 
 
 def _join(table: Ids, words: Ids, who: Ids, before: Ids) -> None:
