@@ -38,7 +38,7 @@ LEAST_TILE = MmaTile(32, 16, 2, 2)
 HOPPER = "sm_90a"
 # By the largest head of each row; then of bf16, and the least head that is worth its padding.
 WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
-    (64, WgmmaTile(128), WgmmaTile(128, parts=2), 49),
+    (64, WgmmaTile(128, late=True), WgmmaTile(128, parts=2), 49),
     (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
 )
 

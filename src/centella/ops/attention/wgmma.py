@@ -42,14 +42,16 @@ REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}  # producer, consumer; by
 class WgmmaTile(Struct, frozen=True):
     """Keys of a tile, consumers of 64 queries each, stages of the rings.
 
-    `parts`: 16-bit numbers that a weight is the sum of. `turns`: consumers start products by turns.
+    `parts`: 16-bit numbers that a weight is the sum of. `late`: a consumer waits for its turn
+    behind the softmax, before it waits for products; the assembler then leaves the powers of two
+    where they are, beside the products, and moves them behind the products otherwise.
     """
 
     keys: int
     consumers: int = 2
     stages: int = 2
     parts: int = 1
-    turns: bool = True
+    late: bool = False
 
     @property
     def queries(self) -> int:
@@ -196,6 +198,7 @@ class _Consumer:
         if dirty is not None:
             with lang.if_(dirty):
                 self._clean(last * tile.keys)
+        self._take_turn()
         whole = last  # tiles that are seen whole by all
         if self.rows.start is not None:
             by_all = lang.minimum(self.rows.end, upto(self.rows.start, self.first + 1))
@@ -205,30 +208,40 @@ class _Consumer:
         for _ in lang.range(whole):
             self._step(None)
         self._mix()
+        self._pass_turn()
         ptx.wgmma_wait(0)
+
+    def _take_turn(self) -> None:
+        """Wait until the others have started their products."""
+        self.shared.order.wait(self.mine, self.turn)
+        self.turn.set(self.turn ^ 1)
+
+    def _pass_turn(self) -> None:
+        """The next consumer may start its products."""
+        with lang.if_(self.leader):
+            self.shared.order.arrive((self.mine + 1) % self.shared.tile.consumers)
 
     def _step(self, key0: Any) -> None:
         """Scores and weights of a tile, and the products of the last one's weights."""
         from centella.lang import ptx
 
         shared = self.shared
-        if shared.tile.turns:
-            shared.order.wait(self.mine, self.turn)
-            self.turn.set(self.turn ^ 1)
         self._score()
         self._mix()
-        if shared.tile.turns:
-            with lang.if_(self.leader):
-                shared.order.arrive((self.mine + 1) % shared.tile.consumers)
+        self._pass_turn()
         ptx.wgmma_wait(1)
         self._release(shared.empty_k, self.ring_k)
         if key0 is not None:
             self.rows.hide(key0)
         grown, shrinks = self.rows.soften()
+        if shared.tile.late:
+            self._take_turn()
         ptx.wgmma_wait(0)
         self._release(shared.empty_v, self.ring_v)
         self.rows.round()
         self.rows.shrink(grown, shrinks)
+        if not shared.tile.late:
+            self._take_turn()
 
     def _release(self, empty: Any, ring: Ring) -> None:
         """Give a stage back, on to the next."""
