@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, f16
+from centella import op
+from centella.dtypes import DType, bf16, f16, widen
 from centella.errors import LimitError, SimulationError
 from centella.lang.ir import HOPPER
 from centella.lang.ptx import emit_ptx, shared_layout
@@ -19,7 +20,19 @@ from centella.ops.attention.choice import WGMMA_TILES
 from centella.ops.attention.wgmma import WgmmaTile
 from centella.program import parameter_words
 from tests.lang_common import ORDERS
-from tests.test_attention_mma import CAPS, Launch, check, error, lowered, operands, result, run
+from tests.test_attention_mma import (
+    CAPS,
+    Launch,
+    check,
+    error,
+    lowered,
+    lowered_in_steps,
+    operands,
+    result,
+    run,
+    specialised,
+    stored,
+)
 from tests.test_lang_ptx import assemble, needs_ptxas, resources
 
 SMALL = WgmmaTile(32, late=True)
@@ -72,6 +85,50 @@ def test_masks_and_sizes(name: str) -> None:
 def test_orders(order: str) -> None:
     shape, tile = (2, 2, 1, 66, 53, 24), replace(SMALL, parts=2)
     check(lowered(shape, bf16, tile, lengths=[50, 17], causal=True), order=order)
+
+
+def made_f16(values: Any, **masks: Any) -> tuple[Any, Any]:
+    """The result with bf16 values that are made f16 first, and in float64."""
+    launch, calls, kept = lowered_in_steps((2, 2, 1, 66, 70, 32), bf16, SMALL, **masks)
+    assert [c.kernel.name for c in calls] == ["attention_values", "attention_wgmma"]
+    words, _ = operands(launch)
+    words[2] = stored(values, launch.inputs[2])
+    words += [np.full(s.storage_bytes // 4, 0x7FC07FC0, np.uint32) for s in kept]
+    for call in calls:
+        ir = specialised(call)
+        params = np.array(parameter_words(call, ir)[0], np.uint32)
+        simulate(ir, [words[r.index] for r in call.tensors], params, call.groups)
+    wide = [widen(words[n].view(np.uint16), bf16).astype(np.float64).reshape(s.shape)
+            for n, s in enumerate(launch.inputs[:3])]  # fmt: skip
+    formula = op.get("attention").reference
+    assert formula is not None
+    attrs = {n: launch.attrs[n] for n in ("masks", "causal", "scale")}
+    words[-1] = words[len(launch.inputs)]
+    return result(launch, words).astype(np.float64), formula(*wide, *launch.masks.values(), **attrs)
+
+
+def random_values(size: float) -> Any:
+    """Six decades in a column."""
+    values = np.random.default_rng(4).standard_normal((2, 1, 70, 32))
+    return values * size * np.logspace(-6, 0, 70)[:, None]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e30, 1e-30], ids=str)
+def test_values_made_f16(size: float) -> None:
+    """Of any exponent; NaN past the last key that counts."""
+    values = random_values(size)
+    values[1, 0, 60:] = np.nan
+    got, wanted = made_f16(values, causal=True, lengths=[70, 60])
+    assert error(got / size, wanted / size) < 4e-6
+
+
+def test_values_made_f16_keep_infinities() -> None:
+    values = random_values(1.0)
+    values[0, 0, 7, 3], values[0, 0, 9, 4] = np.inf, np.nan
+    got, wanted = made_f16(values)
+    assert (got[0, :, :, 3] == np.inf).all() and np.isnan(got[0, :, :, 4]).all()
+    others = np.arange(32)[~np.isin(np.arange(32), (3, 4))]
+    assert error(got[..., others], wanted[..., others]) < 4e-6
 
 
 def test_what_does_not_count_may_hold_anything() -> None:
@@ -149,8 +206,12 @@ def test_it_is_refused_where_it_does_not_fit(device: ct.Device) -> None:
 @SHIPPED
 def test_tiles_stay_in_registers(dim: int, tile: WgmmaTile, tmp_path: Path) -> None:
     """No spills, no stack, no warning, and as many registers as roles divide."""
-    for masks in ({}, {"causal": True, "lengths": [4096]}, {"starts": [1]}):
-        launch = lowered((1, 4, 2, 4096, 4096, dim), kind_of(tile), tile, **masks)
+    every: tuple[dict[str, Any], ...] = ({}, {"causal": True, "lengths": [4096]}, {"starts": [1]})
+    cases = [(kind_of(tile), masks) for masks in every]
+    if tile.parts == 1:  # values of bf16 that are made f16
+        cases.append((bf16, every[1]))
+    for dtype, masks in cases:
+        launch = lowered((1, 4, 2, 4096, 4096, dim), dtype, tile, **masks)
         report, _ = assemble(emit_ptx(launch.ir, "sm_90a"), "sm_90a", tmp_path)
         registers, stack = resources(report)
         assert stack == 0 and "C75" not in report, report

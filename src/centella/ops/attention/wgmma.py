@@ -7,10 +7,10 @@ products of the last tile's weights with its values; while those are under way i
 weights. Weights are the first factor in the registers where they were computed. Consumers start
 their products by turns, so that one multiplies while the other computes weights.
 
-The softmax is in `rows.py`. Of bf16 weights are the sum of two (`parts`). Hidden keys are looked
-for in the last tile, and under a causal mask in the tiles that some query does not see whole. What
-lies past the last key that counts is set to zero where it was copied to: a weight of 0 would not
-hide a NaN.
+The softmax is in `rows.py`. Of bf16 weights are the sum of two (`parts`), or values are made f16
+before (`scaled.py`), which pays where there are many queries. Hidden keys are looked for in the
+last tile, and under a causal mask in the tiles that some query does not see whole. What lies past
+the last key that counts is set to zero where it was copied to: a weight of 0 would not hide a NaN.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import bf16, f16, f32, u32
 from centella.errors import LimitError
 from centella.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import reach, upto
 from centella.ops.attention.mma import FOLDED
 from centella.ops.attention.rows import K, M, Rows
+from centella.ops.attention.scaled import SLAB, scale_values
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.ring import Ring
 from centella.program import Call, Kernel, Ref
-from centella.specs import Spec
+from centella.specs import Spec, make_spec
 
 WARPGROUP = 128  # threads
 PANEL = 64  # elements of a row in shared memory that lie together
@@ -112,8 +113,9 @@ class _Shared:
 
 
 def _attention_wgmma(
-    *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any
-) -> None:
+    *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any,
+    scales: Any = None, **masks: Any,
+) -> None:  # fmt: skip
     from centella.lang import ptx
 
     p = {n: lang.parameter(n, u32) for n in (
@@ -140,7 +142,15 @@ def _attention_wgmma(
         if "lengths" in masks or "starts" in masks:
             dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
         consumer.attend(last, dirty)
-        consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim)
+        scale_of = None
+        if scales is not None:
+            slabs = -(-dim // SLAB)
+            first_slab = (b * p["kv_heads"] + head // p["share"]) * slabs
+
+            def scale_of(column: int) -> Any:
+                return scales[first_slab + column // SLAB]
+
+        consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim, scale_of)
 
 
 def _produce(shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any) -> None:
@@ -325,15 +335,41 @@ def lower_wgmma(
             f"{attrs['scale']:.3g}, {list(attrs['masks'])}"
         )
     batch, lq, heads, dim = y.shape
-    blocks = -(-lq // tile.queries)
+    blocks, masks = -(-lq // tile.queries), attrs["masks"]
     constants = (("causal", attrs["causal"]), ("dim", dim), ("tile", tile))
-    scalars = {
+    scalars: dict[str, int | float] = {
         "blocks": blocks, "batch": batch, "dim": dim, "kv_heads": inputs[1].shape[1],
         **extents(inputs, attrs), **out_steps(y),
     }  # fmt: skip
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
-    groups, given = batch * heads * blocks, tuple(scalars.items())
-    return Lowered((
-        Call(attention_wgmma, tensors, given, constants, groups, workgroup=tile.threads, face=form),
-    ))  # fmt: skip
+    tensors = [Ref(i, flat(s)) for i, s in enumerate(inputs)]
+    names, before, more = ["q", "k", "v", *masks], (), ()
+    if y.dtype is bf16 and tile.parts == 1:
+        call, more = _scaled(inputs, attrs, scalars, len(inputs) + 1)
+        values, scales = call.tensors[-2:]
+        scalars |= dict(zip(("vb", "vh", "vl"), more[0].strides, strict=False))
+        before, tensors[2] = (call,), values
+        tensors.append(scales)
+        names.append("scales")
+    form = face(dict.fromkeys(names, 1), {"y": 1})
+    given, groups = tuple(scalars.items()), batch * heads * blocks
+    whole = (*tensors, Ref(len(inputs), y))
+    call = Call(attention_wgmma, whole, given, constants, groups, workgroup=tile.threads, face=form)
+    return Lowered((*before, call), more)
+
+
+def _scaled(
+    inputs: tuple[Spec, ...], attrs: dict[str, Any], scalars: dict[str, int | float], place: int
+) -> tuple[Call, tuple[Spec, Spec]]:
+    """The launch that scales values, and what it writes: them, and their scales."""
+    batch, kv_heads, lk, dim = inputs[2].shape
+    slabs = dim // SLAB
+    kept = make_spec((batch, kv_heads, lk, dim), f16, 16)
+    scales = Spec((batch * kv_heads * slabs,), f32, (1,))
+    steps = dict(zip(("fb", "fh", "fl"), kept.strides, strict=False))
+    given = tuple({**scalars, **steps, "slabs": slabs}.items())
+    read = (Ref(i, flat(s)) for i, s in enumerate(inputs) if i > 1)
+    tensors = (*read, Ref(place, flat(kept)), Ref(place + 1, scales))
+    form = face(dict.fromkeys(("v", *attrs["masks"]), 1), {"kept": 1, "scales": 1})
+    constants = (("causal", attrs["causal"]),)
+    groups = batch * kv_heads * slabs
+    return Call(scale_values, tensors, given, constants, groups, face=form), (kept, scales)
