@@ -16,6 +16,7 @@ from centella.errors import LimitError, SimulationError
 from centella.lang.ir import HOPPER
 from centella.lang.ptx import emit_ptx, shared_layout
 from centella.lang.simulate import mutations, simulate
+from centella.ops.attention import op as attention_op
 from centella.ops.attention.choice import WGMMA_TILES
 from centella.ops.attention.wgmma import WgmmaTile
 from centella.program import parameter_words
@@ -200,6 +201,23 @@ def test_it_is_refused_where_it_does_not_fit(device: ct.Device) -> None:
     wide = ct.zeros((1, 1, 20, 136), "f16", device)
     with pytest.raises(LimitError, match="heads of at most 128"):
         ct.attention(wide, wide, wide, variant="wgmma").numpy()
+
+
+@pytest.mark.devices("cuda")
+@pytest.mark.parametrize("tile", [WgmmaTile(128), WgmmaTile(128, parts=2)], ids=name_of)
+def test_on_a_device(device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 with weights in two parts and with values made f16, which small problems do not take."""
+    monkeypatch.setattr(attention_op, "wgmma_tile_of", lambda inputs, attrs, caps: tile)
+    rng, shape = np.random.default_rng(6), (2, 2, 300, 128)
+    q, k, v = (ct.asarray(rng.standard_normal(shape), "bf16", device) for _ in range(3))
+    lengths = ct.asarray(np.array([300, 170], np.int32), device=device)
+    got = ct.attention(q, k, v, lengths=lengths, causal=True, variant="wgmma")
+    wide = [x.astype("f32").numpy().astype(np.float64) for x in (q, k, v)]
+    formula = op.get("attention").reference
+    assert formula is not None
+    wanted = formula(*wide, lengths.numpy(), masks=("lengths",), causal=True, scale=128**-0.5)
+    result = got.astype("f32").numpy().astype(np.float64)
+    assert error(result, wanted.transpose(0, 2, 1, 3)) < 4e-6
 
 
 @needs_ptxas

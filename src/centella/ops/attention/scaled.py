@@ -11,9 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import f16, f32, u32
 from centella.ops.attention.masks import reach
-from centella.program import Kernel
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.program import Call, Kernel, Ref
+from centella.specs import Spec, make_spec
 
 SLAB = 16  # elements of a head with one scale
 THREADS = 256
@@ -57,3 +60,21 @@ def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any)
 
 
 scale_values: Kernel = Kernel(_scale_values, workgroup=THREADS, name="attention_values")
+
+
+def values_call(
+    inputs: tuple[Spec, ...], attrs: dict[str, Any], scalars: dict[str, int | float], place: int
+) -> tuple[Call, tuple[Spec, Spec]]:
+    """The launch that scales values, and what it writes: them and their scales, from `place` on."""
+    batch, kv_heads, lk, dim = inputs[2].shape
+    slabs = dim // SLAB
+    kept = make_spec((batch, kv_heads, lk, dim), f16, 16)
+    scales = Spec((batch * kv_heads * slabs,), f32, (1,))
+    steps = dict(zip(("fb", "fh", "fl"), kept.strides, strict=False))
+    given = tuple({**scalars, **steps, "slabs": slabs}.items())
+    read = (Ref(i, flat(s)) for i, s in enumerate(inputs) if i > 1)
+    tensors = (*read, Ref(place, flat(kept)), Ref(place + 1, scales))
+    form = face(dict.fromkeys(("v", *attrs["masks"]), 1), {"kept": 1, "scales": 1})
+    constants = (("causal", attrs["causal"]),)
+    groups = batch * kv_heads * slabs
+    return Call(scale_values, tensors, given, constants, groups, face=form), (kept, scales)

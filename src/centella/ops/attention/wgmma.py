@@ -20,19 +20,19 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import bf16, f16, f32, u32
+from centella.dtypes import bf16, u32
 from centella.errors import LimitError
 from centella.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import reach, upto
 from centella.ops.attention.mma import FOLDED
 from centella.ops.attention.rows import K, M, Rows
-from centella.ops.attention.scaled import SLAB, scale_values
+from centella.ops.attention.scaled import SLAB, values_call
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.ring import Ring
 from centella.program import Call, Kernel, Ref
-from centella.specs import Spec, make_spec
+from centella.specs import Spec
 
 WARPGROUP = 128  # threads
 PANEL = 64  # elements of a row in shared memory that lie together
@@ -142,14 +142,8 @@ def _attention_wgmma(
         if "lengths" in masks or "starts" in masks:
             dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
         consumer.attend(last, dirty)
-        scale_of = None
-        if scales is not None:
-            slabs = -(-dim // SLAB)
-            first_slab = (b * p["kv_heads"] + head // p["share"]) * slabs
-
-            def scale_of(column: int) -> Any:
-                return scales[first_slab + column // SLAB]
-
+        first_slab = (b * p["kv_heads"] + head // p["share"]) * (dim // SLAB)
+        scale_of = None if scales is None else lambda j: scales[first_slab + j // SLAB]
         consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim, scale_of)
 
 
@@ -322,7 +316,9 @@ def _apart(spec: Spec) -> bool:
 def lower_wgmma(
     inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: WgmmaTile | None
 ) -> Lowered:
-    """One launch: a group has the queries of a tile, of one head.
+    """One launch, behind that of `scaled.py` for weights of bf16 in one part.
+
+    A group has the queries of a tile, of one head.
 
     Raises:
         LimitError: there is no tile.
@@ -342,9 +338,11 @@ def lower_wgmma(
         **extents(inputs, attrs), **out_steps(y),
     }  # fmt: skip
     tensors = [Ref(i, flat(s)) for i, s in enumerate(inputs)]
-    names, before, more = ["q", "k", "v", *masks], (), ()
+    names = ["q", "k", "v", *masks]
+    before: tuple[Call, ...] = ()
+    more: tuple[Spec, ...] = ()
     if y.dtype is bf16 and tile.parts == 1:
-        call, more = _scaled(inputs, attrs, scalars, len(inputs) + 1)
+        call, more = values_call(inputs, attrs, scalars, len(inputs) + 1)
         values, scales = call.tensors[-2:]
         scalars |= dict(zip(("vb", "vh", "vl"), more[0].strides, strict=False))
         before, tensors[2] = (call,), values
@@ -355,21 +353,3 @@ def lower_wgmma(
     whole = (*tensors, Ref(len(inputs), y))
     call = Call(attention_wgmma, whole, given, constants, groups, workgroup=tile.threads, face=form)
     return Lowered((*before, call), more)
-
-
-def _scaled(
-    inputs: tuple[Spec, ...], attrs: dict[str, Any], scalars: dict[str, int | float], place: int
-) -> tuple[Call, tuple[Spec, Spec]]:
-    """The launch that scales values, and what it writes: them, and their scales."""
-    batch, kv_heads, lk, dim = inputs[2].shape
-    slabs = dim // SLAB
-    kept = make_spec((batch, kv_heads, lk, dim), f16, 16)
-    scales = Spec((batch * kv_heads * slabs,), f32, (1,))
-    steps = dict(zip(("fb", "fh", "fl"), kept.strides, strict=False))
-    given = tuple({**scalars, **steps, "slabs": slabs}.items())
-    read = (Ref(i, flat(s)) for i, s in enumerate(inputs) if i > 1)
-    tensors = (*read, Ref(place, flat(kept)), Ref(place + 1, scales))
-    form = face(dict.fromkeys(("v", *attrs["masks"]), 1), {"kept": 1, "scales": 1})
-    constants = (("causal", attrs["causal"]),)
-    groups = batch * kv_heads * slabs
-    return Call(scale_values, tensors, given, constants, groups, face=form), (kept, scales)
