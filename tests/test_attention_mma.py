@@ -69,6 +69,16 @@ def lowered(
     **masks: Any,
 ) -> Launch:  # fmt: skip
     """The launch for [batch, heads, kv_heads, lq, lk, dim]."""
+    launch, _, _ = lowered_in_steps(shape, dtype, tile, causal, scale, **masks)
+    return launch
+
+
+def lowered_in_steps(
+    shape: tuple[int, int, int, int, int, int], dtype: DType = f16,
+    tile: MmaTile | WgmmaTile | None = None, causal: bool = False, scale: float | None = None,
+    **masks: Any,
+) -> tuple[Launch, tuple[Call, ...], tuple[Spec, ...]]:  # fmt: skip
+    """The last launch, all of them, and what is kept between them."""
     b, heads, kv_heads, lq, lk, dim = shape
     shapes = ((b, heads, lq, dim), (b, kv_heads, lk, dim), (b, kv_heads, lk, dim))
     inputs = [make_spec(s, dtype, 16) for s in shapes]
@@ -81,12 +91,21 @@ def lowered(
     y = make_spec((b, lq, heads, dim), dtype, 16)
     with pytest.MonkeyPatch.context() as patch:
         if tile is not None:
-            whole = replace(tile, parts=2) if dtype is bf16 else tile
+            halved = dtype is bf16 and isinstance(tile, MmaTile)
+            whole = replace(tile, parts=2) if halved else tile
             patch.setattr(attention_op, f"{variant}_tile_of", lambda q, masks, caps: whole)
-        (call,) = op.get("attention").lower(tuple(inputs), (y,), attrs, CAPS).calls
+        steps = op.get("attention").lower(tuple(inputs), (y,), attrs, CAPS)
+    call = steps.calls[-1]
+    return (
+        Launch(call, specialised(call), tuple(inputs), attrs, made),
+        steps.calls,
+        steps.temporaries,
+    )
+
+
+def specialised(call: Call) -> KernelIR:
     dtypes = tuple(r.spec.dtype for r in call.tensors)
-    ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
-    return Launch(call, ir, tuple(inputs), attrs, made)
+    return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
 
 
 def stored(value: Array, spec: Spec) -> Array:

@@ -10,19 +10,34 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, f16
+from centella import op
+from centella.dtypes import DType, bf16, f16, widen
 from centella.errors import LimitError, SimulationError
 from centella.lang.ir import HOPPER
 from centella.lang.ptx import emit_ptx, shared_layout
 from centella.lang.simulate import mutations, simulate
+from centella.ops.attention import op as attention_op
 from centella.ops.attention.choice import WGMMA_TILES
 from centella.ops.attention.wgmma import WgmmaTile
 from centella.program import parameter_words
 from tests.lang_common import ORDERS
-from tests.test_attention_mma import CAPS, Launch, check, error, lowered, operands, result, run
+from tests.test_attention_mma import (
+    CAPS,
+    Launch,
+    check,
+    error,
+    lowered,
+    lowered_in_steps,
+    operands,
+    result,
+    run,
+    specialised,
+    stored,
+)
 from tests.test_lang_ptx import assemble, needs_ptxas, resources
 
-SMALL = WgmmaTile(32)
+SMALL = WgmmaTile(32, late=True)
+ORDER = 8  # the shared array: behind Q, K, V and five of barriers
 TILES = [(most, tile) for most, *tiles, _ in WGMMA_TILES for tile in tiles]
 
 
@@ -56,7 +71,7 @@ CASES: dict[str, tuple[tuple[int, int, int, int, int, int], WgmmaTile, dict[str,
     "starts": ((3, 2, 2, 70, 90, 16), SMALL, {"starts": [-30, 0, 49]}),
     "causal, fewer keys": ((1, 4, 2, 140, 90, 16), SMALL, {"causal": True}),
     "lengths, causal": ((2, 2, 1, 70, 150, 16), SMALL, {"causal": True, "lengths": [70, 150]}),
-    "one consumer": ((1, 1, 1, 70, 100, 16), WgmmaTile(48, 1, turns=False), {}),
+    "one consumer": ((1, 1, 1, 70, 100, 16), WgmmaTile(48, 1), {}),
     "three consumers": ((1, 1, 1, 200, 100, 16), WgmmaTile(32, 3, 3), {"causal": True}),
 }
 
@@ -71,6 +86,50 @@ def test_masks_and_sizes(name: str) -> None:
 def test_orders(order: str) -> None:
     shape, tile = (2, 2, 1, 66, 53, 24), replace(SMALL, parts=2)
     check(lowered(shape, bf16, tile, lengths=[50, 17], causal=True), order=order)
+
+
+def made_f16(values: Any, **masks: Any) -> tuple[Any, Any]:
+    """The result with bf16 values that are made f16 first, and in float64."""
+    launch, calls, kept = lowered_in_steps((2, 2, 1, 66, 70, 32), bf16, SMALL, **masks)
+    assert [c.kernel.name for c in calls] == ["attention_values", "attention_wgmma"]
+    words, _ = operands(launch)
+    words[2] = stored(values, launch.inputs[2])
+    words += [np.full(s.storage_bytes // 4, 0x7FC07FC0, np.uint32) for s in kept]
+    for call in calls:
+        ir = specialised(call)
+        params = np.array(parameter_words(call, ir)[0], np.uint32)
+        simulate(ir, [words[r.index] for r in call.tensors], params, call.groups)
+    wide = [widen(words[n].view(np.uint16), bf16).astype(np.float64).reshape(s.shape)
+            for n, s in enumerate(launch.inputs[:3])]  # fmt: skip
+    formula = op.get("attention").reference
+    assert formula is not None
+    attrs = {n: launch.attrs[n] for n in ("masks", "causal", "scale")}
+    words[-1] = words[len(launch.inputs)]
+    return result(launch, words).astype(np.float64), formula(*wide, *launch.masks.values(), **attrs)
+
+
+def random_values(size: float) -> Any:
+    """Six decades in a column."""
+    values = np.random.default_rng(4).standard_normal((2, 1, 70, 32))
+    return values * size * np.logspace(-6, 0, 70)[:, None]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e30, 1e-30], ids=str)
+def test_values_made_f16(size: float) -> None:
+    """Of any exponent; NaN past the last key that counts."""
+    values = random_values(size)
+    values[1, 0, 60:] = np.nan
+    got, wanted = made_f16(values, causal=True, lengths=[70, 60])
+    assert error(got / size, wanted / size) < 4e-6
+
+
+def test_values_made_f16_keep_infinities() -> None:
+    values = random_values(1.0)
+    values[0, 0, 7, 3], values[0, 0, 9, 4] = np.inf, np.nan
+    got, wanted = made_f16(values)
+    assert (got[0, :, :, 3] == np.inf).all() and np.isnan(got[0, :, :, 4]).all()
+    others = np.arange(32)[~np.isin(np.arange(32), (3, 4))]
+    assert error(got[..., others], wanted[..., others]) < 4e-6
 
 
 def test_what_does_not_count_may_hold_anything() -> None:
@@ -120,15 +179,16 @@ def faulty(launch: Launch, broken: Any, words: list[Any], wanted: Any) -> bool:
 
 
 def test_every_wait_of_a_consumer_is_needed() -> None:
-    """Without one the simulator reports, or the result is wrong. (Turns are for speed.)"""
-    launch = lowered((1, 1, 1, 66, 78, 16), f16, WgmmaTile(16, turns=False), lengths=[76])
+    """Without one the simulator reports, or the result is wrong. Turns are for speed alone."""
+    launch = lowered((1, 1, 1, 66, 78, 16), f16, WgmmaTile(16), lengths=[76])
     words, wanted = operands(launch)
     ir, seen = launch.ir, []
     _, consumers = (i for i, s in enumerate(ir.body) if s[0] == "if" and s[3] is not None)
-    producer = {ir.line_of(i) for i in range(consumers) if ir.body[i][0] == "mbar_wait"}
+    waits = [i for i, s in enumerate(ir.body) if s[0] == "mbar_wait"]
+    others = {ir.line_of(i) for i in waits if i < consumers or ir.body[i][3] == ORDER}
     for what, broken in mutations(ir):
         no, kind, _, line = what.split()
-        if no == "no" and kind in HOPPER and line not in producer:
+        if no == "no" and kind in HOPPER and line not in others:
             assert faulty(launch, broken, [w.copy() for w in words], wanted), what
             seen.append(kind)
     assert {k: seen.count(k) for k in seen} == {"mbar_wait": 7, "wgmma_wait": 4, "async_fence": 1}
@@ -143,12 +203,33 @@ def test_it_is_refused_where_it_does_not_fit(device: ct.Device) -> None:
         ct.attention(wide, wide, wide, variant="wgmma").numpy()
 
 
+@pytest.mark.devices("cuda")
+@pytest.mark.parametrize("tile", [WgmmaTile(128), WgmmaTile(128, parts=2)], ids=name_of)
+def test_on_a_device(device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 with weights in two parts and with values made f16, which small problems do not take."""
+    monkeypatch.setattr(attention_op, "wgmma_tile_of", lambda inputs, attrs, caps: tile)
+    rng, shape = np.random.default_rng(6), (2, 2, 300, 128)
+    q, k, v = (ct.asarray(rng.standard_normal(shape), "bf16", device) for _ in range(3))
+    lengths = ct.asarray(np.array([300, 170], np.int32), device=device)
+    got = ct.attention(q, k, v, lengths=lengths, causal=True, variant="wgmma")
+    wide = [x.astype("f32").numpy().astype(np.float64) for x in (q, k, v)]
+    formula = op.get("attention").reference
+    assert formula is not None
+    wanted = formula(*wide, lengths.numpy(), masks=("lengths",), causal=True, scale=128**-0.5)
+    result = got.astype("f32").numpy().astype(np.float64)
+    assert error(result, wanted.transpose(0, 2, 1, 3)) < 4e-6
+
+
 @needs_ptxas
 @SHIPPED
 def test_tiles_stay_in_registers(dim: int, tile: WgmmaTile, tmp_path: Path) -> None:
     """No spills, no stack, no warning, and as many registers as roles divide."""
-    for masks in ({}, {"causal": True, "lengths": [4096]}, {"starts": [1]}):
-        launch = lowered((1, 4, 2, 4096, 4096, dim), kind_of(tile), tile, **masks)
+    every: tuple[dict[str, Any], ...] = ({}, {"causal": True, "lengths": [4096]}, {"starts": [1]})
+    cases = [(kind_of(tile), masks) for masks in every]
+    if tile.parts == 1:  # values of bf16 that are made f16
+        cases.append((bf16, every[1]))
+    for dtype, masks in cases:
+        launch = lowered((1, 4, 2, 4096, 4096, dim), dtype, tile, **masks)
         report, _ = assemble(emit_ptx(launch.ir, "sm_90a"), "sm_90a", tmp_path)
         registers, stack = resources(report)
         assert stack == 0 and "C75" not in report, report

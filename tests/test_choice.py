@@ -518,6 +518,11 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
     )
     for given, attrs, chosen in cases:
         assert choose_attention(given, hopper, **attrs) == chosen, (given[0].shape, attrs)
+    tiles = attention_choice.wgmma_tile_of
+    for lq, lk, dim, parts in ((4096, 1024, 64, 1), (4095, 1024, 64, 2), (4096, 1023, 64, 2),
+                               (4096, 1024, 112, 1), (4096, 1024, 104, 2)):  # fmt: skip
+        tile = tiles(of(lq, dim, bf16, lk), {"masks": (), "scale": 0.125}, hopper)
+        assert tile is not None and tile.parts == parts, (lq, lk, dim)
     for caps in (replace(hopper, arch="sm_89"), replace(hopper, max_shared=64 << 10)):
         assert choose_attention(of(65, 64), caps) == "mma"
 

@@ -9,12 +9,14 @@ stream   the rest                                                  `stream.py`
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec.structs import replace
 
 from centella.dtypes import bf16, f16
 from centella.ops.attention.mma import MmaTile
+from centella.ops.attention.scaled import SLAB
 from centella.ops.attention.split import MOST_DIM
 from centella.ops.attention.table import CONSERVATIVE, LEAST, row_of
 from centella.ops.attention.tiles import Tile
@@ -36,9 +38,11 @@ MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
 )
 LEAST_TILE = MmaTile(32, 16, 2, 2)
 HOPPER = "sm_90a"
-# By the largest head of each row; then of bf16, and the least head that is worth its padding.
+MANY = 1 << 15, 1024  # queries of all heads, keys: from here on values of bf16 are scaled to f16
+# By the largest head of each row; then of bf16 (which are scaled where the first takes them), and
+# the least head that is worth its padding.
 WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
-    (64, WgmmaTile(128), WgmmaTile(128, parts=2), 49),
+    (64, WgmmaTile(128, late=True), WgmmaTile(128, parts=2), 49),
     (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
 )
 
@@ -76,7 +80,8 @@ def wgmma_tile_of(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -
     tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
     if not tiles or not takes(inputs, attrs):
         return None
-    tile = tiles[q.dtype is bf16]
+    many = math.prod(q.shape[:3]) >= MANY[0] and inputs[1].shape[2] >= MANY[1]
+    tile = tiles[q.dtype is bf16 and not (many and dim % SLAB == 0)]
     fits = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
     return tile if fits else None
 

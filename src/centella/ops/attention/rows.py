@@ -8,6 +8,7 @@ with three others. The sum is that of the weights before they are rounded.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from centella import lang
@@ -102,8 +103,11 @@ class Rows:
             for register in range(self.out.registers):
                 self.out[register] = self.out[register] * shrinks[register // 2 % 2]
 
-    def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
-        """Divide and store."""
+    def finish(
+        self, y: Any, place: Any, pitch: Any, lq: Any, dim: int,
+        scale_of: Callable[[int], Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Divide and store; `scale_of`: what columns from one on are multiplied by."""
         for h in range(2):
             total = self.total[h].get()
             for mask in (1, 2):
@@ -113,6 +117,9 @@ class Rows:
                 row = place + self.queries[h] * pitch + self.column
                 for j in range(-(-dim // 8)):
                     values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
+                    if scale_of is not None:
+                        scale = scale_of(8 * j)
+                        values = [value * scale for value in values]
                     if (j + 1) * 8 <= dim:
                         y.store(row + j * 8, values)
                     else:

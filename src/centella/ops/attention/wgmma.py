@@ -7,10 +7,10 @@ products of the last tile's weights with its values; while those are under way i
 weights. Weights are the first factor in the registers where they were computed. Consumers start
 their products by turns, so that one multiplies while the other computes weights.
 
-The softmax is in `rows.py`. Of bf16 weights are the sum of two (`parts`). Hidden keys are looked
-for in the last tile, and under a causal mask in the tiles that some query does not see whole. What
-lies past the last key that counts is set to zero where it was copied to: a weight of 0 would not
-hide a NaN.
+The softmax is in `rows.py`. Of bf16 weights are the sum of two (`parts`), or values are made f16
+before (`scaled.py`), which pays where there are many queries. Hidden keys are looked for in the
+last tile, and under a causal mask in the tiles that some query does not see whole. What lies past
+the last key that counts is set to zero where it was copied to: a weight of 0 would not hide a NaN.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import bf16, u32
 from centella.errors import LimitError
 from centella.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import reach, upto
 from centella.ops.attention.mma import FOLDED
 from centella.ops.attention.rows import K, M, Rows
+from centella.ops.attention.scaled import SLAB, values_call
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.ring import Ring
@@ -42,14 +43,16 @@ REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}  # producer, consumer; by
 class WgmmaTile(Struct, frozen=True):
     """Keys of a tile, consumers of 64 queries each, stages of the rings.
 
-    `parts`: 16-bit numbers that a weight is the sum of. `turns`: consumers start products by turns.
+    `parts`: 16-bit numbers that a weight is the sum of. `late`: a consumer waits for its turn
+    behind the softmax, before it waits for products; the assembler then leaves the powers of two
+    where they are, beside the products, and moves them behind the products otherwise.
     """
 
     keys: int
     consumers: int = 2
     stages: int = 2
     parts: int = 1
-    turns: bool = True
+    late: bool = False
 
     @property
     def queries(self) -> int:
@@ -110,8 +113,9 @@ class _Shared:
 
 
 def _attention_wgmma(
-    *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any
-) -> None:
+    *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any,
+    scales: Any = None, **masks: Any,
+) -> None:  # fmt: skip
     from centella.lang import ptx
 
     p = {n: lang.parameter(n, u32) for n in (
@@ -138,7 +142,9 @@ def _attention_wgmma(
         if "lengths" in masks or "starts" in masks:
             dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
         consumer.attend(last, dirty)
-        consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim)
+        first_slab = (b * p["kv_heads"] + head // p["share"]) * (dim // SLAB)
+        scale_of = None if scales is None else lambda j: scales[first_slab + j // SLAB]
+        consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim, scale_of)
 
 
 def _produce(shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any) -> None:
@@ -196,6 +202,7 @@ class _Consumer:
         if dirty is not None:
             with lang.if_(dirty):
                 self._clean(last * tile.keys)
+        self._take_turn()
         whole = last  # tiles that are seen whole by all
         if self.rows.start is not None:
             by_all = lang.minimum(self.rows.end, upto(self.rows.start, self.first + 1))
@@ -205,30 +212,40 @@ class _Consumer:
         for _ in lang.range(whole):
             self._step(None)
         self._mix()
+        self._pass_turn()
         ptx.wgmma_wait(0)
+
+    def _take_turn(self) -> None:
+        """Wait until the others have started their products."""
+        self.shared.order.wait(self.mine, self.turn)
+        self.turn.set(self.turn ^ 1)
+
+    def _pass_turn(self) -> None:
+        """The next consumer may start its products."""
+        with lang.if_(self.leader):
+            self.shared.order.arrive((self.mine + 1) % self.shared.tile.consumers)
 
     def _step(self, key0: Any) -> None:
         """Scores and weights of a tile, and the products of the last one's weights."""
         from centella.lang import ptx
 
         shared = self.shared
-        if shared.tile.turns:
-            shared.order.wait(self.mine, self.turn)
-            self.turn.set(self.turn ^ 1)
         self._score()
         self._mix()
-        if shared.tile.turns:
-            with lang.if_(self.leader):
-                shared.order.arrive((self.mine + 1) % shared.tile.consumers)
+        self._pass_turn()
         ptx.wgmma_wait(1)
         self._release(shared.empty_k, self.ring_k)
         if key0 is not None:
             self.rows.hide(key0)
         grown, shrinks = self.rows.soften()
+        if shared.tile.late:
+            self._take_turn()
         ptx.wgmma_wait(0)
         self._release(shared.empty_v, self.ring_v)
         self.rows.round()
         self.rows.shrink(grown, shrinks)
+        if not shared.tile.late:
+            self._take_turn()
 
     def _release(self, empty: Any, ring: Ring) -> None:
         """Give a stage back, on to the next."""
@@ -299,7 +316,9 @@ def _apart(spec: Spec) -> bool:
 def lower_wgmma(
     inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: WgmmaTile | None
 ) -> Lowered:
-    """One launch: a group has the queries of a tile, of one head.
+    """One launch, behind that of `scaled.py` for weights of bf16 in one part.
+
+    A group has the queries of a tile, of one head.
 
     Raises:
         LimitError: there is no tile.
@@ -312,15 +331,25 @@ def lower_wgmma(
             f"{attrs['scale']:.3g}, {list(attrs['masks'])}"
         )
     batch, lq, heads, dim = y.shape
-    blocks = -(-lq // tile.queries)
+    blocks, masks = -(-lq // tile.queries), attrs["masks"]
     constants = (("causal", attrs["causal"]), ("dim", dim), ("tile", tile))
-    scalars = {
+    scalars: dict[str, int | float] = {
         "blocks": blocks, "batch": batch, "dim": dim, "kv_heads": inputs[1].shape[1],
         **extents(inputs, attrs), **out_steps(y),
     }  # fmt: skip
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
-    groups, given = batch * heads * blocks, tuple(scalars.items())
-    return Lowered((
-        Call(attention_wgmma, tensors, given, constants, groups, workgroup=tile.threads, face=form),
-    ))  # fmt: skip
+    tensors = [Ref(i, flat(s)) for i, s in enumerate(inputs)]
+    names = ["q", "k", "v", *masks]
+    before: tuple[Call, ...] = ()
+    more: tuple[Spec, ...] = ()
+    if y.dtype is bf16 and tile.parts == 1:
+        call, more = values_call(inputs, attrs, scalars, len(inputs) + 1)
+        values, scales = call.tensors[-2:]
+        scalars |= dict(zip(("vb", "vh", "vl"), more[0].strides, strict=False))
+        before, tensors[2] = (call,), values
+        tensors.append(scales)
+        names.append("scales")
+    form = face(dict.fromkeys(names, 1), {"y": 1})
+    given, groups = tuple(scalars.items()), batch * heads * blocks
+    whole = (*tensors, Ref(len(inputs), y))
+    call = Call(attention_wgmma, whole, given, constants, groups, workgroup=tile.threads, face=form)
+    return Lowered((*before, call), more)

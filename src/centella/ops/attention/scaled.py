@@ -1,0 +1,80 @@
+"""Values of bf16 as f16, so that weights may have 11 bits: what precedes attention by warpgroups.
+
+Weights rounded to bf16 are as far off as the result's own rounding; both factors of a product have
+one dtype; and the 8 bits of a bf16 number fit the 11 of f16, where its exponent does. So values are
+multiplied by a power of two for each head and sixteen of its elements, which brings the largest to
+2^15: what is no more than 2^32 times smaller stays as it is. The result is scaled back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f16, f32, u32
+from centella.ops.attention.masks import reach
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.program import Call, Kernel, Ref
+from centella.specs import Spec, make_spec
+
+SLAB = 16  # elements of a head with one scale
+THREADS = 256
+TOGETHER = 8  # rows of a thread that are loaded at once
+PER_CHUNK = 8
+INFINITE = 0x7F800000
+LEAST = 16  # exponent below which scales would not be normal numbers
+
+
+def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
+    """A group has sixteen elements of all keys of one head: their largest, then each scaled."""
+    p = {n: lang.parameter(n, u32) for n in (
+        "kv_heads", "slabs", "lq", "lk", "vb", "vh", "vl", "fb", "fh", "fl")}  # fmt: skip
+    number = lang.group_id()
+    slab, group = number % p["slabs"], number // p["slabs"]
+    head, b = group % p["kv_heads"], group // p["kv_heads"]
+    end, _ = reach(masks, causal, b, p["lq"], p["lk"])
+    column = slab * SLAB + lang.local_id() % 2 * PER_CHUNK
+    mine, rows = lang.local_id() // 2, THREADS // 2
+    source = b * p["vb"] + head * p["vh"] + column
+    target = b * p["fb"] + head * p["fh"] + column
+
+    highest = lang.var(0, u32)
+    for first in lang.range(mine, end, rows * TOGETHER):
+        for n in range(TOGETHER):  # a row twice does no harm
+            row = lang.minimum(first + n * rows, end - 1)
+            for value in v.load(source + row * p["vl"]):
+                bits = lang.bitcast(value, u32) & 0x7FFFFFFF
+                highest.set(lang.maximum(highest, lang.select(bits < INFINITE, bits, 0)))
+    exponent = lang.maximum(lang.workgroup_reduce(highest.get(), "max") >> 23, LEAST)
+    factor = lang.bitcast((127 + 15 + 127 - exponent) << 23, f32)
+    with lang.if_(lang.local_id() == 0):
+        scales[number] = lang.bitcast((exponent - 15) << 23, f32)
+    for first in lang.range(mine, p["lk"], rows * TOGETHER):
+        for n in range(TOGETHER):
+            row = first + n * rows
+            with lang.if_(row < p["lk"]):
+                values = v.load(source + row * p["vl"])
+                values = [lang.select(row < end, value * factor, 0.0) for value in values]
+                kept.store(target + row * p["fl"], values)
+
+
+scale_values: Kernel = Kernel(_scale_values, workgroup=THREADS, name="attention_values")
+
+
+def values_call(
+    inputs: tuple[Spec, ...], attrs: dict[str, Any], scalars: dict[str, int | float], place: int
+) -> tuple[Call, tuple[Spec, Spec]]:
+    """The launch that scales values, and what it writes: them and their scales, from `place` on."""
+    batch, kv_heads, lk, dim = inputs[2].shape
+    slabs = dim // SLAB
+    kept = make_spec((batch, kv_heads, lk, dim), f16, 16)
+    scales = Spec((batch * kv_heads * slabs,), f32, (1,))
+    steps = dict(zip(("fb", "fh", "fl"), kept.strides, strict=False))
+    given = tuple({**scalars, **steps, "slabs": slabs}.items())
+    read = (Ref(i, flat(s)) for i, s in enumerate(inputs) if i > 1)
+    tensors = (*read, Ref(place, flat(kept)), Ref(place + 1, scales))
+    form = face(dict.fromkeys(("v", *attrs["masks"]), 1), {"kept": 1, "scales": 1})
+    constants = (("causal", attrs["causal"]),)
+    groups = batch * kv_heads * slabs
+    return Call(scale_values, tensors, given, constants, groups, face=form), (kept, scales)
