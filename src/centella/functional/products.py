@@ -21,8 +21,8 @@ def matmul(a: Tensor, b: Tensor, *, alpha: float = 1.0, variant: str | None = No
 
     Args:
         a, b: of one float dtype; sums are f32, rounded once to that dtype.
-        variant: force a kernel ("gemv", "skinny", "columns", "small", "medium", "large", "mma"),
-            for tests and benchmarks.
+        variant: force a kernel ("gemv", "skinny", "skinny_mma", "columns", "small", "medium",
+            "large", "mma", "wgmma"), for tests and benchmarks.
 
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not fit these.
