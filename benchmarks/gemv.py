@@ -18,13 +18,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from measure import Call, Row, alternate, summary, torch_or_none
+from measure import Call, Row, alternate, of_launch, summary, torch_or_none
 
 import centella as ct
+from centella import op
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.matmul import launches
-from centella.ops.matmul.choice import ROWS
+from centella.ops.matmul.choice import ROWS, Problem, skinny_tile_of
+from centella.ops.matmul.skinny import Skinny
 from centella.ops.matmul.thin import Thin
+from centella.specs import make_spec
 from centella.tensor import apply
 
 # [n, k]: the two products of a feed-forward layer, and one of attention.
@@ -171,7 +174,25 @@ def plain_read(torch: Any, args: argparse.Namespace) -> Timed:
     return Timed(round_of(replay, device.synchronize), float(values.nbytes) * times * REPLAYS)
 
 
-def timed(bench: str, cell: Cell, contestants: dict[str, Timed], rounds: int) -> list[Row]:
+def kernel_of(device: ct.Device, cell: Cell) -> Row:
+    """The kernel of a product as shipped, the shape of its groups, and what the driver gives it."""
+    m, (n, k) = len(cell.x), cell.sets[0][0].shape
+    scaled = cell.sets[0][1] is not None
+    specs = [make_spec((m, k), cell.x_type, 16), make_spec((n, k), cell.w_type, 16)]
+    specs += [make_spec((n,), ct.f32, 16)] * scaled
+    attrs = {"activation": "", "alpha": 1.0, "extras": ("scale",) * scaled}
+    y = make_spec((m, n), cell.x_type, 16)
+    if device.caps.target == "numpy":
+        return {}
+    call = op.get("linear").lower(tuple(specs), (y,), attrs, device.caps).calls[0]
+    shape = str(dict(call.constants).get("tile", ""))
+    return {"kernel": call.kernel.name, "tile": shape, **of_launch(device, call)}
+
+
+def timed(
+    bench: str, cell: Cell, contestants: dict[str, Timed], rounds: int,
+    kernels: dict[str, Row] | None = None,
+) -> list[Row]:  # fmt: skip
     """A row for each contestant, once each has met the bound; its share of the plain read."""
     worst = max(WORST, 2 * cell.x_type.epsilon)
     for name, one in contestants.items():
@@ -183,7 +204,7 @@ def timed(bench: str, cell: Cell, contestants: dict[str, Timed], rounds: int) ->
     for name, times in seconds.items():
         one = contestants[name]
         row = {"bench": bench, "shape": shape, "who": name, "unit": "TB/s", "error": one.error}
-        rows.append({**row, **summary(times, one.nbytes / 1e12)})
+        rows.append({**row, **(kernels or {}).get(name, {}), **summary(times, one.nbytes / 1e12)})
     most = next(row["rate"] for row in rows if row["who"] == "read")
     return [{**row, "share": row["rate"] / most} for row in rows]
 
@@ -216,14 +237,20 @@ def gemv(args: argparse.Namespace) -> Iterator[Row]:
         if peers is not None:
             contestants["cublas"] = cublas(torch, cell, peers)
         contestants["read"] = read
-        yield from timed(f"gemv {kind}", cell, contestants, args.rounds)
+        kernels = {d: kernel_of(ct.device(d), cell) for d in tensors}
+        yield from timed(f"gemv {kind}", cell, contestants, args.rounds, kernels)
 
 
 # -- sweep -----------------------------------------------------------------------------------------
 
 
-def title(tile: Thin) -> str:
-    """A group's shape: threads of a team, outputs of a team, steps at once, threads."""
+def title(tile: Thin | Skinny) -> str:
+    """A group's shape: threads of a team, outputs of a team, steps at once, threads.
+
+    On tensor cores: eights of rows by sixteens of outputs, warps, steps at once.
+    """
+    if isinstance(tile, Skinny):
+        return f"skinny {tile.eights} x {tile.sixteens}, {tile.deep} warps, {tile.unroll}"
     return f"{tile.lanes} lanes, {tile.outs} x {tile.unroll}, {tile.threads}"
 
 
@@ -250,12 +277,33 @@ def tiles(cell: Cell, caps: ct.Caps) -> list[Thin]:
     ]
 
 
-def forced(tile: Thin) -> Callable[..., Any]:
-    """`linear` with a group of this shape: to be captured while `thin_of` gives it."""
+def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
+    """The shapes of a group on tensor cores worth a try, where the product has them."""
+    (m, k), n = cell.x.shape, len(cell.sets[0][0])
+    problem = Problem(1, m, n, k, k, k, n, 0, 0, 0, True, True)
+    dtypes = (cell.x_type, cell.w_type)
+    chosen = skinny_tile_of(problem, dtypes, caps) if caps.target == "ptx" else None
+    if chosen is None:
+        return []
+    every = itertools.product((1, 2), (4, 8, 16), (1, 2, 3, 4, 6))
+    found = [Skinny(chosen.eights, *shape) for shape in every]
+    return [tile for tile in found if tile.together(*dtypes) * tile.threads >= 256]
+
+
+def forcing(tile: Thin | Skinny) -> Any:
+    """Give a product this shape of a group."""
+    name = "skinny_tile_of" if isinstance(tile, Skinny) else "thin_of"
+    return mock.patch.object(launches, name, return_value=tile)
+
+
+def forced(tile: Thin | Skinny) -> Callable[..., Any]:
+    """`linear` with a group of this shape: to be captured while `forcing` gives it."""
+    variant = "skinny_mma" if isinstance(tile, Skinny) else "skinny"
 
     def product(x: ct.Tensor, w: ct.Tensor, scale: ct.Tensor | None) -> ct.Tensor:
         extras = {} if scale is None else {"scale": scale}
-        attrs = {"activation": "", "alpha": 1.0, "extras": tuple(extras), "tile": title(tile)}
+        attrs = {"activation": "", "alpha": 1.0, "extras": tuple(extras)}
+        attrs |= {"tile": title(tile), "variant": variant}
         return apply("linear", x, w, *extras.values(), **attrs)
 
     return product
@@ -273,10 +321,11 @@ def thin_sweep(args: argparse.Namespace) -> Iterator[Row]:
                 print(f"{name}: skipped, it has no groups")
                 continue
             contestants[f"{name} shipped"] = ours(device, cell, sets, ct.linear)
-            for tile in tiles(cell, device.caps)[: 4 if args.small else None]:
+            every = [*skinny_tiles(cell, device.caps), *tiles(cell, device.caps)]
+            for tile in every[: 4 if args.small else None]:
                 who = f"{name} {title(tile)}"
                 try:
-                    with mock.patch.object(launches, "thin_of", return_value=tile):
+                    with forcing(tile):
                         contestants[who] = ours(device, cell, sets, forced(tile))
                 except ct.CentellaError as error:
                     print(f"{who}: skipped, {str(error).splitlines()[0]}")

@@ -96,6 +96,27 @@ def cost(times: list[float], scale: float) -> Row:
     }
 
 
+def of_launch(device: ct.Device, call: Any) -> Row:
+    """What the driver says a launch's kernel takes; nothing but on CUDA."""
+    if device.caps.target != "ptx":
+        return {}
+    from cuda.bindings import driver
+
+    dtypes = tuple(r.spec.dtype for r in call.tensors)
+    unit = (True,) * len(dtypes)
+    program = call.kernel.program(
+        device.caps, dtypes, unit, call.constants, call.workgroup, call.face
+    )
+    backend: Any = device.backend
+    made = backend.compile(program)
+    of = driver.CUfunction_attribute
+    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
+             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
+    with backend.current():
+        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
+    return {**found, "threads": made.threads, "shared_bytes": made.dynamic}
+
+
 def torch_or_none() -> Any:
     """PyTorch with a CUDA device, or None."""
     try:

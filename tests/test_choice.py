@@ -31,6 +31,7 @@ from centella.ops.matmul.choice import (
     depth_of,
     fits,
     mma_tile_of,
+    skinny_tile_of,
     splits_of,
     thin_of,
     tile_of,
@@ -236,14 +237,67 @@ HOPPER = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
 
 def test_hopper_multiplies_by_warpgroups() -> None:
     """By default, where there are rows to share a weight; another target has no such thing."""
-    for m, n, k in ((17, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
+    for m, n, k in ((33, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
         for dtype in (f16, bf16):
             assert choose(problem(m, n, k), (dtype, dtype), HOPPER) == "wgmma"
         assert choose(problem(m, n, k), (f32, f32), HOPPER) not in ("wgmma", "mma")
         for other in (replace(HOPPER, arch="sm_100"), replace(HOPPER, max_shared=99 << 10)):
             assert choose(problem(m, n, k), (f16, f16), other) == "mma"
         assert choose(problem(m, n, k), (f16, f16), replace(HOPPER, target="ir")) != "wgmma"
-    assert choose(problem(16, 4096, 4096), (f16, f16), HOPPER) == "skinny"
+    assert choose(problem(33, 4096, 4096), (f16, f16), HOPPER) == "wgmma"
+
+
+def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
+    """From as many rows on as they are the better kernel, up to 32, on NVIDIA cards from sm_80."""
+    ampere = replace(HOPPER, arch="sm_80", max_shared=163 << 10)
+    for caps in (HOPPER, ampere):
+        for dtypes, first, last in (((f16, f16), 3, 32), ((bf16, bf16), 3, 32), ((f16, i8), 1, 32),
+                                    ((f32, i8), 8, 16)):  # fmt: skip
+            for n, k in ((14336, 4096), (384, 1536), (5, 40)):
+                chosen = [choose(problem(m, n, k), dtypes, caps) == "skinny_mma"
+                          for m in range(40)]  # fmt: skip
+                assert chosen == [first <= m <= last for m in range(40)], (dtypes, n, k)
+    few = problem(8, 4096, 4096)
+    assert choose(few, (f16, f16), HOPPER, whole=False) == "skinny"
+    assert choose(problem(20, 64, 64), (f16, i8), HOPPER, whole=False) == "small"
+    for other in (replace(HOPPER, arch="sm_75"), replace(HOPPER, target="ir"), LARGE):
+        assert choose(few, (f16, f16), other) == "skinny"
+    for dtypes in ((f32, f32), (f32, f16), (f16, bf16)):
+        assert choose(few, dtypes, HOPPER) == "skinny"
+        assert not fits("skinny_mma", few, dtypes, HOPPER)
+    for turned in (replace(few, a_along_k=False), replace(few, b_along_k=False),
+                   replace(few, k=0), replace(few, m=0), replace(few, m=33)):  # fmt: skip
+        assert not fits("skinny_mma", turned, (f16, f16), HOPPER)
+
+
+def test_the_shape_of_a_skinny_group() -> None:
+    """Few warps for short rows, which are one block; of long ones as the table has it."""
+
+    def of(m: int, n: int, k: int, dtypes: tuple[DType, DType] = (f16, f16)) -> tuple[int, ...]:
+        tile = skinny_tile_of(problem(m, n, k), dtypes, HOPPER)
+        assert tile is not None and tile.eights * 8 >= m and tile.shared_bytes <= 48 << 10
+        assert 1 <= tile.together(*dtypes) <= 2048 // tile.threads
+        return tile.sixteens, tile.deep, tile.unroll
+
+    assert [of(16, n, k) for n, k in ((1152, 384), (384, 384), (1536, 384), (384, 1536))] == [
+        (1, 4, 3), (1, 4, 3), (1, 4, 3), (1, 8, 6),
+    ]  # fmt: skip
+    assert [of(m, 14336, 4096) for m in (8, 16, 32)] == [(1, 8, 2), (1, 4, 2), (1, 4, 1)]
+    assert [of(m, 4096, 14336) for m in (8, 16, 32)] == [(1, 8, 4), (1, 8, 4), (1, 8, 3)]
+    assert [of(m, 14336, 4096, (bf16, i8)) for m in (1, 9, 17)] == [(1, 4, 2), (1, 4, 1), (1, 4, 1)]
+    assert [of(1, 100, k, (f16, i8)) for k in (1, 64, 1024)] == [(1, 4, 1), (1, 4, 1), (1, 8, 2)]
+    assert [of(9, 4096, k, (f32, i8)) for k in (4096, 512)] == [(2, 8, 1), (1, 8, 1)]
+
+
+def test_registers_are_asked_for_where_loads_shall_not_wait() -> None:
+    """On NVIDIA GPUs from sm_80 on, for one row and two: of a portable kernel nothing is asked."""
+    inputs = (spec(2, 4096, dtype=f16), spec(64, 4096, dtype=f16))
+    y, attrs = spec(2, 64, dtype=f16), {"extras": (), "activation": ""}
+    found = {}
+    for name, caps in (("sm_90a", HOPPER), ("sm_75", replace(HOPPER, arch="sm_75")), ("", LARGE)):
+        (call,) = op.get("linear").lower(inputs, (y,), attrs, caps).calls
+        found[name] = dict(call.constants)["together"]
+    assert found == {"sm_90a": 5, "sm_75": 0, "": 0}
 
 
 def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:

@@ -130,6 +130,13 @@ def fused(a: np.float32, b: np.float32, c: np.float32) -> Any:
     return np.float64(a) * np.float64(b) + np.float64(c)
 
 
+def on_halves(op: Operation, kind: DType, *words: int) -> int:
+    """An operation on the two halves of words."""
+    low, high = (bits_of(op(*(half_of(w, h, kind) for w in words))) for h in (0, 1))
+    rounded = half_bits if kind is dtypes.f16 else bf16_bits
+    return rounded(high) << 16 | rounded(low)
+
+
 COMPARISONS: dict[str, Operation] = {
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
@@ -170,6 +177,8 @@ OPERATIONS: dict[str, Operation] = {
     "cvt.f32.f16": lambda a: bits_of(np.uint16(a).view(np.float16)),
     "cvt.rn.f16.f32": half_bits,
     "cvt.rn.f16x2.f32": lambda hi, lo: half_bits(hi) << 16 | half_bits(lo),
+    "sub.rn.f16x2": lambda a, b: on_halves(lambda x, y: x - y, dtypes.f16, a, b),
+    "fma.rn.bf16x2": lambda a, b, c: on_halves(fused, dtypes.bf16, a, b, c),
     "cvt.rn.bf16x2.f32": lambda hi, lo: bf16_bits(hi) << 16 | bf16_bits(lo),
 }  # fmt: skip
 

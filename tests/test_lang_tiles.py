@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from centella import lang
-from centella.dtypes import DType, bf16, f16, f32, narrow, u32, widen
+from centella.dtypes import DType, bf16, f16, f32, i8, narrow, u32, widen
 from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, ptx, storage
 from centella.lang.ir import AMPERE
@@ -149,6 +149,37 @@ def chained(x: In[storage, 2], y: Out[f32, 2]) -> None:
             y[row, column + 8 * j] = held[register]
 
 
+def widened(w: In[i8], x: In[storage, 2], y: Out[f32, 2]) -> None:
+    """[16, 64] by [64, 8], straight from memory: each lane has 16 bytes of two rows of the first.
+
+    k is in the order in which lanes have it, in the second as in the first.
+    """
+    ptx.fetch_lines(w)
+    t = lang.local_id()
+    row, k = t // 4, t % 4 * 16
+    rows = [w.load_bits((row + 8 * h) * 64 + k) for h in range(2)]
+    other = [v for j in (0, 8) for v in x.load_bits(row, k + j)]
+    height, width = ptx.Fragment(x.dtype, (16, 16)), ptx.Fragment(x.dtype, (16, 8))
+    total = ptx.Fragment(f32, (16, 8))
+    total.fill(0.0)
+    for j in range(4):
+        pairs = [ptx.widen_i8(words[j], x.dtype) for words in rows]
+        for register in range(4):
+            height.set_bits(register, pairs[register % 2][register // 2])
+        for register in range(2):
+            width.set_bits(register, other[2 * j + register])
+        ptx.mma_sync(total, height, width)
+    for register in range(4):
+        at, column = total.place(register)
+        y[at, column] = total[register]
+
+
+def widened_case(dtype: DType) -> tuple[KernelIR, dict[str, Tensor]]:
+    whole = np.random.default_rng(3).permutation(np.arange(1024) % 256 - 128)
+    tensors = {"w": tensor(whole, i8), "x": random((8, 64), dtype), "y": empty((16, 8), f32)}
+    return record(widened, tensors, 32), tensors
+
+
 def random(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Tensor:
     return tensor(np.random.default_rng(seed).standard_normal(shape), dtype)
 
@@ -205,9 +236,30 @@ def test_sums_that_become_a_factor(dtype: DType) -> None:
 
 
 @HALVES
-@pytest.mark.parametrize("name", ["MK NK", "KM KN", "loads", "loads transposed", "chained"])
+def test_integers_become_factors(dtype: DType) -> None:
+    """Every i8, exactly."""
+    ir, tensors = widened_case(dtype)
+    on_simulator(ir, tensors, 1)
+    w = tensors["w"].numpy().astype(np.float64).reshape(16, 64)
+    wanted = w @ tensors["x"].numpy().astype(np.float64).T
+    np.testing.assert_allclose(tensors["y"].numpy(), wanted, rtol=1e-5, atol=1e-3)
+
+
+def test_lines_are_fetched_where_it_is_asked_for() -> None:
+    text = ptx.emit_ptx(widened_case(f16)[0], "sm_80")
+    assert text.startswith(".version 7.4\n") and text.count("ld.global.nc.L2::128B.v4") == 2
+    assert text.count("ld.global.nc.v4") == 2
+    assert ptx.emit_ptx(widened_case(f16)[0], "sm_90a").startswith(".version 8.0\n")
+
+
+@HALVES
+@pytest.mark.parametrize(
+    "name", ["MK NK", "KM KN", "loads", "loads transposed", "chained", "widened"]
+)
 def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
-    if name == "chained":
+    if name == "widened":
+        ir, tensors = widened_case(dtype)
+    elif name == "chained":
         tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
         ir = record(chained, tensors, 32)
     elif name[:5] == "loads":
@@ -224,7 +276,8 @@ def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
 
 def test_the_cases_cover_every_operation() -> None:
     other = record(chained, {"x": random((16, 64), f16), "y": empty((16, 16), f32)}, 32)
-    assert {s[0] for ir in (product_case(f16)[0], other) for s in ir.body} >= AMPERE
+    every = (product_case(f16)[0], other, widened_case(f16)[0])
+    assert {s[0] for ir in every for s in ir.body} >= AMPERE
 
 
 @needs_ptxas
@@ -238,6 +291,7 @@ def test_texts_assemble(dtype: DType, arch: str, tmp_path: Path) -> None:
     for ir in (
         record(loads, {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}, 32, trans=True),
         record(chained, {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}, 32),
+        widened_case(dtype)[0],
     ):
         report, _ = assemble(ptx.emit_ptx(ir, arch), arch, tmp_path)
         assert resources(report)[1] == 0 and "C75" not in report, report
@@ -543,6 +597,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: ptx.ldmatrix(ptx.SharedTile(f16, (8, 8)), 0), "got fragments none"),
     "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),
     "groups": (lambda: ptx.cp_async_wait(-1), "a Python number of groups, got -1"),
+    "bits of sums": (lambda: sums().set_bits(0, 1), "registers 0 to 3 of a factor, got 0 of f32"),
+    "bits": (lambda: factor().set_bits(4, 1), "registers 0 to 3 of a factor, got 4 of f16"),
+    "integers": (lambda: ptx.widen_i8(1, f32), "widen_i8 gives f16 or bf16, got f32"),
     "values": (lambda: ptx.SharedTile(f16, (8, 8)).store(0, [1.0]), "takes 8 values, got 1"),
 }  # fmt: skip
 
@@ -585,6 +642,16 @@ def test_copies_come_from_what_nobody_writes() -> None:
     for which, text in (("x", "got 'x': inout f16"), ("z", "got 'z': in bf16")):
         with pytest.raises(TraceError, match=text):
             record(kernel, tensors, 32, which=which)
+
+
+def test_lines_come_from_what_nobody_writes() -> None:
+    def kernel(x: InOut[f16], z: In[f16], *, which: str, nbytes: int) -> None:
+        ptx.fetch_lines({"x": x, "z": z}[which], nbytes)
+
+    tensors = {"x": random((512,), f16), "z": random((512,), f16)}
+    for which, nbytes, text in (("x", 128, "got 'x': inout, 128"), ("z", 32, "got 'z': in, 32")):
+        with pytest.raises(TraceError, match=text):
+            record(kernel, tensors, 32, which=which, nbytes=nbytes)
 
 
 def test_fragments_in_loops_and_among_groups() -> None:

@@ -1325,7 +1325,7 @@ SHOWN = {
     # storage and layout
     "Storage is addressed in 32-bit words": "wgsl.words_and_chunks",
     "Storage types are": "wgsl.any_element_loads_by_itself wgsl.packed_four_bit_values",
-    "Any element of any type": "wgsl.any_element_loads_by_itself wgsl.words_and_chunks",
+    "Any element of any type": "wgsl.any_element_loads_by_itself wgsl.words_and_chunks memory.the_bits_of_a_chunk_are_four_words",
     "Stores are whole words": "wgsl.words_and_chunks trace.errors_stand_at_the_line",
     "`y[i] = v` is for 4-byte dtypes": "trace.errors_stand_at_the_line",
     "`y.store(i, values)` writes": "wgsl.words_and_chunks simulate.global_races",
@@ -1401,6 +1401,8 @@ SHOWN = {
     "| `t.chunk(row": "tiles.layout_of_a_shared_tile tiles.rows_further_down_are_a_number_away "
     "tiles.columns_further_right_are_one_operation_away",
     "| `ptx.mma_sync(c": "tiles.a_product_in_every_layout tiles.texts_assemble",
+    "| `f.set_bits(register, word)`": "tiles.integers_become_factors tiles.refused",
+    "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_come_from_what_nobody_writes",
     "| `ptx.resident(groups)`": "tiles.residents_are_in_the_head tiles.refused",
     "| `ptx.exp2(x)`": "tiles.sums_that_become_a_factor tiles.texts_assemble",
     "| `ptx.ldmatrix(tile": "tiles.ptx_equals_the_simulator tiles.texts_assemble",

@@ -518,8 +518,8 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("linear: expected float dtypes, got ['f32', 'i32', 'f32']", ct.DTypeError)),
     "columns for linear": (
         lambda x, h, i: ct.linear(x, x, variant="columns"),
-        _error("linear: expected variant of gemv, skinny, large, medium, small, mma, "
-               "wgmma, got 'columns'")),
+        _error("linear: expected variant of gemv, skinny, skinny_mma, large, medium, small, "
+               "mma, wgmma, got 'columns'")),
     "matmul of two dtypes": (
         lambda x, h, i: functional.matmul(x, h.T),
         _error("matmul: expected one dtype, got f32 and f16", ct.DTypeError)),
@@ -528,8 +528,8 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("matmul: expected float dtypes, got ['i32', 'i32']", ct.DTypeError)),
     "variant": (
         lambda x, h, i: functional.matmul(x, x.T, variant="huge"),
-        _error("matmul: expected variant of gemv, skinny, columns, large, medium, small, mma, "
-               "wgmma, got 'huge'")),
+        _error("matmul: expected variant of gemv, skinny, skinny_mma, columns, large, medium, "
+               "small, mma, wgmma, got 'huge'")),
     "linear": (
         lambda x, h, i: functional.linear(x, x.T),
         _error("linear: expected x [..., k] and weight [n, k], got [3, 5] and [5, 3]")),

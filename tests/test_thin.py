@@ -38,7 +38,7 @@ def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> t
     """The launch of a product of `tile.m` rows and its kernel."""
     x, w = make_spec((tile.m, k), dtypes[0], 16), make_spec((N, k), dtypes[1], 16)
     scale, y = make_spec((N,), f32, 16), make_spec((tile.m, N), dtypes[0], 16)
-    attrs = {"extras": ("scale",), "activation": "", "alpha": 1.0}
+    attrs = {"extras": ("scale",), "activation": "", "alpha": 1.0, "variant": "skinny"}
     caps = CUDA if shuffle else Caps("ir")
     (call,) = op.get("linear").lower((x, w, scale), (y,), attrs, caps).calls
     constants = tuple((n, shuffle if n == "shuffle" else v) for n, v in call.constants)
@@ -110,7 +110,7 @@ def test_ptx_equals_the_simulator(tile: Thin, monkeypatch: pytest.MonkeyPatch) -
 def test_warps_shuffle_and_others_do_not() -> None:
     for m, shuffles in ((1, True), (2, True), (3, False), (16, False)):
         x, w, y = (make_spec(s, f16, 16) for s in ((m, 4096), (64, 4096), (m, 64)))
-        attrs = {"extras": (), "activation": ""}
+        attrs = {"extras": (), "activation": "", "variant": "skinny"}
         for caps, able in (
             (CUDA, True),
             (Caps("wgsl", subgroups=True), False),

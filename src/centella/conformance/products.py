@@ -7,7 +7,8 @@ from itertools import product
 from msgspec.structs import replace
 
 from centella.conformance.cases import FLOATS, LAYOUTS, Case, In, Row
-from centella.dtypes import dtype_of
+from centella.dtypes import dtype_of, f16
+from centella.ops.matmul import skinny
 from centella.ops.matmul.choice import HOPPER, WGMMA_TILES, mma_tile_of, tile_of
 from centella.ops.matmul.table import TILES
 from centella.specs import Caps
@@ -40,12 +41,15 @@ SKINNY: tuple[tuple[int, int, int], ...] = (
     (13, 61, 37),
     (16, 264, 8),
 )
+ON_CORES: tuple[tuple[int, int, int], ...] = ((2, 67, 33), (13, 61, 37), (20, 264, 8))
 
 
 def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     """Whether a device can run the variant that a case forces."""
     variant = case.attrs.get("variant")
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
+    if variant == "skinny_mma":
+        return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant in ("mma", "wgmma"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
@@ -92,6 +96,10 @@ def fused_on_tensor_cores() -> list[Case]:
     for m, n, k in ((5, 10, 24), (66, 33, 40), (17, 7, 9)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
         made += [Case(operands, every), Case(operands, {**every, "variant": "wgmma"})]
+    few = {**every, "variant": "skinny_mma"}
+    for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
+        operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
+        made.append(Case(operands, few))
     mixed = {**forced, "extras": ("bias", "residual"), "activation": "silu"}
     made.append(Case((In((2, 3, 24)), In((5, 24)), In((5,), dtype="f32"), In((2, 3, 5))), mixed))
     plain = {**forced, "extras": (), "activation": ""}
@@ -113,13 +121,14 @@ def matmul() -> Row:
         for m, k, n in MATRICES
         for v in VARIANTS
     ]
-    for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY), ("columns", GEMV + SKINNY)):
+    for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY), ("skinny_mma", ON_CORES),
+                           ("columns", GEMV + SKINNY)):  # fmt: skip
         lies = "plain" if variant == "columns" else "transposed"
         for m, k, n in sizes:
             if k > 1 and n > 1:  # else B is contiguous both ways
                 operands = (In((m, k)), In((k, n), layout=lies))
                 # The programs of the first two are those of `linear`, which has every size.
-                swept = variant != "columns" and (m, k, n) not in (GEMV[3], SKINNY[0])
+                swept = variant in ("gemv", "skinny") and (m, k, n) not in (GEMV[3], SKINNY[0])
                 made.append(Case(operands, {"variant": variant}, sweep=swept))
     thin = {"alpha": 0.5}
     for lies in ("plain", "transposed"):  # the depth split among groups; batches; values of 800
@@ -203,7 +212,8 @@ def quantised() -> list[Case]:
     made = []
     for m, k, v in ((1, 67, "gemv"), (1, 1025, "gemv"), (3, 40, "skinny"), (16, 129, "skinny"),
                     (1, 5, "small"), (40, 67, "small"), (70, 35, "medium"), (130, 33, "large"),
-                    (40, 64, None), (2, 0, None)):  # fmt: skip
+                    (40, 64, None), (2, 0, None),
+                    (1, 67, "skinny_mma"), (13, 130, "skinny_mma")):  # fmt: skip
         attrs = plain if v is None else {**plain, "variant": v}
         made.append(Case((In((m, k)), In((33, k), dtype="i8"), scale), attrs, small=m < 100))
     whole = {"extras": ("scale", "bias", "residual"), "activation": "silu", "alpha": 0.01}
@@ -231,7 +241,8 @@ def conv1d() -> Row:
         made.append(Case((In((b, c, n)), In((out, c, taps)), In((out,))), attrs))
     three = (In((2, 8, 21)), In((6, 8, 3)), In((6,)))
     attrs = {"stride": 1, "padding": 1, "activation": ""}
-    for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13)):
+    for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
+                       ("skinny_mma", 13)):  # fmt: skip
         made.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
     made += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
     bare = {"stride": 2, "padding": 0, "activation": ""}

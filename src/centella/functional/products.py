@@ -25,8 +25,8 @@ def matmul(
         a, b: of one float dtype.
         dtype: of the result, a float one; default: that of a and b. Sums are f32 and are rounded
             to it once.
-        variant: force a kernel ("gemv", "skinny", "columns", "small", "medium", "large", "mma"),
-            for tests and benchmarks.
+        variant: force a kernel ("gemv", "skinny", "skinny_mma", "columns", "small", "medium",
+            "large", "mma", "wgmma"), for tests and benchmarks.
 
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not fit these.

@@ -35,6 +35,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
     cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
+    fetch_lines()      attr: (argument index, bytes that its loads bring to L2)
     resident()         attr: groups that a multiprocessor shall have registers for
 
 Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
@@ -80,14 +81,14 @@ HOPPER = frozenset(
     "wgmma_wait setmaxnreg warpgroup_barrier".split()
 )
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "widen_i8"}
-AMPERE |= {"resident"}
+AMPERE |= {"resident", "fetch_lines"}
 PTX_ONLY = AMPERE | HOPPER
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
     | FRAGMENT_WRITES
     | COPIES
     | (HOPPER - {"grid", "warpgroup"})
-    | {"resident"}
+    | {"resident", "fetch_lines"}
 )
 GLOBAL = frozenset({"load", "load4", "store", "store4"})
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})

@@ -74,7 +74,7 @@ class WarpMachine(Machine):
             "fragment_set": self._put, "ldmatrix": self._ldmatrix, "mma": self._mma,
             "cp_async": self._copy,
             "cp_async_commit": self._commit, "cp_async_wait": self._wait,
-            "resident": lambda index: None,
+            **dict.fromkeys(("resident", "fetch_lines"), lambda index: None),
         })  # fmt: skip
 
     def run(self, first: int, count: int) -> None:

@@ -10,6 +10,8 @@ from centella.lang.ptx.layout import entry_name
 from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS, overlaps
 from centella.lang.ptx.writer import Rule, Writer
 
+LINES_VERSION = "7.4"  # which knows .level::prefetch_size
+
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
 RULES |= warps.RULES | hopper.RULES
 
@@ -67,7 +69,7 @@ def _head(w: Writer) -> list[str]:
     """The module's directives, and the entry's up to its first declaration."""
     ir, name = w.ir, entry_name(w.ir)
     arguments = ", ".join(f"{a.mode} {a.dtype.name}" for a in ir.args)
-    lines = [f".version {TARGETS[w.arch]}", f".target {w.arch}", ".address_size 64", ""]
+    lines = [f".version {_version(w)}", f".target {w.arch}", ".address_size 64", ""]
     if w.shared.dynamic:
         lines += [f"// {w.shared.size} bytes of dynamic shared memory"]
         lines += [f".extern .shared .align {w.shared.align} .b8 $smem[];", ""]
@@ -79,6 +81,16 @@ def _head(w: Writer) -> list[str]:
     if any(s[0] == "setmaxnreg" for s in ir.body):  # which needs a bound at entry
         lines.append(".minnctapersm 1")
     return [*lines, "{"]
+
+
+def _version(w: Writer) -> str:
+    """The PTX version that a target needs, or what the kernel asks of it."""
+    least = TARGETS[w.arch]
+    return max(least, LINES_VERSION, key=_number) if w.lines else least
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _prologue(w: Writer) -> list[str]:

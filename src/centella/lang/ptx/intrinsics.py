@@ -123,6 +123,23 @@ def resident(groups: int) -> None:
     current().effect("resident", "", (), number)
 
 
+def fetch_lines(source: Argument, nbytes: int = 128) -> None:
+    """Have loads of 16 bytes of an argument bring so many of memory, aligned, to the L2 cache.
+
+    PTX ISA, "Data Movement and Conversion Instructions: ld" (.level::prefetch_size); sm_80. For
+    threads that read the rest of a line in loads of their own: memory is asked once for it.
+
+    Raises:
+        TraceError: for an argument that is written, or another number than 64, 128 or 256.
+    """
+    if source.mode != "in" or nbytes not in (64, 128, 256):
+        raise TraceError(
+            f"fetch_lines takes an In argument and 64, 128 or 256 bytes, got {source.name!r}: "
+            f"{source.mode}, {nbytes!r}"
+        )
+    current().effect("fetch_lines", "", (), (source.position, nbytes))
+
+
 def cp_async(tile: SharedTile, chunk: Any, source: Argument, *key: Any, size: Any = 16) -> None:
     """Start to copy 16 bytes from a tensor argument to shared memory, past the registers.
 

@@ -72,6 +72,8 @@ def load(w: Writer, i: int, statement: Statement) -> None:
     prefix, kind = TYPES[type_[:3]]
     if op[-1] == "4":
         lanes = w.chunks[i] = [w.new(prefix) for _ in range(4)]
+        if op == "load4" and position in w.lines:
+            space += f".L2::{w.lines[position]}B"
         w.emit(f"ld.{space}.v4.{kind} {{{', '.join(lanes)}}}, {address};")
     else:
         w.emit(f"ld.{space}.{kind} {w.result(i)}, {address};")

@@ -82,8 +82,15 @@ def resident(w: Writer, i: int, statement: Statement) -> None:
     """Nothing here: the entry's head says it."""
 
 
+def fetch_lines(w: Writer, i: int, statement: Statement) -> None:
+    """Nothing here: loads of the argument say it from now on."""
+    position, nbytes = statement[3]
+    w.lines[position] = nbytes
+
+
 RULES: dict[str, Rule] = {
     "fragment": fragment, "fragment_fill": fill, "fragment_get": get, "fragment_set": put,
     "ldmatrix": ldmatrix, "mma": mma, "cp_async": cp_async,
     "cp_async_commit": commit, "cp_async_wait": wait, "resident": resident,
+    "fetch_lines": fetch_lines,
 }  # fmt: skip  # a table

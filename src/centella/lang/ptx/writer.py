@@ -46,6 +46,7 @@ class Writer:
         self.count: dict[str, int] = dict.fromkeys(REGISTERS, 0)
         self.fixed: dict[str, tuple[str, str]] = {}  # registers of the prologue: kind, lines
         self.fragments: list[tuple[str, str, int]] = []  # kind, name, registers of each
+        self.lines: dict[int, int] = {}  # bytes that loads of an argument bring to L2
         self.known: dict[Any, Any] = {}  # registers, by what they hold in the open blocks
 
     # -- lines ----------------------------------------------------------------------------------

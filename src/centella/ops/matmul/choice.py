@@ -13,11 +13,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from centella.dtypes import DType, f32, i8
+from centella.ops.matmul import skinny
 from centella.ops.matmul.columns import Columns
 from centella.ops.matmul.mma import MmaTile, takes
-from centella.ops.matmul import skinny
 from centella.ops.matmul.skinny import EIGHT, OUTPUTS, QUAD, Skinny
-from centella.ops.matmul.table import TILES, row_of
+from centella.ops.matmul.table import SHORT, SKINNY, SKINNY_FROM, TILES, row_of
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
 from centella.ops.matmul.wgmma import WgmmaTile
@@ -43,7 +43,6 @@ SPLITS = (2, 4, 8)
 PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
 DEEP = 512  # least depth of a part
 THIN = 16  # most rows of a thin product
-FEW = 32  # most rows of a skinny product on tensor cores
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
@@ -88,10 +87,14 @@ def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
     return None
 
 
+def ampere(caps: Caps) -> bool:
+    """Whether a device is an NVIDIA GPU from sm_80 on."""
+    return caps.target == "ptx" and int("".join(filter(str.isdigit, caps.arch)) or 0) >= LEAST_ARCH
+
+
 def _tensor_cores(caps: Caps) -> bool:
     """Whether a device has `mma_sync`; the simulator has it, too."""
-    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
-    return caps.target == "ir" or arch >= LEAST_ARCH
+    return caps.target == "ir" or ampere(caps)
 
 
 def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> MmaTile | None:
@@ -132,27 +135,32 @@ def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> 
 def skinny_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Skinny | None:
     """The shape of a skinny group on tensor cores; the simulator has them, too.
 
-    A short row is one block, of few warps, each with all its loads on their way at once. Of a long
-    one, blocks are whole if they can be.
+    A short row is one block, of few warps, each with all its loads on their way at once.
     """
     along = problem.a_along_k and problem.b_along_k
-    if not (along and 0 < problem.m <= FEW and skinny.takes(dtypes) and _tensor_cores(caps)):
+    if not (along and problem.m > 0 < problem.k and skinny.takes(dtypes) and _tensor_cores(caps)):
         return None
+    x, weight = dtypes
     eights = power_of_two_from(-(-problem.m // EIGHT))
-    deeper = dtypes[1].per_chunk // EIGHT * (2 if dtypes[0] is f32 else 1)
-    most = max(1, 12 // (1 + eights) // deeper)  # steps whose loads the registers hold
-    steps = max(-(-problem.k // (QUAD * dtypes[1].per_chunk)), 1)
+    shapes = SKINNY[_kind(dtypes)].get(eights)
+    if shapes is None:
+        return None
+    steps = -(-problem.k // (QUAD * weight.per_chunk))
+    short = max(SHORT * weight.itemsize // x.itemsize, 1)
     groups = -(-problem.n // OUTPUTS) * problem.batch
-    deep = 4 if groups >= 4 * MULTIPROCESSORS or steps <= 4 * most else 8
-    each = -(-steps // deep)
-    if each <= most:
-        unroll = each
-    else:
-        whole = (u for u in range(most, 1, -1) if steps % (deep * u) == 0)
-        unroll = next(whole, max(most * 2 // 3, 1))
-    tile = Skinny(eights, 1, 1, deep, unroll)
+    sixteens, deep, unroll = shapes[groups < 4 * MULTIPROCESSORS]
+    if steps <= 8 * short:
+        sixteens, deep = 1, 8 if steps > 2 * short else 4
+        unroll = max(-(-steps // deep), 1)
+    tile = Skinny(eights, sixteens, deep, unroll)
     fitting = tile.threads <= caps.max_workgroup and tile.shared_bytes <= caps.max_shared
     return tile if fitting else None
+
+
+def _kind(dtypes: tuple[DType, DType]) -> str:
+    """The row of `SKINNY` for x and weights."""
+    x, weight = dtypes
+    return "16-bit" if weight is not i8 else "i8 by f32" if x is f32 else "i8"
 
 
 def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> bool:
@@ -172,14 +180,17 @@ def fits(variant: str, problem: Problem, dtypes: tuple[DType, DType], caps: Caps
     return tile_of(variant, _itemsize(dtypes), caps) is not None
 
 
-def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
+def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> str:
     """The variant for a problem: thin for few rows, else tensor cores, where a GPU has them.
 
     Else it is the largest tile with enough groups.
+
+    Args:
+        whole: False where an operand's rows do not start on 16 bytes.
     """
-    if caps.target == "ptx" and problem.m >= skinny_from(dtypes):
-        if skinny_tile_of(problem, dtypes, caps) is not None:
-            return "skinny_mma"
+    few = whole and caps.target == "ptx" and problem.m >= SKINNY_FROM[_kind(dtypes)]
+    if few and fits("skinny_mma", problem, dtypes, caps):
+        return "skinny_mma"
     if problem.m <= THIN:
         thin = "gemv" if problem.m <= 1 else "skinny"
         return thin if problem.b_along_k else "columns"
@@ -196,12 +207,6 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> str:
         if tiles >= ENOUGH and not small:
             return name
     return "small"
-
-
-def skinny_from(dtypes: tuple[DType, DType]) -> int:
-    """The rows from which on tensor cores are the better thin kernel."""
-    x, weight = dtypes
-    return 8 if x is f32 else 1 if weight is i8 else 3
 
 
 def tiles_of(problem: Problem, tile: Tile) -> int:
@@ -230,7 +235,10 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     m, threads = _rows(problem.m), min(128, caps.max_workgroup)
     steps = -(-problem.k // max(d.per_chunk for d in dtypes))
     outs, most = (4, 1) if m >= 8 else (2, 2) if m >= 4 else (2, 4)
-    teams = [n for n in ((threads, 64, 32, 8) if m <= 2 else (32, 8)) if n <= max(steps, 8)]
+    first = threads
+    if m <= 2 and min(d.itemsize for d in dtypes) == 1:  # numbers to widen: x is read less often
+        outs, most, first = 4, 1, min(64, threads)
+    teams = [n for n in ((first, 64, 32, 8) if m <= 2 else (32, 8)) if n <= max(steps, 8)]
     for lanes in teams:
         for unroll in range(most, 1, -1):
             if lanes >= 32 and steps % (lanes * unroll) == 0:

@@ -15,9 +15,9 @@ from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import (
     BUSY,
-    THIN,
     Problem,
     aligned,
+    ampere,
     choose,
     columns_of,
     depth_of,
@@ -32,7 +32,7 @@ from centella.ops.matmul.choice import (
 from centella.ops.matmul.columns import AHEAD, Columns, add_parts, columns
 from centella.ops.matmul.mma import MmaTile, mma
 from centella.ops.matmul.skinny import EIGHT, skinny
-from centella.ops.matmul.thin import SUBGROUP, thin
+from centella.ops.matmul.thin import SUBGROUP, thin, together_of
 from centella.ops.matmul.tiled import Tile, gemm
 from centella.ops.matmul.wgmma import WgmmaTile, wgmma
 from centella.program import Call, Kernel, Ref
@@ -60,27 +60,28 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
     """The launches that compute a product: one, or two where the depth is split.
 
     Raises:
-        LimitError: a forced variant cannot compute it on this device. For "wgmma" operands whose
-            rows do not start on 16 bytes are multiplied by "mma".
+        LimitError: a forced variant cannot compute it on this device. Where operands' rows do not
+            start on 16 bytes, "mma" takes the place of "wgmma", the default that of "skinny_mma".
     """
     a, b = product.specs[0].dtype, product.specs[1].dtype
     problem = product.problem
     if problem.k == 0:  # nothing is summed; every read is of the first element
         problem = replace(problem, lda=0, ldb=0, sa=0, sb=0, a_along_k=True, b_along_k=True)
         product = replace(product, problem=problem)
-    chosen = variant or choose(problem, (a, b), caps)
+    whole = all(_whole(product))
+    chosen = variant or choose(problem, (a, b), caps, whole)
     if not fits(chosen, problem, (a, b), caps):
         what = f"[{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
         raise LimitError(f"{op}: variant {chosen!r} does not fit {what} on {caps.target}")
+    if chosen == "skinny_mma" and not whole:
+        chosen = choose(problem, (a, b), caps, whole)
     if chosen == "skinny_mma":
-        if problem.k and all(_whole(product)):
-            return Lowered((_skinny_call(product, caps),))
-        chosen = "skinny" if problem.m <= THIN else "mma"
+        return Lowered((_skinny_call(product, caps),))
     if chosen in ("gemv", "skinny"):
         return Lowered((_thin_call(product, caps),))
     if chosen == "columns":
         return _columns_calls(product, caps)
-    if chosen == "wgmma" and problem.k and all(_whole(product)):
+    if chosen == "wgmma" and problem.k and whole:
         return Lowered((_wgmma_call(product, caps),))
     if chosen in ("mma", "wgmma"):
         return Lowered((_mma_call(product, caps),))
@@ -279,6 +280,7 @@ def _thin_call(product: Product, caps: Caps) -> Call:
         ("depth", depth_of(tile, problem.k, width)),
         ("shuffle", shuffle),
         ("tile", tile),
+        ("together", together_of(tile, x.dtype, w.dtype) if ampere(caps) else 0),
         ("vector_w", aligned(w, problem.ldb * (problem.n > 1), _batch_of_b(problem))),
         ("vector_x", step == 1 and problem.a_along_k and aligned(x, row, batch)),
     )

@@ -26,9 +26,18 @@ from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
-from centella.ops.matmul.choice import THIN, Problem, aligned, thin_of
+from centella.ops.matmul.choice import THIN, Problem, aligned, ampere, thin_of
 from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
-from centella.ops.matmul.thin import SUBGROUP, Rows, Thin, bytes_of, field, finish
+from centella.ops.matmul.thin import (
+    SUBGROUP,
+    Rows,
+    Thin,
+    bytes_of,
+    field,
+    finish,
+    reserve,
+    together_of,
+)
 from centella.ops.operands import NUMPY
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
@@ -73,9 +82,10 @@ def numbers(words: list[Any], four: bool) -> list[Any]:
 
 
 def _blocks(
-    *, tile: Thin, activation: str, four: bool, shuffle: bool, vector_x: bool, x: Any, w: Any,
-    s: Any, y: Any, **extra: Any,
+    *, tile: Thin, activation: str, four: bool, shuffle: bool, together: int, vector_x: bool,
+    x: Any, w: Any, s: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
+    reserve(together)
     p = {n: lang.parameter(n, u32) for n in ("m", "n", "k", "rowx", "ldw", "lds", "ldy", "sy")}
     first = lang.group_id() * tile.outputs
     lane, team = lang.local_id() // tile.teams, lang.local_id() % tile.teams
@@ -170,7 +180,9 @@ def linear_lower(
     warps = caps.subgroups and caps.target == "ptx" and tile.threads % SUBGROUP == 0
     constants = (
         ("activation", attrs["activation"]), ("four", four),
-        ("shuffle", warps and tile.m <= 2), ("tile", tile), ("vector_x", aligned(left, row, 0)),
+        ("shuffle", warps and tile.m <= 2), ("tile", tile),
+        ("together", together_of(tile, x.dtype, stored.dtype) if ampere(caps) else 0),
+        ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0
     refs = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), outputs[0]))

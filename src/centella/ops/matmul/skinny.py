@@ -8,9 +8,9 @@ row of a fragment read 64 neighbouring bytes of it, 16 each. What a lane has rea
 products in the order in which it lies, of W and of x alike: k is in another order than in memory,
 and a sum does not mind. x is small and comes from the caches.
 
-Warps of a group share the depth (`deep`) or take rows side by side (`down`); each loads several
-steps before it uses the first. Sums of the parts of the depth are added in order, through shared
-memory, by the threads that store the results: bitwise repeatable.
+Warps of a group share the depth; each loads several steps before it uses the first. Sums of the
+parts of the depth are added in order, through shared memory, by the threads that store the results:
+bitwise repeatable.
 
 i8 weights become f16 or bf16 in registers, exactly. f32 x against them is the sum of three bf16
 numbers, also exactly, whose products the same sums take: the result is that of f32.
@@ -26,6 +26,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, i8, u32
 from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.thin import MOST_THREADS, REGISTERS
 from centella.ops.rows import fold
 from centella.program import Kernel
 
@@ -33,32 +34,27 @@ WARP = 32
 QUAD = 4  # lanes that share a row of a fragment
 OUTPUTS = 16  # rows of W in a fragment
 EIGHT = 8  # rows of x in a fragment
-REGISTERS, MOST_THREADS = 65_536, 2048  # of a multiprocessor
 BESIDE = 28  # registers for addresses, a product's factors and the loop
 HIGH = 0xFFFF0000  # of an f32, the bits of a bf16
 
 
 class Skinny(Struct, frozen=True):
-    """How a group works: eights of rows of x; of a warp, sixteens of outputs, steps at once.
-
-    `down` warps lie along n, `deep` share the depth.
-    """
+    """How a group works: eights of rows of x, sixteens of outputs; warps, steps of each at once."""
 
     eights: int
     sixteens: int
-    down: int
     deep: int
     unroll: int
 
     @property
     def threads(self) -> int:
         """Threads of a group."""
-        return self.down * self.deep * WARP
+        return self.deep * WARP
 
     @property
     def outputs(self) -> int:
         """Neighbouring outputs of a group."""
-        return self.down * self.sixteens * OUTPUTS
+        return self.sixteens * OUTPUTS
 
     @property
     def shared_bytes(self) -> int:
@@ -72,8 +68,8 @@ class Skinny(Struct, frozen=True):
         """
         words = 4 * self.unroll * (2 * self.sixteens + self.eights * x.itemsize // weight.itemsize)
         sums = 4 * self.sixteens * self.eights
-        split = 24 * self.eights if x is f32 else 0
-        registers = -(-(words + sums + split + BESIDE) // 8) * 8
+        made = 24 * (self.eights if x is f32 else self.eights // 4 * 2 if weight is i8 else 0)
+        registers = -(-(words + sums + made + BESIDE) // 8) * 8
         return max(1, min(REGISTERS // registers, MOST_THREADS) // self.threads)
 
     def block(self, weight: DType) -> int:
@@ -93,15 +89,16 @@ def _skinny(
     from centella.lang import ptx
 
     ptx.resident(tile.together(x.dtype, w.dtype))
+    ptx.fetch_lines(w)
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "k", "rowx", "ldw", "ldy", "sx", "sw", "sy", "groups")}  # fmt: skip
     batch = lang.group_id() // p["groups"]
     first = (lang.group_id() - batch * p["groups"]) * tile.outputs
     thread = lang.local_id()
     lane, warp = thread % WARP, thread // WARP
-    own = first + warp % tile.down * (tile.sixteens * OUTPUTS) + lane // QUAD
+    own = first + lane // QUAD
     per, block = w.dtype.per_chunk, tile.block(w.dtype)
-    part = (warp // tile.down) * (tile.unroll * QUAD * per) + lane % QUAD * per
+    part = warp * (tile.unroll * QUAD * per) + lane % QUAD * per
     weights = [
         _start(w, batch * p["sw"] + lang.minimum(own + EIGHT * i, p["n"] - 1) * p["ldw"])
         for i in range(2 * tile.sixteens)
@@ -113,8 +110,11 @@ def _skinny(
     column = lang.var(part)
     kind = bf16 if x.dtype is f32 else x.dtype
     sums = [[ptx.Fragment(f32, (16, 8)) for _ in range(tile.eights)] for _ in range(tile.sixteens)]
-    for held in (f for line in sums for f in line):
+    every = [f for line in sums for f in line]
+    for held in every:
         held.fill(0.0)
+    # Sums of tensor cores are cut, not rounded: those of f32 are kept short.
+    totals = lang.vars(f32, len(every), every[0].registers, init=0.0) if x.dtype is f32 else []
     height, width = ptx.Fragment(kind, (16, 16)), ptx.Fragment(kind, (16, 8))
 
     def step(index: Any, masked: bool) -> None:
@@ -143,6 +143,10 @@ def _skinny(
                             width.set_bits(0, piece[j])
                             width.set_bits(1, piece[j + 1])
                             ptx.mma_sync(held, height, width)
+            for held, whole_sums in zip(every, totals, strict=False):
+                for register, total in enumerate(whole_sums):
+                    total.set(total + held[register])
+                held.fill(0.0)
 
     blocks = p["k"] // block
     if depth != "masked":
@@ -150,7 +154,8 @@ def _skinny(
             step(index, False)
     if depth != "whole":
         step(blocks, True)
-    _finish(sums, tile, batch, first, p, y, activation, extra)
+    registers = [v for line in totals or every for v in (line if totals else _registers(line))]
+    _finish(registers, tile, batch, first, p, y, activation, extra)
 
 
 def _start(source: Any, element: Any) -> Any:
@@ -183,7 +188,7 @@ class Reach:
         """Pairs of elements from `at` on."""
         if not self.masked:
             return words
-        masks = []
+        masks: list[Any] = []
         for j in range(len(words)):
             if self.whole and j % 4:
                 masks.append(masks[-1])
@@ -227,13 +232,17 @@ def _pair(low: Any, high: Any) -> Any:
     return lang.bitcast(low, u32) >> 16 | lang.bitcast(high, u32) & HIGH
 
 
+def _registers(held: Any) -> list[Any]:
+    """A fragment's registers of this thread."""
+    return [held[r] for r in range(held.registers)]
+
+
 def _finish(
-    sums: Any, tile: Skinny, batch: Any, first: Any, p: dict[str, Any], y: Any, activation: str,
-    extra: dict[str, Any],
+    registers: list[Any], tile: Skinny, batch: Any, first: Any, p: dict[str, Any], y: Any,
+    activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Add the parts of the depth, in order, as a word of the result needs them; then store it."""
-    thread, team = lang.local_id(), tile.down * WARP
-    registers = [held[r] for line in sums for held in line for r in range(held.registers)]
+    thread = lang.local_id()
     scratch = lang.shared(f32, len(registers) * tile.threads)
     for i, value in enumerate(registers):
         scratch[i * tile.threads + thread] = value
@@ -251,7 +260,7 @@ def _finish(
             totals = []
             for j in range(per):
                 at = _place(tile, row, place + j)
-                parts = [scratch[at + d * team] for d in range(tile.deep)]
+                parts = [scratch[at + d * WARP] for d in range(tile.deep)]
                 totals.append(fold(parts, operator.add))
             y.store(batch * p["sy"] + row * p["ldy"] + (first + place), finish(totals, row))
 
@@ -262,12 +271,11 @@ def _place(tile: Skinny, row: Any, output: Any) -> Any:
     Of a fragment of sums thread `lane` has in register 2 h + c the output lane / 4 + 8 h for row
     2 (lane % 4) + c (PTX ISA, "Matrix Fragments for mma.m16n8k16").
     """
-    warp, within = output // (tile.sixteens * OUTPUTS), output % OUTPUTS
-    line = output // OUTPUTS % tile.sixteens
-    fragment = line * tile.eights + row // EIGHT
+    within = output % OUTPUTS
+    fragment = output // OUTPUTS * tile.eights + row // EIGHT
     register = fragment * 4 + within // EIGHT * 2 + row % 2
     lane = within % EIGHT * QUAD + row % EIGHT // 2
-    return register * tile.threads + warp * WARP + lane
+    return register * tile.threads + lane
 
 
 skinny: Kernel = Kernel(_skinny, workgroup=256, name="skinny")

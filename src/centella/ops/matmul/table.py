@@ -33,6 +33,17 @@ class Row(Struct, frozen=True):
     even: int = 0
 
 
+SHORT = 6  # steps of a warp whose loads may be on their way at once: a row of so few is one block
+# Shapes of skinny groups on tensor cores: (sixteens of outputs, warps, steps at once) by eights of
+# rows of x, where groups are several a multiprocessor, and where they are few. On an H200.
+SKINNY: dict[str, dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]]] = {
+    "16-bit": {1: ((1, 8, 2), (1, 8, 4)), 2: ((1, 4, 2), (1, 8, 4)), 4: ((1, 4, 1), (1, 8, 3))},
+    "i8": {1: ((1, 4, 2), (1, 8, 4)), 2: ((1, 4, 1), (1, 16, 1)), 4: ((1, 4, 1), (1, 8, 1))},
+    "i8 by f32": {1: ((2, 8, 1), (2, 8, 1)), 2: ((2, 8, 1), (2, 8, 1))},
+}
+# Rows of x from which on they are the better thin kernel; most rows.
+SKINNY_FROM = {"16-bit": 3, "i8": 1, "i8 by f32": 8}
+
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {
     "cuda": Row("H200, PTX", even=480),

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, i8, u32
+from centella.dtypes import DType, f32, i8, u32
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
 from centella.program import Kernel
@@ -30,6 +30,8 @@ PARTIAL = 2  # up to so many rows of x a step has sums of its own: shorter chain
 STAGE = 16  # parts that a thread adds up at a time, at least
 MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
 MAGIC_VALUE = 8388608.0
+REGISTERS, MOST_THREADS = 65_536, 2048  # of a multiprocessor
+BESIDE = 28  # registers for addresses, the loop, and what is under way
 FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
 
 
@@ -51,6 +53,27 @@ class Thin(Struct, frozen=True):
     def outputs(self) -> int:
         """Neighbouring outputs of a group."""
         return self.teams * self.outs
+
+
+def together_of(tile: Thin, x: DType, w: DType) -> int:
+    """Groups that an NVIDIA multiprocessor shall have registers for; 0: as the assembler likes.
+
+    Left alone, it takes fewer registers and has one load of a step wait for another.
+    """
+    if tile.m > PARTIAL:
+        return 0
+    width = max(x.per_chunk, w.per_chunk)
+    chunks = tile.outs * width // w.per_chunk + tile.m * width // x.per_chunk
+    registers = -(-(4 * chunks * tile.unroll + tile.outs * tile.m + BESIDE) // 8) * 8
+    return max(1, min(REGISTERS // registers, MOST_THREADS) // tile.threads)
+
+
+def reserve(together: int) -> None:
+    """Ask for registers such that so many groups fit on a multiprocessor; 0: of PTX alone, not."""
+    if together:
+        from centella.lang import ptx
+
+        ptx.resident(together)
 
 
 def number(value: Any) -> Any:
@@ -106,9 +129,10 @@ class Rows:
 
 
 def _thin(
-    *, tile: Thin, activation: str, depth: str, shuffle: bool, vector_x: bool, vector_w: bool,
-    dense_x: bool, x: Any, w: Any, y: Any, **extra: Any,
+    *, tile: Thin, activation: str, depth: str, shuffle: bool, together: int, vector_x: bool,
+    vector_w: bool, dense_x: bool, x: Any, w: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
+    reserve(together)
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "k", "rowx", "stepx", "ldw", "ldy", "sx", "sw", "sy", "groups")}  # fmt: skip
     batch = lang.group_id() // p["groups"]
