@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import centella as ct
+from centella.program import Call as Launch
 
 Row = dict[str, Any]
 Call = Callable[[], None]
@@ -103,3 +104,23 @@ def torch_or_none() -> Any:
     except ImportError:
         return None
     return torch if torch.cuda.is_available() else None
+
+
+def taken(device: ct.Device, launch: Launch) -> Row:
+    """What the driver says that a kernel takes; nothing on other devices than CUDA."""
+    if device.caps.target != "ptx":
+        return {}
+    from cuda.bindings import driver
+
+    dtypes = tuple(ref.spec.dtype for ref in launch.tensors)
+    program = launch.kernel.program(
+        device.caps, dtypes, (True,) * len(dtypes), launch.constants, launch.workgroup, launch.face
+    )
+    backend: Any = device.backend
+    made = backend.compile(program)
+    of = driver.CUfunction_attribute
+    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
+             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
+    with backend.current():
+        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
+    return {**found, "threads": made.threads, "shared_bytes": made.dynamic}

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, summary, torch_or_none
+from measure import Call, Row, alternate, summary, taken, torch_or_none
 
 import centella as ct
 from centella import op
@@ -173,21 +173,7 @@ def resources(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: Any
         (call,) = op.get("linear").lower(specs[:2], specs[2:], attrs, device.caps).calls
     chosen = dict(call.constants).get("tile")
     row: Row = {"kernel": call.kernel.name, "tile": title(chosen) if chosen in TILES else ""}
-    if device.caps.target != "ptx":
-        return row
-    from cuda.bindings import driver
-
-    program = call.kernel.program(
-        device.caps, (dtype,) * 3, (True,) * 3, call.constants, call.workgroup, call.face
-    )
-    backend: Any = device.backend
-    made = backend.compile(program)
-    of = driver.CUfunction_attribute
-    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
-             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
-    with backend.current():
-        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
-    return {**row, **found, "threads": made.threads, "shared_bytes": made.dynamic}
+    return {**row, **taken(device, call)}
 
 
 def randoms(shape: tuple[int, ...]) -> Pair:

@@ -205,6 +205,25 @@ def test_sums_that_become_a_factor(dtype: DType) -> None:
 
 
 @HALVES
+def test_a_factor_takes_words_as_they_are_stored(dtype: DType) -> None:
+    def kernel(x: In[storage], y: Out[u32], z: Out[f32]) -> None:
+        held, t = ptx.Fragment(x.dtype, (16, 8)), lang.local_id()
+        words = x.load_bits(t * 8)
+        for register in range(2):
+            held[register] = words[register + 1]
+            y[t * 2 + register] = words[register + 1]
+            for e, value in enumerate(held[register]):
+                z[t * 4 + register * 2 + e] = value
+
+    tensors = {"x": random((32 * 8,), dtype), "y": empty((64,), u32), "z": empty((128,), f32)}
+    on_simulator(record(kernel, tensors, 32), tensors, 1)
+    wanted = tensors["x"].words.reshape(32, 4)[:, 1:3].reshape(-1)
+    np.testing.assert_array_equal(tensors["y"].words, wanted)
+    pairs = tensors["x"].numpy().reshape(32, 8)[:, 2:6].reshape(-1)
+    np.testing.assert_array_equal(tensors["z"].numpy(), pairs)
+
+
+@HALVES
 @pytest.mark.parametrize("name", ["MK NK", "KM KN", "loads", "loads transposed", "chained"])
 def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
     if name == "chained":
@@ -524,7 +543,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "register": (lambda: sums()[4], "has registers 0 to 3: 4"),
     "factor read": (lambda: factor()[4], "has registers 0 to 3: 4"),
     "register written": (lambda: sums().__setitem__(4, 1.0), "has registers 0 to 3: 4"),
-    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "takes a pair of values, got 1.0"),
+    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "takes a pair of values or a word, got 1.0"),
     "iterated": (lambda: list(sums()), "cannot be iterated"),
     "copied": (lambda: copy.copy(sums()), "a Fragment is not copied"),
     "in a variable": (lambda: lang.var(0.0).set(sums()), "mixed types"),

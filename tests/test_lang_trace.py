@@ -1301,7 +1301,7 @@ SHOWN = {
     "A type is one of": "trace.variables_and_lists_of_them wgsl.any_element_loads_by_itself",
     "| name |": "trace.every_name_is_on_the_page",
     "| `In[dtype]`": "trace.faces_are_read_from_annotations trace.storage_must_be_said",
-    "| `x[i]`": "wgsl.words_and_chunks trace.extents_of_an_argument",
+    "| `x[i]`": "wgsl.words_and_chunks trace.extents_of_an_argument memory.a_chunk_is_four_words",
     "| `Scalar[dtype]`": "wgsl.scalars_in_device_memory",
     "| `global_id()`": "simulate.ids",
     "| `num_groups()`": "simulate.ids",
@@ -1396,7 +1396,8 @@ SHOWN = {
     "| in `ptx` |": "tiles.every_name_is_on_the_page",
     "| `ptx.Fragment(dtype": "tiles.a_product_in_every_layout tiles.refused",
     "| `f.fill(value)`": "tiles.a_product_in_every_layout",
-    "| `f[register] = value`": "tiles.sums_that_become_a_factor tiles.refused",
+    "| `f[register] = value`": "tiles.sums_that_become_a_factor tiles.refused "
+    "tiles.a_factor_takes_words_as_they_are_stored",
     "| `ptx.SharedTile(dtype": "tiles.layout_of_a_shared_tile tiles.refused",
     "| `t.chunk(row": "tiles.layout_of_a_shared_tile tiles.rows_further_down_are_a_number_away "
     "tiles.columns_further_right_are_one_operation_away",

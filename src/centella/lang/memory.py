@@ -165,15 +165,19 @@ class Argument(_Array):
 
     def load(self, *key: Any) -> list[Expr]:
         """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
+        per = self.dtype.per_word
+        words = self.load_bits(*key)
+        return [unpack(self._tracer, w, self.dtype, lane) for w in words for lane in range(per)]
+
+    def load_bits(self, *key: Any) -> list[Expr]:
+        """The 16-byte chunk starting at an element, as four words: u32 where elements share one."""
         t = self._tracer
         index, element = self.chunk(key)
         kind = f"{self._word}x4"
         id_ = t.effect("load4", kind, (index,), self.position)
         t.starts[id_] = (element.id, self.dtype.per_chunk)
         chunk = t.result(id_, kind, False)
-        words = [t.pure("extract", self._word, (chunk,), lane) for lane in range(4)]
-        per = self.dtype.per_word
-        return [unpack(t, w, self.dtype, lane) for w in words for lane in range(per)]
+        return [t.pure("extract", self._word, (chunk,), lane) for lane in range(4)]
 
     def written(self) -> None:
         """Note that it is written by other means than a store here.

@@ -1,9 +1,10 @@
 """Which kernel computes attention: a pure function of its sizes, layouts, dtypes and the device.
 
-split    few queries of many keys, which are split among groups    `split.py`
-mma      f16 and bf16, more than 16 queries, on tensor cores       `mma.py`
-tiled    many queries, where the table has a tile that fits        `tiled.py`
-stream   the rest                                                  `stream.py`
+split_mma  few queries of many keys in f16 and bf16, on tensor cores   `split_mma.py`
+split      few queries of many keys, which are split among groups      `split.py`
+mma        f16 and bf16, more than 16 queries, on tensor cores         `mma.py`
+tiled      many queries, where the table has a tile that fits          `tiled.py`
+stream     the rest                                                    `stream.py`
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from msgspec.structs import replace
 from centella.dtypes import bf16, f16
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.split import MOST_DIM
+from centella.ops.attention.split_mma import MOST_DIM as MOST_SPLIT_DIM
+from centella.ops.attention.split_mma import SplitTile
 from centella.ops.attention.table import CONSERVATIVE, LEAST, row_of
 from centella.ops.attention.tiles import Tile
 from centella.specs import Caps, Spec
@@ -31,12 +34,31 @@ MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
     (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
 )
 LEAST_TILE = MmaTile(32, 16, 2, 2)
+SPLIT_TILE = SplitTile()
+
+
+def tensor_cores(caps: Caps) -> bool:
+    """Whether there are the instructions of `mma`; the simulator has them too."""
+    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
+    return caps.target == "ir" or arch >= LEAST_ARCH
+
+
+def split_tile_of(inputs: tuple[Spec, ...], caps: Caps) -> SplitTile | None:
+    """The tile of a decoding step on tensor cores: 16-bit rows in whole chunks on 16 bytes."""
+    q, k, v, *_ = inputs
+    dim = q.shape[3]
+    fits = (
+        q.dtype in (f16, bf16)
+        and 0 < dim <= MOST_SPLIT_DIM
+        and dim % q.dtype.per_chunk == 0
+        and all(s.aligned and s.size > 0 for s in (q, k, v))
+    )
+    return SPLIT_TILE if fits and tensor_cores(caps) else None
 
 
 def mma_tile_of(q: Spec, masks: tuple[str, ...], caps: Caps) -> MmaTile | None:
-    """The tile of an attention on tensor cores: the first that fits; the simulator has them too."""
-    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
-    if not (caps.target == "ir" or arch >= LEAST_ARCH):
+    """The tile of an attention on tensor cores: the first that fits."""
+    if not tensor_cores(caps):
         return None
     lq, dim = q.shape[2:]
     smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
@@ -62,7 +84,9 @@ def choose(inputs: tuple[Spec, ...], caps: Caps) -> str:
     q, k, *_ = inputs
     queries, dim = q.shape[2:]
     if queries <= FEW_QUERIES:
-        return "split" if k.shape[2] >= ENOUGH_KEYS and 0 < dim <= MOST_DIM else "stream"
+        if k.shape[2] < ENOUGH_KEYS or not 0 < dim <= MOST_DIM:
+            return "stream"
+        return "split_mma" if caps.target == "ptx" and split_tile_of(inputs, caps) else "split"
     large = queries > MANY_QUERIES and HEADS[0] <= dim <= HEADS[1]
     if large and caps.target == "ptx" and fits_mma(inputs, caps):
         return "mma"
