@@ -543,7 +543,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "register": (lambda: sums()[4], "has registers 0 to 3: 4"),
     "factor read": (lambda: factor()[4], "has registers 0 to 3: 4"),
     "register written": (lambda: sums().__setitem__(4, 1.0), "has registers 0 to 3: 4"),
-    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "takes a pair of values or a word, got 1.0"),
+    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "a pair of values or a word, got 1.0"),
     "iterated": (lambda: list(sums()), "cannot be iterated"),
     "copied": (lambda: copy.copy(sums()), "a Fragment is not copied"),
     "in a variable": (lambda: lang.var(0.0).set(sums()), "mixed types"),
