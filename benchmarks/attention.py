@@ -58,11 +58,11 @@ SHAPES = (
     Shape("MiniLM", 512, 12, 12, 128, 128, 32),
     Shape("full", 1, 32, 32, 8192, 8192, 128),
     Shape("causal", 1, 32, 32, 8192, 8192, 128, causal=True),
-    Shape("decode", 1, 32, 8, 1, 4096, 128),
-    Shape("decode", 1, 32, 8, 1, 32768, 128),
 )
-SMALL = (Shape("full", 1, 2, 2, 70, 70, 64), Shape("causal", 2, 4, 2, 40, 70, 32, causal=True),
-         Shape("decode", 1, 4, 2, 1, 300, 64))  # fmt: skip
+SMALL = (
+    Shape("full", 1, 2, 2, 70, 70, 64),
+    Shape("causal", 2, 4, 2, 40, 70, 32, causal=True),
+)
 WORK = 4e11  # operations of a replay, at least
 MOVED = 1e9  # bytes that a replay of a decoding step reads
 SAMPLE = 64  # queries that are compared with float64

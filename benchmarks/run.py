@@ -7,6 +7,7 @@
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
+    python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
@@ -39,6 +40,7 @@ import onnx_webgpu
 from attention import attention, attention_sweep
 from attention_cores import attention_cores
 from cpu import cpu, start
+from decode import decode, decode_sweep
 from encoder import encoder
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
@@ -204,7 +206,8 @@ BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep,
     "attention": attention, "tiles": attention_sweep, "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
-    "texts": texts, "attention-cores": attention_cores, "encoder": encoder,
+    "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
+    "decode-sweep": decode_sweep,
 }  # fmt: skip
 
 

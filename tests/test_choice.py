@@ -18,8 +18,7 @@ from centella.ops.attention.choice import LEAST_TILE, fits_mma
 from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
 from centella.ops.attention.choice import mma_tile_of as attention_tile_of
 from centella.ops.attention.choice import tile_of as attention_tile
-from centella.ops.attention.combine import MOST_SPLITS
-from centella.ops.attention.split import rows_of_group, split_count
+from centella.ops.attention.parts import MOST_SPLITS, Parts
 from centella.ops.attention.teams import Layout
 from centella.ops.matmul import table
 from centella.ops.matmul.choice import (
@@ -581,6 +580,22 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
         assert choose_attention(of(65, 64), caps) == "mma"
 
 
+def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
+    hopper, turing = (Caps("ptx", arch=arch) for arch in ("sm_90a", "sm_75"))
+
+    def variant(dim: int, dtype: DType, caps: Caps = hopper, queries: int = 1) -> str:
+        q, k = spec(1, 4, queries, dim, dtype=dtype), spec(1, 2, 100, dim, dtype=dtype)
+        return choose_attention((q, k, k), caps)
+
+    assert {variant(dim, dtype) for dim in (8, 64, 128) for dtype in (f16, bf16)} == {"split_mma"}
+    assert {variant(dim, f16) for dim in (4, 20, 136)} == {"split"}
+    assert variant(64, f32) == variant(64, f16, turing) == variant(64, f16, LARGE) == "split"
+    assert variant(64, f16, Caps("ir")) == "split"
+    assert variant(64, f16, queries=8) == "split_mma"
+    k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
+    assert choose_attention((spec(1, 4, 1, 64, dtype=f16), k, k), hopper) == "split"
+
+
 def test_tiles_of_attention() -> None:
     caps = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
 
@@ -602,11 +617,17 @@ def test_tiles_of_attention() -> None:
 
 
 def test_parts_of_the_keys_follow_from_shapes() -> None:
-    assert [split_count(8, n) for n in (0, 1, 64, 65, 4096, 32768)] == [1, 1, 1, 2, 64, 64]
-    assert [split_count(n, 32768) for n in (0, 1, 3, 64, 511, 512, 9000)] == [
-        MOST_SPLITS, MOST_SPLITS, MOST_SPLITS, 8, 2, 1, 1,
+    def of(heads: int, keys: int, queries: int = 1, enough: int = 512) -> Parts:
+        return Parts.of(spec(1, heads, queries, 64), spec(1, heads, keys, 64), 64, enough)
+
+    assert [of(8, n).splits for n in (0, 1, 64, 65, 4096, 32768)] == [1, 1, 1, 2, 64, 64]
+    assert [of(n, 32768).splits for n in (1, 3, 64, 256, 257, 9000)] == [
+        MOST_SPLITS, MOST_SPLITS, 8, 2, 1, 1,
     ]  # fmt: skip
-    assert [rows_of_group(n) for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)] == [1, 1, 2, 4, 4, 8, 8, 8, 8]
+    assert [of(8, 32768, enough=n).splits for n in (7, 396, 528)] == [1, 49, 66]
+    rows = [of(1, 9, n).rows for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)]
+    assert rows == [1, 1, 2, 4, 4, 8, 8, 8, 8]
+    assert [of(1, 9, n).blocks for n in (0, 1, 8, 9, 64)] == [0, 1, 1, 2, 8]
 
 
 def test_a_buffer_of_another_length_is_no_other_program() -> None:

@@ -168,3 +168,23 @@ def test_a_word_is_as_many_values_as_it_holds(device: ct.Device, dtype: str) -> 
     y = ct.empty(count, device=device)
     apart(x, y, threads=8)
     np.testing.assert_array_equal(y.numpy(), np.arange(count))
+
+
+@ct.kernel(workgroup=8)
+def bits(x: ct.In[lang.storage], y: ct.Out[ct.u32]) -> None:
+    """A chunk a thread, as it is stored."""
+    i = lang.local_id()
+    for n, word in enumerate(x.load_bits(i * x.dtype.per_chunk)):
+        y[i * 4 + n] = word
+
+
+@pytest.mark.parametrize("dtype", ["u32", "f16", "bf16", "i8"])
+def test_a_chunk_is_four_words(device: ct.Device, dtype: str) -> None:
+    if device.name == "cpu":
+        pytest.skip("kernels of one's own run on GPUs and the simulator")
+    stored = np.arange(32, dtype=np.uint32) * 0x01020304
+    kind = dtype_of(dtype)
+    x = ct.asarray(stored.view(kind.numpy), kind, device)
+    y = ct.empty(32, "u32", device)
+    bits(x, y, threads=8)
+    np.testing.assert_array_equal(y.numpy(), stored)

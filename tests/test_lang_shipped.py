@@ -553,6 +553,19 @@ def states() -> list[Case]:
 
         return build
 
+    def rotated(dim: int, norm: bool, interleaved: bool) -> Build:
+        def build(i: Inputs) -> ct.Tensor:
+            caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
+            x, norms = i(2, 3, 8, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
+            angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
+            tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+            given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
+            attrs = {"interleaved": interleaved, "eps": 1e-6}
+            *_, q = apply_all(get("rope_cache_write"), given, attrs)
+            return F.concat([q, *(c.value for c in caches)], 2)
+
+        return build
+
     def stepped(lengths: bool) -> Build:
         def build(i: Inputs) -> ct.Tensor:
             steps = ct.State(i.ints(2, 70, low=0))
@@ -567,6 +580,10 @@ def states() -> list[Case]:
              for d in ("f32", "f16", "i8")]  # fmt: skip
     cases += [Case("cache_write", f"{dim}{', past the end' * last}", written(dim, last), d)
               for dim in (16, 7) for last in (False, True) for d in ("f32", "f16")]  # fmt: skip
+    cases += [Case("rope_cache_write", f"{dim}{', norm' * norm}{', pairs' * pairs}",
+                   rotated(dim, norm, pairs), d)
+              for dim, norm, pairs in ((16, False, False), (16, True, True), (7, True, False))
+              for d in ("f32", "f16")]  # fmt: skip
     return cases + [Case("cache_step", n, stepped(n == "set"), "i32") for n in ("begin", "set")]
 
 

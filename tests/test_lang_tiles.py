@@ -165,9 +165,9 @@ def widened(w: In[i8], x: In[storage, 2], y: Out[f32, 2]) -> None:
     for j in range(4):
         pairs = [ptx.widen_i8(words[j], x.dtype) for words in rows]
         for register in range(4):
-            height.set_bits(register, pairs[register % 2][register // 2])
+            height[register] = pairs[register % 2][register // 2]
         for register in range(2):
-            width.set_bits(register, other[2 * j + register])
+            width[register] = other[2 * j + register]
         ptx.mma_sync(total, height, width)
     for register in range(4):
         at, column = total.place(register)
@@ -233,6 +233,25 @@ def test_sums_that_become_a_factor(dtype: DType) -> None:
         on_simulator(ir, tensors, 1, order=order)
         got = tensors["y"].numpy()
         np.testing.assert_allclose(got, wanted, atol=dtype.epsilon * np.abs(wanted).max())
+
+
+@HALVES
+def test_a_factor_takes_words_as_they_are_stored(dtype: DType) -> None:
+    def kernel(x: In[storage], y: Out[u32], z: Out[f32]) -> None:
+        held, t = ptx.Fragment(x.dtype, (16, 8)), lang.local_id()
+        words = x.load_bits(t * 8)
+        for register in range(2):
+            held[register] = words[register + 1]
+            y[t * 2 + register] = words[register + 1]
+            for e, value in enumerate(held[register]):
+                z[t * 4 + register * 2 + e] = value
+
+    tensors = {"x": random((32 * 8,), dtype), "y": empty((64,), u32), "z": empty((128,), f32)}
+    on_simulator(record(kernel, tensors, 32), tensors, 1)
+    wanted = tensors["x"].words.reshape(32, 4)[:, 1:3].reshape(-1)
+    np.testing.assert_array_equal(tensors["y"].words, wanted)
+    pairs = tensors["x"].numpy().reshape(32, 8)[:, 2:6].reshape(-1)
+    np.testing.assert_array_equal(tensors["z"].numpy(), pairs)
 
 
 @HALVES
@@ -578,7 +597,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "register": (lambda: sums()[4], "has registers 0 to 3: 4"),
     "factor read": (lambda: factor()[4], "has registers 0 to 3: 4"),
     "register written": (lambda: sums().__setitem__(4, 1.0), "has registers 0 to 3: 4"),
-    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "takes a pair of values, got 1.0"),
+    "one of a pair": (lambda: factor().__setitem__(0, 1.0), "a pair of values or a word, got 1.0"),
     "iterated": (lambda: list(sums()), "cannot be iterated"),
     "copied": (lambda: copy.copy(sums()), "a Fragment is not copied"),
     "in a variable": (lambda: lang.var(0.0).set(sums()), "mixed types"),
@@ -597,8 +616,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: ptx.ldmatrix(ptx.SharedTile(f16, (8, 8)), 0), "got fragments none"),
     "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),
     "groups": (lambda: ptx.cp_async_wait(-1), "a Python number of groups, got -1"),
-    "bits of sums": (lambda: sums().set_bits(0, 1), "registers 0 to 3 of a factor, got 0 of f32"),
-    "bits": (lambda: factor().set_bits(4, 1), "registers 0 to 3 of a factor, got 4 of f16"),
     "integers": (lambda: ptx.widen_i8(1, f32), "widen_i8 gives f16 or bf16, got f32"),
     "values": (lambda: ptx.SharedTile(f16, (8, 8)).store(0, [1.0]), "takes 8 values, got 1"),
 }  # fmt: skip

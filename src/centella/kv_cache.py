@@ -7,13 +7,13 @@ does not fit before anything is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
-from centella.arguments import check_tensors, whole
+from centella.arguments import check_tensors, real, whole
 from centella.creation import asarray
 from centella.device import Device
 from centella.dtypes import DType, dtype_of, f32, i32
@@ -24,6 +24,8 @@ from centella.recording import Recording
 from centella.state import State
 from centella.tensor import Tensor, apply_all
 from centella.views import integers
+
+T = TypeVar("T")
 
 
 class Filled(Struct, frozen=True):
@@ -83,6 +85,8 @@ class KVCache:
         for layer in range(cache.num_layers):
             cache.append(k, v, layer)
             y = cache.attend(q, layer)
+
+    With rotary embedding `append_qkv` takes the place of `append`, and gives q.
 
     Raises:
         ShapeError: a size below 1.
@@ -199,7 +203,56 @@ class KVCache:
                 been given the step before.
         """
         self._check(k, v, layer)
-        filled, tokens = self._filled, k.shape[2]
+        self._append(k.shape[2], layer, lambda starts: self._write(k, v, layer, starts))
+
+    def append_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """`append` from the product of q, k and v, with rotary embedding, in one launch.
+
+        q and k turn by the positions of this step's tokens (`rope`), k and v are written.
+
+        Args:
+            qkv: [batch, tokens, (heads + 2 num_kv_heads) head_dim], of the cache's dtype: heads of
+                queries, of keys and of values beside each other.
+            cos, sin: f32 [positions, rotary_dim / 2]: `rope_tables`.
+            qk_norm: [2, head_dim]: weights of an RMS norm of each head of q, and of k, before they
+                turn (Qwen3); eps: added to its mean of squares.
+            interleaved: as for `rope`.
+
+        Returns:
+            q, [batch, heads, tokens, head_dim]: what `attend` takes.
+
+        Raises:
+            ShapeError, DTypeError: for what does not fit these.
+            KVCacheFullError, ContractError: as for `append`.
+        """
+        self._check_layer(layer)
+        check_tensors("append_qkv", qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
+        b, kv_heads, _, dim = self.shape
+        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
+        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
+        if heads < 1 or heads % kv_heads:
+            raise ShapeError(
+                f"append_qkv: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
+                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
+            )
+        self._check_room(qkv.shape[1])
+        x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
+        norms = () if qk_norm is None else (qk_norm,)
+        attrs = {"interleaved": bool(interleaved), "eps": real("append_qkv", "eps", eps)}
+
+        def write(starts: Tensor) -> Tensor:
+            states = (state.value for state in self._layers[layer])
+            given = (*states, x, cos, sin, starts, *norms)
+            return apply_all(get("rope_cache_write"), given, attrs)[2]
+
+        return self._append(qkv.shape[1], layer, write)
+
+    def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
+        """Record what writes a layer's part of a step from some positions on; what it gives."""
+        filled = self._filled
         begins = not filled.tokens or self._has(layer)
         if begins:
             self._begun(filled, tokens)
@@ -208,11 +261,12 @@ class KVCache:
                 f"append: this step brings {filled.tokens} tokens, layer {layer} got {tokens}"
             )
         steps = self._steps.value
-        self._write(k, v, layer, steps[1] if begins else steps[0])
+        made = write(steps[1] if begins else steps[0])
         keys, _ = self._layers[layer]
         if begins:  # only now: a write that cannot be recorded begins nothing
             self._begin(tokens, keys.value._value.recording)
         keys.mark(lambda _: self._filled.step)
+        return made
 
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:
         """Overwrite keys and values from a position on; lengths stay as they are.
@@ -236,7 +290,7 @@ class KVCache:
 
     def _check(self, k: Tensor, v: Tensor, layer: int) -> None:
         self._check_layer(layer)
-        b, heads, capacity, dim = self.shape
+        b, heads, _, dim = self.shape
         check_tensors("KVCache", k, v)
         for name, x in (("k", k), ("v", v)):
             wrong = x.ndim != 4 or x.shape[:2] != (b, heads) or x.shape[3] != dim
@@ -248,9 +302,12 @@ class KVCache:
                 raise DTypeError(
                     f"KVCache: expected {name} of {self.dtype.name}, got {x.dtype.name}"
                 )
-        if k.shape[2] > capacity:
+        self._check_room(k.shape[2])
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self.capacity:
             raise KVCacheFullError(
-                f"KVCache: {k.shape[2]:,} tokens at once; the capacity is {capacity:,}"
+                f"KVCache: {tokens:,} tokens at once; the capacity is {self.capacity:,}"
             )
 
     def _write(self, k: Tensor, v: Tensor, layer: int, starts: Tensor) -> None:

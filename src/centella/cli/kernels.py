@@ -101,6 +101,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             (*(state(t, 1, 8, 4096, 128) for _ in "kv"), *(t(1, 8, 1, 128) for _ in "kv"),
              t(1, dtype=i32)), {},
         ),
+        "rope_cache_write": lambda t: apply_all(
+            get("rope_cache_write"),
+            (*(state(t, 1, 8, 4096, 128) for _ in "kv"), t(1, 48, 1, 128), t(4096, 64), t(4096, 64),
+             t(1, dtype=i32)), {"interleaved": False, "eps": 1e-6},
+        ),
         "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),
         "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),
     }  # fmt: skip

@@ -62,6 +62,7 @@ def attention() -> Row:
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
             *tensor_cores(),
             *warpgroups(),
+            *split_on_tensor_cores(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
@@ -99,6 +100,20 @@ def warpgroups() -> list[Case]:
         ((2, 2, 1, 200, 200, 128), ("lengths", "starts"), {"small": False, "sweep": True}),
     ]
     return [attend(*shape, *masks, variant="wgmma", **more) for shape, masks, more in shapes]
+
+
+def split_on_tensor_cores() -> list[Case]:
+    """Few queries in 16-bit dtypes: warps without a key, parts without one, groups of heads."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 8), (), {}),
+        ((3, 4, 1, 1, 150, 24), ("lengths",), {}),
+        ((2, 6, 2, 3, 70, 64), ("starts",), {"sweep": True}),
+        ((2, 2, 1, 2, 70, 40), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
+        ((2, 3, 1, 1, 70, 72), ("key_mask", "mask"), {"hidden": True, "sweep": True}),
+        ((1, 1, 1, 1, 70, 16), (), {"values": "large", "sweep": True}),
+        ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
+    ]
+    return [attend(*shape, *masks, variant="split_mma", **more) for shape, masks, more in shapes]
 
 
 def split_keys() -> list[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -194,6 +195,30 @@ def cache_write() -> Row:
         )
     ]
     return Row((*FLOATS, "i8"), tuple(made), exact=True)
+
+
+def rope_cache_write() -> Row:
+    """Both pairings, with norms and without; chunks, words, odd; past the capacity, the tables."""
+
+    def case(
+        b: int, heads: int, kv: int, tokens: int, d: int, half: int, norm: bool = False,
+        high: int = 5, interleaved: bool = False, layout: str = "plain", **more: Any,
+    ) -> Case:  # fmt: skip
+        caches = (In((b, kv, 7, d), layout="state"),) * 2
+        x = In((b, heads + 2 * kv, tokens, d), layout=layout)
+        tables = (In((9, half), dtype="f32"),) * 2
+        norms = (In((2, d), dtype="" if d % 8 else "f32"),) if norm else ()
+        attrs = {"interleaved": interleaved, "eps": 1e-3}
+        return Case((*caches, x, *tables, In((b,), (0, high), "i32"), *norms), attrs, **more)
+
+    made = [case(2, 4, 2, t, d, half, norm) for d, half in ((16, 8), (6, 2), (5, 2))
+            for t in (1, 3) for norm in (False, True)]  # fmt: skip
+    made += [case(2, 6, 3, 3, d, 4, norm, interleaved=True) for d in (16, 10)
+             for norm in (False, True)]  # fmt: skip
+    made += [case(2, 6, 3, 3, d, 4, True, interleaved=True, layout="pads") for d in (10, 20)]
+    made += [case(1, 8, 8, 1, 64, 32), case(3, 1, 1, 4, 24, 8, True, 9), case(0, 2, 1, 1, 8, 4)]
+    made += [case(2, 2, 1, 3, 8, 4, True, layout=x, sweep=True) for x in LAYOUTS[1:]]
+    return Row(FLOATS, tuple(made), sums=True)
 
 
 def cache_step() -> Row:

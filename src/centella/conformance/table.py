@@ -28,6 +28,7 @@ from centella.conformance.move import (
     gather,
     reshape,
     rope,
+    rope_cache_write,
     scatter,
 )
 from centella.conformance.planes import dequantize, linear_blocks
@@ -100,6 +101,7 @@ TABLE: dict[str, Row] = {
     "assign": assign(),
     "cache_write": cache_write(),
     "cache_step": cache_step(),
+    "rope_cache_write": rope_cache_write(),
     "fused": fused(),
 }
 

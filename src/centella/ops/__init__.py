@@ -22,6 +22,7 @@ from centella.ops import (
     pool,
     reduce,
     rope,
+    rope_cache,
     softmax,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "pool",
     "reduce",
     "rope",
+    "rope_cache",
     "softmax",
 ]

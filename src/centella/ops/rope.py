@@ -53,12 +53,21 @@ def _rope(
         at = lang.minimum(position, height - 1)
         lanes = [column] + [lang.minimum(column + j, dim - 1) for j in range(1, width)]
         own = x.load(place + column) if chunk else [x[place + c] for c in lanes]
-        turn = _halves if not interleaved else _neighbours
-        turned = turn(x, cos, sin, own, place, at, lanes, rotary // 2, chunk, table_chunk)
-        out = [lang.select(inside, v, NAN) for v in turned]
+        made = turned(x, cos, sin, own, place, at, lanes, rotary // 2, chunk, table_chunk,
+                      interleaved)  # fmt: skip
+        out = [lang.select(inside, v, NAN) for v in made]
         if partial:
             out = [lang.select(c < rotary, v, o) for c, v, o in zip(lanes, out, own, strict=True)]
         y.store(offset_of([batch, head, i], "y") + column, out)
+
+
+def turned(
+    x: Any, cos: Any, sin: Any, own: Any, place: Any, at: Any, lanes: Any, half: Any, chunk: bool,
+    table_chunk: bool, interleaved: bool,
+) -> list[Any]:  # fmt: skip
+    """A thread's columns (`lanes`, which hold `own`) of the row of x from `place`, turned."""
+    turn = _neighbours if interleaved else _halves
+    return turn(x, cos, sin, own, place, at, lanes, half, chunk, table_chunk)
 
 
 def _position(starts: str, positions: dict[str, Any], batch: Any, i: Any) -> Any:

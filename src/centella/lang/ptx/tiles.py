@@ -10,7 +10,7 @@ from centella.errors import TraceError
 from centella.lang.groups import local_id
 from centella.lang.memory import Shared, pack, unpack
 from centella.lang.tracer import Tracer, current
-from centella.lang.values import Expr, adapt, expr_of
+from centella.lang.values import Expr, Operand, adapt, expr_of
 
 WARP = 32
 CHUNK = 16  # bytes
@@ -135,7 +135,8 @@ class Fragment:
     def __setitem__(self, register: int, value: Any) -> None:
         """Write a register of this thread: of sums the element at `place(register)`, f32.
 
-        Of a factor two elements, f32, which are rounded to its dtype: of A [m, k] the one at
+        Of a factor two elements, f32, which are rounded to its dtype, or the word that holds both,
+        u32: of A [m, k] the one at
         `place(register)` and its right neighbour, of B [k, n] that one and the one below. (PTX ISA,
         "Matrix Fragments for mma.m16n8k16": sums of two neighbouring (16, 8) fragments have, thread
         by thread, the elements of a (16, 16) factor.) Other threads may write nothing; all of the
@@ -149,27 +150,15 @@ class Fragment:
         t = current()
         if self.dtype is f32:
             new = expr_of(t, value, "f32")
+        elif isinstance(value, Operand):
+            new = expr_of(t, value, "u32")
         else:
             if not isinstance(value, tuple) or len(value) != 2:
-                raise TraceError(f"a register of a factor takes a pair of values, got {value!r}")
+                raise TraceError(
+                    f"a register of a factor takes a pair of values or a word, got {value!r}"
+                )
             new = pack(t, [expr_of(t, v, "f32") for v in value], self.dtype)
         t.effect("fragment_set", "", (self.target, new), register)
-
-    def set_bits(self, register: int, word: Any) -> None:
-        """Write a register of a factor as its bits, u32: two elements as they are stored.
-
-        What `f[register] = (value, next)` does, without rounding or widening on the way.
-
-        Raises:
-            TraceError: for sums, or a register that there is not.
-        """
-        if self.dtype is f32 or register not in range(self.registers):
-            raise TraceError(
-                f"bits go to registers 0 to {self.registers - 1} of a factor, got {register!r} of "
-                f"{self.dtype.name} {self.shape}"
-            )
-        t = current()
-        t.effect("fragment_set", "", (self.target, expr_of(t, word, "u32")), register)
 
     def place(self, register: int) -> tuple[Expr, Expr]:
         """Row and column of a register's (first) element, for this thread."""

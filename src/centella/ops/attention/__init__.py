@@ -12,7 +12,8 @@ A variant is a file with a `lower_...`, and a word in `choose`: `wgmma` takes f1
 2023); `tiled` computes both products in register tiles
 through shared memory and suits many queries; `stream` has a thread a query, and needs least of a
 device; `split` spreads the keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding)
-and combines them in a second launch. Which tiles suit which class of adapter is in `table`.
+and combines them in a second launch; `split_mma` does the same in f16 and bf16 on tensor cores.
+Which tiles suit which class of adapter is in `table`.
 """
 
 from centella.ops.attention.op import ATTENTION

@@ -1,10 +1,11 @@
 """Which kernel computes attention: a pure function of its sizes, layouts, dtypes and the device.
 
-split    few queries of many keys, which are split among groups    `split.py`
-wgmma    f16 and bf16, more than 64 queries, on Hopper             `wgmma.py`
-mma      f16 and bf16, more than 16 queries, on tensor cores       `mma.py`
-tiled    many queries, where the table has a tile that fits        `tiled.py`
-stream   the rest                                                  `stream.py`
+split_mma  few queries of many keys in f16 and bf16, on tensor cores   `split_mma.py`
+split      few queries of many keys, which are split among groups      `split.py`
+wgmma      f16 and bf16, more than 64 queries, on Hopper               `wgmma.py`
+mma        f16 and bf16, more than 16 queries, on tensor cores         `mma.py`
+tiled      many queries, where the table has a tile that fits          `tiled.py`
+stream     the rest                                                    `stream.py`
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from centella.dtypes import bf16, f16
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.scaled import SLAB
 from centella.ops.attention.split import MOST_DIM
+from centella.ops.attention.split_mma import MOST_DIM as MOST_SPLIT_DIM
+from centella.ops.attention.split_mma import SplitTile
 from centella.ops.attention.table import CONSERVATIVE, LEAST, row_of
 from centella.ops.attention.tiles import Tile
 from centella.ops.attention.wgmma import WgmmaTile, takes
@@ -45,12 +48,31 @@ WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
     (64, WgmmaTile(128, late=True), WgmmaTile(128, parts=2), 49),
     (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
 )
+SPLIT_TILE = SplitTile()
+
+
+def tensor_cores(caps: Caps) -> bool:
+    """Whether there are the instructions of `mma`; the simulator has them too."""
+    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
+    return caps.target == "ir" or arch >= LEAST_ARCH
+
+
+def split_tile_of(inputs: tuple[Spec, ...], caps: Caps) -> SplitTile | None:
+    """The tile of a decoding step on tensor cores: 16-bit rows in whole chunks on 16 bytes."""
+    q, k, v, *_ = inputs
+    dim = q.shape[3]
+    fits = (
+        q.dtype in (f16, bf16)
+        and 0 < dim <= MOST_SPLIT_DIM
+        and dim % q.dtype.per_chunk == 0
+        and all(s.aligned and s.size > 0 for s in (q, k, v))
+    )
+    return SPLIT_TILE if fits and tensor_cores(caps) else None
 
 
 def mma_tile_of(q: Spec, masks: tuple[str, ...], caps: Caps) -> MmaTile | None:
-    """The tile of an attention on tensor cores: the first that fits; the simulator has them too."""
-    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
-    if not (caps.target == "ir" or arch >= LEAST_ARCH):
+    """The tile of an attention on tensor cores: the first that fits."""
+    if not tensor_cores(caps):
         return None
     lq, dim = q.shape[2:]
     smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
@@ -91,7 +113,9 @@ def choose(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -> str:
     q, k, *_ = inputs
     queries, dim = q.shape[2:]
     if queries <= FEW_QUERIES:
-        return "split" if k.shape[2] >= ENOUGH_KEYS and 0 < dim <= MOST_DIM else "stream"
+        if k.shape[2] < ENOUGH_KEYS or not 0 < dim <= MOST_DIM:
+            return "stream"
+        return "split_mma" if caps.target == "ptx" and split_tile_of(inputs, caps) else "split"
     whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
     by_warpgroups = queries > FEWER_QUERIES and whole and caps.target == "ptx"
     if by_warpgroups and wgmma_tile_of(inputs, attrs, caps) is not None:

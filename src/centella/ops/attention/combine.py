@@ -1,55 +1,123 @@
-"""The second launch of the decoding variant: the parts of each query, weighed and added up.
+"""The second launch of the decoding variants: the parts of each query, weighed and added up.
 
-A part is head_dim sums, the maximum of its scores, and the sum of its weights, all f32. They are
-added in order, so equal inputs give equal bits.
+A launch of few groups costs its latency: everything that a thread reads is asked for at once, each
+team weighs its own parts, and one barrier later the teams' sums are weighed. The order is fixed, so
+equal inputs give equal bits. Parts without keys wrote nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.launch import extents, out_steps
+from centella.ops.attention.masks import LOWEST, reach
+from centella.ops.attention.parts import Parts, Place, part_of
 from centella.ops.face import face
-from centella.program import Kernel
+from centella.ops.layout import flat
+from centella.program import Call, Kernel, Ref
+from centella.specs import Spec
 
-MOST_SPLITS = 128
-TOGETHER = 8  # parts loaded at once
+CHUNK = 4
+MOST_THREADS, MOST_TEAMS = 256, 16
+TOGETHER = 8  # parts that a thread loads at once
 
 
-def _combine(*, partial: Any, y: Any) -> None:
-    """A group has one query; each of its threads weighs a part, then adds up words of the head."""
+class Teams(Struct, frozen=True):
+    """A team has the chunks of a head of `width` elements, and every so many parts."""
+
+    width: int
+
+    @property
+    def lanes(self) -> int:
+        """Threads a team."""
+        return self.width // CHUNK
+
+    @property
+    def teams(self) -> int:
+        """Teams a group."""
+        return max(min(MOST_THREADS // self.lanes, MOST_TEAMS), 1)
+
+    @property
+    def threads(self) -> int:
+        """Threads a group, whole warps."""
+        return -(-self.lanes * self.teams // 32) * 32
+
+
+def _combine(*, width: int, partial: Any, y: Any, **lengths: Any) -> None:
+    """A group has one query."""
     p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "dim", "splits", "yb", "yl", "yh")}  # fmt: skip
-    group, me, pitch = lang.group_id(), lang.local_id(), p["dim"] + 2
+        "heads", "share", "lq", "lk", "dim", "splits", "yb", "yl", "yh")}  # fmt: skip
+    group, me, lay = lang.group_id(), lang.local_id(), Teams(width)
     head, group = group % p["heads"], group // p["heads"]
     i, b = group % p["lq"], group // p["lq"]
     kv_heads, kv_head = p["heads"] // p["share"], head // p["share"]
-    row = (b * kv_heads + kv_head) * (p["share"] * p["lq"]) + i * p["share"] + head % p["share"]
-    first = row * p["splits"] * pitch
-    mine = first + lang.minimum(me, p["splits"] - 1) * pitch + p["dim"]
-    top = lang.select(me < p["splits"], partial[mine], LOWEST)
-    weight = lang.exp(top - lang.workgroup_reduce(top, "fmax"))
-    weight = lang.select(me < p["splits"], weight, 0.0)
-    weights = lang.shared(f32, MOST_SPLITS)
-    weights[me] = weight
-    total = lang.workgroup_reduce(weight * partial[mine + 1], "add")
-    factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+    query = (b * kv_heads + kv_head) * (p["share"] * p["lq"]) + i * p["share"] + head % p["share"]
+    count, _ = reach(lengths, False, b, p["lq"], p["lk"])
+    _, used = part_of(count, p["splits"])
+    team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
+    high, total = lang.var(LOWEST), lang.var(0.0)
+    mine = lang.vars(f32, CHUNK, init=0.0)
+    for first in lang.range(team, used, lay.teams * TOGETHER):
+        ahead = [first + n * lay.teams for n in range(TOGETHER)]
+        there = [at < used for at in ahead]
+        places = [Place(query, lang.minimum(at, used - 1)) for at in ahead]
+        tops = [partial[place.stats] for place in places]
+        wholes = [partial[place.stats + 1] for place in places]
+        found = [partial.load(place.sums + lane * CHUNK) for place in places]
+        highest = high + 0.0
+        for top in tops:  # one that is not there is the last again
+            highest = lang.fmax(highest, top)
+        weights = [lang.exp2(x - highest) for x in (high, *tops)]
+        total *= weights[0]
+        for into in mine:
+            into *= weights[0]
+        for inside, weight, whole, values in zip(there, weights[1:], wholes, found, strict=True):
+            total.set(lang.fma(weight, lang.select(inside, whole, 0.0), total))
+            for into, value in zip(mine, values, strict=True):
+                into.set(lang.fma(weight, lang.select(inside, value, 0.0), into))
+        high.set(highest)
+    stats = lang.shared(f32, 2 * lay.teams)
+    sums = lang.shared(f32, lay.teams * width)
+    with lang.if_(me < lay.teams * lay.lanes):
+        sums.store(team * width + lane * CHUNK, [value + 0.0 for value in mine])
+        with lang.if_(lane == 0):
+            stats[team] = high
+            stats[team + lay.teams] = total
+    lang.barrier()
+    tops = [stats[n] for n in range(lay.teams)]
+    highest = tops[0]
+    for top in tops[1:]:
+        highest = lang.fmax(highest, top)
+    weights = [lang.exp2(top - highest) for top in tops]
+    whole = lang.const(0.0, f32)
+    for n, weight in enumerate(weights):
+        whole = lang.fma(weight, stats[n + lay.teams], whole)
+    factor = lang.select(whole > 0.0, 1.0 / whole, 0.0)
     place, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
-    for word in lang.range(me, (p["dim"] + (per - 1)) // per, MOST_SPLITS):
-        sums = lang.vars(f32, per, init=0.0)
-        spots = [first + lang.minimum(word * per + e, p["dim"] - 1) for e in range(per)]
-        for split in lang.range(lang.const(0, u32), p["splits"], TOGETHER):
-            for n in range(TOGETHER):
-                at = lang.minimum(split + n, p["splits"] - 1) * pitch
-                there = split + n < p["splits"]  # else nothing: a weight of 0 leaves no infinity
-                for into, spot in zip(sums, spots, strict=True):
-                    value = lang.select(there, partial[spot + at], 0.0)
-                    into.set(lang.fma(weights[split + n], value, into))
-        y.store(place + word * per, [value * factor for value in sums])
+    for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
+        values = []
+        for e in range(per):
+            value = lang.const(0.0, f32)
+            for n, weight in enumerate(weights):
+                value = lang.fma(weight, sums[word * per + (n * width + e)], value)
+            values.append(value * factor)
+        y.store(place + word * per, values)
 
 
-combine: Kernel = Kernel(
-    _combine, workgroup=MOST_SPLITS, name="attention_combine", face=face({"partial": 1}, {"y": 1})
-)
+kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combine")
+
+
+def combine(parts: Parts, inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any]) -> Call:
+    """The call: a group for each query."""
+    named = {n: i for i, n in enumerate(attrs["masks"], 3) if n in ("lengths", "starts")}
+    refs = (Ref(len(inputs) + 1, parts.spec), *(Ref(i, flat(inputs[i])) for i in named.values()))
+    scalars = {**extents(inputs, attrs), **parts.scalars, **out_steps(y), "dim": y.shape[3]}
+    form = face(dict.fromkeys(("partial", *named), 1), {"y": 1})
+    return Call(
+        kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), (("width", parts.width),),
+        parts.all_queries, workgroup=Teams(parts.width).threads, face=form,
+    )  # fmt: skip

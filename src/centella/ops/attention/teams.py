@@ -159,10 +159,10 @@ def soften(my: Thread, scores: list[Any], visible: list[Any]) -> None:
     for score in found[1:]:
         high = lang.fmax(high, score)
     high = lang.fmax(my.top, high)
-    shrink = lang.exp(my.top - high)
+    shrink = lang.exp2(my.top - high)
     total = my.total * shrink
     for j, (seen, score) in enumerate(zip(visible, found, strict=True)):
-        weight = lang.select(seen, lang.exp(score - high), 0.0)
+        weight = lang.select(seen, lang.exp2(score - high), 0.0)
         my.weights[my.me * my.lay.keys + j] = weight
         total = total + weight
     my.shrinks[my.me] = shrink
@@ -198,7 +198,7 @@ def weigh(my: Thread) -> tuple[Any, Any]:
     with lang.if_(my.leads):
         for team in lang.range(lang.const(0, u32), lay.teams):
             highest.set(lang.fmax(highest, my.shrinks[team * lay.rows + row]))
-        weight = lang.exp(my.top - highest)
+        weight = lang.exp2(my.top - highest)
         my.weights[my.me] = weight
         my.weights[lay.teams * lay.rows + my.me] = weight * my.total
     lang.barrier()
@@ -223,7 +223,7 @@ def add_up(my: Thread, row: int, partial: Any, place: Any, wanted: Any) -> None:
                 my.scratch.store(at + e, piece[e : e + 4])
     lang.barrier()
     with lang.if_(wanted):
-        for d in lang.range(my.me, lay.dim, THREADS):
+        for d in lang.range(my.me, -(-lay.dim // 4) * 4, THREADS):  # a chunk's last may be anything
             value = lang.var(0.0)
             for team in lang.range(lang.const(0, u32), lay.teams):
                 value += my.scratch[team * lay.whole + d]

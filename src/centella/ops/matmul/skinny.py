@@ -137,11 +137,11 @@ def _skinny(
                 for i, line in enumerate(sums):
                     low, high = rows[2 * i], rows[2 * i + 1]
                     for register, word in enumerate((low[j], high[j], low[j + 1], high[j + 1])):
-                        height.set_bits(register, word)
+                        height[register] = word
                     for held, parts in zip(line, pieces, strict=True):
                         for piece in parts:
-                            width.set_bits(0, piece[j])
-                            width.set_bits(1, piece[j + 1])
+                            width[0] = piece[j]
+                            width[1] = piece[j + 1]
                             ptx.mma_sync(held, height, width)
             for held, whole_sums in zip(every, totals, strict=False):
                 for register, total in enumerate(whole_sums):

@@ -1,0 +1,246 @@
+"""rope_cache_write: what a decoder does with the product of q, k and v, in one launch.
+
+Of x [b, h + 2 h', t, d], heads of queries, of keys and of values beside each other, token i of
+sequence b at position s_b + i:
+
+    q = rope(norm(x[:, :h]))    K[b, h', s_b + i] = rope(norm(x[:, h:-h']))    V[...] = x[:, -h':]
+
+norm is the RMS norm of each head with a weight for q and one for k, where there are some (Qwen3).
+`rope` and `cache_write` say the rest: which columns are a pair, tables, capacity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.axes import Axes, axes
+from centella.dtypes import Array, f32, i32, narrow, u32, widen
+from centella.errors import DTypeError, ShapeError
+from centella.op import Lowered, Op, Out
+from centella.ops.cache import write_reference
+from centella.ops.elements import offset_of
+from centella.ops.face import face
+from centella.ops.layout import flat
+from centella.ops.rope import NAN, turned
+from centella.ops.rope import reference as rotate
+from centella.ops.rows import chunked, place_of, width_of
+from centella.program import Call, HostProgram, Kernel, Ref
+from centella.specs import Caps, Spec
+
+WORKGROUP = 256
+
+
+class _Head:
+    """A head of a token as `rope` reads it: its columns, normalised where there are weights."""
+
+    def __init__(self, x: Any, place: Any, width: int, chunk: bool, norms: Any, which: Any) -> None:
+        self._x, self._place, self._chunk = x, place, chunk
+        self._norms, self._which, self._factor = norms, which, None
+        if norms is None:
+            return
+        dim = lang.parameter("dim", u32)
+        squares = lang.vars(f32, width, init=0.0)
+        for column in lang.range(lang.const(0, u32), dim, width):
+            for e, (into, value) in enumerate(zip(squares, self._read(column), strict=True)):
+                counted = lang.select(column + e < dim, value, 0.0)
+                into.set(lang.fma(counted, counted, into))
+        total = squares[0] + 0.0
+        for other in squares[1:]:
+            total = total + other
+        eps = lang.parameter("eps", f32)
+        self._factor = 1.0 / lang.sqrt(total / lang.cast(dim, f32) + eps)
+
+    def _read(self, column: Any) -> list[Any]:
+        """A thread's elements from a column, as they are stored."""
+        if self._chunk:
+            return self._x.load(self._place + column)  # type: ignore[no-any-return]  # traced
+        last = lang.parameter("dim", u32) - 1
+        return [
+            self._x[self._place + lang.minimum(column + e, last)]
+            for e in range(self._x.dtype.per_word)
+        ]
+
+    def load(self, column: Any) -> list[Any]:
+        """The chunk from a column."""
+        values = self._x.load(self._place + column)
+        if self._factor is None:
+            return values  # type: ignore[no-any-return]  # traced
+        return [self._scaled(v, column + e) for e, v in enumerate(values)]
+
+    def __getitem__(self, column: Any) -> Any:
+        value = self._x[self._place + column]
+        return value if self._factor is None else self._scaled(value, column)
+
+    def _scaled(self, value: Any, column: Any) -> Any:
+        inside = lang.minimum(column, lang.parameter("dim", u32) - 1)
+        return value * self._factor * self._norms[self._which, inside]
+
+
+def _run(
+    *, interleaved: bool, partial: bool, chunk: bool, table_chunk: bool, x: Any, cos: Any, sin: Any,
+    starts: Any, y: Any, keys: Any, values: Any, norms: Any = None,
+) -> None:  # fmt: skip
+    """A thread has one chunk (or word) of a head of a token."""
+    width = width_of(y, chunk)
+    heads, kv_heads, tokens, dim, rotary, height, capacity = (
+        lang.parameter(n, u32)
+        for n in ("heads", "kv_heads", "tokens", "dim", "rotary", "height", "capacity")
+    )
+    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
+        row, column = place_of(width)
+        i, rest = row % tokens, row // tokens
+        head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
+        position = lang.bitcast(starts[b], u32) + i
+        lanes = [column] + [lang.minimum(column + e, dim - 1) for e in range(1, width)]
+        place = offset_of([b, head, i], "x")
+        fits, turns = position < capacity, head < heads + kv_heads
+        with lang.if_(turns):
+            which = lang.select(head < heads, 0, lang.const(1, u32))
+            row_of = _Head(x, place, width, chunk, norms, which)
+            own = row_of.load(column) if chunk else [row_of[c] for c in lanes]
+            at = lang.minimum(position, height - 1)
+            made = turned(row_of, cos, sin, own, lang.const(0, u32), at, lanes, rotary // 2, chunk,
+                          table_chunk, interleaved)  # fmt: skip
+            made = [lang.select(position < height, v, NAN) for v in made]
+            if partial:
+                pairs = zip(lanes, made, own, strict=True)
+                made = [lang.select(c < rotary, v, o) for c, v, o in pairs]
+            with lang.if_(head < heads):
+                y.store(offset_of([b, head, i], "y") + column, made)
+            with lang.else_(), lang.if_(fits):
+                keys.store(offset_of([b, head - heads, position], "kc") + column, made)
+        with lang.else_(), lang.if_(fits):
+            own = x.load(place + column) if chunk else [x[place + c] for c in lanes]
+            to = offset_of([b, head - heads - kv_heads, position], "vc")
+            values.store(to + column, own)
+
+
+kernel: Kernel = Kernel(_run, workgroup=WORKGROUP, name="rope_cache_write")
+
+
+def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    """Caches [b, h', n, d], x [b, h + 2 h', t, d], tables [m, r / 2], starts [b], norms [2, d]."""
+    keys, values, x, cos, sin, starts, *norms = specs
+    b, kv_heads, capacity, d = keys.shape
+    fits = len(x.shape) == 4 and (x.shape[0], x.shape[3]) == (b, d) and x.shape[2] <= capacity
+    if not fits or x.shape[1] <= 2 * kv_heads:
+        raise ShapeError(
+            f"rope_cache_write: expected x [{b}, more than {2 * kv_heads}, up to {capacity}, {d}], "
+            f"got {list(x.shape)}"
+        )
+    if len(cos.shape) != 2 or cos.shape != sin.shape or not 1 <= cos.shape[1] <= d // 2:
+        raise ShapeError(
+            f"rope_cache_write: expected cos and sin [positions, 1 to {d // 2}], got "
+            f"{list(cos.shape)} and {list(sin.shape)}"
+        )
+    if not cos.shape[0]:
+        raise ShapeError(f"rope_cache_write: expected tables with rows, got {list(cos.shape)}")
+    if starts.shape != (b,) or starts.dtype is not i32:
+        raise ShapeError(
+            f"rope_cache_write: expected i32 starts [{b}], got {starts.dtype.name} "
+            f"{list(starts.shape)}"
+        )
+    if any(s.shape != (2, d) for s in norms):
+        raise ShapeError(f"rope_cache_write: expected norms [2, {d}], got {list(norms[0].shape)}")
+    if any(s.dtype is not keys.dtype for s in (values, x)) or not x.dtype.is_float:
+        raise DTypeError(
+            f"rope_cache_write: expected x of {keys.dtype.name}, a float, got {x.dtype.name}"
+        )
+    if any(s.dtype is not f32 for s in (cos, sin)) or any(not s.dtype.is_float for s in norms):
+        names = ", ".join(s.dtype.name for s in (cos, sin, *norms))
+        raise DTypeError(f"rope_cache_write: expected f32 tables and float norms, got {names}")
+    shape = (b, x.shape[1] - 2 * kv_heads, x.shape[2], d)
+    return (keys.shape, keys.dtype), (values.shape, values.dtype), (shape, x.dtype)
+
+
+def divided(
+    x: Any, kv_heads: int, cos: Any, sin: Any, starts: Any, norms: tuple[Any, ...],
+    interleaved: bool, eps: float,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """q, k and v as they are stored, for the NumPy formula."""
+    heads = x.shape[1] - 2 * kv_heads
+    parts = [x[:, :heads], x[:, heads : heads + kv_heads]]
+    for n, part in enumerate(parts):
+        if norms:
+            mean = np.mean(part * part, axis=-1, keepdims=True)
+            part = part / np.sqrt(mean + part.dtype.type(eps)) * norms[0][n]
+        parts[n] = rotate(part, cos, sin, starts, interleaved=interleaved)
+    return parts[0], parts[1], x[:, heads + kv_heads :]
+
+
+def reference(
+    keys: Any, values: Any, x: Any, cos: Any, sin: Any, starts: Any, *norms: Any,
+    interleaved: bool, eps: float,
+) -> Any:  # fmt: skip
+    """The NumPy formula: changes `keys` and `values`."""
+    q, k, v = divided(x, keys.shape[1], cos, sin, starts, norms, interleaved, eps)
+    return (*write_reference(keys, values, k, v, starts), q)
+
+
+def host(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> HostProgram:
+    """On the CPU: computed in f32, rounded once."""
+    dtypes = [s.dtype for s in inputs]
+
+    def call(arrays: list[Array], outs: list[Array]) -> None:
+        keys, values, *given = arrays
+        x, cos, sin, starts, *norms = (widen(a, d) for a, d in zip(given, dtypes[2:], strict=True))
+        with np.errstate(all="ignore"):
+            q, k, v = divided(x, keys.shape[1], cos, sin, starts, tuple(norms), **attrs)
+        k, v = (narrow(part, dtypes[0]) for part in (k, v))
+        write_reference(keys, values, k, v, starts)
+        np.copyto(outs[2], narrow(q, dtypes[0]))
+
+    return HostProgram("numpy:rope_cache_write", "rope_cache_write", call)
+
+
+def takes(index: int, spec: Spec) -> bool:
+    """x, tables and norms: rows of neighbouring elements."""
+    return spec.unit_rows
+
+
+def lower(
+    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+) -> Lowered:
+    """One launch."""
+    keys, values, x, cos, sin, starts, *norms = inputs
+    y, interleaved = outputs[2], attrs["interleaved"]
+    batch, all_heads, tokens, dim = x.shape
+    half = cos.shape[1]
+    chunk = chunked(keys, values, x, y) and (interleaved or half % y.dtype.per_chunk == 0)
+    items = -(-dim // width_of(y, chunk))
+    threads = items * batch * all_heads * tokens
+    scalars: dict[str, int | float] = {
+        "threads": threads, "items": items, "heads": y.shape[1], "kv_heads": keys.shape[1],
+        "tokens": tokens, "dim": dim, "rotary": 2 * half, "height": cos.shape[0],
+        "capacity": keys.shape[2], "eps": attrs["eps"],
+    }  # fmt: skip
+    for name, spec in (("x", x), ("y", y), ("kc", keys), ("vc", values)):
+        scalars.update({f"{name}{axis}": s for axis, s in enumerate(spec.strides[:-1])})
+    constants = (
+        ("chunk", chunk), ("interleaved", interleaved), ("partial", 2 * half < dim),
+        ("table_chunk", chunk and not interleaved and cos.aligned and sin.aligned),
+    )  # fmt: skip
+    reads = {"x": 1, "cos": 2, "sin": 2, "starts": 1, **({"norms": 2} if norms else {})}
+    refs = (
+        Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, flat(starts)),
+        *(Ref(6, s) for s in norms), Ref(len(inputs) + 2, y),
+        Ref(0, flat(keys)), Ref(1, flat(values)),
+    )  # fmt: skip
+    form = face(reads, {"y": 1}, {"keys": 1, "values": 1})
+    groups = -(-threads // WORKGROUP)
+    return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, groups, face=form),))
+
+
+def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+    """Sequences: heads of three kinds lie beside each other."""
+    rest = [".." for _ in inputs[6:]]
+    return axes(["b...", "b...", "b...", "..", "..", "b", *rest], ["b..."] * 3)
+
+
+ROPE_CACHE = Op(
+    "rope_cache_write", rule, reference, lower, takes, mutates=(0, 1), host=host, axes=axes_of,
+    doc="q, k and v of a step: rotated, k and v into a KV cache",
+)  # fmt: skip
