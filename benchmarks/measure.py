@@ -96,6 +96,23 @@ def cost(times: list[float], scale: float) -> Row:
     }
 
 
+def resources(device: ct.Device, program: Any) -> Row:
+    """A kernel, and what CUDA's driver says it takes; nothing more of other devices."""
+    row: Row = {"kernel": program.name}
+    if device.caps.target != "ptx":
+        return row
+    from cuda.bindings import driver
+
+    backend: Any = device.backend
+    made = backend.compile(program)
+    of = driver.CUfunction_attribute
+    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
+             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
+    with backend.current():
+        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
+    return {**row, **found, "threads": made.threads, "shared_bytes": made.dynamic}
+
+
 def torch_or_none() -> Any:
     """PyTorch with a CUDA device, or None."""
     try:

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, summary, torch_or_none
+from measure import Call, Row, alternate, resources, summary, torch_or_none
 
 import centella as ct
 from centella import op
@@ -164,30 +164,18 @@ def bounded(got: Any, wanted: Any, dtype: DType, what: Any) -> float:
     return error_of(got, wanted)
 
 
-def resources(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: AnyTile | None) -> Row:
-    """The kernel of x W^T: its tile, and what the driver says it takes; nothing of a simulation."""
+def kernel_of(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: AnyTile | None) -> Row:
+    """The kernel of x W^T: its tile, and what the driver says it takes."""
     m, n, k = shape
     specs = tuple(make_spec(s, dtype, 16) for s in ((m, k), (n, k), (m, n)))
     attrs = {"activation": "", "alpha": 1.0, "extras": (), "variant": variant_of(tile)}
     with forcing(tile):
         (call,) = op.get("linear").lower(specs[:2], specs[2:], attrs, device.caps).calls
     chosen = dict(call.constants).get("tile")
-    row: Row = {"kernel": call.kernel.name, "tile": title(chosen) if chosen in TILES else ""}
-    if device.caps.target != "ptx":
-        return row
-    from cuda.bindings import driver
-
     program = call.kernel.program(
         device.caps, (dtype,) * 3, (True,) * 3, call.constants, call.workgroup, call.face
     )
-    backend: Any = device.backend
-    made = backend.compile(program)
-    of = driver.CUfunction_attribute
-    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
-             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
-    with backend.current():
-        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
-    return {**row, **found, "threads": made.threads, "shared_bytes": made.dynamic}
+    return {**resources(device, program), "tile": title(chosen) if chosen in TILES else ""}
 
 
 def randoms(shape: tuple[int, ...]) -> Pair:
@@ -300,7 +288,7 @@ def _timed(
                 (ct.asarray(x, dtype, device), ct.asarray(w, dtype, device)) for x, w in pairs
             ]
         who = f"{name} {title(tile)}"
-        kernels[who] = resources(device, shape, dtype, tile)
+        kernels[who] = kernel_of(device, shape, dtype, tile)
         with forcing(tile):
             contestants[who], errors[who] = ours(
                 device, resident[name], pairs, count, dtype, linear(tile)

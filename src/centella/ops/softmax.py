@@ -33,7 +33,8 @@ LOWEST = -3.4028234e38
 def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
     """A team a row: maximum, sum, result."""
     width = width_of(y, chunk)
-    row, columns = Row(team, width), lang.parameter("columns", u32)
+    columns = lang.parameter("columns", u32)
+    row = Row(team, width, columns, lang.parameter("rows", u32))
     values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
     m = row.total(values, LOWEST, "fmax")
     powers = row.kept(lambda item: [lang.exp(v - m) for v in values(item)])
