@@ -61,16 +61,15 @@ def _candidate(x: Any, row: Row, at: Any, first: Any, last: Any, chunk: bool) ->
         values = load(x, at, first + item.column, last, width, chunk)
         return values[:1] + item.masked(values, values[0])[1:]
 
-    values = row.kept(loaded)
     if row.held:
-        mine = order(row.own(lambda item: fold(values(item), lang.maximum), 0, "max"))
+        mine = order(row.own(lambda item: fold(loaded(item), lang.maximum), 0, "max"))
     else:
-        mine = row.own(lambda item: order(fold(values(item), lang.maximum)), 0, "max")
+        mine = row.own(lambda item: order(fold(loaded(item), lang.maximum)), 0, "max")
     top = row.across(mine, "max")
     place = lang.var(NONE, u32)
-    with lang.if_(mine == top):  # few threads
+    with lang.if_(mine == top):  # few threads, which load again what none has to hold
         for item in row.items():
-            for j, value in enumerate(values(item)):
+            for j, value in enumerate(loaded(item)):
                 found = lang.select(order(value) == top, first + item.column + j, NONE)
                 place.set(lang.minimum(place, found))
     return top, row.across(place.get(), "min")
