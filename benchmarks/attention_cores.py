@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, graphed, on_torch, round_of
-from measure import Call, Row, alternate, summary, torch_or_none
+from measure import Call, Row, alternate, of_launch, summary, torch_or_none
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -140,12 +140,8 @@ def forcing(tile: AnyTile) -> Any:
     return mock.patch.object(attention_op, name, lambda q, masks, caps: tile)
 
 
-def resources(device: ct.Device, shape: Shape, tile: AnyTile) -> Row:
-    """What the driver says that the kernel takes; nothing of a simulation."""
-    if device.caps.target != "ptx":
-        return {}
-    from cuda.bindings import driver
-
+def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile) -> Row:
+    """The kernel of an attention, and what the driver says that it takes."""
     dtype, kv = dtype_of(shape.dtype), (shape.batch, shape.kv_heads, shape.length, shape.dim)
     q = make_spec((kv[0], shape.heads, *kv[2:]), dtype, 16)
     inputs = q, make_spec(kv, dtype, 16), make_spec(kv, dtype, 16)
@@ -155,19 +151,7 @@ def resources(device: ct.Device, shape: Shape, tile: AnyTile) -> Row:
         lowered = op.get("attention").lower(
             inputs, (y,), {**attrs, "variant": variant_of(tile)}, device.caps
         )
-    call = lowered.calls[-1]
-    dtypes = tuple(r.spec.dtype for r in call.tensors)
-    program = call.kernel.program(
-        device.caps, dtypes, (True,) * len(dtypes), call.constants, call.workgroup, call.face
-    )
-    made = device.backend.compile(program)  # type: ignore[attr-defined]  # of CUDA
-    of = driver.CUfunction_attribute
-    asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
-             "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
-    with device.backend.current():  # type: ignore[attr-defined]
-        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
-    return {"kernel": call.kernel.name, **found, "threads": made.threads,
-            "shared_bytes": made.dynamic}  # fmt: skip
+    return of_launch(device, lowered.calls[-1])
 
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
@@ -299,7 +283,7 @@ def _timed(
             replay = device.compile(record)
             got = replay()[-1].numpy()
         errors[title(tile)] = sampled(got, stored, shape, dtype)
-        kernels[title(tile)] = resources(device, shape, tile)
+        kernels[title(tile)] = kernel_of(device, shape, tile)
         assert errors[title(tile)] < 1.5 * bound_of(tile, dtype), (shape, tile, errors)
         contestants[title(tile)] = round_of(replay, device.synchronize)
     kept = None

@@ -98,15 +98,20 @@ def cost(times: list[float], scale: float) -> Row:
 
 def of_launch(device: ct.Device, call: Any) -> Row:
     """What the driver says a launch's kernel takes; nothing but on CUDA."""
-    if device.caps.target != "ptx":
-        return {}
-    from cuda.bindings import driver
-
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     unit = (True,) * len(dtypes)
-    program = call.kernel.program(
+    return resources(device, call.kernel.program(
         device.caps, dtypes, unit, call.constants, call.workgroup, call.face
-    )
+    ))  # fmt: skip
+
+
+def resources(device: ct.Device, program: Any) -> Row:
+    """A kernel, and what CUDA's driver says it takes; nothing more of other devices."""
+    row: Row = {"kernel": program.name}
+    if device.caps.target != "ptx":
+        return row
+    from cuda.bindings import driver
+
     backend: Any = device.backend
     made = backend.compile(program)
     of = driver.CUfunction_attribute
@@ -114,7 +119,7 @@ def of_launch(device: ct.Device, call: Any) -> Row:
              "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
     with backend.current():
         found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
-    return {**found, "threads": made.threads, "shared_bytes": made.dynamic}
+    return {**row, **found, "threads": made.threads, "shared_bytes": made.dynamic}
 
 
 def torch_or_none() -> Any:

@@ -8,6 +8,7 @@
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
+    python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
@@ -45,6 +46,7 @@ from encoder import encoder
 from gemv import gemv, thin_sweep
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
+from rows import rows
 from table import table
 from tensor_cores import mma
 from texts import texts
@@ -207,7 +209,7 @@ BENCHES = {
     "attention": attention, "tiles": attention_sweep, "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
-    "decode-sweep": decode_sweep,
+    "decode-sweep": decode_sweep, "rows": rows,
 }  # fmt: skip
 
 
@@ -229,7 +231,7 @@ def show(rows: Iterable[Row]) -> list[Row]:
     shown = []
     for row in rows:
         shape = "x".join(map(str, row["shape"]))
-        share = f", {row['share']:.1%} of a plain read" if "share" in row else ""
+        share = f", {row['share']:.1%} of {row.get('of', 'a plain read')}" if "share" in row else ""
         share += f", best {row['best']:,.2f}" if "best" in row else ""
         print(f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
               f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
@@ -249,7 +251,7 @@ def main() -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tiles", action="store_true", help="mma: every tile, not the chosen one")
-    parser.add_argument("--shapes", default="", help="mma: m x n x k, such as 4096x4096x4096,...")
+    parser.add_argument("--shapes", default="", help="mma: m x n x k, ...; rows: ops")
     parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--json", help="write the rows, with machine and versions, here")

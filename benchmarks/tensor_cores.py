@@ -164,16 +164,15 @@ def bounded(got: Any, wanted: Any, dtype: DType, what: Any) -> float:
     return error_of(got, wanted)
 
 
-def resources(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: AnyTile | None) -> Row:
-    """The kernel of x W^T: its tile, and what the driver says it takes; nothing of a simulation."""
+def kernel_of(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: AnyTile | None) -> Row:
+    """The kernel of x W^T: its tile, and what the driver says it takes."""
     m, n, k = shape
     specs = tuple(make_spec(s, dtype, 16) for s in ((m, k), (n, k), (m, n)))
     attrs = {"activation": "", "alpha": 1.0, "extras": (), "variant": variant_of(tile)}
     with forcing(tile):
         (call,) = op.get("linear").lower(specs[:2], specs[2:], attrs, device.caps).calls
     chosen = dict(call.constants).get("tile")
-    row: Row = {"kernel": call.kernel.name, "tile": title(chosen) if chosen in TILES else ""}
-    return {**row, **of_launch(device, call)}
+    return {**of_launch(device, call), "tile": title(chosen) if chosen in TILES else ""}
 
 
 def randoms(shape: tuple[int, ...]) -> Pair:
@@ -286,7 +285,7 @@ def _timed(
                 (ct.asarray(x, dtype, device), ct.asarray(w, dtype, device)) for x, w in pairs
             ]
         who = f"{name} {title(tile)}"
-        kernels[who] = resources(device, shape, dtype, tile)
+        kernels[who] = kernel_of(device, shape, dtype, tile)
         with forcing(tile):
             contestants[who], errors[who] = ours(
                 device, resident[name], pairs, count, dtype, linear(tile)

@@ -69,13 +69,13 @@ class Inputs:
         return ct.dtypes.ALL[self.dtype].per_chunk
 
     def peaks(self, columns: int, width: int, more: int = 0) -> ct.Tensor:
-        """Rows with one element far above the rest: that of each thread which a tree reads last.
+        """Rows with one element far above the rest: of each thread of a team, and of a tree's last.
 
         Args:
             width: elements a thread has; more: columns to cut off on the left.
         """
         self.seed += 1
-        threads = [t for t in (0, 1, 2, 4, 8, 16, 32, 64, 128, 255) if t * width < columns]
+        threads = [t for t in (*range(129), *range(144, 257, 16)) if t * width < columns]
         at = np.repeat(threads, 2) * width + more
         values = np.random.default_rng(self.seed).uniform(-2, 2, (at.size, columns + more))
         values[np.arange(at.size), at] += 300
@@ -612,7 +612,7 @@ def around_rows() -> list[Case]:
     build: dict[str, Build] = {
         "chain": lambda i: F.gelu(i(3, 75) * 0.5 + i(75)) - i(3, 1),
         "norm": lambda i: F.layer_norm(added_rows(i, 3, 4, 300), i(300), i(300)) * i(3, 4, 1),
-        "norm odd": lambda i: F.rms_norm(i(3, 131)[:, 1:] * i(3, 1), i(130)) + i(3, 130),
+        "norm odd": lambda i: F.rms_norm(i(3, 140)[:, 1:] * i(3, 1), i(139)) + i(3, 139),
         "reduce": lambda i: F.mean(added_rows(i, 2, 3, 257 * i.chunk), -1) * 0.5 + i(2, 3),
         "reduce odd": lambda i: F.sum(i(6, 257 * i.chunk)[:, 1:] * i(6, 1), -1) + i(6),
         "reduce long": lambda i: F.sum(i(2, 16500) * 0.25, -1) + i(2),
@@ -770,7 +770,10 @@ IDLE_CASES = {
         ),
         "two partial results for 256 threads: most of the tree adds zeros",
     ),
-    "dot-vectors-f16": "one result fills half a word: the other half is computed and is pad",
+    **dict.fromkeys(
+        ("dot-vectors-f16", "reduce-sum all-f16"),
+        "one result fills half a word: the other half is computed and is pad",
+    ),
 }
 IDLE_LINES = {
     "first = Elements(": "a shift of the whole row: any element of it serves",

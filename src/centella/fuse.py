@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from centella.divide import divisible
 from centella.op import get
-from centella.ops import norm
+from centella.ops import norm, reduce
 from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import Step, weight
@@ -222,9 +222,12 @@ class _Group:
 
     def _held(self, form: Form) -> tuple[int, int]:
         """Elements that a thread of a norm or reduction has at a time, and how often it does."""
-        if form.op.name != "norm" or self._graph.caps.target == "numpy":
+        caps = self._graph.caps
+        if caps.target == "numpy":
             return 1, 1
-        return norm.held(form.inputs, form.outputs[0], self._graph.caps)
+        if form.op.name == "norm":
+            return norm.held(form.inputs, form.outputs[0], caps)
+        return reduce.held(form.inputs, self._out, caps), 1
 
     def _fits(self, size: _Size, anchor: int | None) -> bool:
         caps = self._graph.caps

@@ -1,6 +1,7 @@
 """argmax: y = the first index j of the largest x_j, over the last dimension, as i32.
 
-A NaN is larger than every number, as in NumPy and PyTorch; 0 and -0 are equal. A long row is split
+A NaN is larger than every number, as in NumPy and PyTorch; 0 and -0 are equal. A team finds the
+largest number first, then those of its threads that have it find where. Few long rows are split
 among groups; a second launch chooses among their candidates.
 """
 
@@ -14,15 +15,28 @@ from centella import lang
 from centella.axes import LETTERS, WHOLE, Axes, axes
 from centella.dtypes import i32, u32
 from centella.errors import DTypeError, ShapeError
+from centella.lang.face import Face
 from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.layout import rows_of, takes_rows
-from centella.ops.reduce import SPLIT, WORKGROUP
-from centella.ops.rows import chunked, load, walk
+from centella.ops.reduce import SPLIT
+from centella.ops.rows import (
+    THREADS,
+    WALKERS,
+    Item,
+    Row,
+    Team,
+    Values,
+    chunked,
+    fold,
+    load,
+    team_of,
+)
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
 NONE = 0xFFFFFFFF
+MANY = 512  # rows that fill a GPU without being split
 
 
 def order(x: Any) -> Any:
@@ -38,42 +52,53 @@ def order(x: Any) -> Any:
     return lang.select((bits & 0x7FFFFFFF) > 0x7F800000, NONE, key)
 
 
-def _candidate(x: Any, row: Any, first: Any, last: Any, chunk: bool) -> tuple[Any, Any]:
-    """The largest key of a part of a row in this group, and the first column that has it."""
-    key, column = lang.var(0, u32), lang.var(NONE, u32)
+def _candidate(x: Any, row: Row, at: Any, first: Any, last: Any, chunk: bool) -> tuple[Any, Any]:
+    """The largest key from column `first` to `last` of row `at`, and the first that has it."""
     width = x.dtype.per_chunk if chunk else 1
-    for offset in walk(last - first, width):
-        at = first + offset
-        for j, value in enumerate(load(x, row, at, last, width, chunk)):
-            found = order(value)
-            better = (at + j < last) & ((found > key) | (column == NONE))
-            key.set(lang.select(better, found, key))
-            column.set(lang.select(better, at + j, column))
-    top = lang.workgroup_reduce(key, "max")
-    mine = lang.select(key.get() == top, column, NONE)
-    return top, lang.workgroup_reduce(mine, "min")
+
+    def loaded(item: Item) -> Values:
+        """An item's values; for those past the end its first."""
+        values = load(x, at, first + item.column, last, width, chunk)
+        return values[:1] + item.masked(values, values[0])[1:]
+
+    if row.held:
+        mine = order(row.own(lambda item: fold(loaded(item), lang.maximum), 0, "max"))
+    else:
+        mine = row.own(lambda item: order(fold(loaded(item), lang.maximum)), 0, "max")
+    top = row.across(mine, "max")
+    place = lang.var(NONE, u32)
+    with lang.if_(mine == top):  # few threads, which load again what none has to hold
+        for item in row.items():
+            for j, value in enumerate(loaded(item)):
+                found = lang.select(order(value) == top, first + item.column + j, NONE)
+                place.set(lang.minimum(place, found))
+    return top, row.across(place.get(), "min")
 
 
-def _argmax(*, chunk: bool, split: bool, x: Any, **out: Any) -> None:
-    """A group has one part of a row: writes its candidate, or the result."""
+def _argmax(*, chunk: bool, split: bool, team: Team, x: Any, **out: Any) -> None:
+    """A team has one part of a row: writes its candidate, or the result."""
     columns, part = lang.parameter("columns", u32), lang.parameter("part", u32)
-    parts, group = lang.parameter("parts", u32), lang.group_id()
-    row, first = group // parts, group % parts * part
-    key, column = _candidate(x, row, first, lang.minimum(first + part, columns), chunk)
-    with lang.if_(lang.local_id() == 0):
+    parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
+    width = x.dtype.per_chunk if chunk else 1
+    row = Row(team, width, lambda n: lang.minimum(columns - n % parts * part, part), rows)
+    at, first = (row.number // parts, row.number % parts * part) if split else (row.number, 0)
+    key, column = _candidate(x, row, at, first, columns, chunk)
+    with lang.if_(row.first()):
         if split:
-            out["keys"][group] = key
-            out["places"][group] = column
+            out["keys"][row.number] = key
+            out["places"][row.number] = column
         else:
-            out["y"][_place(row)] = lang.bitcast(column, i32)
+            out["y"][_place(row.number)] = lang.bitcast(column, i32)
 
 
-def _choose(*, keys: Any, places: Any, y: Any) -> None:
-    """A group has one row: the first of the best candidates."""
-    parts, row = lang.parameter("parts", u32), lang.group_id()
-    _, place = _candidate(keys, 0, row * parts, row * parts + parts, False)
-    with lang.if_(lang.local_id() == 0):
-        y[_place(row)] = lang.bitcast(places[0, place], i32)
+def _choose(*, team: Team, keys: Any, places: Any, y: Any) -> None:
+    """A team has one row: the first of the best candidates."""
+    parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
+    row = Row(team, 1, parts, rows)
+    first = row.number * parts
+    _, place = _candidate(keys, row, 0, first, first + parts, False)
+    with lang.if_(row.first()):
+        y[_place(row.number)] = lang.bitcast(places[0, place], i32)
 
 
 def _place(row: Any) -> Any:
@@ -82,9 +107,9 @@ def _place(row: Any) -> Any:
     return row // across * lang.parameter("pitch", u32) + row % across
 
 
-argmax_kernel: Kernel = Kernel(_argmax, workgroup=WORKGROUP, name="argmax")
+argmax_kernel: Kernel = Kernel(_argmax, workgroup=WALKERS, name="argmax")
 choose_kernel: Kernel = Kernel(
-    _choose, workgroup=64, name="argmax_choose", face=face({"keys": 2, "places": 2}, {"y": 1})
+    _choose, workgroup=THREADS, name="argmax_choose", face=face({"keys": 2, "places": 2}, {"y": 1})
 )
 
 
@@ -108,25 +133,34 @@ def reference(x: Any) -> Any:
 def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
-    """One launch, or two for rows longer than SPLIT elements."""
+    """One launch, or two for few rows longer than SPLIT elements."""
     x, y = rows_of(inputs[0]), outputs[0]
     rows, columns = x.shape
-    parts = -(-columns // SPLIT)
+    parts = 1 if rows >= MANY else -(-columns // SPLIT)
     part = columns if parts == 1 else -(-columns // (16 * parts)) * 16
     across = y.shape[-1] if y.shape else 1
     pitch = y.strides[-2] if len(y.shape) > 1 else across
     scalars = (("columns", columns), ("part", part), ("parts", parts), ("across", across),
                ("pitch", pitch))  # fmt: skip
-    constants = (("chunk", chunked(x)), ("split", parts > 1))
+    chunk = chunked(x)
+    width, shortest = x.dtype.per_chunk if chunk else 1, columns - (parts - 1) * part
+    team = team_of(part, width, caps, shortest)
+    constants = (("chunk", chunk), ("split", parts > 1), ("team", team))
+
+    def call(result: tuple[Ref, ...], form: Face) -> Call:
+        given = (*scalars, ("rows", rows * parts))
+        return Call(argmax_kernel, (Ref(0, x), *result), given, constants,
+                    team.groups(rows * parts), team.threads, form)  # fmt: skip
+
     if parts == 1:
-        only = Call(argmax_kernel, (Ref(0, x), Ref(1, y)), scalars, constants, rows,
-                    face=face({"x": 2}, {"y": 1}))  # fmt: skip
-        return Lowered((only,))
+        return Lowered((call((Ref(1, y),), face({"x": 2}, {"y": 1})),))
     found = make_spec((rows * parts,), u32, 4)
     line = Spec((1, rows * parts), u32, (rows * parts, 1))
-    first = Call(argmax_kernel, (Ref(0, x), Ref(2, found), Ref(3, found)), scalars, constants,
-                 rows * parts, face=face({"x": 2}, {"keys": 1, "places": 1}))  # fmt: skip
-    second = Call(choose_kernel, (Ref(2, line), Ref(3, line), Ref(1, y)), scalars, (), rows)
+    first = call((Ref(2, found), Ref(3, found)), face({"x": 2}, {"keys": 1, "places": 1}))
+    few = team_of(parts, 1, caps)
+    second = Call(choose_kernel, (Ref(2, line), Ref(3, line), Ref(1, y)),
+                  (*scalars, ("rows", rows)), (("team", few),), few.groups(rows),
+                  few.threads)  # fmt: skip
     return Lowered((first, second), (found, found))
 
 

@@ -50,7 +50,8 @@ def _normalise(
     made = dtype_of(step.dtype)
     width = made.per_chunk if chunk else made.per_word
     numbers = traced_numbers(types)
-    row = Row(team, width)
+    columns = lang.parameter("columns", u32)
+    row = Row(team, width, columns, lang.parameter("rows", u32))
     starts = starts_of(row.number, rank, count + 1)
     x, *vectors = step.operands
 
@@ -70,7 +71,7 @@ def _normalise(
     def squares(of: Any) -> Any:
         return row.total(lambda item: [(d := of(v)) * d for v in values(item)[x]], 0.0, "add")
 
-    eps, length = numbers[f"{at}.eps"], lang.cast(lang.parameter("columns", u32), f32)
+    eps, length = numbers[f"{at}.eps"], lang.cast(columns, f32)
     mean: Any = 0.0
     first: Any = 0.0
     if kind == "layer":

@@ -24,18 +24,12 @@ from centella.op import Lowered, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
-from centella.ops.rows import Values, chunked, fold, load, masked, walk
+from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.steps import Chain, Elements, row_space, single, starts_of, traced_numbers
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
-WORKGROUP = 256
 SPLIT = 16384
-COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": lambda a, b: a + b,
-    "max": lang.maximum,
-    "min": lang.minimum,
-}
 TREE = {"sum": "add", "max": "max", "min": "min"}
 LIMITS: dict[str, tuple[float | int, float | int]] = {
     "f32": (-float("inf"), float("inf")),
@@ -51,10 +45,10 @@ def _neutral(op: str, type_: str) -> float | int:
 
 
 def _reduce(
-    *, op: str, chunk: bool, steps: Any, at: int, source: str, modes: Any, rank: int, types: Any,
-    y: Any, partial: Any = None, **inputs: Any,
+    *, op: str, chunk: bool, team: Team, steps: Any, at: int, source: str, modes: Any, rank: int,
+    types: Any, y: Any, partial: Any = None, **inputs: Any,
 ) -> None:  # fmt: skip
-    """Each group reduces one part of as many rows as fill a word of the output.
+    """Each team reduces one part of as many rows as fill a word of the output.
 
     What is reduced is a value of a chain, or where there are several parts to a row, by a second
     launch, their partial results; the result goes on through the rest of the chain.
@@ -67,34 +61,35 @@ def _reduce(
     width = dtype.per_chunk if chunk else 1
     numbers, count = traced_numbers(types), len(modes)
     words = y.dtype.per_word
-    group = lang.group_id()
-    block, piece = group // parts, group % parts
+    part_of = Row(
+        team, width, lambda n: lang.minimum(columns - n % parts * part, part),
+        lang.parameter("blocks", u32),
+    )  # fmt: skip
+    block, piece = part_of.number // parts, part_of.number % parts
     items = (across + (words - 1)) // words
     outer, inner = block // items, block % items * words
     first = piece * part
-    last = lang.minimum(first + part, columns)
-    neutral, combine = _neutral(op, dtype.value), COMBINE[op]
+    neutral = lang.const(_neutral(op, dtype.value), dtype)
     rows, results = [], []
     for lane in range(words):
         row = outer * across + lang.minimum(inner + lane, across - 1)
         starts = starts_of(row, rank, count)
         rows.append(starts)
-        total = lang.var(neutral, dtype)
-        for offset in walk(last - first, width):
-            column = first + offset
+
+        def terms(item: Item, row: Any = row, starts: Any = starts) -> Values:
+            column = first + item.column
             if partial is not None:
-                loaded = [load(partial, row, column, last, width, chunk)]
-            else:
-                read = _reader(inputs, modes, starts, column, width)
-                have = Elements(steps, numbers, count, read)
-                loaded = [have[k] for k in steps[at].operands]
-            values = loaded[0]
+                return load(partial, row, column, columns, width, chunk)
+            read = _reader(inputs, modes, starts, column, width)
+            have = Elements(steps, numbers, count, read)
+            loaded = [have[k] for k in steps[at].operands]
             if len(loaded) == 2:
-                values = [a * b for a, b in zip(*loaded, strict=True)]
-            total.set(combine(total, fold(masked(values, column, last, neutral), combine)))
-        value = lang.workgroup_reduce(total, TREE[op])
+                return [a * b for a, b in zip(*loaded, strict=True)]
+            return loaded[0]
+
+        value = part_of.total(terms, neutral, TREE[op])
         results.append(value * factor if factor is not None and op == "sum" else value)
-    with lang.if_(lang.local_id() == 0):
+    with lang.if_(part_of.first()):
         if at < len(steps) - 1:
             for lane, starts in enumerate(rows):
                 have = Elements(steps, numbers, count, _reader(inputs, modes, starts))
@@ -116,7 +111,7 @@ def _reader(
     return read
 
 
-reduce_kernel: Kernel = Kernel(_reduce, workgroup=WORKGROUP, name="reduce")
+reduce_kernel: Kernel = Kernel(_reduce, workgroup=WALKERS, name="reduce")
 
 
 def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
@@ -135,7 +130,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     parts = max(1, -(-columns // SPLIT))
     if parts == 1:
         refs = {f"x{k}": Ref(k, flat(chain.inputs[k])) for k in sorted(before | after)}
-        return Lowered((_call(op, chain, sources, refs, Ref(count, out), factor, 1),))
+        return Lowered((_call(op, chain, sources, refs, Ref(count, out), factor, 1, caps),))
     partial = make_spec((rows, parts), dtype_of(chain.made.dtype.value), 4)
     there = Ref(count + 1, partial)
     end = chain.at + 1
@@ -144,8 +139,10 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     rest = {f"x{k}": Ref(k, flat(chain.inputs[k])) for k in sorted(after)}
     return Lowered(
         (
-            _call(op, head, sources, refs, there, 1.0, parts),
-            _call(op, chain, [partial], {**rest, "partial": there}, Ref(count, out), factor, 1),
+            _call(op, head, sources, refs, there, 1.0, parts, caps),
+            _call(
+                op, chain, [partial], {**rest, "partial": there}, Ref(count, out), factor, 1, caps
+            ),
         ),
         (partial,),
     )
@@ -153,38 +150,49 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
 
 def _call(
     op: str, chain: Chain, rows_in: list[Spec], refs: dict[str, Ref], out: Ref, factor: float,
-    parts: int,
+    parts: int, caps: Caps,
 ) -> Call:  # fmt: skip
     x, at = chain.sources[0], chain.at
     rows, columns = rows_in[0].shape
     chunk = chunked(*rows_in)
     part = -(-columns // parts)
-    part = -(-part // 16) * 16 if parts > 1 else max(columns, 1)
+    part = -(-part // 16) * 16 if parts > 1 else columns
     y = out.spec
     across, pitch = rows, rows
     if parts == 1 and len(y.shape) >= 2:
         across, pitch = y.shape[-1], y.strides[-2]
-    scalars = (
-        ("columns", columns), ("part", part), ("parts", parts), ("across", max(across, 1)),
-        ("pitch", pitch), ("factor", factor),
-    )  # fmt: skip
     source = rows_in[0].dtype
     width = source.per_chunk if chunk else 1
+    team = team_of(part, width, caps, columns - (parts - 1) * part)
+    blocks = -(-across // y.dtype.per_word) * (rows // across if across else 0) * parts
+    scalars = (
+        ("columns", columns), ("part", part), ("parts", parts), ("across", max(across, 1)),
+        ("pitch", pitch), ("factor", factor), ("blocks", blocks),
+    )  # fmt: skip
     along = chain.reads(*chain.steps[at].operands)
     inputs = chain.inputs
     space = row_space(x.shape, inputs, [k in along for k in range(len(inputs))], width, None)
-    blocks = -(-across // y.dtype.per_word) * (rows // across if across else 0)
     return Call(
         reduce_kernel,
         (*refs.values(), out),
         (*scalars, *space.scalars, *chain.scalars),
         (
             ("at", at), ("chunk", chunk), ("modes", space.modes), ("op", op), ("rank", space.rank),
-            ("source", source.name), ("steps", chain.steps), ("types", chain.types),
+            ("source", source.name), ("steps", chain.steps), ("team", team),
+            ("types", chain.types),
         ),
-        blocks * parts,
+        team.groups(blocks),
+        workgroup=team.threads,
         face=face({n: 2 if n == "partial" else 1 for n in refs}, {"y": 1}),
     )  # fmt: skip
+
+
+def held(sources: tuple[Spec, ...], out: Spec, caps: Caps) -> int:
+    """Elements that a thread's program computes at a time."""
+    chunk = chunked(*(rows_of(s) for s in sources))
+    width = sources[0].dtype.per_chunk if chunk else 1
+    team = team_of(min(sources[0].shape[-1], SPLIT), width, caps)
+    return max(team.held, 1) * width * out.dtype.per_word
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:

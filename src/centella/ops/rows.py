@@ -95,15 +95,16 @@ class Team(Struct, frozen=True):
         lanes: threads of a team, a power of two.
         threads: of a group, which has `teams` rows.
         held: items in the registers of a thread; 0: the row is walked.
-        tail: what of a thread's last item may lie past the row's end: "none", "items" (all of it),
-            "elements".
+        sure: of these the first that no row ends before.
+        parted: True where a row may end within an item.
         shuffle: True where the lanes of a warp are neighbouring threads.
     """
 
     lanes: int
     threads: int
     held: int
-    tail: str
+    sure: int
+    parted: bool
     shuffle: bool
 
     @property
@@ -116,15 +117,16 @@ class Team(Struct, frozen=True):
         return -(-rows // self.teams)
 
 
-def team_of(columns: int, width: int, caps: Caps) -> Team:
-    """Who has a row of `columns`, in items of `width` elements.
+def team_of(columns: int, width: int, caps: Caps, least: int | None = None) -> Team:
+    """Who has a row of `columns`, or from `least` to `columns`, in items of `width` elements.
 
     Of the teams that can hold the row the one that leaves the fewest places empty, then the
     largest: a warp or a part of one as long as that holds the row, then as many as need not hold
     much, then as many as can.
     """
-    items = max(-(-columns // width), 1)
-    masks = width if columns % width else 0  # which take registers too
+    least = columns if least is None else least
+    items, parted = max(-(-columns // width), 1), columns % width + least % width > 0
+    masks = width if parted else 0  # which take registers too
     most, enough = (MOST - masks) // width, ENOUGH // width
     if items <= WARP * most:
         largest = max(min(WARP, power_above(items)), LEAST)
@@ -133,16 +135,14 @@ def team_of(columns: int, width: int, caps: Caps) -> Team:
         largest = min(max(few, min(WALKERS, power_above(-(-items // enough)))), caps.max_workgroup)
     # What WebGPU promises of subgroups does not say that neighbours make one.
     shuffle = caps.subgroups and caps.target == "ptx"
-    found = [
-        n for n in (largest, largest // 2, largest // 4) if n >= LEAST and -(-items // n) <= most
-    ]
+    sizes = [n for n in (largest, largest // 2, largest // 4) if n >= LEAST]
+    found = [n for n in sizes if -(-items // n) <= most and columns]
     if not found:
         walkers = min(WALKERS, caps.max_workgroup)
-        return Team(walkers, walkers, 0, "elements", shuffle)
+        return Team(walkers, walkers, 0, 0, parted, shuffle)
     lanes = min(found, key=lambda n: (-(-items // n) * n, -n))
-    held = -(-items // lanes)
-    tail = "none" if columns == held * lanes * width else "elements" if columns % width else "items"
-    return Team(lanes, max(THREADS, lanes), held, tail, shuffle)
+    sure = least // (lanes * width)
+    return Team(lanes, max(THREADS, lanes), -(-items // lanes), sure, parted, shuffle)
 
 
 def power_above(least: int) -> int:
@@ -166,7 +166,7 @@ class Item(Struct, frozen=True, eq=False):
     inside: tuple[Any, ...] | None
     index: int
 
-    def masked(self, values: Values, neutral: float | int) -> Values:
+    def masked(self, values: Values, neutral: Any) -> Values:
         """Values with those past the row's end replaced."""
         if self.inside is None:
             return values
@@ -177,42 +177,51 @@ class Row:
     """The row of this thread's team.
 
     Args:
-        columns: of a row, and `rows`: launch parameters.
+        columns: of the row, or what they are of the row of a number.
         width: elements of an item.
+        rows: of the launch.
+
+    Attributes:
+        number: of the row; teams past the last row have the last, and store nothing.
     """
 
-    def __init__(self, team: Team, width: int) -> None:
+    def __init__(self, team: Team, width: int, columns: Any, rows: Any) -> None:
         self._team, self._width = team, width
-        self._columns, rows = lang.parameter("columns", u32), lang.parameter("rows", u32)
         self._there: Any = None
         self.number: Any = lang.group_id()
-        self._lane = lang.local_id()
+        self.lane: Any = lang.local_id()
         if team.teams > 1:
-            number = self.number * team.teams + self._lane // team.lanes
-            self._lane = self._lane % team.lanes
+            number = self.number * team.teams + self.lane // team.lanes
+            self.lane = self.lane % team.lanes
             self._there, self.number = number < rows, lang.minimum(number, rows - 1)
+        self._columns = columns(self.number) if callable(columns) else columns
         if team.shuffle and WALKERS < team.threads < RESIDENT:
             ptx.resident(RESIDENT // team.threads)
         self._items = [self._held(index) for index in range(team.held)]
 
     def _held(self, index: int) -> Item:
-        column = (self._lane + index * self._team.lanes) * self._width
-        if self._team.tail == "none" or index < self._team.held - 1:
+        column = (self.lane + index * self._team.lanes) * self._width
+        if index < self._team.sure:
             return Item(column, None, index)
+        inside = self._inside(column)
+        return Item(lang.select(inside[0], column, 0), inside, index)
+
+    def _inside(self, column: Any) -> tuple[Any, ...]:
         first = column < self._columns
-        inside = [first] * self._width
-        if self._team.tail == "elements":
-            inside[1:] = [column + j < self._columns for j in range(1, self._width)]
-        return Item(lang.select(first, column, 0), tuple(inside), index)
+        rest = range(1, self._width)
+        return (first, *(column + j < self._columns if self._team.parted else first for j in rest))
+
+    @property
+    def held(self) -> bool:
+        """Whether this thread's items stay in registers."""
+        return bool(self._items)
 
     def items(self) -> Iterator[Item]:
         """This thread's items; a loop on the device where the row is walked."""
         yield from self._items
         if not self._items:
-            width, columns = self._width, self._columns
-            for column in walk(columns, width):
-                ends = width > 1
-                inside = tuple(column + j < columns for j in range(width)) if ends else None
+            for column in walk(self._columns, self._width):
+                inside = self._inside(column) if self._team.parted and self._width > 1 else None
                 yield Item(column, inside, -1)
 
     def kept(self, make: Callable[[Item], Any]) -> Callable[[Item], Any]:
@@ -230,17 +239,27 @@ class Row:
             get(item)
         return get
 
-    def total(self, of: Callable[[Item], Values], neutral: float | int, op: str) -> Any:
+    def total(self, of: Callable[[Item], Values], neutral: Any, op: str) -> Any:
         """Combine what `of` gives for all elements of the row, in every thread of the team."""
-        combine, parts = COMBINE[op], []
-        for item in self._items:
-            parts.append(fold(item.masked(of(item), neutral), combine))
-        if parts:
-            return self._across(fold(parts, combine), op)
-        sum_ = lang.var(neutral)
+        combine = COMBINE[op]
+        return self.across(
+            self.own(lambda item: fold(item.masked(of(item), neutral), combine), neutral, op), op
+        )
+
+    def own(self, of: Callable[[Item], Any], neutral: Any, op: str) -> Any:
+        """Combine what `of` gives for each of this thread's items."""
+        combine = COMBINE[op]
+        if self._items:
+            return fold([of(item) for item in self._items], combine)
+        total = lang.var(neutral)
         for item in self.items():
-            sum_.set(combine(sum_, fold(item.masked(of(item), neutral), combine)))
-        return self._across(sum_, op)
+            total.set(combine(total, of(item)))
+        return total.get()
+
+    def first(self) -> Any:
+        """Where this thread is the first of a team that has a row."""
+        first = self.lane == 0
+        return first if self._there is None else first & self._there
 
     @contextmanager
     def storing(self, item: Item) -> Iterator[None]:
@@ -254,7 +273,7 @@ class Row:
         with lang.if_(fold(conditions, operator.and_)):
             yield
 
-    def _across(self, value: Any, op: str) -> Any:
+    def across(self, value: Any, op: str) -> Any:
         """Combine a value of each thread of the team, in a fixed order."""
         team, me, combine = self._team, lang.local_id(), COMBINE[op]
         lanes = team.lanes  # that have a value each

@@ -8,6 +8,8 @@ Statistics are f32 whatever the storage. A NaN in a row makes the row NaN.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from centella import lang
 from centella.axes import along_rows
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
+from centella.lang import ptx
 from centella.op import Lowered, Op, Out
+from centella.ops.attention.weights import LOG2E, power
 from centella.ops.face import face
 from centella.ops.host import on_blocks
 from centella.ops.layout import rows_of, takes_rows
@@ -29,20 +33,48 @@ from centella.specs import Caps, Spec
 # the values of masks) would stand above a row of lower numbers, whose exponentials are then all 0.
 LOWEST = -3.4028234e38
 
+LEAST = -200.0  # whose power of e is 0: of infinite numbers there are no two parts
+LOG2E_HIGH = float(np.float32(LOG2E))
+LOG2E_LOW = LOG2E - LOG2E_HIGH
+LN2 = math.log(2)
+
 
 def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
     """A team a row: maximum, sum, result."""
     width = width_of(y, chunk)
-    row, columns = Row(team, width), lang.parameter("columns", u32)
+    columns = lang.parameter("columns", u32)
+    row = Row(team, width, columns, lang.parameter("rows", u32))
     values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
     m = row.total(values, LOWEST, "fmax")
-    powers = row.kept(lambda item: [lang.exp(v - m) for v in values(item)])
+    power_of_e = _power_of(x.dtype.itemsize, team.shuffle)
+    powers = row.kept(lambda item: [power_of_e(v - m) for v in values(item)])
     s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
     for item in row.items():
         out = [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
         with row.storing(item):
             y.store(row.number, item.column, out)  # past the row's end is pad
+
+
+def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
+    """e^x for x <= 0, as exact as the results are stored.
+
+    Args:
+        native: there is PTX's power of 2, one instruction.
+    """
+    if itemsize < 4:
+        base = ptx.exp2 if native else power
+        return lambda x: base(x * LOG2E)
+    return _power if native else lang.exp
+
+
+def _power(x: Any) -> Any:
+    """e^x as 2^(h + l), where h + l is x / ln 2 in two parts: within 4 ulp."""
+    x = lang.maximum(x, LEAST)
+    high = x * LOG2E_HIGH
+    low = lang.fma(x, LOG2E_LOW, lang.fma(x, LOG2E_HIGH, -high))
+    p = ptx.exp2(high)
+    return lang.fma(p, low * LN2, p)
 
 
 softmax_rows: Kernel = Kernel(

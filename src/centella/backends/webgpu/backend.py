@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.webgpu import raw, subgroups
+from centella.backends.webgpu import raw, rounding, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
     check_native,
@@ -96,6 +96,7 @@ class WebGpuBackend:
             max_shared=limits["max-compute-workgroup-storage-size"],
             max_groups=limits["max-compute-workgroups-per-dimension"],
             subgroups=subgroups.agree(self.native),
+            native_f16_pack=rounding.agrees(self.native),
             family=family_of(adapter),
         )
         self._queue = self.native.queue

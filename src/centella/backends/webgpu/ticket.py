@@ -17,7 +17,7 @@ from centella.errors import DeviceLostError
 from centella.submission import Array, Times
 
 SPIN = 0.001  # seconds of waiting in which it is asked again and again
-PART, LONGEST = 1 / 64, 0.002  # later it sleeps for this part of the wait, and so much at most
+PART, LONGEST = 1 / 256, 0.002  # later it sleeps for this part of the wait, and so much at most
 
 
 class WebGpuTicket:

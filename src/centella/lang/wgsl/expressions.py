@@ -89,8 +89,10 @@ def _expression(w: Writer, statement: Statement, texts: list[str]) -> str:
     if op in BINARY:
         return _operator(w, statement, *texts)
     if op in CALL:
-        w.need(CALL[op])
-        return f"{CALL[op]}({', '.join(texts)})"
+        native = op == "pack_f16" and w.native_f16 and args not in w.rounded
+        name = "pack_f16_native" if native else CALL[op]
+        w.need(name)
+        return f"{name}({', '.join(texts)})"
     if op == "neg":
         return f"(0u - {texts[0]})" if type_ == "u32" else f"(-{texts[0]})"
     if op == "not":

@@ -48,7 +48,7 @@ fn pack_f16(lo: f32, hi: f32) -> u32 {
   return f16_bits(lo) | (f16_bits(hi) << 16u);
 }""",
     "pack_f16_native": """\
-fn pack_f16(lo: f32, hi: f32) -> u32 {
+fn pack_f16_native(lo: f32, hi: f32) -> u32 {
   return pack2x16float(vec2<f32>(lo, hi));
 }""",
     "bf16_bits": """\

@@ -29,6 +29,10 @@ class Writer:
         self.uses: list[int] = uses
         self.foreign: set[int] = foreign
         self.storage: dict[int, bool] = storage_barriers(ir)
+        # Operands of what is rounded in registers: a driver would take its own f16 and back for x.
+        self.rounded: set[tuple[int, ...]] = {
+            ir.body[s[2][0]][2] for s in ir.body if s[0] == "unpack_f16"
+        }
 
     def line(self, text: str) -> None:
         """One line."""
@@ -36,8 +40,6 @@ class Writer:
 
     def need(self, name: str) -> None:
         """Define a function, where WGSL has none of that name."""
-        if name == "pack_f16" and self.native_f16:
-            name = "pack_f16_native"
         if name in FUNCTIONS:
             self.needed.update((name, *NEEDS.get(name, ())))
 
