@@ -777,16 +777,16 @@ def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> N
     """A prompt of several tokens, then single ones, in two layers, as by separate ops."""
     rng, heads, kv, dim = np.random.default_rng(6), 4, 2, 16
     caches = [ct.KVCache(2, kv, dim, 12, num_layers=2, device=device) for _ in range(2)]
-    tables = [ct.asarray(t, device=device) for t in ct.rope_tables(dim, 12)]
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 12))
     weights = rng.standard_normal((2, dim)).astype(np.float32)
     norms = tuple(ct.asarray(w, device=device) for w in weights) if norm else ()
-    both = {"qk_norm": ct.asarray(weights, device=device)} if norm else {}
+    qk_norm = ct.asarray(weights, device=device) if norm else None
     for tokens in (5, 1, 1):
         for layer in range(2):
             qkv = rng.standard_normal((2, tokens, (heads + 2 * kv) * dim)).astype(np.float32)
             x = ct.asarray(qkv, device=device)
-            wanted = plain_append(caches[0], x, *tables, layer, norms)
-            got = caches[1].append_qkv(x, *tables, layer, **both)
+            wanted = plain_append(caches[0], x, cos, sin, layer, norms)
+            got = caches[1].append_qkv(x, cos, sin, layer, qk_norm=qk_norm)
             assert got.shape == (2, heads, tokens, dim)
             np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=2e-5, atol=2e-6)
             y, z = (c.attend(q, layer) for c, q in zip(caches, (wanted, got), strict=True))
@@ -798,33 +798,33 @@ def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> N
 def test_a_layer_appends_in_one_launch(device: ct.Device) -> None:
     """Of a step with two layers: its begin, and one launch a layer; nothing is copied."""
     cache = ct.KVCache(1, 2, 16, 12, num_layers=2, dtype="f16", device=device)
-    tables = [ct.asarray(t, device=device) for t in ct.rope_tables(16, 12)]
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(16, 12))
     norms = ct.ones((2, 16), "f16", device)
     x = ct.zeros((1, 1, 8 * 16), "f16", device)
     for _ in range(2):
         device.synchronize()
         with ct.ledger() as led:
             for layer in range(2):
-                cache.append_qkv(x, *tables, layer, qk_norm=norms)
+                cache.append_qkv(x, cos, sin, layer, qk_norm=norms)
             device.synchronize()
         led.expect(launches=1 + 2)
 
 
 def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
     cache = ct.KVCache(1, 2, 8, 4, device=device)
-    tables = [ct.asarray(t, device=device) for t in ct.rope_tables(8, 12)]
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(8, 12))
     for shape in ((1, 1, 4 * 8), (1, 1, 7 * 8), (1, 1, 6 * 8 + 1), (2, 1, 48), (1, 48), (1, 0, 48)):
         with pytest.raises(ct.ShapeError, match=r"append_qkv: expected qkv \[1, tokens, \(heads"):
-            cache.append_qkv(ct.zeros(shape, device=device), *tables)
+            cache.append_qkv(ct.zeros(shape, device=device), cos, sin)
     x = ct.zeros((1, 1, 48), device=device)
     with pytest.raises(ct.KVCacheFullError, match="5 tokens at once; the capacity is 4"):
-        cache.append_qkv(ct.zeros((1, 5, 48), device=device), *tables)
+        cache.append_qkv(ct.zeros((1, 5, 48), device=device), cos, sin)
     with pytest.raises(ct.DTypeError, match="expected x of f32, a float, got f16"):
-        cache.append_qkv(x.astype("f16"), *tables)
+        cache.append_qkv(x.astype("f16"), cos, sin)
     with pytest.raises(ct.ShapeError, match=r"expected norms \[2, 8\], got \[8\]"):
-        cache.append_qkv(x, *tables, qk_norm=ct.ones((8,), device=device))
+        cache.append_qkv(x, cos, sin, qk_norm=ct.ones((8,), device=device))
     with pytest.raises(ct.ShapeError, match=r"expected cos and sin \[positions, 1 to 4\]"):
         cache.append_qkv(x, x[0], x[0])
     with pytest.raises(ct.DTypeError, match="expected f32 tables and float norms"):
-        cache.append_qkv(x, *(t.astype("f16") for t in tables))
+        cache.append_qkv(x, cos.astype("f16"), sin.astype("f16"))
     assert cache.lengths == (0,)

@@ -556,7 +556,7 @@ def states() -> list[Case]:
     def rotated(dim: int, norm: bool, interleaved: bool) -> Build:
         def build(i: Inputs) -> ct.Tensor:
             caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
-            x, norms = i(2, 3, 8, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
+            x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
             angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
             tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
             given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)

@@ -176,7 +176,26 @@ def test_a_fused_chain_is_its_ops() -> None:
         close(formula("fused", steps=steps)(*operands), unpack(case["output"]), "fused")
 
 
+def test_what_is_appended_is_normalised_and_turned() -> None:
+    """rms_norm of the heads of q and k, rope, then cache_write."""
+    rng, starts = np.random.default_rng(3), np.array([0, 2], np.int32)
+    caches = rng.standard_normal((2, 2, 1, 5, 8))
+    again, x = caches.copy(), rng.standard_normal((2, 4, 2, 8))
+    weights, tables = rng.standard_normal((2, 8)), rng.standard_normal((2, 9, 4))
+    q, k = (
+        formula("rope")(part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * weight, *tables,
+                        starts, interleaved=False)
+        for part, weight in zip((x[:, :2], x[:, 2:3]), weights, strict=True)
+    )  # fmt: skip
+    formula("cache_write")(*again, k, x[:, 3:], starts)
+    *_, got = formula("rope_cache_write")(*caches, x, *tables, starts, weights, interleaved=False,
+                                          eps=1e-6)  # fmt: skip
+    close(got, q, "q")
+    close(caches, again, "caches")
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_witness(name: str) -> None:
     witnessed = {FORMULAS[row][0] for row in ROWS}
-    assert name in witnessed | MOVES | {"mean_pool", "fused"} | PLANES  # these have tests
+    made = {"mean_pool", "fused", "rope_cache_write"} | PLANES  # these have tests
+    assert name in witnessed | MOVES | made
