@@ -311,6 +311,8 @@ class Thread:
         if op[0] == "cp":
             self.copy(op, operands)
             return
+        if op[0] == "griddepcontrol":  # one launch alone
+            return
         target, *rest = operands
         if op[:2] == ["ld", "param"]:
             start = int(rest[0][1:-1].partition("+")[2])

@@ -637,7 +637,7 @@ def test_every_name_is_on_the_page() -> None:
         plain = [str(p.replace(annotation=p.empty)) for p in parameters]
         assert text == f"{name}({', '.join(plain)})"
     tools = {"ROOM", "TARGETS", "ParamLayout", "SharedLayout", "emit_ptx", "entry_name", "literal",
-             "param_layout", "shared_layout"}  # fmt: skip
+             "overlaps", "param_layout", "shared_layout"}  # fmt: skip
     assert {text.partition("(")[0] for text in quoted} == set(ptx.__all__) - tools
 
 
