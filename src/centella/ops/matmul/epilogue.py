@@ -21,8 +21,8 @@ class Epilogue:
     Args:
         extra: the operands that the launch has, by name.
         columns: of the product; outputs past them are computed from the last one's operands.
-        words: operands whose rows start on 16 bytes: loaded two of 16 bits, or a chunk at a time,
-            from a column that is a multiple of `count`, which `columns` is, too.
+        words: operands whose rows start on 16 bytes: 16-bit ones are loaded two at a time, from
+            a column that is a multiple of `count`, which `columns` is, too.
     """
 
     def __init__(
@@ -37,14 +37,8 @@ class Epilogue:
         zero = lang.const(0, u32)
         self._vectors = {n: self._load(n, zero) for n in VECTORS if n in extra}
 
-    def residual(self, row: Any) -> list[Any] | None:
-        """What is added to the outputs of a row at the end, if anything is."""
-        if "residual" not in self._extra:
-            return None
-        return self._load("residual", row * lang.parameter("ldr", u32))
-
-    def __call__(self, sums: list[Any], row: Any, residual: list[Any] | None = None) -> list[Any]:
-        """The outputs of a row from their sums; `residual`: of that row, if it is loaded."""
+    def __call__(self, sums: list[Any], row: Any) -> list[Any]:
+        """The outputs of a row from their sums."""
         out = [v * self._alpha for v in sums]
         if "scale" in self._vectors:
             out = [v * s for v, s in zip(out, self._vectors["scale"], strict=True)]
@@ -52,16 +46,14 @@ class Epilogue:
             out = [v + b for v, b in zip(out, self._vectors["bias"], strict=True)]
         if self._activation:
             out = [ACTIVATIONS[self._activation](KERNEL, v) for v in out]
-        residual = residual or self.residual(row)
-        if residual is not None:
-            out = [v + r for v, r in zip(out, residual, strict=True)]
+        if "residual" in self._extra:
+            at = row * lang.parameter("ldr", u32)
+            out = [v + r for v, r in zip(out, self._load("residual", at), strict=True)]
         return out
 
     def _load(self, name: str, at: Any) -> list[Any]:
         """An operand's values of these columns, from an index on."""
         operand = self._extra[name]
-        if name in self._words and operand.dtype.per_chunk == len(self._lanes):
-            return operand.load(at + self._lanes[0])  # type: ignore[no-any-return]  # traced values
         if name not in self._words or operand.dtype.per_word != 2:
             return [operand[at + c] for c in self._lanes]
         starts = range(0, len(self._lanes), 2)

@@ -163,7 +163,6 @@ def _tiled_call(product: Product, tile: Tile) -> Call:
         ("vector_a", aligned(a, problem.lda, problem.sa)),
         ("vector_b", aligned(b, problem.ldb, problem.sb)),
         ("vector_y", aligned(y, problem.ldy, problem.sy)),
-        ("words", () if problem.n % 4 else _in_words(product)),
     )
     return _tiles_call(gemm, product, tile, constants)
 
@@ -184,7 +183,7 @@ def _rows_whole(product: Product) -> bool:
 
 
 def _in_words(product: Product) -> tuple[str, ...]:
-    """The operands of the epilogue whose columns may be loaded several at a time."""
+    """The operands of the epilogue whose columns may be loaded two at a time."""
     if product.problem.n % 2:
         return ()
     extras = zip(product.names, product.specs[2:-1], strict=True)

@@ -146,8 +146,7 @@ class _Operand:
 
 def _gemm(
     *, tile: Tile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
-    vector_y: bool, exact_k: bool, activation: str, words: tuple[str, ...], a: Any, b: Any, y: Any,
-    **extra: Any,
+    vector_y: bool, exact_k: bool, activation: str, a: Any, b: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
     p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a, exact_k,
@@ -178,7 +177,7 @@ def _gemm(
             left.put(next_a, 1 - current)
             right.put(next_b, 1 - current)
             lang.barrier()
-    _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, words, extra)
+    _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
 
 
 def tile_of_group(bm: int, bn: int) -> tuple[dict[str, Any], Any, Any, Any]:
@@ -216,23 +215,18 @@ def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:
 
 def _finish(
     sums: Any, tile: Tile, row0: Any, column0: Any, ty: Any, tx: Any, batch: Any,
-    p: dict[str, Any], y: Any, vector: bool, activation: str, words: tuple[str, ...],
-    extra: dict[str, Any],
+    p: dict[str, Any], y: Any, vector: bool, activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
-    """The epilogue and the store; of a column's residuals all are on their way before one is used.
-
-    A compiler moves no load out of the branch of a row, and so would wait for one after the other.
-    """
+    """The epilogue and the store."""
     groups_m, groups_n = tile.tm // 4, tile.tn // 4
-    rows = [row0 + ty * 4 + (i // 4) * (tile.bm // groups_m) + i % 4 for i in range(tile.tm)]
     for g in range(groups_n):
         column = column0 + tx * 4 + g * (tile.bn // groups_n)
         with lang.if_(column < p["n"]):
-            finish = Epilogue(activation, extra, column, 4, p["n"], words)
-            residuals = [finish.residual(lang.minimum(row, p["m"] - 1)) for row in rows]
-            for i, row in enumerate(rows):
+            finish = Epilogue(activation, extra, column, 4, p["n"])
+            for i in range(tile.tm):
+                row = row0 + ty * 4 + (i // 4) * (tile.bm // groups_m) + i % 4
                 with lang.if_(row < p["m"]):
-                    out = finish([sums[i][4 * g + j] for j in range(4)], row, residuals[i])
+                    out = finish([sums[i][4 * g + j] for j in range(4)], row)
                     place = batch * p["sy"] + row * p["ldy"] + column
                     _store(y, place, out, column, p["n"], vector)
 
