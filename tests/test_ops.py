@@ -644,7 +644,8 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         _error("attention: expected causal or starts, got both")),
     "variant of attention": (
         lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant="small"),
-        _error("attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, got")),
+        _error("attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, got "
+               "'small'")),
     "concat": (
         lambda x, h, i: functional.concat([x, x[:2]], axis=1),
         _error("concat: expected shapes that differ only along axis 1, got [3, 5], [2, 5]")),
