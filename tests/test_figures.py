@@ -51,15 +51,35 @@ def speed(run: str, bench: str, shape: tuple[int, ...], *peers: str, ms: bool = 
     return Source(f"h200-{run}", bench, shape, (*((d,) for d in DEVICES), peers), ms)
 
 
+def cores(run: str, bench: str, shape: tuple[int, ...], who: str, peer: str) -> Source:
+    """A line of what WebGPU has not."""
+    return Source(f"h200-{run}", bench, shape, ((who,), (), (peer,)))
+
+
 def floor(bench: str, shape: tuple[int, ...]) -> Source:
     cells = (("cpu",), ("webgpu",), ("cuda",))
     return Source("h200-floor", bench, shape, cells)
 
 
+LONG, CORES = (1, 32, 8192, 128), ("wgmma 128x128, 2", "torch SDPA")
+WHISPER = ("transformers", "transformers, graph")
 FFN, ONE_ROW, SOUND = (36, 1, 2560, 9728), (1, 1536, 1536), (1, 80, 3000)
 PERFORMANCE = {
     "f32 product 4096 x 4096 x 4096": speed("gemm", "gemm f32", SQUARE, "cublas"),
     "f32 product 4097 x 4093 x 4099": speed("gemm", "gemm f32", ODD, "cublas"),
+    "bf16 product 4096": cores("mma", "mma bf16", SQUARE, "cuda as chosen", "cublas"),
+    "bf16 product 8192": cores("mma", "mma bf16", (8192,) * 3, "cuda as chosen", "cublas"),
+    "bf16 attention, 32 heads": cores("attention-cores", "attention long bf16", LONG, *CORES),
+    "bf16 attention, the same": cores(
+        "attention-cores", "attention long, causal bf16", LONG, *CORES
+    ),
+    "f16 decoding": speed(
+        "decode", "attention, 8 heads of keys, f16 decode", (1, 32, 1, 32768, 128), "torch"
+    ),
+    "product of 16 rows": speed("gemv", "gemv f16", (16, 14336, 4096), "cublas", "read"),
+    "MiniLM f16, one sentence": speed("minilm", "MiniLM f16", (1, 16), "transformers", ms=True),
+    "encoder in the shape": speed("encoder", "Whisper encoder f16", (1,), *WHISPER),
+    "the same encoder": speed("encoder", "Whisper encoder f16", (8,), *WHISPER),
     "MiniLM f32, 512 x 128": speed("minilm", "MiniLM f32", (512, 128), "transformers"),
     "MiniLM f32, 32 x 128": speed("minilm", "MiniLM f32", (32, 128), "transformers"),
     "MiniLM f16, 512 x 128": speed("minilm", "MiniLM f16", (512, 128), "transformers"),
