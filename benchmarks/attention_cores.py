@@ -25,7 +25,7 @@ import centella as ct
 from centella import op
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
 from centella.ops.attention import op as attention_op
-from centella.ops.attention.choice import HOPPER, LEAST_TILE, MMA_TILES, WGMMA_TILES
+from centella.ops.attention.choice import LEAST_TILE, MMA_TILES, WGMMA_TILES
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.wgmma import WgmmaTile
 from centella.specs import make_spec
@@ -249,7 +249,7 @@ def _checked(device: ct.Device, tiles: list[AnyTile], dim: int, dtype: DType) ->
     """The tiles that a device takes, once they have passed."""
     for tile in tiles:
         caps = device.caps
-        fits = isinstance(tile, MmaTile) or caps.target == "ir" or caps.arch == HOPPER
+        fits = isinstance(tile, MmaTile) or caps.warpgroups
         if (
             not fits
             or tile.shared_bytes(dim) > caps.max_shared

@@ -194,6 +194,31 @@ def test_every_wait_of_a_consumer_is_needed() -> None:
     assert {k: seen.count(k) for k in seen} == {"mbar_wait": 7, "wgmma_wait": 4, "async_fence": 1}
 
 
+def test_an_infinite_value_is_no_nan() -> None:
+    """A weight of bf16 is the sum of two numbers, both of which meet the infinity."""
+    launch = lowered((1, 1, 1, 5, 70, 16), bf16, replace(SMALL, parts=2))
+    words, _ = operands(launch)
+    values = np.random.default_rng(8).standard_normal((1, 1, 70, 16)).astype(np.float32)
+    values[0, 0, 20, 3], values[0, 0, 40, 5] = np.inf, -np.inf
+    words[2] = stored(values, launch.inputs[2])
+    got = run(launch, words)
+    assert (got[..., 3] == np.inf).all() and (got[..., 5] == -np.inf).all()
+    assert np.isfinite(np.delete(got, (3, 5), -1)).all()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_weights_that_are_used_add_up_to_one(parts: int) -> None:
+    """Nearly all weights are one number that is rounded down, as the maximum comes last."""
+    tile = replace(SMALL, parts=parts)
+    launch = lowered((1, 1, 1, 3, 400, 16), kind_of(tile), tile, scale=0.125)
+    words, _ = operands(launch)
+    q, k = np.zeros((1, 1, 3, 16), np.float32), np.zeros((1, 1, 400, 16), np.float32)
+    q[..., 0], k[..., 100:, 0] = 1.0, 0.0038  # keys are taken from the last to the first
+    every = (q, k, np.ones_like(k))
+    words[:3] = [stored(x, spec) for x, spec in zip(every, launch.inputs, strict=True)]
+    np.testing.assert_array_equal(run(launch, words), 1.0)
+
+
 @pytest.mark.devices("simulator", "webgpu", "cuda")
 def test_it_is_refused_where_it_does_not_fit(device: ct.Device) -> None:
     with pytest.raises(LimitError, match="variant 'wgmma' takes f16 or bf16 with rows on 16 bytes"):

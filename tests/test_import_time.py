@@ -28,3 +28,11 @@ def test_import_adds_less_than_60_ms_to_numpy(tmp_path: Path) -> None:
         numpy, ours = map(float, said.split())
         tried.append((ours, LIMIT * max(1.0, numpy / NUMPY)))
     assert min(ours / limit for ours, limit in tried) < 1.0, f"ms, and the limit: {tried}"
+
+
+def test_import_loads_no_emitter() -> None:
+    code = (
+        "import sys, centella; found = ('centella.lang.ptx', 'centella.lang.wgsl', "
+        "'centella.backends.cuda', 'wgpu'); print(*[m for m in sys.modules if m.startswith(found)])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == []

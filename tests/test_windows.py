@@ -365,6 +365,23 @@ def test_attention_and_its_cache(device: ct.Device) -> None:
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_product_of_q_k_and_v_is_appended_by_heads(device: ct.Device, norm: bool) -> None:
+    """One sequence whose layer is above the binding: as on a device where nothing is."""
+    x, weights = random(1, 3, 8 * 16), random(2, 16)
+    given = [device, ct.device("cpu")]
+    made = []
+    for where in given:
+        cache = ct.KVCache(1, 2, 16, 40, device=where)
+        cos, sin = (ct.asarray(t, device=where) for t in ct.rope_tables(16, 40))
+        qk_norm = on(where, weights) if norm else None
+        q = cache.append_qkv(on(where, x), cos, sin, qk_norm=qk_norm)
+        made.append((q.numpy(), cache.attend(q).numpy(), cache.lengths))
+    for got, wanted in zip(*made, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
+
+
+@EVERYWHERE
 def test_convolutions_positions_and_pools(device: ct.Device) -> None:
     x, w, b = random(5, 6, 40), random(20, 6, 3), random(20)
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1)))

@@ -18,7 +18,7 @@ from centella.creation import asarray
 from centella.device import Device
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.errors import ContractError, DTypeError, KVCacheFullError, ShapeError
-from centella.functional import attention, full
+from centella.functional import attention, full, rms_norm, rope
 from centella.op import get
 from centella.recording import Recording
 from centella.state import State
@@ -211,7 +211,8 @@ class KVCache:
     ) -> Tensor:  # fmt: skip
         """`append` from the product of q, k and v, with rotary embedding, in one launch.
 
-        q and k turn by the positions of this step's tokens (`rope`), k and v are written.
+        q and k turn by the positions of this step's tokens (`rope`), k and v are written. Above a
+        binding (WebGPU) each of these is a launch, divided by heads.
 
         Args:
             qkv: [batch, tokens, (heads + 2 num_kv_heads) head_dim], of the cache's dtype: heads of
@@ -242,13 +243,23 @@ class KVCache:
         x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
         norms = () if qk_norm is None else (qk_norm,)
         attrs = {"interleaved": bool(interleaved), "eps": real("append_qkv", "eps", eps)}
+        states = [state.value for state in self._layers[layer]]
 
-        def write(starts: Tensor) -> Tensor:
-            states = (state.value for state in self._layers[layer])
+        def at_once(starts: Tensor) -> Tensor:
             given = (*states, x, cos, sin, starts, *norms)
             return apply_all(get("rope_cache_write"), given, attrs)[2]
 
-        return self._append(qkv.shape[1], layer, write)
+        def apart(starts: Tensor) -> Tensor:
+            both = [x[:, :heads], x[:, heads : heads + kv_heads]]
+            if qk_norm is not None:
+                both = [rms_norm(part, qk_norm[n], eps=eps) for n, part in enumerate(both)]
+            q, k = (rope(part, cos, sin, starts, interleaved=interleaved) for part in both)
+            self._write(k, x[:, heads + kv_heads :], layer, starts)
+            return q
+
+        largest = max(t.spec.storage_bytes for t in (*states, qkv))
+        whole = largest <= self.device.caps.safe_binding
+        return self._append(qkv.shape[1], layer, at_once if whole else apart)
 
     def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
         """Record what writes a layer's part of a step from some positions on; what it gives."""

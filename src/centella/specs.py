@@ -220,6 +220,21 @@ class Caps(Struct, frozen=True):
         return "cuda" if self.target == "ptx" else self.family
 
     @property
+    def sm(self) -> int:
+        """The number of the PTX target, such as 90; 0 without one."""
+        return int("".join(filter(str.isdigit, self.arch)) or 0)
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether there is `mma_sync`: in PTX from sm_80 on, and in the simulator."""
+        return self.target == "ir" or self.sm >= 80
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether there are wgmma and the copy engine: on Hopper, and in the simulator."""
+        return self.target == "ir" or self.arch == "sm_90a"
+
+    @property
     def safe_binding(self) -> int:
         """Bytes that a binding has room for wherever they begin: whole chunks, as storage has."""
         return (self.max_binding - self.binding_alignment) // 16 * 16

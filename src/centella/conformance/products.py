@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from centella.conformance.cases import FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of, f16
 from centella.ops.matmul import skinny
-from centella.ops.matmul.choice import HOPPER, WGMMA_TILES, mma_tile_of, tile_of
+from centella.ops.matmul.choice import WGMMA_TILES, mma_tile_of, tile_of
 from centella.ops.matmul.table import TILES
 from centella.specs import Caps
 
@@ -53,7 +53,7 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     if variant in ("mma", "wgmma", "split_mma"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
-        return had and (variant != "wgmma" or (room and caps.arch in ("", HOPPER)))
+        return had and (variant != "wgmma" or (room and caps.warpgroups))
     least = min((d.itemsize for d in dtypes), default=0)
     return variant not in TILES or tile_of(variant, least, caps) is not None
 

@@ -190,8 +190,8 @@ def attention(
             starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
         causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
         scale: default 1 / sqrt(head_dim).
-        variant: force a kernel ("tiled", "stream", "split", "mma", "split_mma"), for tests and
-            benchmarks.
+        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma"), for tests
+            and benchmarks.
 
     Returns:
         [batch, heads, q_len, head_dim]; a view of memory in [batch, q_len, heads, head_dim]. A
@@ -199,6 +199,7 @@ def attention(
 
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not fit these; for causal and starts.
+        LimitError: as for `matmul`.
     """
     check_tensors("attention", q, k, v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:

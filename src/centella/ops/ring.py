@@ -12,9 +12,9 @@ class Ring:
     """A stage, and the parity of this time around."""
 
     def __init__(self, stages: int) -> None:
-        self.stages = stages
-        self.stage = lang.var(0, u32)
-        self.parity = lang.var(0, u32)
+        self.stages: int = stages
+        self.stage: Any = lang.var(0, u32)
+        self.parity: Any = lang.var(0, u32)
 
     def advance(self) -> None:
         """To the next stage."""

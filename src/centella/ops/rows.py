@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import u32
-from centella.lang import ptx
 from centella.specs import Caps, Spec
 
 Values = list[Any]
@@ -68,13 +67,6 @@ def load(x: Any, row: Any, column: Any, columns: Any, width: int, chunk: bool) -
     if width == 1:
         return [x[row, column]]
     return [x[row, lang.minimum(column + j, columns - 1)] for j in range(width)]
-
-
-def masked(values: Values, column: Any, columns: Any, neutral: float | int) -> Values:
-    """Values with those past the row's end replaced."""
-    if len(values) == 1:
-        return values
-    return [lang.select(column + j < columns, v, neutral) for j, v in enumerate(values)]
 
 
 def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:
@@ -196,6 +188,8 @@ class Row:
             self._there, self.number = number < rows, lang.minimum(number, rows - 1)
         self._columns = columns(self.number) if callable(columns) else columns
         if team.shuffle and WALKERS < team.threads < RESIDENT:
+            from centella.lang import ptx
+
             ptx.resident(RESIDENT // team.threads)
         self._items = [self._held(index) for index in range(team.held)]
 

@@ -18,7 +18,6 @@ from centella import lang
 from centella.axes import along_rows
 from centella.dtypes import u32
 from centella.errors import DTypeError, ShapeError
-from centella.lang import ptx
 from centella.op import Lowered, Op, Out
 from centella.ops.attention.weights import LOG2E, power
 from centella.ops.face import face
@@ -62,14 +61,17 @@ def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
     Args:
         native: there is PTX's power of 2, one instruction.
     """
-    if itemsize < 4:
-        base = ptx.exp2 if native else power
-        return lambda x: base(x * LOG2E)
-    return _power if native else lang.exp
+    if not native:
+        return lang.exp if itemsize == 4 else lambda x: power(x * LOG2E)
+    from centella.lang import ptx
+
+    return _power if itemsize == 4 else lambda x: ptx.exp2(x * LOG2E)
 
 
 def _power(x: Any) -> Any:
     """e^x as 2^(h + l), where h + l is x / ln 2 in two parts: within 4 ulp."""
+    from centella.lang import ptx
+
     x = lang.maximum(x, LEAST)
     high = x * LOG2E_HIGH
     low = lang.fma(x, LOG2E_LOW, lang.fma(x, LOG2E_HIGH, -high))

@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import wgpu
+
+from centella.backends.webgpu.probe import run
 
 log: logging.Logger = logging.getLogger("centella.webgpu")
 
@@ -63,23 +64,4 @@ def right(packed: Array) -> bool:
 
 def _packed(device: Any, values: Array) -> Array:
     """What the device makes of each."""
-    usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
-    buffer = device.create_buffer_with_data(data=values, usage=usage)
-    module = device.create_shader_module(code=SOURCE.format(threads=THREADS))
-    pipeline = device.create_compute_pipeline(
-        layout="auto", compute={"module": module, "entry_point": "main"}
-    )
-    group = device.create_bind_group(
-        layout=pipeline.get_bind_group_layout(0),
-        entries=[{"binding": 0, "resource": {"buffer": buffer}}],
-    )
-    encoder = device.create_command_encoder()
-    work = encoder.begin_compute_pass()
-    work.set_pipeline(pipeline)
-    work.set_bind_group(0, group)
-    work.dispatch_workgroups(values.size // THREADS)
-    work.end()
-    device.queue.submit([encoder.finish()])
-    found = np.frombuffer(device.queue.read_buffer(buffer), np.uint32)
-    buffer.destroy()
-    return found
+    return run(device, SOURCE.format(threads=THREADS), values, values.size // THREADS)

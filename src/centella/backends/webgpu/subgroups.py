@@ -11,9 +11,9 @@ import logging
 from typing import Any
 
 import numpy as np
-import wgpu
 
 from centella.backends.webgpu.adapter import SUBGROUPS
+from centella.backends.webgpu.probe import run
 
 log: logging.Logger = logging.getLogger("centella.webgpu")
 
@@ -52,27 +52,9 @@ def agree(device: Any) -> bool:
 def _fields(device: Any) -> np.ndarray[Any, Any]:
     """What each thread finds."""
     count = GROUPS * THREADS
-    buffer = device.create_buffer(
-        size=4 * FIELDS * count, usage=wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
-    )
-    module = device.create_shader_module(code=SOURCE.format(threads=THREADS, fields=FIELDS))
-    pipeline = device.create_compute_pipeline(
-        layout="auto", compute={"module": module, "entry_point": "main"}
-    )
-    group = device.create_bind_group(
-        layout=pipeline.get_bind_group_layout(0),
-        entries=[{"binding": 0, "resource": {"buffer": buffer}}],
-    )
-    encoder = device.create_command_encoder()
-    work = encoder.begin_compute_pass()
-    work.set_pipeline(pipeline)
-    work.set_bind_group(0, group)
-    work.dispatch_workgroups(GROUPS)
-    work.end()
-    device.queue.submit([encoder.finish()])
-    found = np.frombuffer(device.queue.read_buffer(buffer), np.uint32).reshape(count, FIELDS)
-    buffer.destroy()
-    return found
+    source = SOURCE.format(threads=THREADS, fields=FIELDS)
+    found = run(device, source, np.zeros(count * FIELDS, np.uint32), GROUPS)
+    return found.reshape(count, FIELDS)
 
 
 def right(found: np.ndarray[Any, Any]) -> bool:

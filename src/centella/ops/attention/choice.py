@@ -29,7 +29,6 @@ from centella.specs import Caps, Spec
 FEW_QUERIES = 8
 ENOUGH_KEYS = 64
 MANY_QUERIES = 16  # more than these fill a fragment
-LEAST_ARCH = 80  # of a GPU with the instructions of `mma`
 HEADS = (16, 256)  # sizes of a head that are worth its padding
 FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
 # By the largest head of each row; then the tile of little memory.
@@ -40,7 +39,6 @@ MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
     (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
 )
 LEAST_TILE = MmaTile(32, 16, 2, 2)
-HOPPER = "sm_90a"
 MANY = 1 << 15, 1024  # queries of all heads, keys: from here on values of bf16 are scaled to f16
 # By the largest head of each row; then of bf16 (which are scaled where the first takes them), and
 # the least head that is worth its padding.
@@ -49,12 +47,6 @@ WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
     (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
 )
 SPLIT_TILE = SplitTile()
-
-
-def tensor_cores(caps: Caps) -> bool:
-    """Whether there are the instructions of `mma`; the simulator has them too."""
-    arch = int("".join(filter(str.isdigit, caps.arch)) or 0)
-    return caps.target == "ir" or arch >= LEAST_ARCH
 
 
 def split_tile_of(inputs: tuple[Spec, ...], caps: Caps) -> SplitTile | None:
@@ -67,12 +59,12 @@ def split_tile_of(inputs: tuple[Spec, ...], caps: Caps) -> SplitTile | None:
         and dim % q.dtype.per_chunk == 0
         and all(s.aligned and s.size > 0 for s in (q, k, v))
     )
-    return SPLIT_TILE if fits and tensor_cores(caps) else None
+    return SPLIT_TILE if fits and caps.tensor_cores else None
 
 
 def mma_tile_of(q: Spec, masks: tuple[str, ...], caps: Caps) -> MmaTile | None:
     """The tile of an attention on tensor cores: the first that fits."""
-    if not tensor_cores(caps):
+    if not caps.tensor_cores:
         return None
     lq, dim = q.shape[2:]
     smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
@@ -96,7 +88,7 @@ def fits_mma(inputs: tuple[Spec, ...], caps: Caps) -> bool:
 def wgmma_tile_of(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -> WgmmaTile | None:
     """The tile of an attention by warpgroups, where they can; the simulator has them too."""
     q = inputs[0]
-    if not (caps.target == "ir" or caps.arch == HOPPER) or q.dtype not in (f16, bf16):
+    if not caps.warpgroups or q.dtype not in (f16, bf16):
         return None
     dim = q.shape[3]
     tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)

@@ -32,6 +32,7 @@ from centella.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.weights import parts_of
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
@@ -147,11 +148,9 @@ class _Sixteen:
                 low, high = (
                     ptx.exp2(self._exponent(held[2 * h + e], h, factor, fold)) for e in range(2)
                 )
-                for n, part in enumerate(self.weights):
-                    if n:
-                        kept = self.weights[n - 1][2 * j + h]
-                        low, high = low - kept[0], high - kept[1]
-                    part[2 * j + h] = (low, high)
+                pairs = parts_of([low, high], len(self.weights))
+                for part, pair in zip(self.weights, pairs, strict=True):
+                    part[2 * j + h] = tuple(pair)
 
     def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
         """Divide and store; of a fragment a thread has two neighbours in two rows."""

@@ -21,6 +21,7 @@ from centella.ops.attention.launch import extents
 from centella.ops.attention.masks import added, counting, reach, sees, shows
 from centella.ops.face import face
 from centella.ops.layout import flat
+from centella.ops.rows import power_above
 from centella.program import Call, Constants, Kernel, Ref
 from centella.specs import Spec
 
@@ -46,7 +47,7 @@ class Parts(Struct, frozen=True):
         batch, heads, lq, dim = q.shape
         kv_heads, lk = k.shape[1:3]
         queries = heads // kv_heads * lq
-        rows = min(1 << max(queries - 1, 0).bit_length(), MOST_ROWS)  # few programs serve all
+        rows = min(power_above(max(queries, 1)), MOST_ROWS)  # few programs serve all
         groups = max(batch * kv_heads * -(-queries // rows), 1)
         splits = max(min(max(enough // groups, 1), -(-lk // step), MOST_SPLITS), 1)
         return cls(batch, kv_heads, queries, rows, splits, step, -(-dim // 4) * 4)
@@ -108,6 +109,11 @@ class Work:
             "heads", "share", "lq", "lk", "blocks", "splits", "qb", "qh", "ql", "kb", "kh", "vb",
             "vh")}  # fmt: skip
         group = lang.group_id()
+        self.split: Any
+        self.kv_head: Any
+        self.b: Any
+        self.queries: Any
+        self.start: Any
         self.split, group = group % p["splits"], group // p["splits"]
         block, group = group % p["blocks"], group // p["blocks"]
         heads, self.queries = p["heads"] // p["share"], p["share"] * p["lq"]

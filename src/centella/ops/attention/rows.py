@@ -2,7 +2,7 @@
 
 That of `mma.py`: maxima replaced late, weights as powers of two, a factor folded into the
 exponent's multiplication. Of 64 queries a thread has parts of two rows, 8 apart, and shares each
-with three others. The sum is that of the weights before they are rounded.
+with three others. Summed are the weights as they are used, rounded, so that they add up to 1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from centella import lang
 from centella.dtypes import f32, i32
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.mma import SLACK, UNSEEN
+from centella.ops.attention.weights import parts_of
 
 M, K = 64, 16  # of one product: queries, keys
 
@@ -32,18 +33,20 @@ class Rows:
     ) -> None:
         from centella.lang import ptx
 
-        self.end, self.start = end, start
-        self.scores = ptx.Fragment(f32, (M, keys))
-        self.out = ptx.Fragment(f32, (M, width))
+        self.end: Any = end
+        self.start: Any = start
+        self.scores: Any = ptx.Fragment(f32, (M, keys))
+        self.out: Any = ptx.Fragment(f32, (M, width))
         self.out.fill(0.0)
-        self.weights = [
+        self.weights: list[list[Any]] = [
             [ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
         ]
-        self.base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
-        self.total = lang.vars(f32, 2)
-        self.factor = lang.parameter("scale", f32) * math.log2(math.e)
+        self.base: list[Any] = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
+        self.total: list[Any] = lang.vars(f32, 2)
+        self.factor: Any = lang.parameter("scale", f32) * math.log2(math.e)
+        self.column: Any
         row, self.column = self.scores.place(0)
-        self.queries = [first + row + 8 * h for h in range(2)]
+        self.queries: list[Any] = [first + row + 8 * h for h in range(2)]
 
     def hide(self, key0: Any) -> None:
         """Lower the scores of keys that do not count for a query."""
@@ -79,23 +82,29 @@ class Rows:
             grown.append(grows)
             self.base[h].set(base)
         for h in range(2):
-            base, sums = self.base[h].get(), [self.total[h] * shrinks[h], lang.const(0.0, f32)]
-            for n, r in enumerate(self._of(h)):
-                weight = ptx.exp2(lang.fma(self.scores[r], self.factor, -base))
-                self.scores[r] = weight
-                sums[n % 2] = sums[n % 2] + weight
-            self.total[h].set(sums[0] + sums[1])
+            base = self.base[h].get()
+            for r in self._of(h):
+                self.scores[r] = ptx.exp2(lang.fma(self.scores[r], self.factor, -base))
+            self.total[h].set(self.total[h] * shrinks[h])
         return grown[0] | grown[1], shrinks
 
     def round(self) -> None:
-        """Weights as the first factor of products, in as many parts as they have."""
+        """Weights as the first factor of products, in as many parts as they have; their sums.
+
+        Two parts are as exact as the weight, one is read again as it was rounded.
+        """
+        sums = [[self.total[h].get(), lang.const(0.0, f32)] for h in range(2)]
         for i, parts in enumerate(self.weights):
             for n in range(4):
                 pair = [self.scores[8 * i + 2 * n + e] for e in range(2)]
-                for before, part in zip((None, *parts), parts, strict=False):
-                    if before is not None:
-                        pair = [x - kept for x, kept in zip(pair, before[n], strict=True)]
-                    part[n] = tuple(pair)
+                for part, numbers in zip(parts, parts_of(pair, len(parts)), strict=True):
+                    part[n] = tuple(numbers)
+                used = pair if len(parts) > 1 else parts[0][n]
+                of_row = sums[n % 2]
+                for e, weight in enumerate(used):
+                    of_row[e] = of_row[e] + weight
+        for total, of_row in zip(self.total, sums, strict=True):
+            total.set(of_row[0] + of_row[1])
 
     def shrink(self, grown: Any, shrinks: list[Any]) -> None:
         """Rescale what was summed, where a maximum was replaced."""

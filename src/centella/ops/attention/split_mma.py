@@ -31,6 +31,7 @@ from centella.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
+from centella.ops.attention.weights import parts_of
 from centella.program import Kernel
 from centella.specs import Spec
 
@@ -169,12 +170,9 @@ class _Warp:
         shrink = ptx.exp2(self.base - base)
         self.base.set(base)
         for n, pairs in enumerate(found):
-            low, next_ = (lang.select(shown, ptx.exp2(score - base), 0.0) for score, shown in pairs)
-            for part, held in enumerate(self.weights):
-                if part:
-                    kept = self.weights[part - 1][n]
-                    low, next_ = low - kept[0], next_ - kept[1]
-                held[n] = (low, next_)
+            both = [lang.select(shown, ptx.exp2(score - base), 0.0) for score, shown in pairs]
+            for held, part in zip(self.weights, parts_of(both, len(self.weights)), strict=True):
+                held[n] = tuple(part)
         self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
         self.spread.fill(0.0)
         ptx.mma_sync(self.spread, self.exact, self.shrink)

@@ -21,11 +21,10 @@ from centella.ops.matmul.table import SHORT, SKINNY, SKINNY_FROM, TILES, row_of
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
 from centella.ops.matmul.wgmma import WgmmaTile
+from centella.ops.rows import power_above
 from centella.specs import Caps, Spec
 
 MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
-LEAST_ARCH = 80  # of a GPU with the instructions of `mma`
-HOPPER = "sm_90a"
 MULTIPROCESSORS = 132  # of an H100 or H200
 # What a tile takes, measured, in columns of the first; the first of the cheapest is chosen.
 WGMMA_TILES = {
@@ -87,16 +86,6 @@ def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
     return None
 
 
-def ampere(caps: Caps) -> bool:
-    """Whether a device is an NVIDIA GPU from sm_80 on."""
-    return caps.target == "ptx" and int("".join(filter(str.isdigit, caps.arch)) or 0) >= LEAST_ARCH
-
-
-def _tensor_cores(caps: Caps) -> bool:
-    """Whether a device has `mma_sync`; the simulator has it, too."""
-    return caps.target == "ir" or ampere(caps)
-
-
 def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> MmaTile | None:
     """The tile of a product on tensor cores: the first that fits; the simulator has them too.
 
@@ -104,7 +93,7 @@ def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> 
         whole: False where an operand's rows do not start on 16 bytes: what goes through registers
             needs them, so that the tile is the smallest.
     """
-    if not takes(dtypes) or not _tensor_cores(caps):
+    if not takes(dtypes) or not caps.tensor_cores:
         return None
     for tile in MMA_TILES if whole else MMA_TILES[-1:]:
         if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
@@ -117,7 +106,7 @@ def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> 
 
     The simulator has them too.
     """
-    if not takes(dtypes) or not (caps.target == "ir" or caps.arch == HOPPER):
+    if not takes(dtypes) or not caps.warpgroups:
         return None
     fitting = {
         tile: cost for tile, cost in WGMMA_TILES.items()
@@ -138,10 +127,10 @@ def skinny_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) ->
     A short row is one block, of few warps, each with all its loads on their way at once.
     """
     along = problem.a_along_k and problem.b_along_k
-    if not (along and problem.m > 0 < problem.k and skinny.takes(dtypes) and _tensor_cores(caps)):
+    if not (along and problem.m > 0 < problem.k and skinny.takes(dtypes) and caps.tensor_cores):
         return None
     x, weight = dtypes
-    eights = power_of_two_from(-(-problem.m // EIGHT))
+    eights = power_above(-(-problem.m // EIGHT))
     shapes = SKINNY[_kind(dtypes)].get(eights)
     if shapes is None:
         return None
@@ -261,11 +250,6 @@ def columns_of(problem: Problem, caps: Caps) -> Columns:
     """The shape of a columns kernel's group."""
     threads = min(256, caps.max_workgroup)
     return Columns(_rows(problem.m), 32, threads // 32)
-
-
-def power_of_two_from(least: int) -> int:
-    """The smallest power of two from a number on."""
-    return 1 << max(least - 1, 0).bit_length()
 
 
 def _rows(m: int) -> int:

@@ -17,7 +17,6 @@ from centella.ops.matmul.choice import (
     BUSY,
     Problem,
     aligned,
-    ampere,
     choose,
     columns_of,
     depth_of,
@@ -280,7 +279,7 @@ def _thin_call(product: Product, caps: Caps) -> Call:
         ("depth", depth_of(tile, problem.k, width)),
         ("shuffle", shuffle),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, w.dtype) if ampere(caps) else 0),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
         ("vector_w", aligned(w, problem.ldb * (problem.n > 1), _batch_of_b(problem))),
         ("vector_x", step == 1 and problem.a_along_k and aligned(x, row, batch)),
     )

@@ -26,7 +26,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.face import face
 from centella.ops.layout import flat, rows_of, takes_rows
-from centella.ops.matmul.choice import THIN, Problem, aligned, ampere, thin_of
+from centella.ops.matmul.choice import THIN, Problem, aligned, thin_of
 from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
 from centella.ops.matmul.thin import (
     SUBGROUP,
@@ -181,7 +181,7 @@ def linear_lower(
     constants = (
         ("activation", attrs["activation"]), ("four", four),
         ("shuffle", warps and tile.m <= 2), ("tile", tile),
-        ("together", together_of(tile, x.dtype, stored.dtype) if ampere(caps) else 0),
+        ("together", together_of(tile, x.dtype, stored.dtype) if caps.sm >= 80 else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0
