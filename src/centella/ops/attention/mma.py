@@ -32,7 +32,7 @@ from centella.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.weights import parts_of
+from centella.ops.attention.weights import put
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
@@ -148,9 +148,7 @@ class _Sixteen:
                 low, high = (
                     ptx.exp2(self._exponent(held[2 * h + e], h, factor, fold)) for e in range(2)
                 )
-                pairs = parts_of([low, high], len(self.weights))
-                for part, pair in zip(self.weights, pairs, strict=True):
-                    part[2 * j + h] = tuple(pair)
+                put(self.weights, 2 * j + h, [low, high])
 
     def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
         """Divide and store; of a fragment a thread has two neighbours in two rows."""

@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import f32, i32
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.mma import SLACK, UNSEEN
-from centella.ops.attention.weights import parts_of
+from centella.ops.attention.weights import put
 
 M, K = 64, 16  # of one product: queries, keys
 
@@ -97,8 +97,7 @@ class Rows:
         for i, parts in enumerate(self.weights):
             for n in range(4):
                 pair = [self.scores[8 * i + 2 * n + e] for e in range(2)]
-                for part, numbers in zip(parts, parts_of(pair, len(parts)), strict=True):
-                    part[n] = tuple(numbers)
+                put(parts, n, pair)
                 used = pair if len(parts) > 1 else parts[0][n]
                 of_row = sums[n % 2]
                 for e, weight in enumerate(used):

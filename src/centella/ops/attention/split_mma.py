@@ -31,7 +31,7 @@ from centella.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
-from centella.ops.attention.weights import parts_of
+from centella.ops.attention.weights import put
 from centella.program import Kernel
 from centella.specs import Spec
 
@@ -171,8 +171,7 @@ class _Warp:
         self.base.set(base)
         for n, pairs in enumerate(found):
             both = [lang.select(shown, ptx.exp2(score - base), 0.0) for score, shown in pairs]
-            for held, part in zip(self.weights, parts_of(both, len(self.weights)), strict=True):
-                held[n] = tuple(part)
+            put(self.weights, n, both)
         self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
         self.spread.fill(0.0)
         ptx.mma_sync(self.spread, self.exact, self.shrink)

@@ -26,14 +26,18 @@ def power(x: Any) -> Any:
     return p * lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
 
 
-def parts_of(weights: list[Any], parts: int) -> list[list[Any]]:
-    """The 16-bit numbers that weights are the sum of: themselves, or two of bf16.
+def put(parts: list[Any], register: int, pair: list[Any]) -> None:
+    """Write two weights to a register of a fragment, or of two bf16 ones that add up to them.
 
     Of two the first is cut off, not rounded, and the second a millionth of the weight above the
     rest, so that neither is below 0 nor, of a weight that is not, 0: what is infinite times both
     has one sign and is no NaN.
     """
-    if parts == 1:
-        return [weights]
-    cut = [lang.bitcast(lang.bitcast(w, u32) & 0xFFFF0000, f32) for w in weights]
-    return [cut, [lang.fma(w, MORE, w - c) for w, c in zip(weights, cut, strict=True)]]
+    if len(parts) == 1:
+        parts[0][register] = tuple(pair)
+        return
+    low, high = (lang.bitcast(w, u32) for w in pair)
+    parts[0][register] = (low >> 16) | (high & 0xFFFF0000)
+    kept = parts[0][register]
+    rest = [lang.fma(w, MORE, w - k) for w, k in zip(pair, kept, strict=True)]
+    parts[1][register] = tuple(rest)
