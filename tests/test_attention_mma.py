@@ -148,6 +148,18 @@ def error(got: Array, wanted: Array) -> float:
     return float(((got - wanted) ** 2).sum() / (wanted**2).sum())
 
 
+def shows_nan_and_infinity(tile: MmaTile | WgmmaTile) -> None:
+    """A key that is NaN makes every result so; an infinite value, its column infinite."""
+    launch = lowered((1, 1, 1, 18, 40, 16), f16, tile)
+    words, _ = operands(launch)
+    words[1].view(np.float16)[7 * 16 + 3] = np.nan
+    assert np.isnan(run(launch, words)).all()
+    words, _ = operands(launch)
+    words[2].view(np.float16)[7 * 16 + 3] = np.inf
+    got = run(launch, words)[0, :, 0]
+    assert (got[:, 3] == np.inf).all() and np.isfinite(got[:, :3]).all()
+
+
 BOUND = {f16: 2e-7, bf16: 5e-6}
 
 
@@ -231,14 +243,7 @@ def test_what_does_not_count_may_hold_anything() -> None:
             held[hidden] = np.nan
         assert error(run(launch, words), wanted) < 2e-7
         assert "key_mask" in masks or not run(launch, words)[1].any()
-    launch = lowered((1, 1, 1, 18, 40, 16), f16, LEAST_TILE)
-    words, _ = operands(launch)
-    words[1].view(np.float16)[7 * 16 + 3] = np.nan
-    assert np.isnan(run(launch, words)).all()
-    words, _ = operands(launch)
-    words[2].view(np.float16)[7 * 16 + 3] = np.inf
-    got = run(launch, words)[0, :, 0]
-    assert (got[:, 3] == np.inf).all() and np.isfinite(got[:, :3]).all()
+    shows_nan_and_infinity(LEAST_TILE)
 
 
 def test_weights_add_up_to_one() -> None:

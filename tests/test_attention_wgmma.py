@@ -31,6 +31,7 @@ from tests.test_attention_mma import (
     operands,
     result,
     run,
+    shows_nan_and_infinity,
     specialised,
     stored,
 )
@@ -141,14 +142,7 @@ def test_what_does_not_count_may_hold_anything() -> None:
         held[np.arange(40) >= np.array([[19], [0]])] = np.nan
     got = run(launch, words)
     assert error(got, wanted) < 2e-7 and not got[1].any()
-    launch = lowered((1, 1, 1, 18, 40, 16), f16, SMALL)
-    words, _ = operands(launch)
-    words[1].view(np.float16)[7 * 16 + 3] = np.nan
-    assert np.isnan(run(launch, words)).all()
-    words, _ = operands(launch)
-    words[2].view(np.float16)[7 * 16 + 3] = np.inf
-    got = run(launch, words)[0, :, 0]
-    assert (got[:, 3] == np.inf).all() and np.isfinite(got[:, :3]).all()
+    shows_nan_and_infinity(SMALL)
 
 
 def test_a_maximum_that_moves() -> None:

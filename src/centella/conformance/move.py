@@ -202,10 +202,11 @@ def rope_cache_write() -> Row:
 
     def case(
         b: int, heads: int, kv: int, tokens: int, d: int, half: int, norm: bool = False,
-        high: int = 5, interleaved: bool = False, layout: str = "plain", **more: Any,
+        high: int = 5, interleaved: bool = False, layout: str = "plain", values: Any = "normal",
+        **more: Any,
     ) -> Case:  # fmt: skip
         caches = (In((b, kv, 7, d), layout="state"),) * 2
-        x = In((b, heads + 2 * kv, tokens, d), layout=layout)
+        x = In((b, heads + 2 * kv, tokens, d), values, layout=layout)
         tables = (In((9, half), dtype="f32"),) * 2
         norms = (In((2, d), dtype="" if d % 8 else "f32"),) if norm else ()
         attrs = {"interleaved": interleaved, "eps": 1e-3}
@@ -218,6 +219,7 @@ def rope_cache_write() -> Row:
     made += [case(2, 6, 3, 3, d, 4, True, interleaved=True, layout="pads") for d in (10, 20)]
     made += [case(1, 8, 8, 1, 64, 32), case(3, 1, 1, 4, 24, 8, True, 9), case(0, 2, 1, 1, 8, 4)]
     made += [case(2, 2, 1, 3, 8, 4, True, layout=x, sweep=True) for x in LAYOUTS[1:]]
+    made += [case(2, 4, 2, 3, 16, 8, norm, values="large") for norm in (False, True)]
     return Row(FLOATS, tuple(made), sums=True)
 
 

@@ -177,6 +177,7 @@ def linear() -> Row:
     made.append(Case((In((1500, 33)), In((65, 33))), plain, small=False))
     made.append(Case((In((1, 5)), In((151_936, 5))), plain, ("f32", "f16"), small=False))
     made.append(Case((In((5, 33), "large"), In((20, 33))), plain))
+    made.append(Case((In((5, 72), "large"), In((20, 72))), {**plain, "variant": "skinny_mma"}))
     made += quantised()
     made += fused_on_tensor_cores()
     both = {"extras": ("bias", "residual"), "alpha": 1.0}
