@@ -1325,7 +1325,7 @@ SHOWN = {
     # storage and layout
     "Storage is addressed in 32-bit words": "wgsl.words_and_chunks",
     "Storage types are": "wgsl.any_element_loads_by_itself wgsl.packed_four_bit_values",
-    "Any element of any type": "wgsl.any_element_loads_by_itself wgsl.words_and_chunks memory.the_bits_of_a_chunk_are_four_words",
+    "Any element of any type": "wgsl.any_element_loads_by_itself wgsl.words_and_chunks memory.a_chunk_is_four_words",
     "Stores are whole words": "wgsl.words_and_chunks trace.errors_stand_at_the_line",
     "`y[i] = v` is for 4-byte dtypes": "trace.errors_stand_at_the_line",
     "`y.store(i, values)` writes": "wgsl.words_and_chunks simulate.global_races",
