@@ -27,7 +27,7 @@ from centella import functional as F  # noqa: N812  # as users of PyTorch spell 
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
-from centella.lang.simulate import mutations, simulate
+from centella.lang.simulate import Mutation, mistakes, simulate
 from centella.lang.wgsl import count_statements, emit_wgsl
 from centella.op import get, registry
 from centella.specs import Caps, Spec
@@ -801,8 +801,9 @@ def by_kernel() -> dict[str, list[tuple[Case, Launch]]]:
     return found
 
 
-def caught(launches: list[tuple[Case, Launch]], mutant: KernelIR, faults_only: bool) -> bool:
-    """True when a launch of the mutant faults, or (unless only faults count) gives wrong words."""
+def caught(launches: list[tuple[Case, Launch]], mistake: Mutation, faults_only: bool) -> bool:
+    """True when a launch with it faults, or (unless only faults count) gives wrong words."""
+    mutant = mistake.of(launches[0][1].ir)
     for _, launch in launches:
         try:
             words = launch.run(mutant)
@@ -822,16 +823,16 @@ def is_idle(launches: list[tuple[Case, Launch]], label: str) -> bool:
     return any(lines) or all(str(c) in IDLE_CASES for c, _ in launches)
 
 
-Mutants = list[tuple[str, KernelIR]]
+Mistakes = list[Mutation]
 
 
-def tried() -> Iterator[tuple[list[tuple[Case, Launch]], Mutants, Mutants]]:
-    """For each kernel its launches, all mutants without a barrier or wait, some shifted ones."""
+def tried() -> Iterator[tuple[list[tuple[Case, Launch]], Mistakes, Mistakes]]:
+    """For each kernel its launches, all mistakes of a barrier or wait, some of the others."""
     barriers = 0
     for launches in by_kernel().values():
-        mutants = list(mutations(launches[0][1].ir))
-        gone = [m for m in mutants if m[0].startswith("no ")]
-        moved = [m for m in mutants if not m[0].startswith("no ")]
+        found = list(mistakes(launches[0][1].ir))
+        gone = [m for m in found if m.label.startswith("no ")]
+        moved = [m for m in found if not m.label.startswith("no ")]
         step = max(1, len(moved) // SHIFTS)
         yield launches, gone, moved[barriers % step :: step]
         barriers += len(gone)
@@ -850,11 +851,11 @@ PARTS = 4  # so that processes can share them
 @pytest.mark.parametrize("part", range(PARTS))
 def test_removed_barriers_and_shifted_indices_are_caught(part: int) -> None:
     for launches, gone, moved in itertools.islice(tried(), part, None, PARTS):
-        for label, mutant in gone:
-            assert caught(launches, mutant, True), f"{launches[0][0]}: {label}"
-        for label, mutant in moved:
-            if not caught(launches, mutant, False):
-                assert is_idle(launches, label), f"{launches[0][0]}: {label}"
+        for mistake in gone:
+            assert caught(launches, mistake, True), f"{launches[0][0]}: {mistake.label}"
+        for mistake in moved:
+            if not caught(launches, mistake, False):
+                assert is_idle(launches, mistake.label), f"{launches[0][0]}: {mistake.label}"
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -120,17 +120,34 @@ def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | No
         )
 
 
-def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
-    """Kernels with one mistake each: a barrier or wait less, an access one word (chunk) further."""
-    for i, (op, type_, args, attr) in enumerate(ir.body):
+class Mutation(Struct, frozen=True):
+    """One mistake in a kernel: what it is and where, and the statement that it concerns."""
+
+    label: str
+    at: int
+
+    def of(self, ir: KernelIR) -> KernelIR:
+        """The kernel with the mistake."""
+        op, type_, args, attr = ir.body[self.at]
         if op in MEETS:
             gone: Statement = ("const", "u32", (), 0)
-            body = (*ir.body[:i], gone, *ir.body[i + 1 :])
-            yield f"no {op} at {ir.line_of(i)}", replace(ir, body=body)
+            return replace(ir, body=(*ir.body[: self.at], gone, *ir.body[self.at + 1 :]))
+        later = (("const", "u32", (), 1), ("add", "u32", (args[0], self.at), None))
+        return _insert(ir, self.at, later, (op, type_, (self.at + 1, *args[1:]), attr))
+
+
+def mistakes(ir: KernelIR) -> Iterator[Mutation]:
+    """Each mistake to try: a barrier or wait less, an access one word (chunk) further."""
+    for i, (op, *_) in enumerate(ir.body):
+        if op in MEETS:
+            yield Mutation(f"no {op} at {ir.line_of(i)}", i)
         elif op in INDICES:
-            later = (("const", "u32", (), 1), ("add", "u32", (args[0], i), None))
-            moved = (op, type_, (i + 1, *args[1:]), attr)
-            yield f"{op} moved at {ir.line_of(i)}", _insert(ir, i, later, moved)
+            yield Mutation(f"{op} moved at {ir.line_of(i)}", i)
+
+
+def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
+    """Kernels with one mistake each, and what it is."""
+    return ((mistake.label, mistake.of(ir)) for mistake in mistakes(ir))
 
 
 def _insert(ir: KernelIR, at: int, new: Sequence[Statement], changed: Statement) -> KernelIR:
