@@ -454,7 +454,9 @@ def test_few_queries_of_many_keys_are_split(
     assert choose_attention((spec(2, 4, queries, dim), k, k), MINIMUM) == variant
 
 
-CLASSES = ("cuda", "nvidia", "amd", "intel", "apple", "software", "cpu", "unheard of")
+CLASSES = (
+    "cuda", "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu", "unheard of",
+)  # fmt: skip
 
 
 def adapter(name: str, shared: int = 48 << 10) -> Caps:
@@ -477,7 +479,7 @@ def test_the_tiles_of_every_class_fit(name: str) -> None:
                 continue
             assert tile.fits(caps) and tile.columns >= dim
             assert tile.threads >= tile.bq and tile.across % 8 == 0 == tile.bq // tile.tq % 4
-            assert name != "software" or chosen == "stream"
+            assert name not in ("software", "simulator") or chosen == "stream"
         assert attention_tile(40, 257, caps) is attention_tile(40, 0, caps) is None
         large = tile_of("large", 4, caps)
         assert large is not None and large.shared_bytes <= caps.max_shared
@@ -486,8 +488,9 @@ def test_the_tiles_of_every_class_fit(name: str) -> None:
 def test_a_class_without_a_measurement_says_so_and_is_conservative() -> None:
     for where in (table, attention_table):
         rows: dict[str, Any] = dict(where.ROWS)
-        assert set(rows) == set(CLASSES[:6])
-        assert {n for n, row in rows.items() if row.measured} == {"cuda", "nvidia"}
+        assert set(rows) == set(CLASSES[:7])
+        measured = {n for n, row in rows.items() if row.measured}
+        assert measured - {"software"} == {"cuda", "nvidia"}
         assert not where.CONSERVATIVE.measured
     assert all(table.row_of(adapter(n)) == table.CONSERVATIVE for n in CLASSES[2:])
     assert attention_table.row_of(adapter("unheard of")) == attention_table.CONSERVATIVE
@@ -627,6 +630,7 @@ def test_parts_of_the_keys_follow_from_shapes() -> None:
     assert [of(8, 32768, enough=n).splits for n in (7, 396, 528)] == [1, 49, 66]
     rows = [of(1, 9, n).rows for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)]
     assert rows == [1, 1, 2, 4, 4, 8, 8, 8, 8]
+    assert Parts.of(spec(1, 8, 1, 64), spec(1, 1, 9, 64), 64, most=2).blocks == 4
     assert [of(1, 9, n).blocks for n in (0, 1, 8, 9, 64)] == [0, 1, 1, 2, 8]
 
 

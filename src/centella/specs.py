@@ -197,7 +197,7 @@ class Caps(Struct, frozen=True):
             of a WebGPU device, as probed when it is opened.
         native_f16_pack: True when the target's own f32 to f16 rounding was probed and agrees.
         arch: PTX target ("sm_90a"), else "".
-        family: "nvidia", "amd", "intel", "apple", "software", "cpu".
+        family: "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu".
     """
 
     target: str

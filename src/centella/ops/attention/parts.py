@@ -42,12 +42,14 @@ class Parts(Struct, frozen=True):
     width: int
 
     @classmethod
-    def of(cls, q: Spec, k: Spec, step: int, enough: int = ENOUGH_GROUPS) -> Parts:
-        """Enough groups for a large GPU, none of a few keys."""
+    def of(
+        cls, q: Spec, k: Spec, step: int, enough: int = ENOUGH_GROUPS, most: int = MOST_ROWS
+    ) -> Parts:
+        """Enough groups for a large GPU, none of a few keys; at most so many rows."""
         batch, heads, lq, dim = q.shape
         kv_heads, lk = k.shape[1:3]
         queries = heads // kv_heads * lq
-        rows = min(power_above(max(queries, 1)), MOST_ROWS)  # few programs serve all
+        rows = min(power_above(max(queries, 1)), most)  # few programs serve all
         groups = max(batch * kv_heads * -(-queries // rows), 1)
         splits = max(min(max(enough // groups, 1), -(-lk // step), MOST_SPLITS), 1)
         return cls(batch, kv_heads, queries, rows, splits, step, -(-dim // 4) * 4)

@@ -16,6 +16,7 @@ from centella.errors import LimitError
 from centella.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.parts import Parts, Work, first_call
+from centella.ops.attention.table import row_of
 from centella.ops.attention.teams import (
     EACH,
     THREADS,
@@ -99,7 +100,7 @@ def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: 
     dim = y.shape[3]
     if not 0 < dim <= MOST_DIM:
         raise LimitError(f"attention: variant 'split' takes head_dim 1 to {MOST_DIM}, got {dim}")
-    parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS)
+    parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row_of(caps).rows)
     constants = (("dim", dim), ("vector", all(s.aligned for s in inputs[:3])))
     first = first_call(kernel, parts, inputs, attrs, constants)
     return Lowered((first, combine(parts, inputs, y, attrs)), (parts.spec,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from centella.ops.attention.parts import MOST_ROWS
 from centella.ops.attention.tiles import Tile
 from centella.specs import Caps
 
@@ -23,10 +24,12 @@ class Row(Struct, frozen=True):
         measured: on what; "" where nothing was.
         tiles: by the most elements of a head, the best first, of which the first that fits is
             taken; without tiles the streaming kernel is the choice.
+        rows: queries that a group has at most where few queries are split.
     """
 
     measured: str
     tiles: dict[int, tuple[Tile, ...]]
+    rows: int = MOST_ROWS
 
 
 CONSERVATIVE = Row("", {32: (), 64: (LEAST,), 128: (LEAST,), 256: (WIDE,)})
@@ -53,7 +56,8 @@ ROWS: dict[str, Row] = {
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
     # Its compiler takes seconds for a register tile, its threads are those of a CPU.
-    "software": Row("", {}),
+    "software": Row("lavapipe, seconds to compile", {}, 2),
+    "simulator": Row("", {}),
 }
 
 

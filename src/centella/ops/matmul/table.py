@@ -52,6 +52,7 @@ ROWS: dict[str, Row] = {
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
     "software": CONSERVATIVE,
+    "simulator": CONSERVATIVE,
 }
 
 
