@@ -116,6 +116,13 @@ def test_info_names_every_device_and_the_default() -> None:
     assert f"default   {found['default']['name']}: " in output
 
 
+def test_info_says_whether_tensor_cores_can_be_used() -> None:
+    found = [d for d in info.gather()["devices"] if d["open_with"].startswith("webgpu")]
+    output = call("info").output
+    assert output.count("cooperative matrices: ") == len(found)
+    assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in found)
+
+
 def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no CUDA device: the driver was not found"
     found = info.gather() | {
