@@ -9,7 +9,7 @@ import pytest
 import centella as ct
 
 pytest.importorskip("wgpu")
-from centella.backends.webgpu.cooperative import FEATURE, matrices, offered  # noqa: E402
+from centella.backends.webgpu.cooperative import FEATURE, matrices, offered
 
 
 class Adapter:

@@ -229,3 +229,48 @@ print("pycparser" in sys.modules)
         assert done.stdout.strip() == expected, done.stdout + done.stderr
         assert [f.name[:11] for f in folder.iterdir()] == ["wgpu-header"]
     assert caches.kept(next(folder.iterdir()).name)
+
+
+# -- wgpu as it comes, imported before us ----------------------------------------------------------
+
+TYPES = """
+typedef struct thing { int a; struct thing *next; } Thing;
+typedef struct opaque *Handle;
+typedef enum { ONE = 1, TWO } Kind;
+typedef uint32_t Flags;
+typedef void (*Callback)(Kind, void *);
+"""
+
+
+@pytest.mark.parametrize("name", ["Thing", "Handle", "Kind", "Flags", "uint32_t", "char", "double"])
+@pytest.mark.parametrize("suffix", ["", " *", "*", " * ", "[]", " []", "**", "[3]", " const *"])
+def test_types_found_by_name_are_those_of_the_parser(name: str, suffix: str) -> None:
+    from centella.backends.webgpu.types import quicken
+
+    plain, quick = cffi.FFI(), cffi.FFI()
+    for ffi in (plain, quick):
+        ffi.cdef(TYPES)
+    quicken(quick)
+    expected, got = plain.typeof(name + suffix), quick.typeof(name + suffix)
+    assert (got.cname, got.kind) == (expected.cname, expected.kind)
+    assert quick.typeof(got.cname) is got
+    if "*" in suffix or "[3]" in suffix:
+        assert quick.sizeof(got) == plain.sizeof(expected)
+    with pytest.raises(cffi.CDefError):
+        quick.typeof("Nothing *")
+
+
+def test_a_wgpu_that_was_imported_before_is_not_parsed_for_each_type() -> None:
+    code = """
+import cffi.cparser, wgpu.backends.wgpu_native
+from centella.backends import webgpu
+parsed = []
+parse = cffi.cparser.Parser.parse_type_and_quals
+cffi.cparser.Parser.parse_type_and_quals = lambda s, text: (parsed.append(text), parse(s, text))[1]
+import centella as ct
+if webgpu.adapters():
+    ct.device("webgpu:0")
+print([text for text in parsed if "(" not in text])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

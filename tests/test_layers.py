@@ -107,7 +107,7 @@ LATE: dict[tuple[str, str], str] = {
     ("self_check", "conformance"): "what is remembered is not computed again",
     ("self_check", "__init__"): "what is remembered is remembered of a version",
     ("device", "batch"): "device.batch() returns the explicit face, which is built on devices",
-    ("backends", "cffi"): "what its parser found is written once on a machine",
+    ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
     ("backends", "tempfile"): "as cffi",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
     ("device", "jit"): "device.compile() captures a function, which is built on devices",

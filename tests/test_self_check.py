@@ -237,6 +237,20 @@ def test_a_folder_that_cannot_be_written(
     assert fake.submissions and not warnings(caplog)
 
 
+def test_what_cannot_take_its_place_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches.keep("name", b"old")
+
+    def replace(*_: str) -> None:
+        raise PermissionError("another process reads it")
+
+    monkeypatch.setattr(os, "replace", replace)
+    caches.keep("name", b"new")
+    assert caches.kept("name") == b"old" and [f.name for f in cache.iterdir()] == ["name"]
+    assert caches.kept("other") is None
+
+
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 
 def cache_folder() -> str:
@@ -44,4 +45,6 @@ def keep(name: str, content: bytes) -> None:
     except OSError as error:
         import logging
 
+        with suppress(OSError):
+            os.remove(beside)
         logging.getLogger("centella.caches").debug("%s not kept: %s", name, error)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from centella.backends.webgpu.declarations import import_native
+from centella.backends.webgpu.types import quicken
 from centella.errors import DeviceError
 from centella.submission import Array
 
@@ -21,6 +22,7 @@ SLOT = 256  # bytes of a launch's parameters
 native: Any = import_native()
 lib: Any = native.lib  # its calls are made by cffi: checkers do not see them
 ffi: Any = native.ffi
+quicken(ffi)
 _errors: Any = native._api.error_handler
 _NO_ENCODER: Any = ffi.new("WGPUCommandEncoderDescriptor *")
 _NO_BUFFER: Any = ffi.new("WGPUCommandBufferDescriptor *")
