@@ -31,7 +31,7 @@ DECLARING = f"{NATIVE}._ffi"  # the module that makes an FFI() and has it parse 
 def import_native() -> Any:
     """wgpu's module of native calls; where it is already imported, as it is."""
     if NATIVE in sys.modules:
-        return sys.modules[NATIVE]
+        return importlib.import_module(NATIVE)  # which waits where another thread is at it
     finder = Finder(DECLARING)
     sys.meta_path.insert(0, finder)
     try:
