@@ -116,6 +116,13 @@ def test_info_names_every_device_and_the_default() -> None:
     assert f"default   {found['default']['name']}: " in output
 
 
+def test_info_says_whether_tensor_cores_can_be_used() -> None:
+    found = [d for d in info.gather()["devices"] if d["open_with"].startswith("webgpu")]
+    output = call("info").output
+    assert output.count("cooperative matrices: ") == len(found)
+    assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in found)
+
+
 def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no CUDA device: the driver was not found"
     found = info.gather() | {
@@ -219,14 +226,14 @@ def test_embed_says_where_the_time_went() -> None:
     result = call("embed", "one", *options)
     stages = [line.rsplit(None, 2) for line in result.stderr.splitlines()]
     names = [name for name, _, unit in stages if unit == "ms"]
-    assert names[:2] == ["start and import", "open device"] and names[-1] == "in all"
-    assert {"open model", "load weights", "tokenise", "run and fetch"} <= set(names)
+    assert names[:3] == ["start and import", "open model", "open device"]
+    assert {"load weights", "tokenise", "run and fetch"} <= set(names) and names[-1] == "in all"
     times = [float(ms.replace(",", "")) for _, ms, _ in stages]
     assert min(times) >= 0 and times[-1] == pytest.approx(sum(times[:-1]), abs=1)
     assert re.search(r"^one +\d+ +1\.0000 ", result.stdout, re.MULTILINE)
     made = json.loads(call("embed", "one", "two", "--json", *options).stdout)
     assert [row["text"] for row in made["embeddings"]] == ["one", "two"]
-    assert list(made["timing_ms"])[:2] == ["start and import", "open device"]
+    assert list(made["timing_ms"])[:3] == ["start and import", "open model", "open device"]
 
 
 def test_embed_cuts_a_text_in_the_table_and_shows_no_controls() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +20,14 @@ import pytest
 import centella as ct
 from centella.errors import DTypeError, MissingExtraError, WeightsError
 from centella.load import MINILM_PACKAGE, load
+from centella.text import Tokenizer
 from tests.model_common import DATA, copy_of, minilm
 
 pytest.importorskip("tokenizers")
 
 Array = np.ndarray[Any, Any]
 TENSORS = dict[str, Array]
+MODULE: Any = sys.modules["centella.load"]  # `centella.load` is the function
 
 
 @pytest.fixture
@@ -70,6 +74,45 @@ def test_a_warm_model_compiles_nothing_for_its_first_text(device: ct.Device) -> 
     assert (led.compiles, led.plans, led.uploads, led.downloads) == (0, 0, 1, 1)
     cold = load(DATA / "tiny-bert", device=device)
     np.testing.assert_array_equal(vector, cold.encode(["storm"], batch_size=1))
+
+
+def test_the_device_is_opened_while_the_folder_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, reading = threading.Event(), threading.Event()
+    scope = contextvars.ContextVar[str]("scope")
+
+    def opening(name: str) -> ct.Device:
+        asked.set()
+        assert reading.wait(30) and scope.get() == "the caller's"
+        return ct.device(name)
+
+    def from_folder(folder: Path) -> Any:
+        assert reading.is_set() or asked.wait(30)
+        reading.set()
+        return read(folder)
+
+    read = Tokenizer.from_folder
+    monkeypatch.setattr(MODULE, "open_device", opening)
+    monkeypatch.setattr(Tokenizer, "from_folder", from_folder)
+    scope.set("the caller's")
+    assert load(DATA / "tiny-bert", device="cpu").model.device is ct.device("cpu")
+    asked.clear()
+    load(DATA / "tiny-bert", device=ct.device("cpu"))
+    assert not asked.is_set()  # it is open
+
+
+def test_a_device_that_cannot_be_opened_is_said_by_load(tmp_path: Path) -> None:
+    with pytest.raises(ct.DeviceError, match="unknown device 'tpu'"):
+        load(DATA / "tiny-bert", device="tpu")
+    with pytest.raises(WeightsError, match="expected a model folder"):
+        load(tmp_path / "none", device="tpu")  # nothing is opened for it
+
+
+def test_a_process_that_may_start_no_thread_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(MODULE.ThreadPoolExecutor, "submit", refuse)
+    assert vector(DATA / "tiny-bert").shape == vector(str(DATA / "tiny-bert")).shape
 
 
 def with_prefix(tensors: TENSORS) -> TENSORS:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import centella as ct
-from centella import opening, self_check
+from centella import caches, opening, self_check
 from tests.fake_gpu import FakeGpu
 
 MODULE = sys.modules["centella.device"]
@@ -216,7 +216,7 @@ def test_devices_of_numpy_need_none(cache: Path) -> None:
 def test_a_file_that_we_did_not_write(machine: Machine, cache: Path, content: str) -> None:
     fake = machine(FakeGpu())
     key = self_check.key_of(fake)
-    file = Path(self_check._file(key))
+    file = cache / self_check.file_of(key)
     file.parent.mkdir()
     file.write_text(content.replace('"K"', json.dumps(key)))
     assert self_check.remembered(key) is None
@@ -237,6 +237,20 @@ def test_a_folder_that_cannot_be_written(
     assert fake.submissions and not warnings(caplog)
 
 
+def test_what_cannot_take_its_place_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches.keep("name", b"old")
+
+    def replace(*_: str) -> None:
+        raise PermissionError("another process reads it")
+
+    monkeypatch.setattr(os, "replace", replace)
+    caches.keep("name", b"new")
+    assert caches.kept("name") == b"old" and [f.name for f in cache.iterdir()] == ["name"]
+    assert caches.kept("other") is None
+
+
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
@@ -247,7 +261,7 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         ("win32", ("local", "centella", "Cache")),
     ):
         monkeypatch.setattr(sys, "platform", platform)
-        assert Path(self_check.cache_folder()) == tmp_path.joinpath(*parts)
-        assert os.path.isabs(self_check.cache_folder())
+        assert Path(caches.cache_folder()) == tmp_path.joinpath(*parts)
+        assert os.path.isabs(caches.cache_folder())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "named"))
-    assert self_check.cache_folder() == str(tmp_path / "named" / "centella")
+    assert caches.cache_folder() == str(tmp_path / "named" / "centella")

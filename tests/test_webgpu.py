@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
 import threading
 from collections import Counter
 from typing import Any
@@ -291,48 +289,3 @@ def test_a_mapping_that_fails_is_a_lost_device(device: ct.Device) -> None:
     with pytest.raises(ct.DeviceLostError, match="lost while running"):
         pending.result()
     assert where.lost
-
-
-HEADER = """
-typedef struct thing { int a; struct thing *next; } Thing;
-typedef struct opaque *Handle;
-typedef enum { ONE = 1, TWO } Kind;
-typedef uint32_t Flags;
-typedef void (*Callback)(Kind, void *);
-"""
-
-
-@pytest.mark.parametrize("name", ["Thing", "Handle", "Kind", "Flags", "uint32_t", "char", "double"])
-@pytest.mark.parametrize("suffix", ["", " *", "*", " * ", "[]", " []", "**", "[3]", " const *"])
-def test_types_found_by_name_are_those_of_the_parser(name: str, suffix: str) -> None:
-    cffi = pytest.importorskip("cffi")
-    from centella.backends.webgpu.types import quicken
-
-    plain, quick = cffi.FFI(), cffi.FFI()
-    for ffi in (plain, quick):
-        ffi.cdef(HEADER)
-    quicken(quick)
-    expected, got = plain.typeof(name + suffix), quick.typeof(name + suffix)
-    assert (got.cname, got.kind) == (expected.cname, expected.kind)
-    assert quick.typeof(got.cname) is got
-    if "*" in suffix or "[3]" in suffix:
-        assert quick.sizeof(got) == plain.sizeof(expected)
-    with pytest.raises(cffi.CDefError):
-        quick.typeof("Nothing *")
-
-
-def test_a_device_is_opened_without_a_parse_for_each_type() -> None:
-    pytest.importorskip("wgpu")
-    code = """
-import cffi.cparser
-from centella.backends import webgpu
-parsed = []
-parse = cffi.cparser.Parser.parse_type_and_quals
-cffi.cparser.Parser.parse_type_and_quals = lambda s, text: (parsed.append(text), parse(s, text))[1]
-import centella as ct
-if webgpu.adapters():
-    ct.device("webgpu:0")
-print([text for text in parsed if "(" not in text])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr

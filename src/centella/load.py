@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +69,14 @@ def load(
         raise WeightsError(f"{file}: model_type: expected {', '.join(MODELS)}, got {kind!r}")
     config_type, model_type = MODELS[kind]
     config = config_type.from_dict(values, str(file))
+    opened = _opening(device)
     task = EmbedderConfig.from_folder(folder)
     tokenizer = Tokenizer.from_folder(folder)
     checkpoint = open_checkpoint(folder)
     noted("open model", begin)
-    where = open_device(device)
+    begin = began()
+    where = opened()
+    noted("open device", begin)
     weights, activations = _dtypes(dtype, checkpoint, where)
     begin = began()
     model = model_type(config, activations)
@@ -82,6 +88,19 @@ def load(
     if warm:
         embedder.encode("warm")
     return embedder
+
+
+def _opening(device: str | Device | None) -> Callable[[], Device]:
+    """Gives the device once it is open: its driver takes its time while the folder is read."""
+    if isinstance(device, Device):
+        return lambda: device
+    thread = ThreadPoolExecutor(1, "centella-open")
+    try:
+        found = thread.submit(copy_context().run, open_device, device)
+    except RuntimeError:  # the process ends, or may start no thread
+        return lambda: open_device(device)
+    thread.shutdown(wait=False)
+    return found.result
 
 
 def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, DType]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
 import zlib
 from contextvars import Context
 
+from centella.caches import keep, kept
 from centella.device import Device
 from centella.errors import DeviceError
 from centella.submission import Backend
@@ -84,41 +83,19 @@ def key_of(backend: Backend) -> str:
 def remembered(key: str) -> str | None:
     """The fault that was found, "" for none; None where nothing is remembered."""
     try:
-        with open(_file(key), encoding="utf-8") as file:
-            stored = json.load(file)
+        stored = json.loads(kept(file_of(key)) or b"")
         if stored["key"] == key and isinstance(stored["fault"], str):
             return str(stored["fault"])
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or not what we wrote
+    except (ValueError, KeyError, TypeError):  # not there, or not what we wrote
         pass
     return None
 
 
 def remember(key: str, fault: str) -> None:
-    """Keep what was found; where the folder cannot be written, the next process looks again."""
-    path = _file(key)
-    beside = f"{path}.{os.getpid()}.{time.time_ns()}"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump({"key": key, "fault": fault}, file)
-        os.replace(beside, path)
-    except OSError as error:
-        import logging
-
-        logging.getLogger("centella.device").debug("self-check not remembered: %s", error)
+    """Keep what was found."""
+    keep(file_of(key), json.dumps({"key": key, "fault": fault}).encode())
 
 
-def _file(key: str) -> str:
-    return os.path.join(cache_folder(), f"self-check-{zlib.crc32(key.encode()):08x}.json")
-
-
-def cache_folder() -> str:
-    """Where this user's caches of this library are, whether or not the folder exists."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # as its specification says: another is no folder
-        return os.path.join(named, "centella")
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local")
-        return os.path.join(local, "centella", "Cache")
-    own = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-    return os.path.join(os.path.expanduser(own), "centella")
+def file_of(key: str) -> str:
+    """The file that a verdict is in."""
+    return f"self-check-{zlib.crc32(key.encode()):08x}.json"

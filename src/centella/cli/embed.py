@@ -51,7 +51,6 @@ def run(
             encoding raise.
         OSError: for a file that cannot be read or written.
     """
-    from centella.device import device as open_device
     from centella.ledger import ledger
     from centella.load import load
 
@@ -60,10 +59,8 @@ def run(
     lines = _texts(texts or [], file)
     stages = Stages(timing)
     with stages:
-        with stages.stage("open device"):
-            where = open_device(device)
         with stages.stage("make the model"):
-            embedder = load(model, where, dtype)
+            embedder = load(model, device, dtype)
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
         with stages.stage("run and fetch"), ledger() as led:
             vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)

@@ -89,8 +89,8 @@ def _cpu() -> dict[str, Any]:
 
 
 def _adapters() -> list[dict[str, Any]]:
-    """WebGPU adapters, as `webgpu:N` counts them; none is opened."""
-    from centella.backends.webgpu import adapters, is_software
+    """WebGPU adapters, as `webgpu:N` counts them; none stays open."""
+    from centella.backends.webgpu import adapters, is_software, matrices
     from centella.errors import DeviceError
 
     found = [
@@ -101,6 +101,7 @@ def _adapters() -> list[dict[str, Any]]:
             "driver": f"{adapter.info['backend_type']}, {adapter.info['description']}",
             "memory_bytes": None,  # WebGPU drivers do not report it
             "limits": {ours: adapter.limits[theirs] for ours, theirs in LIMITS.items()},
+            "cooperative_matrix": matrices(adapter),
         }
         for index, adapter in enumerate(adapters())
     ]
@@ -169,6 +170,8 @@ def _show(found: dict[str, Any]) -> None:
         memory = _size(device["memory_bytes"]) or "not reported by the driver"
         most = _size(min(device["limits"].get("max_tensor_bytes", 0), MOST) or None)
         line(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
+        if "cooperative_matrix" in device:
+            line(f"          cooperative matrices: {device['cooperative_matrix']}")
     for kind, why in found["missing"].items():
         line(f"{kind:<9} none: {why}")
     default = found["default"]

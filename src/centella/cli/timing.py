@@ -25,7 +25,7 @@ def since_start() -> float:
 
 
 # What the library notes that is a stage of its own; what a batch uploads is part of its run.
-NOTED = ("open model", "load weights", "upload", "compile", "tokenise")
+NOTED = ("open model", "open device", "load weights", "upload", "compile", "tokenise")
 
 
 class Stages:

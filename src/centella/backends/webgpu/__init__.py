@@ -1,12 +1,16 @@
 """WebGPU through wgpu: WGSL on Vulkan, Metal and DX12.
 
-adapter.py    the adapters there are, one of them by name, a device of one
-modules.py    shader modules, with the driver's bounds checks or without
-backend.py    memory, programs, submissions
-ticket.py     a submission under way
+adapter.py       the adapters there are, one of them by name, a device of one
+cooperative.py   whether tensor cores can be used
+declarations.py  wgpu-native's C header, parsed once on a machine
+modules.py       shader modules, with the driver's bounds checks or without
+types.py         its types found by name, where it was parsed
+backend.py       memory, programs, submissions
+ticket.py        a submission under way
 """
 
 from centella.backends.webgpu.adapter import NO_ADAPTER, adapters, is_software
 from centella.backends.webgpu.backend import WebGpuBackend
+from centella.backends.webgpu.cooperative import matrices
 
-__all__ = ["NO_ADAPTER", "WebGpuBackend", "adapters", "is_software"]
+__all__ = ["NO_ADAPTER", "WebGpuBackend", "adapters", "is_software", "matrices"]

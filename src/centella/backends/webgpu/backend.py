@@ -26,6 +26,7 @@ from centella.backends.webgpu.adapter import (
     is_software,
     open_device,
 )
+from centella.backends.webgpu.cooperative import offered
 from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.pace import Pace
@@ -363,6 +364,7 @@ class WebGpuBackend:
             "wgpu": wgpu.__version__,
             "max_binding": self.caps.max_binding,
             "max_shared": self.caps.max_shared,
+            "cooperative_matrix": "offered" if offered(self.adapter) else "none",
         }
 
     def before_fork(self) -> None:

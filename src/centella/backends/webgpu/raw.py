@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-import wgpu.backends.wgpu_native as native
-
+from centella.backends.webgpu.declarations import import_native
 from centella.backends.webgpu.types import quicken
 from centella.errors import DeviceError
 from centella.submission import Array
 
 SLOT = 256  # bytes of a launch's parameters
 
+native: Any = import_native()
 lib: Any = native.lib  # its calls are made by cffi: checkers do not see them
 ffi: Any = native.ffi
 quicken(ffi)

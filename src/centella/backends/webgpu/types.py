@@ -2,8 +2,10 @@
 
 For each name of a type that is new to it cffi parses a text which declares every name of the
 header, some 430 lines of C. Opening a device and running a model takes forty such names, and the
-parser's time was the larger part of a cold start. A declared name, a pointer to one and an array of
-one are put together here from what cffi has parsed already; anything else goes to cffi's parser.
+parser's time was the larger part of a cold start. Declarations that were written down need none
+(`declarations.py`); this is for a wgpu that was imported before this library, or as it comes. A
+declared name, a pointer to one and an array of one are put together here from what cffi has parsed
+already; anything else goes to cffi's parser.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ NAME = re.compile(r"\s*(\w+)\s*(\*|\[\s*\])?\s*")
 
 
 def quicken(ffi: Any) -> None:
-    """Let `ffi` find declared names so; a cffi with other insides stays as it is."""
+    """Let `ffi` find declared names so; one without a parser stays as it is."""
     try:
         from cffi import model
 

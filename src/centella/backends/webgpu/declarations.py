@@ -1,0 +1,174 @@
+"""wgpu-native's C header, parsed once on a machine.
+
+wgpu has cffi parse 2 000 lines of C in every process that imports it, and its names again for each
+type that is used later: half a second and more, the larger part of a start. What the parser finds
+depends on the text alone, and cffi can write it down for modules that are to need no parser
+("out-of-line, ABI mode"). That is done here, and what was written is kept in the user's cache
+folder, by the header's text, cffi, Python and platform.
+
+wgpu's own module runs as it is, from its own file, and opens its own library: only the `FFI()` that
+it makes is given declarations so. Whatever is not as expected here goes through the parser.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import marshal
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from centella.caches import keep, kept
+
+NATIVE = "wgpu.backends.wgpu_native"
+DECLARING = f"{NATIVE}._ffi"  # the module that makes an FFI() and has it parse the header
+
+
+def import_native() -> Any:
+    """wgpu's module of native calls; where it is already imported, as it is."""
+    if NATIVE in sys.modules:
+        return importlib.import_module(NATIVE)  # which waits where another thread is at it
+    finder = Finder(DECLARING)
+    sys.meta_path.insert(0, finder)
+    try:
+        return importlib.import_module(NATIVE)
+    except Exception:  # this wgpu asks for what declarations without a parser have not
+        for name in [n for n in sys.modules if n.startswith(NATIVE)]:
+            del sys.modules[name]
+    finally:
+        sys.meta_path.remove(finder)
+    return importlib.import_module(NATIVE)
+
+
+class Finder:
+    """Finds one module as Python does, and runs it so that its first `cffi.FFI()` is a `Header`."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._loader: Any = None
+        self._header: Header | None = None
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Where the module is; None for every other."""
+        spec = PathFinder.find_spec(name, path, target) if name == self._module else None
+        if spec is None or not hasattr(spec.loader, "get_code"):
+            return None
+        self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As Python makes modules."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's own code, in which the name `cffi` alone means something else."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        scope = module.__dict__
+        scope["__builtins__"] = {**vars(builtins), "__import__": self._import}
+        exec(self._loader.get_code(module.__name__), scope)
+        scope["__builtins__"] = vars(builtins)
+        if self._header is not None:
+            for name in [n for n, value in scope.items() if value is self._header]:
+                scope[name] = self._header.ffi
+
+    def _import(self, name: str, *rest: Any) -> Any:
+        found = builtins.__import__(name, *rest)
+        return _Cffi(found, self) if name == "cffi" else found
+
+    def new_ffi(self, cffi: Any) -> Any:
+        """An FFI() for the module."""
+        if self._header is not None:
+            return cffi.FFI()
+        self._header = Header(cffi)
+        return self._header
+
+
+class _Cffi:
+    """The package `cffi`, as one module sees it."""
+
+    def __init__(self, cffi: Any, finder: Finder) -> None:
+        self._cffi, self._finder = cffi, finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cffi, name)
+
+    def FFI(self) -> Any:  # noqa: N802
+        return self._finder.new_ffi(self._cffi)
+
+
+class Header:
+    """A new `FFI()` until it is told what it declares; then whatever cffi has for that.
+
+    Attributes:
+        ffi: cffi's own object: without a parser, or with one where that could not be. None so far.
+    """
+
+    def __init__(self, cffi: Any) -> None:
+        self._cffi = cffi
+        self.ffi: Any = None
+
+    def cdef(self, csource: str) -> None:
+        """Declare what a text of C declares."""
+        if self.ffi is not None:
+            self.ffi.cdef(csource)
+            return
+        file = file_of(csource, self._cffi.__version__)
+        self.ffi = ffi_of(kept(file))
+        if self.ffi is None:
+            parsed = self._cffi.FFI()
+            parsed.cdef(csource)
+            content = written(parsed)
+            self.ffi = ffi_of(content) or parsed
+            if self.ffi is not parsed:
+                keep(file, content)
+
+    def set_source(self, *args: Any) -> None:
+        """Say what is to be written: without a parser, nothing more."""
+        if isinstance(self.ffi, self._cffi.FFI):
+            self.ffi.set_source(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ffi, name)
+
+
+def file_of(csource: str, version: str) -> str:
+    """The file for the declarations of a text, by a version of cffi and this Python."""
+    about = (csource, version, sys.implementation.cache_tag, sys.hexversion, sys.platform,
+             sys.maxsize)  # fmt: skip
+    return f"wgpu-header-{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.bin"
+
+
+def written(ffi: Any) -> bytes:
+    """The declarations of an FFI that has parsed them: a digest and the code that makes another."""
+    import tempfile
+
+    try:
+        from cffi.recompiler import make_py_source
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "declarations.py")
+            make_py_source(ffi, "wgpu", path)
+            with open(path, encoding="utf-8") as file:
+                code = marshal.dumps(compile(file.read(), "wgpu's header", "exec"))
+    except Exception as error:  # of a folder, or of a cffi that has changed
+        import logging
+
+        logging.getLogger("centella.webgpu").debug("wgpu's header is not kept: %s", error)
+        return b""
+    return hashlib.sha256(code).digest() + code
+
+
+def ffi_of(content: bytes | None) -> Any:
+    """An FFI with written declarations; None for what nobody wrote whole."""
+    if not content or hashlib.sha256(content[32:]).digest() != content[:32]:
+        return None
+    scope: dict[str, Any] = {}
+    try:
+        exec(marshal.loads(content[32:]), scope)
+    except Exception:  # of cffi's own module, which looks at the format's version
+        return None
+    return scope.get("ffi")
