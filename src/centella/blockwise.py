@@ -23,7 +23,7 @@ Index = tuple[int | slice, ...]
 BLOCK = 1 << 16  # elements of a block: 256 KB of f32
 ROWS = 1 << 15  # of a block of whole rows, over which sums go several times
 SHARED = 1 << 17  # of a block that a thread takes among others
-PART = 1024  # rows of a product that a thread takes: a weight is arranged anew for each of them
+PART = 1024  # rows of a product that a thread takes: its weight is arranged anew for each part
 MOST_THREADS = 4
 
 
@@ -115,7 +115,7 @@ def parts_of(shape: tuple[int, ...], threads: int) -> list[tuple[slice, list[sli
     where they would wait for the interpreter's lock.
     """
     rows, columns = shape
-    most = min(PART, -(-rows // (2 * threads)))
+    most = max(1, min(PART, -(-rows // (2 * threads))))
     step = max(1, 2 * SHARED // max(columns, 1))
     starts = [0, *range(-(-most // 2), rows, most)]
     parts: list[tuple[slice, list[slice]]] = []

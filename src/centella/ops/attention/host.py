@@ -17,7 +17,6 @@ from centella.specs import Spec
 
 SCORES = 1 << 16  # of a block: 256 KB
 QUERIES = 32  # of a block at least: fewer make thin products
-MOST_QUERIES = 128
 ALONE = 1 << 18  # multiplications that OpenBLAS does on the thread that asks, without its others
 FAR = 64.0  # scores up to which e^score is computed as it is
 LEAST = np.float32(np.exp(-FAR))  # a sum of weights that is precise all the same
@@ -37,11 +36,8 @@ def host(
     shared = heads // kv_heads
     threads = threads_for(b * heads * lq * lk)
     scores = SCORES if threads == 1 else SHARED
-    if threads == 1 or taken_over(threads):
-        enough = min(MOST_QUERIES, scores // max(lk, 1))
-    else:
-        enough = ALONE // max(lk * dim, 1)
-    rows = min(lq, max(QUERIES, enough))
+    fewest = QUERIES if threads == 1 else ALONE // max(lk * dim, 1)
+    rows = min(lq, max(QUERIES, fewest))
     most = max(1, scores // max(rows * lk, 1))  # heads of queries in a block
     step = max(1, most // shared)
     blocks: list[tuple[int, slice, slice]] = list(
