@@ -23,6 +23,7 @@ Index = tuple[int | slice, ...]
 BLOCK = 1 << 16  # elements of a block: 256 KB of f32
 ROWS = 1 << 15  # of a block of whole rows, over which sums go several times
 SHARED = 1 << 17  # of a block that a thread takes among others
+PART = 1024  # rows of a product that a thread takes: its weight is arranged anew for each part
 MOST_THREADS = 4
 
 
@@ -105,6 +106,23 @@ def blocks_of(shape: Sequence[int], whole_rows: bool = False) -> list[Index]:
     step = max(1, most // max(inner, 1))
     parts = [slice(i, min(i + step, shape[axis])) for i in range(0, shape[axis], step)]
     return list(product(*(range(n) for n in shape[:axis]), parts))
+
+
+def parts_of(shape: tuple[int, ...], threads: int) -> list[tuple[slice, list[slice]]]:
+    """Rows of a product's result that a thread takes at a time, and the blocks that they make.
+
+    The first part is half as long as the others, so that two threads are not both between products,
+    where they would wait for the interpreter's lock.
+    """
+    rows, columns = shape
+    most = max(1, min(PART, -(-rows // (2 * threads))))
+    step = max(1, 2 * SHARED // max(columns, 1))
+    starts = [0, *range(-(-most // 2), rows, most)]
+    parts: list[tuple[slice, list[slice]]] = []
+    for first, end in zip(starts, [*starts[1:], rows], strict=True):
+        blocks = [slice(i, min(i + step, end)) for i in range(first, end, step)]
+        parts.append((slice(first, end), blocks))
+    return parts
 
 
 class _Scratch(threading.local):

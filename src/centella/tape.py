@@ -86,6 +86,11 @@ def smaller(a: Any, b: Any, out: Array) -> None:
     np.minimum(a, b, out=out)
 
 
+def spread(like: Any, number: Any, out: Array) -> None:
+    """A number in each element."""
+    np.copyto(out, number)
+
+
 def choose(condition: Array, first: Any, second: Any, out: Array) -> None:
     """`np.where` into `out`, which is none of the operands."""
     np.copyto(out, second)
@@ -113,6 +118,7 @@ def row_max(x: Array, out: Array) -> None:
 
 
 ALONG_ROWS = (row_first, row_sum, row_max)
+ORDERS = (larger, smaller)  # several times as fast on two arrays as on one and a number
 COMPARES = (np.greater_equal, np.less, np.less_equal, np.equal)
 APART = (choose, *ALONG_ROWS)  # what may not write where it reads
 
@@ -141,6 +147,9 @@ class Tape:
 
     def note(self, call: Callable[..., Any], *args: Any) -> Symbol:
         """One more call; gives its result."""
+        if call in ORDERS:
+            like = next(a for a in args if isinstance(a, Symbol))
+            args = tuple(a if isinstance(a, Symbol) else self.note(spread, like, a) for a in args)
         symbols = [a for a in args if isinstance(a, Symbol)]
         dtype = _dtype(call, args)
         kind = COLUMN if call in ALONG_ROWS else min(s.kind for s in symbols)

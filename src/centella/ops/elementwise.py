@@ -33,7 +33,7 @@ def gelu(o: Any, x: Any, kind: str = "none") -> Any:
         return x * 0.5 * (o.tanh(inner) + 1.0)
     if kind == "quick":
         return x * o.sigmoid(x * 1.702)
-    return x * 0.5 * o.erf_plus_1(x * math.sqrt(0.5))
+    return o.gelu(x)
 
 
 def relu(o: Any, x: Any) -> Any:

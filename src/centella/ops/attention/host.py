@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from centella.blas import taken_over
 from centella.blockwise import SHARED, Array, scratch, share, threads_for
 from centella.dtypes import f32
 from centella.program import HostProgram
@@ -15,6 +18,8 @@ from centella.specs import Spec
 SCORES = 1 << 16  # of a block: 256 KB
 QUERIES = 32  # of a block at least: fewer make thin products
 ALONE = 1 << 18  # multiplications that OpenBLAS does on the thread that asks, without its others
+FAR = 64.0  # scores up to which e^score is computed as it is
+LEAST = np.float32(np.exp(-FAR))  # a sum of weights that is precise all the same
 
 
 def host(
@@ -60,13 +65,19 @@ def host(
                     v[row, group, : lengths[row]], scale, by_head[row, group, :, queries],
                 )  # fmt: skip
 
-        share(compute, blocks, threads)
+        blas = taken_over(threads)
+        with nullcontext() if blas is None else blas.alone():
+            share(compute, blocks, threads)
 
     return HostProgram("numpy:attention", "attention", call)
 
 
 def _block(q: Array, k: Array, v: Array, scale: np.float32, out: Array) -> None:
     """Some queries of some heads, all of which see all keys.
+
+    A softmax does not change when all scores of a row do by the same number. To take away the
+    largest takes as long as the exponentials, so it is done only where it has to be: where an e^x
+    may be too large, or where all that a row has are too small.
 
     Args:
         q: [kv_heads, shared, rows, dim]; k, v: [kv_heads, keys, dim].
@@ -81,11 +92,28 @@ def _block(q: Array, k: Array, v: Array, scale: np.float32, out: Array) -> None:
     scaled, scores, column, mixed = scratch(
         ((q.shape, single), ((*lead, keys), single), ((*lead, 1), single), (q.shape, single))
     )
+    across, values = k[:, None].swapaxes(-1, -2), v[:, None]
     np.multiply(q, scale, out=scaled)
-    np.matmul(scaled, k[:, None].swapaxes(-1, -2), out=scores)
+    np.matmul(scaled, across, out=scores)
+    near = scores.max() < FAR  # false with NaN
+    if not near:
+        _lower(scores, column)
+    _mix(scores, values, column, mixed)
+    if near and not (column.min() > LEAST and math.isfinite(mixed.sum())):
+        np.matmul(scaled, across, out=scores)
+        _lower(scores, column)
+        _mix(scores, values, column, mixed)
+    np.divide(mixed, column, out=out)
+
+
+def _lower(scores: Array, column: Array) -> None:
+    """Subtract from each row its largest."""
     np.maximum.reduce(scores, axis=-1, out=column, keepdims=True)
     np.subtract(scores, column, out=scores)
+
+
+def _mix(scores: Array, v: Array, column: Array, mixed: Array) -> None:
+    """Sums of values weighted by e^score, and of the weights; these replace the scores."""
     np.exp(scores, out=scores)
-    np.add.reduce(scores, axis=-1, out=column, keepdims=True)
-    np.matmul(scores, v[:, None], out=mixed)
-    np.divide(mixed, column, out=out)
+    np.matmul(scores, np.ones((scores.shape[-1], 1), f32.numpy), out=column)
+    np.matmul(scores, v, out=mixed)

@@ -9,7 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella.axes import LETTERS, Axes, Fold, axes, spread
-from centella.blockwise import blocks_of
+from centella.blas import taken_over
+from centella.blockwise import blocks_of, parts_of, share, threads_for
 from centella.dtypes import DType, dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
@@ -137,14 +138,31 @@ def linear_host(
     )  # fmt: skip
     blocks = blocks_of(out.shape)
     more_to_do = extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0
+    threads = threads_for(out.size)
+    parts = parts_of(out.shape, threads)
 
     def call(ins: list[Any], outs: list[Any]) -> None:
         left, right, *rest = ins
         (y,) = outs
+        left = left.reshape(len(y), right.shape[1])
+        operands = [y, *(r.reshape(y.shape) for r in rest)]
+        blas = taken_over(threads)
+
+        def compute(part: tuple[slice, list[slice]]) -> None:
+            rows, blocks = part
+            with np.errstate(all="ignore"):
+                np.matmul(left[rows], right.T, out=y[rows])
+                for index in blocks if more_to_do else ():
+                    run([x[index] for x in operands], y[index])
+
+        if blas is not None:
+            with blas.alone():
+                share(compute, parts, threads)
+            return
         with np.errstate(all="ignore"):
-            np.matmul(left.reshape(len(y), right.shape[1]), right.T, out=y)
+            np.matmul(left, right.T, out=y)
         if more_to_do:
-            run_blocks(run, blocks, [y, *(r.reshape(y.shape) for r in rest)], y)
+            run_blocks(run, blocks, operands, y)
 
     return HostProgram("numpy:linear", "linear", call, (), (_as_rows(x), weight, *lies, out))
 
