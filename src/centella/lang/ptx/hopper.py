@@ -1,8 +1,8 @@
 """Text of what only sm_90a has: memory barriers, bulk tensor copies, products of warpgroups.
 
 Also of clusters, which later targets have as well. A matrix descriptor is two registers: the lower
-has the address and the distance of panels, in units of 16 bytes, so that a chunk's index is added to
-it; the upper is the same for a whole tile.
+has the address and the distance of panels, in units of 16 bytes, so that a chunk's index is added;
+the upper is the same for a whole tile.
 """
 
 from __future__ import annotations
