@@ -331,16 +331,19 @@ def test_the_simulator_reports_a_mask(ranks: int) -> None:
         on_simulator(ir, tensors, 2, RING | {"ranks": ranks})
 
 
-def test_a_box_that_nobody_waits_for_is_reported() -> None:
+@pytest.mark.parametrize("expected", [True, False])
+def test_a_box_that_nobody_waits_for_is_reported(expected: bool) -> None:
     def kernel(x: In[f16], y: Out[u32], n: u32) -> None:
         tile = ptx.SharedTile(f16, (8, 64))
         source, full = ptx.TensorMap(x, tile, (n, n), (n,)), ptx.Barriers(1)
         with lang.if_(lang.local_id() == 0):
             full.init(0, 1)
+            if expected:
+                full.expect(0, 1024)
             ptx.tma_load(source, (0, 0), 0, full, 0)
         y[lang.local_id()] = 0
 
-    tensors = {"x": empty((64 * 64,), f16), "y": empty((128,), u32)}
+    tensors = {"x": tensor(np.zeros(64 * 64), f16), "y": empty((128,), u32)}
     with pytest.raises(SimulationError, match="ends while a box is on its way"):
         on_simulator(record(kernel, tensors, 128), tensors, 1, {"n": 64})
 

@@ -74,10 +74,9 @@ class HopperMachine(WarpgroupMachine):
         if any(any(groups) for groups in left):
             text = "a group ends while a store or a wgmma reads its memory"
             raise self._bad(len(self.ir.body) - 1, text)
-        if any(boxes for phases in self.phases.values() for boxes in phases.boxes):
-            raise self._bad(
-                len(self.ir.body) - 1, "a group ends while a box is on its way to its memory"
-            )
+        if any(box for p in self.phases.values() for box in (*p.boxes, *p.ready)):
+            text = "a group ends while a box is on its way to its memory"
+            raise self._bad(len(self.ir.body) - 1, text)
 
     def _shadow(self, words: int, known: Mask) -> Shadow:
         return Boxes(words, self.ir.workgroup, known)
