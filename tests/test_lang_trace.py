@@ -1439,7 +1439,8 @@ SHOWN = {
     "Sums of `wgmma` are a `Fragment`": "hopper.refused",
     "The same holds for the factor": "hopper.refused",
     "In a role control flow is uniform": "hopper.refused",
-    "Subgroup operations are no such": "hopper.boxes_and_products",
+    "Subgroup and matrix operations are no": "hopper.boxes_and_products "
+    "clusters.sums_are_stored_in_a_role",
     "What needs the whole group": "hopper.refused",
     "A tensor map is made by the driver": "hopper.maps_that_the_driver_would_not_make "
     "hopper.the_layout_of_a_tile_is_that_of_its_map_and_descriptor",

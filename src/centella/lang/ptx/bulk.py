@@ -62,7 +62,7 @@ class Barriers:
             rank: of the group of the cluster whose barrier it is, u32; None: this group's. (PTX
                 ISA, "mapa", "mbarrier.arrive" with .shared::cluster.) What this thread has read may
                 then be overwritten by copies that wait there; what it wrote is seen by no other
-                group before a cluster barrier.
+                group before a cluster barrier. Nobody here waits for its way there.
 
         Raises:
             TraceError: for a rank in a kernel without clusters, or that its cluster has not.
