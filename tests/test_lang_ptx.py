@@ -224,6 +224,19 @@ def ldmatrix(rows: list[list[int]], count: int, transposed: bool) -> list[list[i
     return answers
 
 
+def stmatrix(registers: list[list[int]], transposed: bool) -> list[list[int]]:
+    """The row that each lane points at (PTX ISA, "stmatrix"); none past the last matrix's."""
+    count = len(registers[0])
+    element = np.zeros((count, 8, 8), np.int64)
+    for lane, held in enumerate(registers):
+        for j, word in enumerate(held):
+            for h in range(2):
+                at = lane // 4, lane % 4 * 2 + h
+                element[(j, *(at[::-1] if transposed else at))] = word >> 16 * h & 0xFFFF
+    rows = (element[..., ::2] | element[..., 1::2] << 16).reshape(-1, 4).tolist()
+    return rows + [[]] * (32 - len(rows))
+
+
 def mma(brought: list[tuple[list[int], ...]], kind: DType) -> list[list[int]]:
     """Registers of c in each lane (PTX ISA, "Matrix Fragments for mma.m16n8k16")."""
     a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
@@ -300,6 +313,13 @@ class Thread:
                     targets = listed(operands[0])
                     answer = yield [int(w) for w in words[index : index + 4]], ".".join(op)
                     self.registers |= dict(zip(targets, answer, strict=True))
+                elif op[0] == "stmatrix":
+                    assert op[1:4] == ["sync", "aligned", "m8n8"]
+                    brought = [self.value(n) for n in listed(operands[1])]
+                    answer = yield brought, ".".join(op)
+                    if answer:  # the row that this lane points at
+                        words, index = self.words("shared", operands[0], 4)
+                        words[index : index + 4] = answer
                 elif op[0] == "mma":
                     brought = [[self.value(n) for n in listed(x)] for x in operands[1:]]
                     answer = yield (brought[2], brought[0], brought[1]), ".".join(op)
@@ -374,7 +394,10 @@ def together(key: str, brought: list[Any]) -> list[Any]:
     answers: list[Any] = []
     for warp in range(0, len(brought), 32):
         lanes = brought[warp : warp + 32]
-        if parts[0] == "mma":
+        if parts[0] == "stmatrix":
+            assert int(parts[4][1:]) == len(lanes[0])
+            answers += stmatrix(lanes, "trans" in parts)
+        elif parts[0] == "mma":
             assert parts[1:7] == ["sync", "aligned", "m16n8k16", "row", "col", "f32"]
             answers += mma(lanes, {"f16": f16, "bf16": bf16}[parts[7]])
         else:

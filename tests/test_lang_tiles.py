@@ -611,7 +611,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "tile columns": (lambda: ptx.SharedTile(f16, (8, 24)), "rows in eights"),
     "loaded dtype": (
         lambda: ptx.ldmatrix(ptx.SharedTile(f16, (8, 8)), 0, ptx.Fragment(bf16, (16, 8))),
-        "ldmatrix loads 1, 2 or 4 registers of f16, got fragments bf16",
+        "ldmatrix takes 1, 2 or 4 registers of f16, got fragments bf16",
     ),
     "nothing": (lambda: ptx.ldmatrix(ptx.SharedTile(f16, (8, 8)), 0), "got fragments none"),
     "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),

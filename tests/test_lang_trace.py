@@ -1409,16 +1409,27 @@ SHOWN = {
     "| `ptx.ldmatrix(tile": "tiles.ptx_equals_the_simulator tiles.texts_assemble",
     "| `ptx.cp_async(tile": "tiles.a_copy_of_fewer_bytes_ends_in_zeros tiles.texts_assemble",
     "| `ptx.cp_async_commit()`": "tiles.copies_are_there_when_waited_for",
+    # of those, from sm_90 on
+    "From sm_90 on": "clusters.other_targets_refuse",
+    "| from sm_90 on, in `ptx` |": "tiles.every_name_is_on_the_page",
+    "| `ptx.stmatrix(tile": "clusters.matrices_are_stored clusters.sums_are_stored_in_a_role",
+    "| `ptx.cluster(groups)`": "clusters.a_cluster_meets_and_reads clusters.ranks_are_uniform "
+    "clusters.refused",
+    "| `ptx.cluster_arrive()`": "clusters.a_cluster_meets_and_reads clusters.refused",
+    "| `ptx.cluster_load(array": "clusters.a_cluster_meets_and_reads clusters.refused",
+    "| `ptx.launch_dependents()`": "clusters.texts_assemble",
     # of those, on Hopper
     "On Hopper (sm_90a) alone": "hopper.other_targets_refuse",
     "| on Hopper, in `ptx` |": "tiles.every_name_is_on_the_page",
     "| `ptx.role(first": "hopper.boxes_and_products hopper.refused",
     "| `ptx.warpgroup_barrier()`": "hopper.the_case_covers_every_operation",
     "| `ptx.grid()`": "hopper.the_case_covers_every_operation",
-    "| `ptx.Barriers(count)`": "hopper.boxes_and_products hopper.the_simulator_reports",
+    "| `ptx.Barriers(count)`": "hopper.boxes_and_products hopper.the_simulator_reports "
+    "clusters.a_box_reaches_every_group",
     "| `ptx.TensorMap(argument": "hopper.boxes_and_products "
     "hopper.maps_refuse_what_they_cannot_describe",
-    "| `ptx.tma_load(source": "hopper.boxes_and_products hopper.texts_assemble",
+    "| `ptx.tma_load(source": "hopper.boxes_and_products hopper.texts_assemble "
+    "clusters.a_box_reaches_every_group clusters.a_mask_is_of_the_cluster",
     "| `ptx.tma_store(target": "hopper.boxes_and_products hopper.texts_assemble",
     "| `ptx.tma_store_commit()`": "hopper.boxes_and_products hopper.the_simulator_reports",
     "| `ptx.async_fence()`": "hopper.boxes_and_products hopper.the_simulator_reports",
@@ -1428,7 +1439,8 @@ SHOWN = {
     "Sums of `wgmma` are a `Fragment`": "hopper.refused",
     "The same holds for the factor": "hopper.refused",
     "In a role control flow is uniform": "hopper.refused",
-    "Subgroup operations are no such": "hopper.boxes_and_products",
+    "Subgroup and matrix operations are no": "hopper.boxes_and_products "
+    "clusters.sums_are_stored_in_a_role",
     "What needs the whole group": "hopper.refused",
     "A tensor map is made by the driver": "hopper.maps_that_the_driver_would_not_make "
     "hopper.the_layout_of_a_tile_is_that_of_its_map_and_descriptor",
@@ -1436,6 +1448,18 @@ SHOWN = {
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
     "It reports a box or a store": "hopper.the_simulator_reports",
     "It cannot see that `init_fence`": "hopper.the_simulator_reports",
+    "A cluster is part of the kernel": "clusters.the_head_has_the_cluster",
+    "Groups that are no whole number": "clusters.groups_are_whole_clusters",
+    "`cluster_arrive` and `cluster_wait` order": "clusters.a_cluster_meets_and_reads "
+    "clusters.what_another_group_reads_is_kept",
+    "What stands between the two": "clusters.the_simulator_reports",
+    "No group ends while another": "clusters.the_simulator_reports "
+    "clusters.the_simulator_reports_of_rings",
+    "The simulator runs the groups of a cluster": "clusters.the_simulator_reports "
+    "clusters.one_group_meets_alone clusters.the_simulator_reports_of_rings "
+    "clusters.what_another_group_reads_is_kept",
+    "It takes what stands between": "clusters.what_stands_between_arriving_and_waiting_counts_as_earlier",
+    "For sm_90 and later a kernel's first": "clusters.the_wait_is_first_and_has_no_name",
     # of all
     "A fragment is opaque and linear": "tiles.refused tiles.fragments_keep_their_registers",
     "Layouts are those of the PTX ISA": "tiles.ptx_equals_the_simulator",

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import centella as ct
 from centella import op
 from centella.dtypes import DType, bf16, f16, f32, narrow, widen
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
-from centella.lang.ir import HOPPER
+from centella.lang.ir import CLUSTER, HOPPER
 from centella.lang.ptx import emit_ptx, shared_layout
 from centella.lang.simulate import mutations, simulate
-from centella.ops.matmul import choice
+from centella.ops.matmul import choice, launches
 from centella.ops.matmul.choice import WGMMA_TILES
 from centella.ops.matmul.wgmma import WgmmaTile
 from centella.program import Ref, parameter_words
 from centella.specs import Spec, make_spec
+from centella.tensor import apply
 from tests.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.test_mma import CAPS, LAYOUTS, Launch, lies, operands, parameters, result, stored
 
@@ -34,11 +36,23 @@ TILES = (
     WgmmaTile(64, 64, 32, 2),
     WgmmaTile(128, 64, 64, 2, staged=64),
 )
-WIDE = WgmmaTile(128, 256, 64, 4, staged=128)  # what the sweep on a card tries beside them
+PAIRS = (replace(SMALL, cluster=2), WgmmaTile(64, 64, 32, 2, cluster=2))
+MATRICES = (replace(SMALL, matrices=True), WgmmaTile(128, 64, 64, 2, staged=32, matrices=True))
+# What the sweep on a card tries beside them.
+SWEPT = (
+    WgmmaTile(128, 256, 64, 4, staged=128),
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2),
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2),
+    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2),
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, matrices=True),
+    WgmmaTile(128, 96, 64, 7, turns=True, staged=32, matrices=True),
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2, matrices=True),
+)
 
 
 def name(tile: WgmmaTile) -> str:
-    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
+    size = f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
+    return f"{size}x{tile.cluster}{'m' * tile.matrices}"
 
 
 @pytest.fixture
@@ -74,7 +88,7 @@ def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
     return result(launch, words), wanted
 
 
-@pytest.mark.parametrize("tile", TILES, ids=name)
+@pytest.mark.parametrize("tile", [*TILES, *MATRICES], ids=name)
 def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
     monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
@@ -85,6 +99,25 @@ def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyP
         assert dict(launch.call.constants)["tile"] == tile and ir.workgroup == tile.threads
         got, wanted = ran(launch, ir)
         np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("tile", PAIRS, ids=name)
+@pytest.mark.parametrize(
+    ("size", "layout", "resident"),
+    [((1, 1, 8), "NT", 2), ((64, 65, 72), "TN", 2), ((150, 70, 104), "NT", 4)],
+    ids=str,
+)
+def test_pairs_of_groups(
+    size: tuple[int, int, int], layout: str, resident: int, tile: WgmmaTile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of some pairs one group has no row of C; a pair takes one tile, or several."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    launch, ir = lowered(*size, layout=layout)
+    assert ir.cluster == 2
+    assert launch.call.groups == 2 * -(-size[0] // 128) * -(-size[1] // 64)
+    got, wanted = ran(launch, ir, resident=resident)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
@@ -105,9 +138,14 @@ def test_groups_take_what_there_is(resident: int, small: None) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("activation", ["", "gelu"])
-def test_an_epilogue_sees_f32_sums(activation: str, small: None) -> None:
+@pytest.mark.parametrize(
+    ("activation", "tile"), [("", SMALL), ("gelu", SMALL), ("", MATRICES[0])], ids=str
+)
+def test_an_epilogue_sees_f32_sums(
+    activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through shared memory, and with both an activation and a residual from registers."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(70, 72, 40, epilogue=True, activation=activation)
     assert dict(launch.call.constants)["staged"] is not bool(activation)
     rng = np.random.default_rng(3)
@@ -142,13 +180,15 @@ def test_nothing_is_written_outside(small: None) -> None:
     assert (words[-1].view(np.uint16)[65 * spec.strides[0] :] == 0x7FC0).all()
 
 
-def test_every_wait_and_fence_is_needed(small: None) -> None:
+@pytest.mark.parametrize("tile", [SMALL, PAIRS[0]], ids=name)
+def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(300, 60, 136)
     seen: set[str] = set()
     for what, broken in mutations(ir):
         kind = what.split()[0] if what[:2] != "no" else what.split()[1]
-        if kind not in HOPPER:
+        if kind not in HOPPER | CLUSTER:
             continue
         words, wanted = operands(launch)
         try:
@@ -163,7 +203,7 @@ def test_every_wait_and_fence_is_needed(small: None) -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("tile", [*TILES, WIDE], ids=name)
+@pytest.mark.parametrize("tile", [*TILES, *SWEPT], ids=name)
 def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +211,7 @@ def test_tiles_stay_in_registers(
     monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
-    if tile in WGMMA_TILES:
+    if tile in WGMMA_TILES or tile.cluster > 1 or tile.matrices:
         cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
     for ir in cases:
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
@@ -179,6 +219,27 @@ def test_tiles_stay_in_registers(
         assert stack == 0 and "C75" not in report, report
         assert registers * tile.threads <= 65_536
         assert shared_layout(ir).size <= CAPS.max_shared
+
+
+@pytest.mark.devices("cuda")
+@pytest.mark.parametrize("tile", SWEPT, ids=name)
+def test_swept_tiles_on_a_device(
+    device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters past every edge, at once and replayed in a graph."""
+    monkeypatch.setattr(launches, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
+    rng = np.random.default_rng(8)
+    for m, n, k in ((3, 5, 8), (1000, 700, 520), (257, 129, 72)):
+        a, b = (rng.standard_normal(s).astype(np.float16) for s in ((m, k), (n, k)))
+        given = [ct.asarray(x, device=device) for x in (a, b)]
+
+        def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+            return apply("matmul", x, w.T, alpha=1.0, variant="wgmma")
+
+        wanted = a.astype(np.float64) @ b.T.astype(np.float64)
+        for got in (product(*given), device.compile(product, *given)(*given)):
+            near = 2e-3 * np.abs(wanted).max()
+            np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-3, atol=near)
 
 
 def test_a_launch_has_what_its_maps_need(small: None) -> None:

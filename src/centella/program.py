@@ -234,8 +234,11 @@ def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int
         buffer offset, known when the plan runs, is to be added.
 
     Raises:
-        LimitError: a number that its parameter does not hold, or that no tensor map can have.
+        LimitError: a number that its parameter does not hold, or that no tensor map can have;
+            groups that are no whole clusters.
     """
+    if text := ir.refused(call.groups):
+        raise LimitError(f"kernel {ir.name!r}: {text}")
     names = {a.name: i for i, a in enumerate(ir.args)}
     scalars = dict(call.scalars)
     words: list[int] = []

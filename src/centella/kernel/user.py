@@ -13,7 +13,7 @@ import numpy as np
 from centella.creation import asarray
 from centella.device import Device, device
 from centella.dtypes import dtype_of
-from centella.errors import TraceError
+from centella.errors import LimitError, TraceError
 from centella.kernel.arguments import bind, check_written, group_count, host_array
 from centella.kernel.op import SIMULATED, op_of
 from centella.lang.face import TensorParam
@@ -67,14 +67,15 @@ class UserKernel:
 
         Raises:
             TraceError, ShapeError, DTypeError: where the arguments do not fit the declaration.
-            LimitError: the device has fewer threads, bindings or less shared memory.
+            LimitError: the device has fewer threads, bindings or less shared memory; groups that
+                are no whole number of the kernel's clusters (`ptx.cluster`).
         """
         given = bind(self._kernel, self._positions, args, named)
         wanted = group_count(self._kernel, threads, groups)
         check_written(self._kernel, given, wanted)
         where = given.tensors[0][0].device
         pairs = [(t if p.mode == "out" else _fit(t, p), p) for t, p in given.tensors]
-        self._check_program(where, pairs, given.constants)
+        self._check_program(where, pairs, given.constants, wanted)
         ins = [t for t, p in pairs if p.mode != "out"]
         outs = [(t, p) for t, p in pairs if p.mode == "out"]
         attrs: dict[str, Any] = {
@@ -94,11 +95,12 @@ class UserKernel:
             handle._value, handle._offset, handle.spec = shaped._value, shaped._offset, shaped.spec
 
     def _check_program(
-        self, where: Device, pairs: list[tuple[Tensor, TensorParam]], constants: Constants
-    ) -> None:
+        self, where: Device, pairs: list[tuple[Tensor, TensorParam]], constants: Constants,
+        groups: int,
+    ) -> None:  # fmt: skip
         """Trace and emit now, so that a mistake is raised at the launch's own line."""
         host = where.caps.target == "numpy"
-        self._kernel.program(
+        program = self._kernel.program(
             SIMULATED if host else where.caps,
             tuple(t.dtype for t, _ in pairs),
             tuple(host or p.mode == "out" or t.spec.unit_rows for t, p in pairs),
@@ -106,6 +108,8 @@ class UserKernel:
             None,
             None,
         )
+        if text := program.ir.refused(groups):
+            raise LimitError(f"{self.__name__}: {text}")
 
     # -- looking ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from centella.lang.warps import Flights
 
 Words = NDArray[np.uint32]
 Counts = NDArray[np.int64]
+APART = " with no cluster barrier between"
 
 
 class Boxes(Flights):
@@ -25,6 +26,9 @@ class Boxes(Flights):
         self._coming = np.zeros(words, np.bool_)
         self._read = np.zeros(words, np.int64)  # by so many products and stores under way
         self._unfenced = np.zeros(words, np.bool_)
+        # Of clusters: the epoch since their groups met; what it was when another group read a word.
+        self.met: int = 0
+        self._afar = np.full(words, NOBODY, np.int64)
 
     def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread reads its word; the position and text of a fault, if any."""
@@ -33,6 +37,7 @@ class Boxes(Flights):
     def write(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread writes its word; the position and text of a fault, if any."""
         fault = self._on_its_way(words, "written") or self._being_read(words)
+        fault = fault or self._was_read_afar(words)
         self._unfenced[words] = True
         return fault or super().write(words, threads, epochs)
 
@@ -44,6 +49,7 @@ class Boxes(Flights):
     def come(self, words: Ids) -> Fault | None:
         """A box is on its way to these words; the position and text of a fault, if any."""
         fault = self._on_its_way(words, "written") or self._being_read(words)
+        fault = fault or self._was_read_afar(words)
         self._coming[words] = True
         return fault
 
@@ -70,6 +76,24 @@ class Boxes(Flights):
         """A thread has waited until they have been read."""
         np.subtract.at(self._read, words, 1)
         self._reader[words], self._read_epoch[words] = threads, epochs
+
+    def read_afar(self, words: Ids, met: int) -> Fault | None:
+        """Another group, which met the cluster at the epoch `met`, reads them."""
+        fault = self._on_its_way(words, "read")
+        if fault is None and not self.known[words].all():
+            fault = int((~self.known[words]).argmax()), "read, but nobody wrote it"
+        late = (self._write_epoch[words] >= met) & (self._writer[words] != NOBODY)
+        if fault is None and late.any():
+            who = self._name(int(self._writer[words[late.argmax()]]))
+            fault = int(late.argmax()), f"race: read here, written by {who}{APART}"
+        self._afar[words] = met
+        return fault
+
+    def _was_read_afar(self, words: Ids) -> Fault | None:
+        afar = self._afar[words] >= self.met
+        if not afar.any():
+            return None
+        return int(afar.argmax()), f"race: written here, read by another group{APART}"
 
     def _on_its_way(self, words: Ids, what: str) -> Fault | None:
         coming = self._coming[words]
@@ -114,11 +138,14 @@ class Phases:
         self._settle(which)
         return ""
 
-    def copy(self, which: int, box: tuple[int, Ids, Words]) -> None:
-        """A box whose bytes count here."""
+    def copy(self, which: int, box: tuple[int, Ids, Words]) -> str:
+        """A box whose bytes count here; what is wrong with that, or ""."""
+        if not self.needed[which]:
+            return "a box for a barrier that was not initialised"
         self.boxes[which].append(box)
         self.copied[which] += 4 * box[1].size
         self._settle(which)
+        return ""
 
     def _settle(self, which: int) -> None:
         """The phase is over when all have arrived and all bytes are there."""

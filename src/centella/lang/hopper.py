@@ -7,7 +7,7 @@ producer runs as far ahead as its barriers let it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from centella.errors import SimulationError
 from centella.lang.bulk import Boxes, Phases, Words
 from centella.lang.factors import WARPGROUP
-from centella.lang.machine import LEAVES, UNDEFINED
+from centella.lang.machine import UNDEFINED
 from centella.lang.shadow import Ids, Mask, Shadow
 from centella.lang.warpgroups import CHUNK, WarpgroupMachine
 
@@ -59,41 +59,42 @@ class HopperMachine(WarpgroupMachine):
             if text := made.refused(params, self.ir.args[made.argument].dtype.itemsize):
                 raise SimulationError(f"kernel {self.ir.name!r}: {text}")
 
-    def run(self, first: int, count: int) -> None:
-        """Run group `first`."""
+    def begin(self, first: int, count: int) -> None:
+        """Take group `first`."""
         assert count == 1, "roles run group by group"
         self.passed: int = 0  # waits
         self.phases: dict[int, Phases] = {}
         # Groups of stores by thread; the last one is open.
         self.stores: dict[int, list[list[tuple[int, Ids]]]] = {}
-        super().run(first, count)
-        for groups in (*self.stores.values(), *self.products.values()):
-            if any(groups):
-                raise self._fault(
-                    len(self.ir.body) - 1, first * self.ir.workgroup,
-                    "a group ends while a store or a wgmma reads its memory",
-                )  # fmt: skip
+        super().begin(first, count)
+
+    def end(self) -> None:
+        """The group ends, with nothing under way in its shared memory."""
+        left = (*self.stores.values(), *self.products.values())
+        if any(any(groups) for groups in left):
+            text = "a group ends while a store or a wgmma reads its memory"
+            raise self._bad(len(self.ir.body) - 1, text)
+        if any(box for p in self.phases.values() for box in (*p.boxes, *p.ready)):
+            text = "a group ends while a box is on its way to its memory"
+            raise self._bad(len(self.ir.body) - 1, text)
 
     def _shadow(self, words: int, known: Mask) -> Shadow:
         return Boxes(words, self.ir.workgroup, known)
 
     # -- roles ------------------------------------------------------------------------------------
 
-    def _roles(self, start: int, stop: int) -> int:
-        """Run roles beside each other; the statement behind them."""
-        outer, found, i = self.active, [], start
-        while i < stop:
-            op, _, args, attr = self.ir.body[i]
-            if op == "if" and attr is not None:
-                found.append(i)
-            elif op in self.plain:
-                self.values[i] = self.plain[op](*[self.values[a] for a in args])
-            elif op not in LEAVES:
-                break
-            i = self._end_of(i) + 1
+    def _roles(self, start: int, stop: int) -> Generator[None, None, int]:
+        """Run roles beside each other; the statement behind them. Yields where all of them wait."""
+        outer = self.active
+        beside, behind = self._beside(start, stop)
+        for n in beside:
+            op, _, args, _ = self.ir.body[n]
+            if op in self.plain:
+                self.values[n] = self.plain[op](*[self.values[a] for a in args])
         live = [
             Strand(mask, list(self.values), self._run(index + 1, self.ends[index]))
-            for index in found
+            for index in beside
+            if self.ir.body[index][0] == "if"
             for mask in self._warpgroups(outer & self.values[self.ir.body[index][2][0]])
         ]
         own, strands = self.values, tuple(live)
@@ -105,7 +106,7 @@ class HopperMachine(WarpgroupMachine):
                 if next(strand.rest, DONE) is not DONE:
                     waiting.append(strand)
             if len(waiting) == len(live) and self.passed == before:
-                raise self._bad(found[0], "deadlock: all roles wait")
+                yield
             live = waiting
         self.values = own
         for n, (op, *_) in enumerate(self.ir.body[:start]):
@@ -113,7 +114,7 @@ class HopperMachine(WarpgroupMachine):
                 for strand in strands:
                     own[n] = np.where(strand.mask, strand.values[n], own[n])
         self._narrow(outer)
-        return i
+        return behind
 
     def _warpgroups(self, mask: Mask) -> Iterator[Mask]:
         """The threads of each warpgroup, of those there are."""
@@ -126,12 +127,13 @@ class HopperMachine(WarpgroupMachine):
     def _await(self, index: int) -> Iterator[None]:
         _, _, _, array = self.ir.body[index]
         active = self.active
-        phases = self._phases(array)
+        phases = self.phases_of(array)
         parity, which = self._mine(index, 1)[0], self._barriers(index, 0, array)
         for barrier in sorted(set(which)):
             if not phases.needed[barrier]:
                 raise self._bad(index, "a barrier that was not initialised")
             while not phases.is_over(barrier, parity):
+                self.waits_at = index
                 yield
                 self._narrow(active)
             self.passed += 1
@@ -162,7 +164,8 @@ class HopperMachine(WarpgroupMachine):
 
     # -- barriers ---------------------------------------------------------------------------------
 
-    def _phases(self, array: int) -> Phases:
+    def phases_of(self, array: int) -> Phases:
+        """The barriers of a shared array."""
         if array not in self.phases:
             self.phases[array] = Phases(self.ir.shared[array].words // 2)
         return self.phases[array]
@@ -170,7 +173,7 @@ class HopperMachine(WarpgroupMachine):
     def _init(self, index: int) -> None:
         array, arrivals = self.ir.body[index][3]
         for which in self._barriers(index, 0, array):
-            self._say(index, self._phases(array).init(which, arrivals))
+            self._say(index, self.phases_of(array).init(which, arrivals))
 
     def _arrive(self, index: int) -> None:
         op, _, _, array = self.ir.body[index]
@@ -178,7 +181,7 @@ class HopperMachine(WarpgroupMachine):
         nbytes = self._mine(index, 1) if op == "mbar_expect" else [0] * len(which)
         epochs = np.broadcast_to(self.epoch, self.shape)[np.broadcast_to(self.active, self.shape)]
         for barrier, n, epoch in zip(which, nbytes, epochs, strict=True):
-            self._say(index, self._phases(array).arrive(barrier, n, int(epoch)))
+            self._say(index, self.phases_of(array).arrive(barrier, n, int(epoch)))
 
     def _say(self, index: int, text: str) -> None:
         if text:
@@ -208,12 +211,19 @@ class HopperMachine(WarpgroupMachine):
         return words, element.reshape(-1), inside.reshape(-1)
 
     def _tma_load(self, index: int) -> None:
+        self._boxes(index, 2, [[self] for _ in self._mine(index, 0)])
+
+    def _boxes(self, index: int, at: int, every: Sequence[Sequence[HopperMachine]]) -> None:
+        """Have boxes on their way: of each active thread to groups, at the same place in each.
+
+        Args:
+            at: the first operand that is a coordinate.
+        """
         _, _, _, (array, barriers, position) = self.ir.body[index]
-        region = self.memory["shared"][array]
         source = self.memory["global"][self.ir.maps[position].argument]
         signals = self._barriers(index, 1, barriers)
-        for first, barrier in zip(self._mine(index, 0), signals, strict=True):
-            words, element, inside = self._box(index, first, 2, position)
+        for first, barrier, groups in zip(self._mine(index, 0), signals, every, strict=True):
+            words, element, inside = self._box(index, first, at, position)
             self._inside(index, array, words)
             halves = np.zeros(element.size, np.uint16)
             halves[inside] = source.words.view(np.uint16)[element[inside]]
@@ -223,10 +233,13 @@ class HopperMachine(WarpgroupMachine):
                 if unknown.any():
                     word = read[int(unknown.argmax())]
                     raise self._bad(index, f"{source.name} word {word}: read, but nobody wrote it")
-            if isinstance(region.shadow, Boxes):
-                self._tell(index, array, words, region.shadow.come(words))
-            region.words[words] = UNDEFINED
-            self._phases(barriers).copy(barrier, (array, words, halves.view(np.uint32)))
+            for group in groups:
+                region = group.memory["shared"][array]
+                if isinstance(region.shadow, Boxes):
+                    self._tell(index, array, words, region.shadow.come(words))
+                region.words[words] = UNDEFINED
+                box = array, words, halves.view(np.uint32)
+                self._say(index, group.phases_of(barriers).copy(barrier, box))
 
     def _tma_store(self, index: int) -> None:
         _, _, _, (array, position) = self.ir.body[index]

@@ -38,13 +38,23 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     fetch_lines()      attr: (argument index, bytes that its loads bring to L2)
     resident()         attr: groups that a multiprocessor shall have registers for
 
+Of PTX for sm_90 and later alone; r is the rank of a group in its cluster:
+
+    stmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
+    launch_dependents()    the next launch may begin once all groups have said so
+    cluster()          attr: groups of a cluster                 cluster_rank()
+    cluster_arrive() cluster_wait()   where the threads of all groups of a cluster meet
+    cluster_load(i, r) attr: shared array index; a word of the other group's
+
 Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
 
     grid()             groups that run at a time, which take those of the launch in turn
     warpgroup()        which 128 threads of the group these are
     mbar_init(b)       attr: (shared array index, arrivals)      mbar_fence()
     mbar_arrive(b) mbar_expect(b, bytes) mbar_wait(b, parity)    attr: shared array index
+    mbar_arrive_at(b, r)   attr: shared array index; at the other group's barrier
     tma_load(i, b, c...)   attr: (shared array index, that of the barrier, index into `maps`)
+    tma_multicast(i, b, m, c...)   the same, to the groups of the ranks in the mask m
     tma_store(i, c...)     attr: (shared array index, index into `maps`)
     tma_store_commit()     tma_store_wait()   attr: groups that may still be on their way
     async_fence()          what this thread stored to shared memory is there for copies and wgmma
@@ -76,27 +86,30 @@ CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 FRAGMENT_WRITES = frozenset("fragment_fill fragment_set ldmatrix mma wgmma wgmma_held".split())
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
 HOPPER = frozenset(
-    "grid warpgroup mbar_init mbar_fence mbar_arrive mbar_expect mbar_wait tma_load tma_store "
-    "tma_store_commit tma_store_wait async_fence wgmma wgmma_held wgmma_fence wgmma_commit "
-    "wgmma_wait setmaxnreg warpgroup_barrier".split()
+    "grid warpgroup mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait tma_load "
+    "tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma wgmma_held "
+    "wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
 )
+CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
+FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "widen_i8"}
 AMPERE |= {"resident", "fetch_lines"}
-PTX_ONLY = AMPERE | HOPPER
+PTX_ONLY = AMPERE | FROM_90 | HOPPER
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
     | FRAGMENT_WRITES
     | COPIES
-    | (HOPPER - {"grid", "warpgroup"})
+    | ((FROM_90 | HOPPER) - {"grid", "warpgroup", "cluster_rank"})
     | {"resident", "fetch_lines"}
 )
 GLOBAL = frozenset({"load", "load4", "store", "store4"})
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
 ACCESSES = GLOBAL | SHARED
 INDICES = {  # operands that are indices
-    **dict.fromkeys(ACCESSES | {"ldmatrix", "tma_store", "wgmma_held"}, 1),
+    **dict.fromkeys(ACCESSES | {"ldmatrix", "stmatrix", "tma_store", "wgmma_held"}, 1),
     **dict.fromkeys(("mbar_init", "mbar_arrive", "mbar_expect", "mbar_wait"), 1),
-    **dict.fromkeys(("cp_async", "tma_load", "wgmma"), 2),
+    **dict.fromkeys(("cluster_load", "mbar_arrive_at"), 1),
+    **dict.fromkeys(("cp_async", "tma_load", "tma_multicast", "wgmma"), 2),
 }
 SUBGROUP = frozenset(
     {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
@@ -105,7 +118,7 @@ COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
-    "groups lane subgroup_size param grid warpgroup ex2 widen_i8".split()
+    "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8".split()
 )
 
 
@@ -225,14 +238,31 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         return next((s[0] for s in self.body if s[0] in PTX_ONLY), "")
 
     @property
+    def from_90(self) -> str:
+        """The first operation that only sm_90 and later have, or ""."""
+        return next((s[0] for s in self.body if s[0] in FROM_90), "")
+
+    @property
     def hopper(self) -> str:
-        """The first operation that only sm_90a has, or ""."""
-        return next((s[0] for s in self.body if s[0] in HOPPER), "")
+        """The first operation that only sm_90a has, or a role, or ""."""
+        named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
+        return next((op for op in named if op in HOPPER or op == "role"), "")
 
     @cached_property
     def resident(self) -> bool:
         """True when groups take the launch's in turn: no more run than a device holds at a time."""
         return any(s[0] == "grid" for s in self.body)
+
+    @cached_property
+    def cluster(self) -> int:
+        """Groups of a cluster; 1 where the kernel has none."""
+        return next((int(s[3]) for s in self.body if s[0] == "cluster"), 1)
+
+    def refused(self, groups: int) -> str:
+        """Why there is no launch of so many groups, "" where there is."""
+        if groups % self.cluster == 0:
+            return ""
+        return f"{groups} groups are no whole number of clusters of {self.cluster}"
 
     def text(self) -> str:
         """The canonical text: equal text, equal kernel."""

@@ -7,7 +7,7 @@ flow is a mask over the same two axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -16,17 +16,19 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from centella.errors import SimulationError
-from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, REDUCE, TYPED, UNFUSED, Array
-from centella.lang.ir import HOPPER, INDICES, OPENS, SUBGROUP, KernelIR, matching
+from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, TYPED, UNFUSED, Array
+from centella.lang.ir import FROM_90, HOPPER, INDICES, OPENS, SUBGROUP, KernelIR, matching
 from centella.lang.shadow import Buffer, Fault, Ids, Known, Mask, Shadow
 
 Words = NDArray[np.uint32]
 Rule = Callable[[Ids, Ids, Ids], Fault | None]
 Order = Literal["forward", "reverse", "shuffled"]
 
-LEAVES = frozenset("const param thread group groups lane subgroup_size grid warpgroup".split())
+LEAVES = frozenset(
+    "const param thread group groups lane subgroup_size grid warpgroup cluster_rank".split()
+)
 MEETINGS = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
-    (SUBGROUP | HOPPER) - LEAVES
+    (SUBGROUP | FROM_90 | HOPPER) - LEAVES
 )
 REGISTERS: dict[str, Callable[..., Any]] = dict.fromkeys(("var", "get"), lambda x: x)
 MOST_ITERATIONS = 1 << 20
@@ -68,17 +70,16 @@ class Machine:
         self.memory: dict[str, list[Region]] = {}
         # Of kernels for Hopper, whose machine fills them: what runs roles up to a statement and
         # gives the one behind them, and what others run during.
-        self.roles: dict[str, Callable[[int, int], int]] = {}
+        self.roles: dict[str, Callable[[int, int], Generator[None, None, int]]] = {}
         self.waits: dict[str, Callable[[int], Iterator[None]]] = {}
+        self.waits_at: int = 0  # the statement at which somebody waited last
         self.effects: dict[str, Callable[[int], None]] = {
             f"{short}{op}{width}": partial(effect, place, int(width or 1))
             for short, place in (("", "global"), ("s", "shared"))
             for op, effect in (("load", self._load), ("store", self._store))
             for width in ("", "4")
         }
-        self.effects |= {"set": self._set, "barrier": self._meet, "shuffle_xor": self._shuffle}
-        self.effects |= {"workgroup_uniform": self._broadcast}
-        self.effects |= dict.fromkeys(REDUCE, self._reduce)
+        self.effects["set"] = self._set
 
     def bind(
         self, buffers: Sequence[Words], params: Words, initialised: Sequence[Mask | None] | None
@@ -114,6 +115,25 @@ class Machine:
 
     def run(self, first: int, count: int) -> None:
         """Run `count` groups from `first` on."""
+        self.begin(first, count)
+        for _ in self.steps():
+            raise self.stuck()
+
+    def stuck(self) -> SimulationError:
+        """What there is to say when nobody gets further."""
+        text = "deadlock: nobody gets further than this wait"
+        return self._fault(self.waits_at, self.first * self.ir.workgroup, text)
+
+    def steps(self) -> Iterator[None]:
+        """Run the groups that were taken; yields where they wait."""
+        yield from self._run(0, len(self.ir.body))
+        self.end()
+
+    def end(self) -> None:
+        """Look at what groups leave behind."""
+
+    def begin(self, first: int, count: int) -> None:
+        """Take `count` groups from `first` on: registers and shared memory of their own."""
         ir = self.ir
         self.first: int = first
         self.shape: tuple[int, int] = (count, ir.workgroup)
@@ -121,9 +141,8 @@ class Machine:
         self.threads: Ids = ids.reshape(self.shape)
         self.epoch: Ids = np.zeros((count, 1), np.int64)
         groups = np.arange(first, first + count, dtype=np.uint32)[:, None]
-        self.values = [
-            groups if s[0] == "group" else v for s, v in zip(ir.body, self.leaves, strict=True)
-        ]
+        given = {"group": groups, "cluster_rank": groups % np.uint32(ir.cluster)}
+        self.values = [given.get(s[0], v) for s, v in zip(ir.body, self.leaves, strict=True)]
         self.memory["shared"] = []
         for k, array in enumerate(ir.shared):
             total = count * array.words
@@ -134,8 +153,6 @@ class Machine:
             region = Region(f"shared array {k}", words, array.words, start, shadow)
             self.memory["shared"].append(region)
         self._narrow(np.ones((1, 1), np.bool_))
-        for _ in self._run(0, len(ir.body)):
-            raise self._fault(0, first * ir.workgroup, "deadlock: nobody gets further")
 
     def _shadow(self, words: int, known: Mask) -> Shadow:
         """What is remembered of a shared array."""
@@ -176,7 +193,8 @@ class Machine:
         """Cut a range at the statements and blocks where threads of a group meet."""
         low = i = start
         while i < stop:
-            end = self._end_of(i)
+            role = self.ir.body[i][0] == "if" and self.ir.body[i][3] is not None
+            end = self._beside(i, stop)[1] - 1 if role else self._end_of(i)
             if any(s[0] in MEETINGS for s in self.ir.body[i : end + 1]):
                 if low < i:
                     yield low, i, False
@@ -185,6 +203,17 @@ class Machine:
             i = end + 1
         if low < stop:
             yield low, stop, False
+
+    def _beside(self, start: int, stop: int) -> tuple[list[int], int]:
+        """The role at `start`, those that run beside it and what is computed between; the end."""
+        found, i = [], start
+        while i < stop:
+            op, _, _, attr = self.ir.body[i]
+            if op not in self.plain and op not in LEAVES and (op != "if" or attr is None):
+                break
+            found.append(i)
+            i = self._end_of(i) + 1
+        return found, i
 
     def _halves(self, start: int, stop: int) -> Iterator[None]:
         reached, left = self.active, np.zeros((1, 1), np.bool_)
@@ -215,7 +244,7 @@ class Machine:
                 values[i] = TYPED[op](type_, attr, values[args[0]])
             elif op == "if":
                 if attr is not None:
-                    i = self.roles[op](i, stop)
+                    i = yield from self.roles[op](i, stop)
                     continue
                 yield from self._if(i, values[args[0]])
             elif op in OPENS:
@@ -347,48 +376,3 @@ class Machine:
         self.values[register] = (
             new if self.full else np.where(self.active, new, self.values[register])
         )
-
-    # -- meetings of a group ----------------------------------------------------------------------
-
-    def _meet(self, index: int) -> None:
-        """All threads of a group come here or none; a barrier orders what stands around it."""
-        if not self.check:
-            return
-        op, size = self.ir.body[index][0], self.ir.workgroup
-        here = np.broadcast_to(self.active, self.shape).sum(axis=1, keepdims=True)
-        split = (here > 0) & (here < size)
-        if split.any():
-            _, thread = self._first(self.active & split)
-            count = int(here[split][0])
-            raise self._fault(index, thread, f"{op} reached by {count} of {size} threads")
-        if op in ("barrier", "workgroup_uniform"):
-            self.epoch = self.epoch + (here > 0)
-
-    def _broadcast(self, index: int) -> None:
-        self._meet(index)
-        x = self.values[self.ir.body[index][2][0]]
-        self.values[index] = x[:, :1] if x.ndim else x
-
-    def _reduce(self, index: int) -> None:
-        self._meet(index)
-        op, _, args, _ = self.ir.body[index]
-        ufunc, identity = REDUCE[op]
-        x = np.broadcast_to(self.values[args[0]], self.shape)
-        missing = ((0, 0), (0, -self.ir.workgroup % self.subgroup))
-        lanes = np.pad(x, missing, constant_values=identity(x.dtype))
-        lanes = lanes.reshape(self.shape[0], -1, self.subgroup)
-        result = ufunc.reduce(lanes, axis=2, dtype=x.dtype)
-        self.values[index] = result.repeat(self.subgroup, axis=1)[:, : self.ir.workgroup]
-
-    def _shuffle(self, index: int) -> None:
-        self._meet(index)
-        _, _, args, mask = self.ir.body[index]
-        threads = np.arange(self.ir.workgroup)
-        lane = (threads % self.subgroup) ^ mask
-        partner = threads - threads % self.subgroup + lane
-        outside = (lane >= self.subgroup) | (partner >= self.ir.workgroup)
-        if outside.any():
-            _, thread = self._first(self.active & outside)
-            text = f"shuffle_xor by {mask} leaves the subgroup of {self.subgroup} lanes"
-            raise self._fault(index, thread, text)
-        self.values[index] = np.broadcast_to(self.values[args[0]], self.shape)[:, partner]

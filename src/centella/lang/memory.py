@@ -257,8 +257,8 @@ class Shared(_Array):
 
     def __init__(self, tracer: Tracer, type_: str, words: int) -> None:
         self._tracer = tracer
-        self._type = type_
-        self.words = words
+        self.type: str = type_
+        self.words: int = words
         self.position: int = len(tracer.shared)
         tracer.shared.append(SharedArray(type_, words, 1))
 
@@ -268,12 +268,12 @@ class Shared(_Array):
     def __getitem__(self, key: Any) -> Expr:
         t = self._tracer
         index = _index(t, key)
-        id_ = t.effect("sload", self._type, (index,), self.position)
-        return t.result(id_, self._type, False)
+        id_ = t.effect("sload", self.type, (index,), self.position)
+        return t.result(id_, self.type, False)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         t = self._tracer
-        t.effect("sstore", "", (_index(t, key), expr_of(t, value, self._type)), self.position)
+        t.effect("sstore", "", (_index(t, key), expr_of(t, value, self.type)), self.position)
 
     def load(self, key: Any) -> list[Expr]:
         """Four neighbouring words; the index is a multiple of 4."""
@@ -313,19 +313,19 @@ class Shared(_Array):
     def _load_chunk(self, chunk: Expr, word: Expr | None = None) -> list[Expr]:
         t = self._tracer
         self._chunked()
-        kind = f"{self._type}x4"
+        kind = f"{self.type}x4"
         id_ = t.effect("sload4", kind, (chunk,), self.position)
         if word is not None:
             t.starts[id_] = (word.id, 4)
         whole = t.result(id_, kind, False)
-        return [t.pure("extract", self._type, (whole,), lane) for lane in range(4)]
+        return [t.pure("extract", self.type, (whole,), lane) for lane in range(4)]
 
     def _store_chunk(self, values: Any, chunk: Expr, word: Expr | None = None) -> None:
         t = self._tracer
         self._chunked()
         if isinstance(values, Operand) or not isinstance(values, Sequence) or len(values) != 4:
             raise TraceError("a chunk of shared memory takes a list of 4 values")
-        typed = tuple(expr_of(t, v, self._type) for v in values)
+        typed = tuple(expr_of(t, v, self.type) for v in values)
         id_ = t.effect("sstore4", "", (chunk, *typed), self.position)
         if word is not None:
             t.starts[id_] = (word.id, 4)

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import SimulationError
+from centella.lang.clusters import ClusterMachine
 from centella.lang.hopper import HopperMachine
 from centella.lang.ir import INDICES, KernelIR, Statement
 from centella.lang.machine import Order, Words
@@ -24,7 +25,7 @@ THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
 MEETS = frozenset(  # what a kernel waits or meets by, and what makes stores visible
     "barrier cp_async_wait warpgroup_barrier async_fence mbar_wait wgmma_wait "
-    "tma_store_wait".split()
+    "tma_store_wait cluster_wait".split()
 )
 ORDERS: tuple[str, ...] = get_args(Order)
 MOST_LANES = 128  # of a subgroup, on any adapter
@@ -78,10 +79,13 @@ def simulate(
             f"simulate: expected order of {', '.join(ORDERS)} and 1 to {MOST_LANES} lanes, got "
             f"{order!r} and {subgroup!r}"
         )
-    kind, step = (HopperMachine, 1) if ir.hopper else (WarpMachine, _groups_at_once(ir))
+    if text := ir.refused(groups):
+        raise SimulationError(f"kernel {ir.name!r}: {text}")
+    kind, step = _machine_of(ir)
     machine = kind(ir, groups, check, order, subgroup, fused)
     if ir.resident:
-        machine.resident = min(groups, resident or -(-groups // 2))
+        some = resident or -(-groups // 2)
+        machine.resident = min(groups, -(-some // ir.cluster) * ir.cluster)
     with np.errstate(all="ignore"):
         machine.bind(buffers, np.asarray(params, np.uint32), initialised)
         for first in range(0, machine.resident, step):
@@ -93,6 +97,13 @@ def simulate(
         for r in machine.memory["global"]
     ]
     return Report(tuple(masks))
+
+
+def _machine_of(ir: KernelIR) -> tuple[type[WarpMachine], int]:
+    """What runs a kernel, and how many groups at a time."""
+    if ir.cluster > 1:
+        return ClusterMachine, ir.cluster
+    return (HopperMachine, 1) if ir.hopper else (WarpMachine, _groups_at_once(ir))
 
 
 def _groups_at_once(ir: KernelIR) -> int:

@@ -27,7 +27,9 @@ from centella.lang.ir import (
 from centella.lang.values import Expr, Var, adapt
 
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
-UNIFORM_SOURCES = frozenset({"param", "group", "groups", "subgroup_size", "grid", "warpgroup"})
+UNIFORM_SOURCES = frozenset(
+    {"param", "group", "groups", "subgroup_size", "grid", "warpgroup", "cluster_rank"}
+)
 _active = threading.local()
 
 
@@ -57,6 +59,7 @@ class Tracer:
     def __init__(self, name: str, workgroup: int) -> None:
         self.name = name
         self.workgroup = workgroup
+        self.cluster: int = 1  # groups of one
         self.body: list[Statement] = []
         self.lines: dict[int, str] = {}
         self.params: dict[Param, int] = {}  # and their positions

@@ -21,6 +21,7 @@ from centella.lang.shadow import Ids
 from centella.lang.warps import WarpMachine
 
 CHUNK = 16  # bytes
+OF_WARPS = SUBGROUP | {"ldmatrix", "stmatrix", "mma"}  # in a role, too
 
 
 class WarpgroupMachine(WarpMachine):
@@ -34,12 +35,12 @@ class WarpgroupMachine(WarpMachine):
             "setmaxnreg": self._gather, "warpgroup_barrier": self._warpgroup_barrier,
         })  # fmt: skip
 
-    def run(self, first: int, count: int) -> None:
-        """Run group `first`."""
+    def begin(self, first: int, count: int) -> None:
+        """Take group `first`."""
         # Groups of products by warpgroup, and the fragments they have; the last one is open.
         self.products: dict[int, list[list[tuple[int, Ids]]]] = {}
         self.pending: dict[int, list[set[int]]] = {}
-        super().run(first, count)
+        super().begin(first, count)
 
     # -- what is reported -------------------------------------------------------------------------
 
@@ -85,7 +86,8 @@ class WarpgroupMachine(WarpMachine):
         return [int(g) for g in np.flatnonzero(here)]
 
     def _meet(self, index: int) -> None:
-        if self.ir.body[index][0] in SUBGROUP:  # in a role
+        whole = self.ir.workgroup % WARPGROUP == 0  # as where there are roles
+        if whole and self.ir.body[index][0] in OF_WARPS:
             self._together(index)
         else:
             super()._meet(index)

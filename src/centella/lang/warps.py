@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from centella.dtypes import ALL, widen
 from centella.lang.arithmetic import NUMPY, Array
-from centella.lang.machine import UNDEFINED, Machine
+from centella.lang.machine import UNDEFINED
+from centella.lang.meetings import GroupMachine
 from centella.lang.shadow import NOBODY, Fault, Ids, Mask, Shadow
 
 WARP = 32
+SAID = ("resident", "fetch_lines", "cluster", "launch_dependents")  # to hardware alone
 Words = NDArray[np.uint32]
 
 
@@ -63,7 +65,7 @@ class Flights(Shadow):
         return at, f"{what} before {who} has waited for its copy"
 
 
-class WarpMachine(Machine):
+class WarpMachine(GroupMachine):
     """One launch, of a kernel for any target."""
 
     def __init__(self, *args: Any) -> None:
@@ -72,15 +74,15 @@ class WarpMachine(Machine):
         self.effects.update({
             "fragment": self._fragment, "fragment_fill": self._fill, "fragment_get": self._get,
             "fragment_set": self._put, "ldmatrix": self._ldmatrix, "mma": self._mma,
-            "cp_async": self._copy,
+            "stmatrix": self._stmatrix, "cp_async": self._copy,
             "cp_async_commit": self._commit, "cp_async_wait": self._wait,
-            **dict.fromkeys(("resident", "fetch_lines"), lambda index: None),
+            **dict.fromkeys(SAID, lambda index: None),
         })  # fmt: skip
 
-    def run(self, first: int, count: int) -> None:
-        """Run `count` groups from `first` on."""
+    def begin(self, first: int, count: int) -> None:
+        """Take `count` groups from `first` on."""
         self._committed: Ids = np.zeros((count, self.ir.workgroup), np.int64)
-        super().run(first, count)
+        super().begin(first, count)
 
     def _shadow(self, words: int, known: Mask) -> Shadow:
         kind = Flights if self._copies else Shadow
@@ -124,6 +126,18 @@ class WarpMachine(Machine):
             held = len(self.values[tile])
             self._assign(tile, registers[:held])
             registers = registers[held:]
+
+    def _stmatrix(self, index: int) -> None:
+        self._meet(index)
+        _, _, (_, *tiles), (position, transposed) = self.ir.body[index]
+        region = self.memory["shared"][position]
+        places = np.broadcast_to(self._words(index, region, 4), (4, *self.shape))
+        registers = np.concatenate([self.values[t] for t in tiles])
+        lanes = np.arange(self.ir.workgroup) % WARP < 8 * len(registers)
+        if isinstance(region.shadow, Shadow):
+            self._note(index, region, places, region.shadow.write, lanes)
+        stored = np.broadcast_to(self.active & lanes, places.shape)
+        region.words[places[stored]] = rows_of(registers, transposed)[stored]
 
     def _mma(self, index: int) -> None:
         self._meet(index)
@@ -189,6 +203,21 @@ def matrices(rows: Words, count: int, transposed: bool) -> Words:
         halves = np.ascontiguousarray(held).view(np.uint16)
         held = np.ascontiguousarray(halves.swapaxes(-1, -2)).view(np.uint32)
     return np.ascontiguousarray(held).reshape(count, groups, workgroup)
+
+
+def rows_of(registers: Words, transposed: bool) -> Words:
+    """The words (4, groups, workgroup) of the row that each lane points at for `stmatrix`.
+
+    Lanes past the rows of the last matrix have zeros.
+    """
+    count, groups, workgroup = registers.shape
+    held = registers.reshape(count, groups, -1, 8, 4)  # matrix, group, warp, row, word
+    if transposed:
+        halves = np.ascontiguousarray(held).view(np.uint16)
+        held = np.ascontiguousarray(halves.swapaxes(-1, -2)).view(np.uint32)
+    rows = np.zeros((4, groups, workgroup // WARP, 4, 8), np.uint32)
+    rows[:, :, :, :count] = held.transpose(4, 1, 2, 0, 3)
+    return rows.reshape(4, groups, workgroup)
 
 
 def product(c: Array, a: Words, b: Words, dtype: str) -> Array:

@@ -88,7 +88,14 @@ class CudaBackend(CudaMemory):
         return Pipeline(function, program.ir.workgroup, dynamic, most)
 
     def _most_blocks(self, function: Any, program: Program, dynamic: int) -> int:
-        """Blocks of a kernel that the device holds at a time."""
+        """Blocks of a kernel that the device holds at a time: whole clusters."""
+        if program.ir.cluster > 1:  # whose size is the function's own
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.blockDimX = program.ir.cluster, program.ir.workgroup
+            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+            config.sharedMemBytes = dynamic
+            clusters = check(driver.cuOccupancyMaxActiveClusters(function, config))
+            return program.ir.cluster * int(clusters)
         return self.processors * int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             function, program.ir.workgroup, dynamic
         )))  # fmt: skip

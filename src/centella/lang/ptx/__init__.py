@@ -7,7 +7,8 @@ Integer values that a loop does not change are computed before it, up to `ROOM` 
 nothing moves out of an `if`.
 
 For kernels there are the operations that no other target has: `Fragment`, `SharedTile`, `mma_sync`,
-`ldmatrix`, `exp2`, `widen_i8`, `cp_async` and its groups (docs/kernel-language.md, "PTX alone").
+`ldmatrix`, `exp2`, `widen_i8`, `cp_async` and its groups; `stmatrix` and clusters from sm_90 on;
+warpgroups, memory barriers and the copy engine on sm_90a (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.bulk import (
@@ -20,6 +21,14 @@ from centella.lang.ptx.bulk import (
     tma_store_commit,
     tma_store_wait,
 )
+from centella.lang.ptx.clusters import (
+    cluster,
+    cluster_arrive,
+    cluster_load,
+    cluster_rank,
+    cluster_size,
+    cluster_wait,
+)
 from centella.lang.ptx.control import ROOM
 from centella.lang.ptx.emit import emit_ptx
 from centella.lang.ptx.intrinsics import (
@@ -28,9 +37,11 @@ from centella.lang.ptx.intrinsics import (
     cp_async_wait,
     exp2,
     fetch_lines,
+    launch_dependents,
     ldmatrix,
     mma_sync,
     resident,
+    stmatrix,
     widen_i8,
 )
 from centella.lang.ptx.layout import (
@@ -64,6 +75,12 @@ __all__ = [
     "SharedTile",
     "TensorMap",
     "async_fence",
+    "cluster",
+    "cluster_arrive",
+    "cluster_load",
+    "cluster_rank",
+    "cluster_size",
+    "cluster_wait",
     "cp_async",
     "cp_async_commit",
     "cp_async_wait",
@@ -73,6 +90,7 @@ __all__ = [
     "fetch_lines",
     "grid",
     "init_fence",
+    "launch_dependents",
     "ldmatrix",
     "literal",
     "mma_sync",
@@ -81,6 +99,7 @@ __all__ = [
     "resident",
     "role",
     "shared_layout",
+    "stmatrix",
     "tma_load",
     "tma_store",
     "tma_store_commit",

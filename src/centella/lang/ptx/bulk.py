@@ -13,6 +13,7 @@ from typing import Any
 from centella.errors import TraceError
 from centella.lang.ir import MapParam
 from centella.lang.memory import Argument, Shared
+from centella.lang.ptx.clusters import clustered, mask_of, rank_of
 from centella.lang.ptx.tiles import SharedTile
 from centella.lang.tracer import Tracer, current
 from centella.lang.values import Expr, expr_of
@@ -54,10 +55,24 @@ class Barriers:
         t, which = self._index(index)
         t.effect("mbar_init", "", (which,), (self.memory.position, arrivals))
 
-    def arrive(self, index: Any) -> None:
-        """This thread arrives: what it read and wrote before comes before the end of the phase."""
+    def arrive(self, index: Any, rank: Any = None) -> None:
+        """This thread arrives: what it read and wrote before comes before the end of the phase.
+
+        Args:
+            rank: of the group of the cluster whose barrier it is, u32; None: this group's. (PTX
+                ISA, "mapa", "mbarrier.arrive" with .shared::cluster.) What this thread has read may
+                then be overwritten by copies that wait there; what it wrote is seen by no other
+                group before a cluster barrier. Nobody here waits for its way there.
+
+        Raises:
+            TraceError: for a rank in a kernel without clusters, or that its cluster has not.
+        """
         t, which = self._index(index)
-        t.effect("mbar_arrive", "", (which,), self.memory.position)
+        if rank is None:
+            t.effect("mbar_arrive", "", (which,), self.memory.position)
+            return
+        clustered(t, "an arrival at another group's barrier")
+        t.effect("mbar_arrive_at", "", (which, rank_of(t, rank)), self.memory.position)
 
     def expect(self, index: Any, nbytes: Any) -> None:
         """This thread arrives and announces bytes, which the phase waits for, too."""
@@ -160,7 +175,9 @@ def _parameter(t: Tracer, value: Any) -> int:
     return position
 
 
-def tma_load(source: TensorMap, at: Sequence[Any], stage: Any, barriers: Barriers, b: Any) -> None:
+def tma_load(
+    source: TensorMap, at: Sequence[Any], stage: Any, barriers: Barriers, b: Any, mask: Any = None
+) -> None:
     """Start to copy a box to a stage of the map's tile; by one thread.
 
     PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
@@ -170,17 +187,28 @@ def tma_load(source: TensorMap, at: Sequence[Any], stage: Any, barriers: Barrier
     Args:
         at: coordinates of the box's first element, u32, by dimension.
         barriers, b: the barrier, announced there by `expect`, that the bytes count at.
+        mask: the groups of the cluster that get the box, bit r for rank r, u32; None: this one.
+            (.multicast::cluster.) It lands in each of them at the same place of the same tile, and
+            counts at its own barrier of that number, which each group itself expects it at. L2 is
+            read once for all of them. Whoever asks knows that all have initialised that barrier
+            (a cluster barrier), and are done with that stage (`arrive` with a rank).
 
     Raises:
-        TraceError: for an Out argument, or another number of coordinates.
+        TraceError: for an Out argument, or another number of coordinates; for a mask in a kernel
+            without clusters, or with ranks that its cluster has not, or with none.
     """
     t = current()
+    if mask is not None:
+        clustered(t, "a tma_load to several groups")
     if source.argument.mode != "in":
         raise TraceError(f"tma_load reads an In argument, got {source.argument.name!r}")
     _, which = barriers._index(b)
     for first, where in _panels(t, source, at, stage):
         attr = (source.tile.memory.position, barriers.memory.position, source.position)
-        t.effect("tma_load", "", (first, which, *where), attr)
+        if mask is None:
+            t.effect("tma_load", "", (first, which, *where), attr)
+        else:
+            t.effect("tma_multicast", "", (first, which, mask_of(t, mask), *where), attr)
 
 
 def tma_store(target: TensorMap, at: Sequence[Any], stage: Any = 0) -> None:

@@ -7,7 +7,7 @@ from centella.lang.ir import PURE, KernelIR
 from centella.lang.ptx import control, groups, hopper, memory, values, warps
 from centella.lang.ptx.facts import NO_REGISTER
 from centella.lang.ptx.layout import entry_name
-from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS, overlaps
+from centella.lang.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS, number_of, overlaps
 from centella.lang.ptx.writer import Rule, Writer
 
 LINES_VERSION = "7.4"  # which knows .level::prefetch_size
@@ -35,6 +35,8 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     w = Writer(ir, arch)
     if ir.ptx_only and not w.ampere:
         raise TraceError(f"kernel {ir.name!r}: {ir.ptx_only} needs sm_80 or later, got {arch}")
+    if ir.from_90 and number_of(arch) < 90:
+        raise TraceError(f"kernel {ir.name!r}: {ir.from_90} needs sm_90 or later, got {arch}")
     if ir.hopper and arch != "sm_90a":
         raise TraceError(f"kernel {ir.name!r}: {ir.hopper} needs sm_90a, got {arch}")
     _write_body(w)
@@ -77,6 +79,8 @@ def _head(w: Writer) -> list[str]:
     align = 64 if ir.maps else 8
     lines += [f".visible .entry {name}(", f"  .param .align {align} .b8 params[{w.params.size}]"]
     lines += [")", f".reqntid {ir.workgroup}, 1, 1"]
+    if ir.cluster > 1:
+        lines += [".explicitcluster", f".reqnctapercluster {ir.cluster}, 1, 1"]
     lines += [f".minnctapersm {s[3]}" for s in ir.body if s[0] == "resident"]
     if any(s[0] == "setmaxnreg" for s in ir.body):  # which needs a bound at entry
         lines.append(".minnctapersm 1")

@@ -20,7 +20,7 @@ MAX_TERMS, MAX_DEPTH = 4, 3
 # A u32 of these is a count or a position, whatever its operands: never "below 0".
 _NEVER_BELOW_0 = frozenset(
     "and shr div rem load sload extract cast param thread group groups lane subgroup_size grid "
-    "warpgroup".split()
+    "warpgroup cluster_rank".split()
 )
 # These values are another value's register, an immediate, or a fixed register.
 NO_REGISTER = frozenset({"const", "get", "extract", "group", "groups", "subgroup_size", "for"})

@@ -1,7 +1,8 @@
 """Text of what only sm_90a has: memory barriers, bulk tensor copies, products of warpgroups.
 
-A matrix descriptor is two registers: the lower has the address and the distance of panels, in units
-of 16 bytes, so that a chunk's index is added to it; the upper is the same for a whole tile.
+Also of clusters, which later targets have as well. A matrix descriptor is two registers: the lower
+has the address and the distance of panels, in units of 16 bytes, so that a chunk's index is added;
+the upper is the same for a whole tile.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ def barrier_arrive(w: Writer, i: int, statement: Statement) -> None:
         w.emit(f"mbarrier.arrive.shared::cta.b64 _, {place};")
 
 
+def barrier_arrive_at(w: Writer, i: int, statement: Statement) -> None:
+    """One arrival at the barrier of another group of the cluster."""
+    _, _, (index, rank), array = statement
+    place = address(w, index, array, True, 8, rank)
+    w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {place};")
+
+
 def barrier_wait(w: Writer, i: int, statement: Statement) -> None:
     """Try until the phase of this parity is over."""
     _, _, (index, parity), array = statement
@@ -56,13 +64,25 @@ def _map(w: Writer, position: int) -> str:
 
 
 def tensor_load(w: Writer, i: int, statement: Statement) -> None:
-    """A box from global to shared memory; its bytes count at the barrier."""
-    _, _, (index, barrier, *at), (array, barriers, position) = statement
+    """A box from global to shared memory; its bytes count at the barrier. In several groups."""
+    op, _, (index, barrier, *rest), (array, barriers, position) = statement
+    mask, at = (rest[:1], rest[1:]) if op == "tma_multicast" else ([], rest)
     target = address(w, index, array, True, 16)
     signal = address(w, barrier, barriers, True, 8)
     coordinates = ", ".join(w.values[c] for c in at)
     name = f"cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-    w.emit(f"{name} {target}, [{_map(w, position)}, {{{coordinates}}}], {signal};")
+    to = ""
+    if mask:
+        name += ".multicast::cluster"
+        to = f", {_mask(w, mask[0])}"
+    w.emit(f"{name} {target}, [{_map(w, position)}, {{{coordinates}}}], {signal}{to};")
+
+
+def _mask(w: Writer, ranks: int) -> str:
+    """A register of 16 bits with those of a u32."""
+    value, made = w.values[ranks], w.new("%h")
+    w.emit(f"{'cvt.u16.u32' if value[0] == '%' else 'mov.b16'} {made}, {value};")
+    return made
 
 
 def tensor_store(w: Writer, i: int, statement: Statement) -> None:
@@ -156,12 +176,26 @@ def warpgroup(w: Writer, i: int, statement: Statement) -> None:
     w.values[i] = _warpgroup(w)
 
 
+def cluster_rank(w: Writer, i: int, statement: Statement) -> None:
+    """Which group of its cluster this one is."""
+    w.emit(f"mov.u32 {w.result(i)}, %cluster_ctarank;")
+
+
+def cluster_load(w: Writer, i: int, statement: Statement) -> None:
+    """A word of another group's shared memory."""
+    _, _, (index, rank), array = statement
+    place = address(w, index, array, True, 4, rank)
+    w.emit(f"ld.shared::cluster.{w.kind(i)} {w.result(i)}, {place};")
+
+
 def grid(w: Writer, i: int, statement: Statement) -> None:
     """Groups that run at a time."""
     w.emit(f"mov.u32 {w.result(i)}, %nctaid.x;")
 
 
 PLAIN = {
+    "cluster_arrive": "barrier.cluster.arrive.aligned;",
+    "cluster_wait": "barrier.cluster.wait.aligned;",
     "mbar_fence": "fence.mbarrier_init.release.cluster;",
     "async_fence": "fence.proxy.async.shared::cta;",
     "tma_store_commit": "cp.async.bulk.commit_group;",
@@ -172,7 +206,9 @@ PLAIN = {
 }
 RULES: dict[str, Rule] = {
     "mbar_init": barrier_init, "mbar_arrive": barrier_arrive, "mbar_expect": barrier_arrive,
-    "mbar_wait": barrier_wait, "tma_load": tensor_load, "tma_store": tensor_store, "wgmma": wgmma,
+    "mbar_arrive_at": barrier_arrive_at, "mbar_wait": barrier_wait, "wgmma": wgmma,
+    "tma_load": tensor_load, "tma_multicast": tensor_load, "tma_store": tensor_store,
+    "cluster_rank": cluster_rank, "cluster_load": cluster_load,
     "wgmma_held": wgmma_held, "setmaxnreg": registers, "warpgroup_barrier": warpgroup_barrier,
     "grid": grid, "warpgroup": warpgroup,
     **dict.fromkeys(PLAIN, plain),

@@ -6,6 +6,7 @@ their latest, so that what does not wait does not find its data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from centella.dtypes import DType, f32
@@ -28,7 +29,7 @@ def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
     (row + 1, column) with row = 2 (lane % 4) + 8 r, column = lane / 4; of c, in register r, the
     element (lane / 4 + 8 (r / 2), 2 (lane % 4) + r % 2).
 
-    All threads of the group come here together.
+    Whole warps come here together, all of the group or of a role.
 
     Raises:
         TraceError: for fragments that do not fit, in divergent control flow, or for a workgroup
@@ -88,24 +89,78 @@ def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = F
             `tile.at_stage(...)`).
         fragments: one A, one or two B.
 
-    All threads of the group come here together.
+    Whole warps come here together, all of the group or of a role.
 
     Raises:
         TraceError: for fragments of another dtype or too many, in divergent control flow, or for a
             workgroup that is no multiple of 32 threads.
     """
+    _matrices("ldmatrix", tile, chunk, fragments, [f.target for f in fragments], trans)
+
+
+def stmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:
+    """Store 8 x 8 matrices of 16-bit elements from the registers of fragments to shared memory.
+
+    PTX ISA, "Warp-level Matrix Instructions: stmatrix" (.m8n8, .x1, .x2 or .x4, by how many
+    registers the fragments have together); sm_90 and later. The mirror of `ldmatrix`: threads 8 j
+    to 8 j + 7 of a warp give the chunks of the eight rows of matrix j, which comes from register j:
+    thread `lane` has elements 2 (lane % 4) and 2 (lane % 4) + 1 of row lane / 4; of the transposed
+    matrix with `trans`. So the registers of sums of `wgmma`, rounded to a (64, 16) fragment, are
+    four matrices: rows 0 and 8 of columns 0, then of columns 8.
+
+    Cost: one instruction for what takes a warp four stores of a word each. With the tile's swizzle
+    each eight rows touch every bank once; without one, rows of 128 bytes all begin at the same.
+
+    Args:
+        tile: where the rows go; its dtype is that of the fragments.
+        chunk: this thread's row, as `tile.chunk(...)` gives it; threads past the last matrix's
+            rows give any.
+        fragments: factors, filled or loaded.
+
+    Whole warps come here together, all of the group or of a role. Others see the rows after a
+    barrier; copies and `wgmma` after `async_fence()` as well.
+
+    Raises:
+        TraceError: for fragments of another dtype or too many, in divergent control flow, or for a
+            workgroup that is no multiple of 32 threads.
+    """
+    _matrices("stmatrix", tile, chunk, fragments, [f.handle for f in fragments], trans)
+
+
+def _matrices(
+    op: str, tile: SharedTile, chunk: Any, fragments: Sequence[Fragment], named: Sequence[Expr],
+    trans: bool,
+) -> None:  # fmt: skip
+    """Matrices between a tile and the registers of fragments."""
     t = current()
-    whole_warps(t, "ldmatrix")
+    whole_warps(t, op)
     if sum(f.registers for f in fragments) not in (1, 2, 4) or any(
         f.dtype is not tile.dtype for f in fragments
     ):
         raise TraceError(
-            f"ldmatrix loads 1, 2 or 4 registers of {tile.dtype.name}, got fragments "
+            f"{op} takes 1, 2 or 4 registers of {tile.dtype.name}, got fragments "
             f"{', '.join(f'{f.dtype.name} {f.shape}' for f in fragments) or 'none'}"
         )
     index = expr_of(t, chunk, "u32")
-    attr = (tile.memory.position, trans)
-    t.effect("ldmatrix", "", (index, *(f.target for f in fragments)), attr)
+    t.effect(op, "", (index, *named), (tile.memory.position, trans))
+
+
+def launch_dependents() -> None:
+    """The next launch may begin as soon as every group of this one has said so, or has ended.
+
+    PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol"
+    (.launch_dependents); sm_90 and later. It only lets the next launch's groups take their places:
+    the first instruction of every kernel for these targets is `griddepcontrol.wait`, until this
+    launch is over and what it wrote can be seen. So results are the same, and there is no name for
+    the wait. Without it the next launch may begin when all groups have ended, which is the end that
+    every kernel has. It acts where launches may overlap: in a replay.
+
+    Cost: whoever is let in early takes what room there is, and keeps it while it waits. Said first
+    of all in each kernel it made a chain of short ones 9 % slower on an H200 and encoders between
+    5 % faster and 7 % slower (benchmarks/LOG.md); the shipped kernels do not say it. Say it where a
+    group has little left to do. The simulator does nothing.
+    """
+    current().effect("launch_dependents", "", ())
 
 
 def resident(groups: int) -> None:

@@ -38,20 +38,30 @@ def _address(w: Writer, statement: Statement) -> str:
     return address(w, index, position, op in SHARED, 16 if op[-1] == "4" else 4)
 
 
-def address(w: Writer, index: int, position: int, shared: bool, scale: int) -> str:
-    """`[register+bytes]` of the element `index`, of `scale` bytes, of an array or argument."""
+def address(
+    w: Writer, index: int, position: int, shared: bool, scale: int, rank: int | None = None
+) -> str:
+    """`[register+bytes]` of the element `index`, of `scale` bytes, of an array or argument.
+
+    Args:
+        rank: whose array it is, of the groups of the cluster; None: this group's.
+    """
     terms, constant = w.facts.sums.get(index) or ((index,), 0)
     if w.ir.body[index][0] == "const" and w.ir.body[index][3] < MAX_FOLDED:
         terms, constant = (), w.ir.body[index][3]
     offset = constant * scale
+    also = () if rank is None else (rank,)
     if shared:
         base, add, prefix = w.smem(), "mad.lo.u32", "%r"
+        if rank is not None:
+            text = f"mapa.shared::cluster.u32 {{}}, {base}, {w.values[rank]};"
+            base = w.once(("mapa", rank), "%r", text, also)
         offset += w.shared.offsets[position]
     else:
         base, add, prefix = _base(w, position), "mad.wide.u32", "%rd"
     if terms:
         text = f"{add} {{}}, {total(w, terms)}, {scale}, {base};"
-        base = w.once((base, terms, scale), prefix, text, leaves(terms))
+        base = w.once((base, terms, scale), prefix, text, (*leaves(terms), *also))
     return f"[{base}+{offset}]" if offset else f"[{base}]"
 
 

@@ -17,13 +17,18 @@ TARGETS = {
 SUBGROUP_SIZE = 32
 
 
+def number_of(arch: str) -> int:
+    """A target's number: 90 of sm_90a."""
+    return int(re.sub(r"\D", "", arch))
+
+
 def overlaps(arch: str) -> bool:
     """Whether a launch of this target may begin before the one before it is quite over.
 
     Its kernels then wait for that one's end themselves, before anything else (PTX ISA 9.7.13.13,
     `griddepcontrol`).
     """
-    return int(re.sub(r"\D", "", arch)) >= 90
+    return number_of(arch) >= 90
 
 
 # Value type: its registers, and its name in moves and memory accesses.

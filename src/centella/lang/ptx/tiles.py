@@ -24,12 +24,12 @@ WIDE = 64  # rows of the sums of a warpgroup
 
 
 def whole_warps(tracer: Tracer, what: str) -> None:
-    """Raise unless the group consists of whole warps that all come here together."""
+    """Raise unless the group consists of whole warps, which all of it, or a role's, come here."""
     if tracer.workgroup % WARP:
         raise TraceError(
             f"{what} needs a workgroup of a multiple of {WARP} threads, got {tracer.workgroup}"
         )
-    tracer.need_uniform(what)
+    tracer.need_uniform(what, role=True)
 
 
 class Fragment:

@@ -53,6 +53,15 @@ def ldmatrix(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {{{', '.join(registers)}}}, {place};")
 
 
+def stmatrix(w: Writer, i: int, statement: Statement) -> None:
+    """The same out of registers."""
+    _, _, (index, *tiles), (position, transposed) = statement
+    registers = [r for tile in tiles for r in w.chunks[tile]]
+    shape = f"m8n8.x{len(registers)}{'.trans' if transposed else ''}"
+    place = address(w, index, position, True, 16)
+    w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {place}, {{{', '.join(registers)}}};")
+
+
 def mma(w: Writer, i: int, statement: Statement) -> None:
     """c += a b on the tensor cores."""
     _, _, tiles, dtype = statement
@@ -78,8 +87,13 @@ def wait(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"cp.async.wait_group {statement[3]};")
 
 
-def resident(w: Writer, i: int, statement: Statement) -> None:
+def in_head(w: Writer, i: int, statement: Statement) -> None:
     """Nothing here: the entry's head says it."""
+
+
+def launch_dependents(w: Writer, i: int, statement: Statement) -> None:
+    """The next launch may begin, as far as this group is concerned."""
+    w.emit("griddepcontrol.launch_dependents;")
 
 
 def fetch_lines(w: Writer, i: int, statement: Statement) -> None:
@@ -90,7 +104,7 @@ def fetch_lines(w: Writer, i: int, statement: Statement) -> None:
 
 RULES: dict[str, Rule] = {
     "fragment": fragment, "fragment_fill": fill, "fragment_get": get, "fragment_set": put,
-    "ldmatrix": ldmatrix, "mma": mma, "cp_async": cp_async,
-    "cp_async_commit": commit, "cp_async_wait": wait, "resident": resident,
-    "fetch_lines": fetch_lines,
+    "ldmatrix": ldmatrix, "stmatrix": stmatrix, "mma": mma, "cp_async": cp_async,
+    "cp_async_commit": commit, "cp_async_wait": wait, "resident": in_head, "cluster": in_head,
+    "fetch_lines": fetch_lines, "launch_dependents": launch_dependents,
 }  # fmt: skip  # a table

@@ -6,7 +6,6 @@ there. What several statements need (an address, a mask) is computed `once` a bl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ from msgspec import Struct, field
 from centella.lang.ir import KernelIR, Statement
 from centella.lang.ptx.facts import Facts, facts_of
 from centella.lang.ptx.layout import ParamLayout, SharedLayout, param_layout, shared_layout
-from centella.lang.ptx.tables import REGISTERS, TYPES
+from centella.lang.ptx.tables import REGISTERS, TYPES, number_of
 
 
 class Block(Struct, eq=False):
@@ -34,7 +33,7 @@ class Writer:
     def __init__(self, ir: KernelIR, arch: str) -> None:
         self.ir: KernelIR = ir
         self.arch: str = arch
-        self.ampere: bool = int(re.sub(r"\D", "", arch)) >= 80
+        self.ampere: bool = number_of(arch) >= 80
         self.params: ParamLayout = param_layout(ir)
         self.shared: SharedLayout = shared_layout(ir)
         self.facts: Facts = facts_of(ir)

@@ -234,7 +234,8 @@ def _tiles_call(
 ) -> Call:  # fmt: skip
     """A group for each tile of C."""
     problem = product.problem
-    tiles_m, tiles_n = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
+    cluster = tile.cluster if isinstance(tile, WgmmaTile) else 1  # groups above each other
+    tiles_m, tiles_n = -(-problem.m // (cluster * tile.bm)), -(-problem.n // tile.bn)
     scalars: Scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
         ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
@@ -242,7 +243,7 @@ def _tiles_call(
         ("alpha", product.alpha), ("ldr", product.residual_pitch), *more,
     )  # fmt: skip
     names = ("a", "b", *product.names)
-    groups = tiles_m * tiles_n * problem.batch
+    groups = cluster * tiles_m * tiles_n * problem.batch
     return _call(kernel, product, names, scalars, constants, groups, tile.threads)
 
 

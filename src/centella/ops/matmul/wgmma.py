@@ -13,19 +13,19 @@ need; products of other operands are those of `mma`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.tiled import store_words, tile_place
+from centella.ops.matmul.results import Finish, K, M, Staged, Stored
+from centella.ops.matmul.tiled import tile_place
 from centella.ops.ring import Ring
 from centella.program import Kernel
 
 WARPGROUP = 128  # threads
-M, K = 64, 16  # of one product
 REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
 
 
@@ -39,6 +39,8 @@ class WgmmaTile(Struct, frozen=True):
         turns: two consumers take tiles in turn, so that one multiplies while the other finishes;
             else each takes 64 rows of every tile.
         staged: columns that lie in shared memory before they are stored; 0: stored as they are.
+        cluster: groups with neighbouring rows of C that have B copied for each other, in turn.
+        matrices: results go to shared memory by `stmatrix`.
     """
 
     bm: int
@@ -47,6 +49,8 @@ class WgmmaTile(Struct, frozen=True):
     stages: int
     turns: bool = False
     staged: int = 0
+    cluster: int = 1
+    matrices: bool = False
 
     @property
     def consumers(self) -> int:
@@ -73,9 +77,14 @@ class WgmmaTile(Struct, frozen=True):
         return 2 * self.bk * (self.bm + self.bn)
 
     @property
+    def staging(self) -> tuple[int, int, int]:
+        """Results in shared memory: a place for each consumer, rows, columns."""
+        return self.consumers, self.rows, self.staged
+
+    @property
     def shared_bytes(self) -> int:
         """Workgroup memory: the ring, its barriers, what is to be stored."""
-        staged = 2 * self.consumers * self.rows * self.staged
+        staged = 2 * math.prod(self.staging)
         return self.stages * (self.stage_bytes + 16) + 16 + staged
 
 
@@ -95,12 +104,15 @@ class _Operand:
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
         self.map = ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
 
-    def load(self, row: Any, k: Any, batch: Any, stage: Any, full: Any) -> None:
-        """Have the tile from a row and a k on copied to a stage."""
+    def load(
+        self, row: Any, k: Any, batch: Any, stage: Any, full: Any, mask: int | None = None
+    ) -> None:
+        """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
         from centella.lang import ptx
 
         at = (k, row) if self.along_k else (row, k)
-        ptx.tma_load(self.map, (*at, lang.minimum(batch, self.batches - 1)), stage, full, stage)
+        place = (*at, lang.minimum(batch, self.batches - 1))
+        ptx.tma_load(self.map, place, stage, full, stage, mask)
 
     def start(self, row: Any, k: int, stage: Any) -> Any:
         """Where a factor begins: a row, a k."""
@@ -114,6 +126,8 @@ class _Shared:
         from centella.lang import ptx
 
         self.tile = tile
+        if tile.cluster > 1:
+            ptx.cluster(tile.cluster)
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
         self.left = _Operand(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = _Operand(b, "b", tile.bn, tile, b_along_k, self.p)
@@ -123,15 +137,69 @@ class _Shared:
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
                 self.full.init(stage, 1)
-                self.empty.init(stage, 1 if tile.turns else tile.consumers)
+                self.empty.init(stage, tile.cluster * (1 if tile.turns else tile.consumers))
             for consumer in range(2):
                 self.order.init(consumer, 1)
             ptx.init_fence()
-        lang.barrier()
+        self.meet()
+
+    @property
+    def first(self) -> Any:
+        """The number of the first tile, that of all groups of a cluster."""
+        return lang.group_id() // self.tile.cluster
+
+    @property
+    def end(self) -> Any:
+        """How many numbers there are."""
+        return lang.num_groups() // self.tile.cluster
+
+    @property
+    def every(self) -> Any:
+        """From a number to the next."""
+        from centella.lang import ptx
+
+        return ptx.grid() // self.tile.cluster
+
+    def meet(self) -> None:
+        """All groups that reach each other's shared memory meet, or the threads of this one."""
+        from centella.lang import ptx
+
+        if self.tile.cluster == 1:
+            lang.barrier()
+            return
+        ptx.cluster_arrive()
+        ptx.cluster_wait()
 
     def place(self, number: Any) -> tuple[Any, Any, Any]:
-        """Batch, first row and first column of a tile."""
-        return tile_place(self.p, number, self.tile.bm, self.tile.bn)
+        """Batch, first row and first column of this group's tile."""
+        from centella.lang import ptx
+
+        tile = self.tile
+        batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.bn)
+        if tile.cluster > 1:
+            row = row + ptx.cluster_rank() * tile.bm
+        return batch, row, column
+
+    def load(self, at: tuple[Any, Any, Any], step: Any, stage: Any) -> None:
+        """Have both operands copied; B by one group of the cluster for all of them."""
+        from centella.lang import ptx
+
+        tile, (batch, row, column) = self.tile, at
+        self.left.load(row, step * tile.bk, batch, stage, self.full)
+        if tile.cluster == 1:
+            self.right.load(column, step * tile.bk, batch, stage, self.full)
+            return
+        with lang.if_(ptx.cluster_rank() == step % tile.cluster):
+            every = (1 << tile.cluster) - 1
+            self.right.load(column, step * tile.bk, batch, stage, self.full, every)
+
+    def give_back(self, stage: Any) -> None:
+        """This thread's consumer has read a stage: whoever fills it, in any group, may."""
+        from centella.lang import ptx
+
+        self.empty.arrive(stage)
+        for further in range(1, self.tile.cluster):
+            self.empty.arrive(stage, (ptx.cluster_rank() + further) % self.tile.cluster)
 
 
 def _wgmma(
@@ -141,33 +209,32 @@ def _wgmma(
     from centella.lang import ptx
 
     shared = _Shared(tile, a, b, a_along_k, b_along_k)
-    stored = _Staged(y, tile, shared.p) if staged else _Stored(y, shared.p)
+    stored = Staged(y, tile.staging, shared.p) if staged else Stored(y, shared.p)
     fewer, more = REGISTERS[tile.consumers]
     with ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
         _produce(shared)
     with ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         _consume(shared, stored, activation, extra, words)
+    if tile.cluster > 1:  # nobody leaves while another one copies to it or tells it something
+        shared.meet()
 
 
 def _produce(shared: _Shared) -> None:
     """Have the tiles of all steps copied, one after the other, as stages become free."""
-    from centella.lang import ptx
-
     tile = shared.tile
     ring = Ring(tile.stages)
-    for number in lang.range(lang.group_id(), lang.num_groups(), ptx.grid()):
-        batch, row, column = shared.place(number)
+    for number in lang.range(shared.first, shared.end, shared.every):
+        at = shared.place(number)
         for step in lang.range(shared.steps):
             stage = ring.stage.get()
             shared.empty.wait(stage, ring.parity ^ 1)
             shared.full.expect(stage, tile.stage_bytes)
-            shared.left.load(row, step * tile.bk, batch, stage, shared.full)
-            shared.right.load(column, step * tile.bk, batch, stage, shared.full)
+            shared.load(at, step, stage)
             ring.advance()
 
 
 def _consume(
-    shared: _Shared, stored: _Stored | _Staged, activation: str, extra: dict[str, Any],
+    shared: _Shared, stored: Stored | Staged, activation: str, extra: dict[str, Any],
     words: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Multiply what has arrived, tile by tile, and finish each."""
@@ -176,7 +243,7 @@ def _consume(
     tile, steps = shared.tile, shared.steps
     ring = Ring(tile.stages)
     mine = ptx.warpgroup() - 1
-    first, every = lang.group_id(), ptx.grid()
+    first, every = shared.first, shared.every
     turn = lang.var(1 - mine)  # the first one's turn is at once
     down: Any = mine * M
     if tile.turns:
@@ -184,7 +251,8 @@ def _consume(
         ring.move(mine * steps)
     sums = [ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
-    for number in lang.range(first, lang.num_groups(), every):
+    width = tile.staged or tile.bn
+    for number in lang.range(first, shared.end, every):
         batch, row, column = shared.place(number)
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
             shared.order.wait(mine, turn)
@@ -196,10 +264,11 @@ def _consume(
             ring.move(steps)
         ptx.wgmma_wait(0)
         with lang.if_(leader):
-            shared.empty.arrive(last)
-        for columns in range(0, tile.bn, tile.staged or tile.bn):
+            shared.give_back(last)
+        for first_column in range(0, tile.bn, width):
+            columns = range(first_column, first_column + width, 8)
             at = (row + down, column, batch)
-            done = _Finish(sums, at, columns, tile, shared.p, activation, extra, words)
+            done = Finish(sums, at, columns, tile.matrices, shared.p, activation, extra, words)
             stored.take(done, mine, leader)
     stored.close(leader)
 
@@ -225,98 +294,10 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: A
         ptx.wgmma_commit()
         ptx.wgmma_wait(1)
         with lang.if_(leader & (step > 0)):
-            shared.empty.arrive(before)
+            shared.give_back(before)
         before.set(stage)
         ring.advance()
     return before
-
-
-class _Finish:
-    """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows."""
-
-    def __init__(
-        self, sums: list[Any], at: tuple[Any, Any, Any], columns: int, tile: WgmmaTile,
-        p: dict[str, Any], activation: str, extra: dict[str, Any], words: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        self.words = words
-        self.row, self.column, self.batch = at
-        self.sums, self.p, self.activation, self.extra = sums, p, activation, extra
-        self.columns = range(columns, columns + (tile.staged or tile.bn), 8)
-
-    def stage(self, ring: Any, slot: Any) -> None:
-        """Write all to shared memory; past the edges are the last row's and column's operands."""
-        p = self.p
-        line, lane = self.sums[0].place(0)[0], lang.local_id() % 32
-        for j in self.columns:
-            across = self.sums[0].place(j // 2)[1]
-            last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
-            column = lang.minimum(self.column + across, last)
-            finish = Epilogue(self.activation, self.extra, column, 2, p["n"], self.words)
-            chunk = ring.chunk(line, (j - self.columns.start) // 8, slot)
-            for i, held in enumerate(self.sums):
-                for pair in (j // 2, j // 2 + 2):
-                    below = i * M + pair // 2 % 2 * 8
-                    row = lang.minimum(self.row + line + below, p["m"] - 1)
-                    out = finish([held[pair], held[pair + 1]], row)
-                    ring.store_pair(chunk + ring.down(below), lane % 4, out)
-
-
-class _Stored:
-    """Results that leave from the registers, word by word: what is inside of C."""
-
-    def __init__(self, y: Any, p: dict[str, Any]) -> None:
-        self.y, self.p = y, p
-
-    def take(self, whole: _Finish, mine: Any, leader: Any) -> None:
-        """Write columns of a tile."""
-        p = self.p
-        for j in whole.columns:
-            column = whole.column + whole.sums[0].place(j // 2)[1]
-            with lang.if_(column < p["n"]):
-                finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"])
-                for i, held in enumerate(whole.sums):
-                    for pair in (j // 2, j // 2 + 2):
-                        row = whole.row + (i * M + held.place(pair)[0])
-                        with lang.if_(row < p["m"]):
-                            out = finish([held[pair], held[pair + 1]], row)
-                            place = whole.batch * p["sy"] + row * p["ldy"] + column
-                            store_words(self.y, place, out, column, p["n"])
-
-    def close(self, leader: Any) -> None:
-        """Nothing is under way."""
-
-
-class _Staged:
-    """Results on their way through shared memory: each consumer has a place of its own there."""
-
-    def __init__(self, y: Any, tile: WgmmaTile, p: dict[str, Any]) -> None:
-        from centella.lang import ptx
-
-        self.ring = ptx.SharedTile(y.dtype, (tile.consumers, tile.rows, tile.staged))
-        extents = (p["n"], p["m"], lang.parameter("batches", u32))
-        self.map = ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
-
-    def close(self, leader: Any) -> None:
-        """The last ones leave before the group ends."""
-        from centella.lang import ptx
-
-        with lang.if_(leader):
-            ptx.tma_store_wait(0)
-
-    def take(self, whole: _Finish, mine: Any, leader: Any) -> None:
-        """Write columns of a tile there, once the last ones have left, and have them copied."""
-        from centella.lang import ptx
-
-        with lang.if_(leader):
-            ptx.tma_store_wait(0)
-        ptx.warpgroup_barrier()
-        whole.stage(self.ring, mine)
-        ptx.async_fence()
-        ptx.warpgroup_barrier()
-        with lang.if_(leader):
-            at = (whole.column + whole.columns.start, whole.row, whole.batch)
-            ptx.tma_store(self.map, at, mine)
-            ptx.tma_store_commit()
 
 
 wgmma: Kernel = Kernel(_wgmma, workgroup=384, name="wgmma")

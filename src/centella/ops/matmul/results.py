@@ -1,0 +1,131 @@
+"""How results of the product by warpgroups leave: from registers, or through shared memory.
+
+Sums are fragments of 64 rows; each has an epilogue of its own columns, which acts in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from centella import lang
+from centella.dtypes import u32
+from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.tiled import store_words
+
+M, K = 64, 16  # of one product
+
+
+class Finish:
+    """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows."""
+
+    def __init__(
+        self, sums: list[Any], at: tuple[Any, Any, Any], columns: range, matrices: bool,
+        p: dict[str, Any], activation: str, extra: dict[str, Any], words: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self.words = words
+        self.row, self.column, self.batch = at
+        self.sums, self.p, self.activation, self.extra = sums, p, activation, extra
+        self.columns, self.matrices = columns, matrices
+
+    def stage(self, ring: Any, slot: Any) -> None:
+        """Write all to shared memory."""
+        if self.matrices:
+            self._stage_matrices(ring, slot)
+            return
+        line, lane = self.sums[0].place(0)[0], lang.local_id() % 32
+        for j in self.columns:
+            column = self._column(j)
+            chunk = ring.chunk(line, (j - self.columns.start) // 8, slot)
+            for _, below, out in self._pairs(j, column):
+                ring.store_pair(chunk + ring.down(below), lane % 4, out)
+
+    def _stage_matrices(self, ring: Any, slot: Any) -> None:
+        """Write them sixteen columns at a time: four matrices of a fragment's registers."""
+        from centella.lang import ptx
+
+        thread = lang.local_id()
+        line = thread // 32 % 4 * 16 + thread % 16
+        first = ring.chunk(line, thread // 16 % 2, slot)
+        rounded = [ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
+        for j in self.columns[::2]:
+            for right in range(2):
+                for i, below, out in self._pairs(j + 8 * right, self._column(j + 8 * right)):
+                    rounded[i][below % M // 8 + 2 * right] = tuple(out)
+            chunk = ring.right(first, (j - self.columns.start) // 8)
+            for i, held in enumerate(rounded):
+                ptx.stmatrix(ring, chunk + ring.down(i * M), held)
+
+    def _column(self, j: int) -> Epilogue:
+        """The epilogue of this thread's two columns of eight; past the edge the last one's."""
+        p, across = self.p, self.sums[0].place(j // 2)[1]
+        last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
+        column = lang.minimum(self.column + across, last)
+        return Epilogue(self.activation, self.extra, column, 2, p["n"], self.words)
+
+    def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, Any]]:
+        """Of eight columns from j on: fragment, how far down, and the two results there."""
+        line = self.sums[0].place(0)[0]
+        for i, held in enumerate(self.sums):
+            for pair in (j // 2, j // 2 + 2):
+                below = i * M + pair // 2 % 2 * 8
+                row = lang.minimum(self.row + line + below, self.p["m"] - 1)
+                yield i, below, finish([held[pair], held[pair + 1]], row)
+
+
+class Stored:
+    """Results that leave from the registers, word by word: what is inside of C."""
+
+    def __init__(self, y: Any, p: dict[str, Any]) -> None:
+        self.y, self.p = y, p
+
+    def take(self, whole: Finish, mine: Any, leader: Any) -> None:
+        """Write columns of a tile."""
+        p = self.p
+        for j in whole.columns:
+            column = whole.column + whole.sums[0].place(j // 2)[1]
+            with lang.if_(column < p["n"]):
+                finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"])
+                for i, held in enumerate(whole.sums):
+                    for pair in (j // 2, j // 2 + 2):
+                        row = whole.row + (i * M + held.place(pair)[0])
+                        with lang.if_(row < p["m"]):
+                            out = finish([held[pair], held[pair + 1]], row)
+                            place = whole.batch * p["sy"] + row * p["ldy"] + column
+                            store_words(self.y, place, out, column, p["n"])
+
+    def close(self, leader: Any) -> None:
+        """Nothing is under way."""
+
+
+class Staged:
+    """Results on their way through shared memory: each consumer has a place of its own there."""
+
+    def __init__(self, y: Any, shape: tuple[int, int, int], p: dict[str, Any]) -> None:
+        from centella.lang import ptx
+
+        self.ring = ptx.SharedTile(y.dtype, shape)
+        extents = (p["n"], p["m"], lang.parameter("batches", u32))
+        self.map = ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+
+    def close(self, leader: Any) -> None:
+        """The last ones leave before the group ends."""
+        from centella.lang import ptx
+
+        with lang.if_(leader):
+            ptx.tma_store_wait(0)
+
+    def take(self, whole: Finish, mine: Any, leader: Any) -> None:
+        """Write columns of a tile there, once the last ones have left, and have them copied."""
+        from centella.lang import ptx
+
+        with lang.if_(leader):
+            ptx.tma_store_wait(0)
+        ptx.warpgroup_barrier()
+        whole.stage(self.ring, mine)
+        ptx.async_fence()
+        ptx.warpgroup_barrier()
+        with lang.if_(leader):
+            at = (whole.column + whole.columns.start, whole.row, whole.batch)
+            ptx.tma_store(self.map, at, mine)
+            ptx.tma_store_commit()
