@@ -17,7 +17,7 @@ from centella.lang.bulk import Boxes, Words
 from centella.lang.hopper import DONE, HopperMachine
 from centella.lang.ir import KernelIR
 from centella.lang.machine import Order
-from centella.lang.shadow import Mask
+from centella.lang.shadow import Ids, Mask
 
 
 class ClusterMachine(HopperMachine):
@@ -93,7 +93,7 @@ class ClusterMachine(HopperMachine):
             self.waits_at = index
             yield
             self._narrow(active)
-        self.passed += 1
+        self.passed: int = self.passed + 1
         self.waited = self.arrived
         meetings = self.peers[0].meetings
         if len(meetings) < self.arrived:  # the first group to go on
@@ -101,7 +101,7 @@ class ClusterMachine(HopperMachine):
         for region in self.memory["shared"]:
             if isinstance(region.shadow, Boxes):
                 region.shadow.met = meetings[-1]
-        self.epoch = np.full_like(self.epoch, max(meetings[-1], int(self.epoch.max()) + 1))
+        self.epoch: Ids = np.full_like(self.epoch, max(meetings[-1], int(self.epoch.max()) + 1))
 
     # -- what reaches other groups ----------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from centella.lang.arithmetic import REDUCE
 from centella.lang.machine import Machine
+from centella.lang.shadow import Ids
 
 
 class GroupMachine(Machine):
@@ -15,9 +16,10 @@ class GroupMachine(Machine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.effects |= {"barrier": self._meet, "shuffle_xor": self._shuffle}
-        self.effects |= {"workgroup_uniform": self._broadcast}
-        self.effects |= dict.fromkeys(REDUCE, self._reduce)
+        self.effects.update(dict.fromkeys(REDUCE, self._reduce))
+        self.effects.update(
+            barrier=self._meet, shuffle_xor=self._shuffle, workgroup_uniform=self._broadcast
+        )
 
     def _meet(self, index: int) -> None:
         """All threads of a group come here or none; a barrier orders what stands around it."""
@@ -31,7 +33,7 @@ class GroupMachine(Machine):
             count = int(here[split][0])
             raise self._fault(index, thread, f"{op} reached by {count} of {size} threads")
         if op in ("barrier", "workgroup_uniform"):
-            self.epoch = self.epoch + (here > 0)
+            self.epoch: Ids = self.epoch + (here > 0)
 
     def _broadcast(self, index: int) -> None:
         self._meet(index)

@@ -23,10 +23,16 @@ class Finish:
         self, sums: list[Any], at: tuple[Any, Any, Any], columns: range, matrices: bool,
         p: dict[str, Any], activation: str, extra: dict[str, Any], words: tuple[str, ...],
     ) -> None:  # fmt: skip
-        self.words = words
-        self.row, self.column, self.batch = at
-        self.sums, self.p, self.activation, self.extra = sums, p, activation, extra
-        self.columns, self.matrices = columns, matrices
+        self.row: Any = at[0]
+        self.column: Any = at[1]
+        self.batch: Any = at[2]
+        self.sums: list[Any] = sums
+        self.columns: range = columns
+        self.matrices: bool = matrices
+        self.p: dict[str, Any] = p
+        self.activation: str = activation
+        self.extra: dict[str, Any] = extra
+        self.words: tuple[str, ...] = words
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory."""
@@ -77,7 +83,8 @@ class Stored:
     """Results that leave from the registers, word by word: what is inside of C."""
 
     def __init__(self, y: Any, p: dict[str, Any]) -> None:
-        self.y, self.p = y, p
+        self.y: Any = y
+        self.p: dict[str, Any] = p
 
     def take(self, whole: Finish, mine: Any, leader: Any) -> None:
         """Write columns of a tile."""
@@ -104,9 +111,9 @@ class Staged:
     def __init__(self, y: Any, shape: tuple[int, int, int], p: dict[str, Any]) -> None:
         from centella.lang import ptx
 
-        self.ring = ptx.SharedTile(y.dtype, shape)
+        self.ring: ptx.SharedTile = ptx.SharedTile(y.dtype, shape)
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
-        self.map = ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+        self.map: Any = ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
 
     def close(self, leader: Any) -> None:
         """The last ones leave before the group ends."""
