@@ -136,3 +136,27 @@ def test_a_product_by_rows_is_the_product(
     after = sums if activation is None else getattr(ct, activation)(sums)
     np.testing.assert_allclose(y, after.numpy() + residual, rtol=0, atol=2e-4)
     assert setting.seen == ([2, 1, 2] if over else [2])
+
+
+def test_a_product_of_few_rows_is_left_to_the_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of our threads would read the whole weight."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    setting = Setting(2)
+    monkeypatch.setattr(products, "taken_over", lambda n: setting.threads)
+    device = ct.device("cpu", pool="reuse")
+    x, w = RNG.standard_normal((5, 3), np.float32), RNG.standard_normal((120_000, 3), np.float32)
+    y = ct.linear(ct.asarray(x, device=device), ct.asarray(w, device=device)).numpy()
+    np.testing.assert_allclose(y, x @ w.T, rtol=1e-4, atol=1e-5)
+    assert setting.seen == [2]
+
+
+@pytest.mark.parametrize("score", [-60.0, -20.0, -1.0, 0.0, 60.0, 80.0])
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e10])
+def test_the_mean_of_equal_scores(score: float, size: float) -> None:
+    """However far the scores are from zero, and however small the values."""
+    k = np.ones((1, 1, 9, 4), np.float32)
+    v = np.full((1, 1, 9, 4), size, np.float32)
+    q = np.full((1, 1, 40, 4), score / 4, np.float32)
+    given = [ct.asarray(a, device="cpu") for a in (q, k, v)]
+    got = ct.attention(*given, scale=1.0).numpy()
+    np.testing.assert_allclose(got, size, rtol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import importlib
-import marshal
+import json
 import os
 import subprocess
 import sys
@@ -121,17 +121,16 @@ def test_another_header_is_another_file(new: Make, folder: Path) -> None:
     assert len(names) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other", "code"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "version"])
 def test_a_file_that_we_did_not_write(
     new: Make, folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new()
     (file,) = folder.iterdir()
     whole = file.read_bytes()
-    failing = compile("raise ImportError('another version')", "", "exec")
-    code = marshal.dumps(failing)
+    data = json.dumps({"_version": 0x2501, "_types": ""}).encode()
     file.write_bytes({"cut": whole[:-5], "empty": b"", "other": b"x" * 99,
-                      "code": hashlib.sha256(code).digest() + code}[damage])  # fmt: skip
+                      "version": hashlib.sha256(data).digest() + data}[damage])  # fmt: skip
     check(new())
     assert file.read_bytes() == whole
     no_parse(monkeypatch)
@@ -142,6 +141,35 @@ def test_a_folder_that_cannot_be_written(new: Make, folder: Path) -> None:
     folder.parent.write_text("no folder")
     for _ in range(2):
         check(new())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such modes")
+def test_a_file_that_others_may_write_is_not_read(new: Make, folder: Path) -> None:
+    new()
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600 and caches.kept(file.name)
+    file.chmod(0o620)
+    assert caches.kept(file.name) is None
+    check(new())
+    assert file.stat().st_mode & 0o777 == 0o600  # written anew
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its folder is another variable's")
+def test_no_folder_of_ones_own_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", str)
+    monkeypatch.chdir(tmp_path)
+    caches.keep("name", b"content")
+    assert caches.kept("name") is None and not list(tmp_path.iterdir())
+
+
+def test_a_search_under_way_keeps_its_finders(new: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.meta_path
+    held = list(before)
+    new()
+    assert before == held == sys.meta_path and sys.meta_path is not before
 
 
 def test_a_cffi_that_cannot_write(new: Make, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,7 @@ LATE: dict[tuple[str, str], str] = {
     ("device", "batch"): "device.batch() returns the explicit face, which is built on devices",
     ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
     ("backends", "tempfile"): "as cffi",
+    ("backends", "ast"): "as cffi",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
     ("device", "jit"): "device.compile() captures a function, which is built on devices",
     ("load", "models"): "`import centella` is quick: models load with the first one that is wanted",

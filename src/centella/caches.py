@@ -1,7 +1,7 @@
 """What outlives a process: small files in the user's cache folder, each written whole or never.
 
-A file that is missing, or a folder that cannot be written, only means that the next process does
-the work again.
+A file that is missing or that others may write, or a folder that cannot be written, only means that
+the next process does the work again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import sys
 import time
 from contextlib import suppress
+
+OTHERS = 0 if sys.platform == "win32" else 0o022  # who may write, but for the owner
 
 
 def cache_folder() -> str:
@@ -25,21 +27,24 @@ def cache_folder() -> str:
 
 
 def kept(name: str) -> bytes | None:
-    """The content of a file of the folder; None where it cannot be read."""
+    """The content of a file of the folder; None for one that is not the user's alone to write."""
     try:
-        with open(os.path.join(cache_folder(), name), "rb") as file:
-            return file.read()
+        with open(_path(name), "rb") as file:
+            about = os.fstat(file.fileno())
+            mine = sys.platform == "win32" or about.st_uid == os.geteuid()
+            return file.read() if mine and not about.st_mode & OTHERS else None
     except OSError:
         return None
 
 
 def keep(name: str, content: bytes) -> None:
     """Write a file of the folder; readers see the old one or the new one, never a part."""
-    path = os.path.join(cache_folder(), name)
-    beside = f"{path}.{os.getpid()}.{time.time_ns()}"
+    beside = ""
     try:
+        path = _path(name)
+        beside = f"{path}.{os.getpid()}.{time.time_ns()}"
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(beside, "wb") as file:
+        with open(beside, "wb", opener=_private) as file:
             file.write(content)
         os.replace(beside, path)
     except OSError as error:
@@ -48,3 +53,15 @@ def keep(name: str, content: bytes) -> None:
         with suppress(OSError):
             os.remove(beside)
         logging.getLogger("centella.caches").debug("%s not kept: %s", name, error)
+
+
+def _path(name: str) -> str:
+    """Where a file is; OSError where the user has no folder: never one of the current directory."""
+    folder = cache_folder()
+    if not os.path.isabs(folder):
+        raise FileNotFoundError(f"no cache folder: {folder} is not absolute")
+    return os.path.join(folder, name)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)

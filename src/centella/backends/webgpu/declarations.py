@@ -4,7 +4,7 @@ wgpu has cffi parse 2 000 lines of C in every process that imports it, and its n
 type that is used later: half a second and more, the larger part of a start. What the parser finds
 depends on the text alone, and cffi can write it down for modules that are to need no parser
 ("out-of-line, ABI mode"). That is done here, and what was written is kept in the user's cache
-folder, by the header's text, cffi, Python and platform.
+folder, as data, by the header's text, cffi, Python and platform.
 
 wgpu's own module runs as it is, from its own file, and opens its own library: only the `FFI()` that
 it makes is given declarations so. Whatever is not as expected here goes through the parser.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import importlib
-import marshal
+import json
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,6 +25,7 @@ from typing import Any
 from centella.caches import keep, kept
 
 NATIVE = "wgpu.backends.wgpu_native"
+NAME = "wgpu"
 DECLARING = f"{NATIVE}._ffi"  # the module that makes an FFI() and has it parse the header
 
 
@@ -32,15 +33,16 @@ def import_native() -> Any:
     """wgpu's module of native calls; where it is already imported, as it is."""
     if NATIVE in sys.modules:
         return importlib.import_module(NATIVE)  # which waits where another thread is at it
-    finder = Finder(DECLARING)
-    sys.meta_path.insert(0, finder)
+    finder: Any = Finder(DECLARING)
+    sys.meta_path = [finder, *sys.meta_path]  # never changed in place: other threads go through it
     try:
         return importlib.import_module(NATIVE)
-    except Exception:  # this wgpu asks for what declarations without a parser have not
-        for name in [n for n in sys.modules if n.startswith(NATIVE)]:
+    except Exception as error:  # this wgpu asks for what declarations without a parser have not
+        _log("wgpu's header goes through the parser: %s", error)
+        for name in [n for n in list(sys.modules) if n.startswith(NATIVE)]:
             del sys.modules[name]
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path = [f for f in sys.meta_path if f is not finder]
     return importlib.import_module(NATIVE)
 
 
@@ -143,7 +145,8 @@ def file_of(csource: str, version: str) -> str:
 
 
 def written(ffi: Any) -> bytes:
-    """The declarations of an FFI that has parsed them: a digest and the code that makes another."""
+    """The declarations of an FFI that has parsed them, as data: a digest and JSON."""
+    import ast
     import tempfile
 
     try:
@@ -151,24 +154,47 @@ def written(ffi: Any) -> bytes:
 
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "declarations.py")
-            make_py_source(ffi, "wgpu", path)
+            make_py_source(ffi, NAME, path)
             with open(path, encoding="utf-8") as file:
-                code = marshal.dumps(compile(file.read(), "wgpu's header", "exec"))
+                made = ast.parse(file.read()).body[-1]
+        call: Any = made.value if isinstance(made, ast.Assign) else made
+        if ast.unparse(call.func) != "_cffi_backend.FFI" or ast.literal_eval(call.args[0]) != NAME:
+            raise ValueError("cffi writes something else")
+        named = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+        data = json.dumps(named, default=_text).encode()
     except Exception as error:  # of a folder, or of a cffi that has changed
-        import logging
-
-        logging.getLogger("centella.webgpu").debug("wgpu's header is not kept: %s", error)
+        _log("wgpu's header is not kept: %s", error)
         return b""
-    return hashlib.sha256(code).digest() + code
+    return hashlib.sha256(data).digest() + data
 
 
 def ffi_of(content: bytes | None) -> Any:
     """An FFI with written declarations; None for what nobody wrote whole."""
     if not content or hashlib.sha256(content[32:]).digest() != content[:32]:
         return None
-    scope: dict[str, Any] = {}
     try:
-        exec(marshal.loads(content[32:]), scope)
-    except Exception:  # of cffi's own module, which looks at the format's version
+        named = {k: _bytes(v) for k, v in json.loads(content[32:]).items()}
+        return importlib.import_module("_cffi_backend").FFI(NAME, **named)
+    except Exception as error:  # of cffi, which looks at the format's version
+        _log("wgpu's header as kept: %s", error)
         return None
-    return scope.get("ffi")
+
+
+def _text(value: Any) -> str:
+    """Bytes as JSON has them."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"expected bytes, got {type(value).__name__}")
+    return value.decode("latin-1")
+
+
+def _bytes(value: Any) -> Any:
+    """What `_text` and JSON made of bytes, tuples and numbers."""
+    if isinstance(value, str):
+        return value.encode("latin-1")
+    return tuple(map(_bytes, value)) if isinstance(value, list) else value
+
+
+def _log(text: str, error: Exception) -> None:
+    import logging
+
+    logging.getLogger("centella.webgpu").debug(text, error)

@@ -19,7 +19,7 @@ SCORES = 1 << 16  # of a block: 256 KB
 QUERIES = 32  # of a block at least: fewer make thin products
 ALONE = 1 << 18  # multiplications that OpenBLAS does on the thread that asks, without its others
 FAR = 64.0  # scores up to which e^score is computed as it is
-LEAST = np.float32(np.exp(-FAR))  # a sum of weights that is precise all the same
+LEAST = np.float32(np.exp(-16.0))  # a sum of weights that leaves their products with values precise
 
 
 def host(

@@ -31,6 +31,8 @@ from centella.ops.operands import NUMPY, TAPE
 from centella.program import Call, HostProgram, Ref
 from centella.specs import Caps, Spec, make_spec
 
+MANY = 64  # rows a thread from which on it is better to read the weight once for each part
+
 
 def _float(name: str, specs: tuple[Spec, ...]) -> None:
     if any(not s.dtype.is_float for s in specs):
@@ -146,7 +148,7 @@ def linear_host(
         (y,) = outs
         left = left.reshape(len(y), right.shape[1])
         operands = [y, *(r.reshape(y.shape) for r in rest)]
-        blas = taken_over(threads)
+        blas = taken_over(threads) if len(y) >= threads * MANY else None
 
         def compute(part: tuple[slice, list[slice]]) -> None:
             rows, blocks = part
