@@ -330,6 +330,9 @@ def test_the_least_recently_used_capture_goes(device: ct.Device) -> None:
     assert fn.signatures == 0
     with pytest.raises(ct.ShapeError, match="maxsize: expected 1 or more, or None, got 0"):
         ct.jit(count, maxsize=0)
+    nothing: Any = 5
+    with pytest.raises(TypeError, match=r"^jit: expected a function, got int$"):
+        ct.jit(nothing)
 
 
 def test_the_memory_of_a_capture_that_went_is_used_again(device: ct.Device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -579,6 +579,9 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "axis": (
         lambda x, h, i: functional.softmax(x, 2),
         _error("softmax: expected an axis of [3, 5], got 2")),
+    "axis that is no whole number": (
+        lambda x, h, i: functional.softmax(x, cast(int, -1.0)),
+        _error("softmax: expected an axis of [3, 5], got -1.0")),
     "axis of a sum": (
         lambda x, h, i: functional.sum(x, -3), _error("sum: expected an axis of [3, 5], got -3")),
     "one axis twice": (
@@ -888,6 +891,22 @@ def test_what_is_no_number(value: Any) -> None:
     assert ct.scale(x, numbers[0]).numpy().max() == 1
     assert ct.full((2,), numbers[1], "i32").tolist() == [3, 3]
     assert ct.arange(numbers[1]).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("value", ["no", 1, None, np.ones(1)])
+def test_what_is_neither_true_nor_false(value: Any) -> None:
+    x = ct.full((3, 5), 2)
+    q = x[None, None]
+    calls: dict[str, Any] = {
+        "attention: expected True or False for causal": lambda: ct.attention(q, q, q, causal=value),
+        "sum: expected True or False for keepdims": lambda: ct.sum(x, 1, keepdims=value),
+        "argmax: expected True or False for keepdims": lambda: ct.argmax(x, 1, keepdims=value),
+    }
+    for text, call in calls.items():
+        with pytest.raises(ct.DTypeError, match=f"^{text}, got {type(value).__name__}$"):
+            call()
+    yes: Any = np.bool_(True)
+    assert ct.sum(x, 1, keepdims=yes).shape == (3, 1)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

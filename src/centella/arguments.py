@@ -55,6 +55,17 @@ def real(op: str, name: str, value: Any) -> float:
     return math.copysign(math.inf, found) if abs(found) >= BEYOND else found
 
 
+def flag(op: str, name: str, value: Any) -> bool:
+    """True or False, of Python or NumPy.
+
+    Raises:
+        DTypeError: for anything else: a text or a tensor would always be true.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise DTypeError(f"{op}: expected True or False for {name}, got {type(value).__name__}")
+    return bool(value)
+
+
 def whole(op: str, name: str, value: Any, least: int = 0) -> int:
     """A whole number, `least` or more.
 

@@ -210,6 +210,8 @@ class Jitted(Generic[P, R]):
     def __init__(
         self, fn: Callable[P, R], device: str | Device | None = None, maxsize: int | None = None
     ) -> None:
+        if not callable(fn):
+            raise TypeError(f"jit: expected a function, got {type(fn).__name__}")
         if maxsize is not None and maxsize < 1:
             raise ShapeError(f"jit: maxsize: expected 1 or more, or None, got {maxsize!r}")
         self._fn = fn
@@ -310,7 +312,7 @@ def jit(
         `fetch(...)` gives arrays on the host instead, in the replay's own submission.
 
     Raises:
-        ShapeError: a maxsize below 1.
+        ShapeError: a maxsize below 1; TypeError: fn is no function.
     """
     if fn is not None:
         return Jitted(fn, device, maxsize)

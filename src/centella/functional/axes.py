@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from centella.arguments import check_tensors, real
+from centella.arguments import check_tensors, flag, real
 from centella.errors import DTypeError, ShapeError
 from centella.ops.norm import NAMES as NORMS
 from centella.tensor import Tensor, apply, apply_with
@@ -20,7 +20,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
     """
-    if axis == -1:
+    if type(axis) is int and axis == -1:
         return apply("softmax", x)
     return _along("softmax", x, axis, lambda rows: apply("softmax", rows))
 
@@ -130,8 +130,6 @@ def _norm(kind: str, x: Tensor, vectors: dict[str, Tensor | None], eps: float) -
 def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
     """What `fn` makes of rows along an axis, in the shape of x."""
     check_tensors(op, x)
-    if axis == -1:
-        return fn(x)
     place, last = axis_of(op, x.shape, axis), x.ndim - 1
     if place >= last:
         return fn(x)
@@ -152,6 +150,6 @@ def _over(op: str, x: Tensor, axis: Axes, keepdims: bool, fn: Callable[[Tensor],
     length = math.prod([x.shape[a] for a in merged])
     rows = x.permute(*kept, *merged).reshape(*(x.shape[a] for a in kept), length)
     result = fn(rows)
-    if keepdims:
+    if keepdims is not False and flag(op, "keepdims", keepdims):
         return result.reshape([1 if a in gone else n for a, n in enumerate(x.shape)])
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from centella.arguments import check_tensors, one_of, real, whole
+from centella.arguments import check_tensors, flag, one_of, real, whole
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op import get
@@ -209,5 +209,5 @@ def attention(
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts}
     default = 1.0 / math.sqrt(max(q.shape[-1], 1))
     factor = default if scale is None else real("attention", "scale", scale)
-    attrs = _attrs("attention", variant, causal=bool(causal), scale=factor)
+    attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
     return apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)
