@@ -276,7 +276,7 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     nope = tmp_path / "nope.txt"
     assert failed("embed", "--file", nope, *tiny).endswith(f"{nope}: no such file or directory")
     assert failed("embed", "--file", tmp_path, *tiny).endswith(f"{tmp_path}: is a directory")
-    assert "expected texts, got an empty one" in failed("embed", "a", " ", *tiny)
+    assert "expected texts, got an empty one (number 2)" in failed("embed", "a", " ", *tiny)
     (tmp_path / "latin.txt").write_bytes("a\ngrüße\n".encode("latin-1"))
     text = failed("embed", "--file", tmp_path / "latin.txt", *tiny)
     assert text.endswith("latin.txt: line 2 is no UTF-8 text")

@@ -243,7 +243,10 @@ def default_device() -> Device:
     global _default
     name = os.environ.get("CENTELLA_DEVICE")
     if name:
-        return device(name)
+        try:
+            return device(name)
+        except DeviceError as error:
+            raise DeviceError(f"CENTELLA_DEVICE={name}: {error}") from error
     if _default is not None and not _default.lost:
         return _default
     found, why = choose(trusted)

@@ -105,8 +105,9 @@ def _texts(texts: list[str], file: str | None) -> list[str]:
         raise CentellaError("embed: give texts or --file, not both")
     if file is not None:
         texts = _lines(file)
-    elif any(not t.strip() for t in texts):
-        raise CentellaError("embed: expected texts, got an empty one")
+    for number, text in enumerate(texts if file is None else (), 1):
+        if not text.strip():
+            raise CentellaError(f"embed: expected texts, got an empty one (number {number})")
     if not texts:
         raise CentellaError("embed: no text; try: centella embed 'a sentence'")
     return texts
