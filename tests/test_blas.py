@@ -72,6 +72,20 @@ def test_only_as_many_threads_are_taken_over_as_there_are(monkeypatch: pytest.Mo
     assert taken_over(2) is None
 
 
+def test_a_small_product_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(2)
+    monkeypatch.setattr(blas, "BLAS", setting.threads)
+    for size in (blas.SMALL, blas.SMALL - 1):
+        with blas.around(size):
+            pass
+    assert setting.seen == [2, 1, 2]
+    device = ct.device("cpu", pool="reuse")
+    x, w = RNG.standard_normal((5, 30), np.float32), RNG.standard_normal((7, 30), np.float32)
+    y = ct.linear(ct.asarray(x, device=device), ct.asarray(w, device=device)).numpy()
+    np.testing.assert_allclose(y, x @ w.T, rtol=1e-4, atol=1e-5)
+    assert setting.seen == [2, 1, 2, 1, 2]
+
+
 @pytest.mark.skipif(BLAS is None, reason="NumPy's BLAS is not an OpenBLAS with threads of its own")
 def test_the_blas_of_numpy_is_told() -> None:
     assert BLAS is not None

@@ -13,10 +13,11 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
+SMALL = 1 << 24  # multiplications: 0.4 ms of one core, while another may be busy elsewhere
 PTHREADS = 1  # of openblas_get_parallel: neither without threads nor with OpenMP's
 NAMES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))  # of builds, around a symbol
 
@@ -83,6 +84,11 @@ def _find() -> Threads | None:
 
 
 BLAS: Threads | None = _find()
+
+
+def around(multiplications: int) -> AbstractContextManager[None]:
+    """Around a product of so many: a small one is done by the thread that asks."""
+    return nullcontext() if BLAS is None or multiplications >= SMALL else BLAS.alone()
 
 
 def taken_over(threads: int) -> Threads | None:

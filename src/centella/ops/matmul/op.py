@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella.axes import LETTERS, Axes, Fold, axes, spread
-from centella.blas import taken_over
+from centella.blas import around, taken_over
 from centella.blockwise import blocks_of, parts_of, share, threads_for
 from centella.dtypes import DType, dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
@@ -161,7 +161,7 @@ def linear_host(
             with blas.alone():
                 share(compute, parts, threads)
             return
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), around(y.size * right.shape[1]):
             np.matmul(left, right.T, out=y)
         if more_to_do:
             run_blocks(run, blocks, operands, y)
