@@ -41,7 +41,7 @@ from centella.backends.webgpu.raw import (
     Pipeline,
 )
 from centella.backends.webgpu.stamps import Stamps
-from centella.backends.webgpu.ticket import WebGpuTicket
+from centella.backends.webgpu.ticket import WebGpuTicket, places_of
 from centella.errors import (
     CompileError,
     DeviceError,
@@ -232,7 +232,7 @@ class WebGpuBackend:
             if work.timed and work.launches and not self.clock.missing:
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
-            places, nbytes = _places(work, stamps)
+            places, nbytes = places_of(work, stamps)
             staging = self._take_staging(nbytes) if places else None
             try:
                 with Checked():
@@ -389,14 +389,3 @@ class WebGpuBackend:
         for buffer in (self._params, *(b for free in self._staging.values() for b in free)):
             buffer.destroy()
         self._staging.clear()
-
-
-def _places(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:
-    """First byte and number of bytes of each read-back, then of the time stamps; bytes in all."""
-    places: list[tuple[int, int]] = []
-    end = 0
-    sizes = [read.nbytes for read in work.reads]
-    for nbytes in sizes if stamps is None else [*sizes, stamps.nbytes]:
-        places.append((end, nbytes))
-        end += -(-nbytes // 16) * 16
-    return places, end

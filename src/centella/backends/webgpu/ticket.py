@@ -14,7 +14,7 @@ from centella.backends.webgpu import raw
 from centella.backends.webgpu.pace import Course
 from centella.backends.webgpu.stamps import Stamps
 from centella.errors import DeviceLostError
-from centella.submission import Array, Times
+from centella.submission import Array, Submission, Times
 
 SPIN = 0.001  # seconds of waiting in which it is asked again and again
 PART, LONGEST = 1 / 256, 0.002  # later it sleeps for this part of the wait, and so much at most
@@ -115,3 +115,14 @@ class WebGpuTicket:
     def times(self) -> Times | None:
         """Begin and end of each launch in ns of the device's clock."""
         return None if self._stamps is None else self._stamps.times(self.data(-1))
+
+
+def places_of(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:
+    """First byte and number of bytes of each read-back, then of the time stamps; bytes in all."""
+    places: list[tuple[int, int]] = []
+    end = 0
+    sizes = [read.nbytes for read in work.reads]
+    for nbytes in sizes if stamps is None else [*sizes, stamps.nbytes]:
+        places.append((end, nbytes))
+        end += -(-nbytes // 16) * 16
+    return places, end

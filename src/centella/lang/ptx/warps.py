@@ -46,20 +46,22 @@ def put(w: Writer, i: int, statement: Statement) -> None:
 
 def ldmatrix(w: Writer, i: int, statement: Statement) -> None:
     """8 x 8 matrices of 16-bit elements, a register of each thread for each matrix."""
-    _, _, (index, *tiles), (position, transposed) = statement
-    registers = [r for tile in tiles for r in w.chunks[tile]]
-    shape = f"m8n8.x{len(registers)}{'.trans' if transposed else ''}"
-    place = address(w, index, position, True, 16)
-    w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {{{', '.join(registers)}}}, {place};")
+    shape, registers, place = _matrices(w, statement)
+    w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {registers}, {place};")
 
 
 def stmatrix(w: Writer, i: int, statement: Statement) -> None:
     """The same out of registers."""
+    shape, registers, place = _matrices(w, statement)
+    w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {place}, {registers};")
+
+
+def _matrices(w: Writer, statement: Statement) -> tuple[str, str, str]:
+    """Shape, registers and place of matrices that go between the two."""
     _, _, (index, *tiles), (position, transposed) = statement
     registers = [r for tile in tiles for r in w.chunks[tile]]
     shape = f"m8n8.x{len(registers)}{'.trans' if transposed else ''}"
-    place = address(w, index, position, True, 16)
-    w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {place}, {{{', '.join(registers)}}};")
+    return shape, f"{{{', '.join(registers)}}}", address(w, index, position, True, 16)
 
 
 def mma(w: Writer, i: int, statement: Statement) -> None:
