@@ -1,17 +1,18 @@
-"""Attention of many queries on tensor cores: every tile checked, then timed beside PyTorch's SDPA.
+"""Attention of many queries on tensor cores, checked, then timed beside PyTorch's SDPA.
 
-Tiles are those of `mma` and, on Hopper, of `wgmma`. One is checked before it is timed: lengths, a
-causal mask, grouped queries and sizes off every boundary, all of the result against float64 of the
-rounded operands; then, of each shape that is timed, a sample of queries. Rounds of replays
-alternate with PyTorch's, as in `gemv`. Operations are 4 lq lk d a head, half of that under a causal
-mask.
+That is the tile that is chosen; with `--tiles` all others too, of `mma` and, on Hopper, of `wgmma`.
+One is checked before it is timed: lengths, a causal mask, grouped queries and sizes off every
+boundary, all of the result against float64 of the rounded operands; then, of each shape that is
+timed, a sample of queries. Rounds of replays alternate with PyTorch's, as in `gemv`. Operations are
+4 lq lk d a head, half of that under a causal mask.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -36,7 +37,7 @@ AnyTile = MmaTile | WgmmaTile
 TILES: dict[int, tuple[MmaTile, ...]] = {
     32: (
         MmaTile(64, 64, 4, 2, together=3),
-        MmaTile(128, 64, 4, 2),
+        MmaTile(128, 64, 8, 2),
         MmaTile(128, 128, 4, 2),
         MmaTile(128, 32, 4, 3, together=3),
     ),
@@ -97,8 +98,13 @@ SHAPES = (
 SMALL = (Shape("small", 1, 4, 2, 40, 32, "f16", True), Shape("small", 2, 2, 2, 33, 64, "bf16"))
 
 
-def title(tile: AnyTile) -> str:
-    """A tile as the log writes it: queries, keys, warps, stages; what else differs."""
+def title(tile: AnyTile | None) -> str:
+    """A tile as the log writes it: queries, keys, warps, stages; what else differs.
+
+    None: the one that is chosen.
+    """
+    if tile is None:
+        return "as chosen"
     parts = f"{', 2 parts' if tile.parts == 2 else ''}"
     if isinstance(tile, MmaTile):
         more = f"{'' if tile.held else ', q again'}{parts}"
@@ -121,7 +127,7 @@ def tiles_of(dim: int, dtype: DType, small: bool) -> list[AnyTile]:
     return [tile for some in groups for tile in some]
 
 
-def attend(tile: AnyTile, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
+def attend(tile: AnyTile | None, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
     """Attention, with lengths where given; to be recorded and planned while `forcing(tile)`."""
     masks = ("lengths",) if len(tensors) > 3 else ()
     scale = tensors[0].shape[3] ** -0.5
@@ -129,18 +135,20 @@ def attend(tile: AnyTile, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
                  variant=variant_of(tile), tile=repr(tile))  # fmt: skip
 
 
-def variant_of(tile: AnyTile) -> str:
-    """The variant that has such tiles."""
-    return "mma" if isinstance(tile, MmaTile) else "wgmma"
+def variant_of(tile: AnyTile | None) -> str | None:
+    """The variant that has such tiles; None: the choice is the library's."""
+    return None if tile is None else "mma" if isinstance(tile, MmaTile) else "wgmma"
 
 
-def forcing(tile: AnyTile) -> Any:
+def forcing(tile: AnyTile | None) -> Any:
     """Give this tile to every attention of its variant."""
+    if tile is None:
+        return nullcontext()
     name = f"{variant_of(tile)}_tile_of"
     return mock.patch.object(attention_op, name, lambda q, masks, caps: tile)
 
 
-def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile) -> Row:
+def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:
     """The kernel of an attention, and what the driver says that it takes."""
     dtype, kv = dtype_of(shape.dtype), (shape.batch, shape.kv_heads, shape.length, shape.dim)
     q = make_spec((kv[0], shape.heads, *kv[2:]), dtype, 16)
@@ -164,13 +172,13 @@ def error_of(got: Any, wanted: Any) -> float:
     return float(((got - wanted) ** 2).sum() / (wanted**2).sum())
 
 
-def bound_of(tile: AnyTile, dtype: DType) -> float:
+def bound_of(tile: AnyTile | None, dtype: DType) -> float:
     """How far a tile may be off."""
     rough = dtype is bf16 and isinstance(tile, MmaTile) and tile.parts == 1
     return ONE_PART if rough else BOUND[dtype.name]
 
 
-def check(device: ct.Device, tile: AnyTile, dim: int, dtype: DType) -> float:
+def check(device: ct.Device, tile: AnyTile | None, dim: int, dtype: DType) -> float:
     """The larger error of two problems off every boundary.
 
     Raises:
@@ -227,7 +235,10 @@ def sdpa(torch: Any, stored: list[Any], shape: Shape, count: int, dtype: DType) 
 
 
 def attention_cores(args: argparse.Namespace) -> Iterator[Row]:
-    """Each tile on the first device that has tensor cores (or simulates them), SDPA beside."""
+    """What the first device with tensor cores chooses (or the simulator), SDPA beside.
+
+    With `--tiles` every tile is checked and timed as well.
+    """
     torch = torch_or_none()
     names = [d for d in args.devices if ct.device(d).caps.target in ("ptx", "ir")]
     if not names:
@@ -236,25 +247,22 @@ def attention_cores(args: argparse.Namespace) -> Iterator[Row]:
     device = ct.device(names[0])
     wanted = (args.dtypes or "f16,bf16").split(",")
     shapes = [s for s in (SMALL if args.small else SHAPES) if s.dtype in wanted]
-    usable: dict[tuple[int, str], list[AnyTile]] = {}
+    usable: dict[tuple[int, str], list[AnyTile | None]] = {}
     for shape in shapes:
         kind = shape.dim, shape.dtype
         if kind not in usable:
-            tiles = tiles_of(shape.dim, dtype_of(shape.dtype), args.small)
-            usable[kind] = list(_checked(device, tiles, shape.dim, dtype_of(shape.dtype)))
+            dtype = dtype_of(shape.dtype)
+            others = tiles_of(shape.dim, dtype, args.small) if args.tiles else ()
+            usable[kind] = list(_checked(device, (None, *others), shape.dim, dtype))
         yield from _timed(device, shape, usable[kind], torch, args)
 
 
-def _checked(device: ct.Device, tiles: list[AnyTile], dim: int, dtype: DType) -> Iterator[AnyTile]:
+def _checked(
+    device: ct.Device, tiles: Sequence[AnyTile | None], dim: int, dtype: DType
+) -> Iterator[AnyTile | None]:
     """The tiles that a device takes, once they have passed."""
     for tile in tiles:
-        caps = device.caps
-        fits = isinstance(tile, MmaTile) or caps.warpgroups
-        if (
-            not fits
-            or tile.shared_bytes(dim) > caps.max_shared
-            or tile.threads > caps.max_workgroup
-        ):
+        if tile is not None and not fits(tile, dim, device.caps):
             print(f"{title(tile)} of heads of {dim}: skipped, it does not fit")
             continue
         worst = check(device, tile, dim, dtype)
@@ -262,9 +270,16 @@ def _checked(device: ct.Device, tiles: list[AnyTile], dim: int, dtype: DType) ->
         yield tile
 
 
+def fits(tile: AnyTile, dim: int, caps: ct.Caps) -> bool:
+    """Whether a device has the threads, the shared memory and the instructions."""
+    small = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
+    return small and (isinstance(tile, MmaTile) or caps.warpgroups)
+
+
 def _timed(
-    device: ct.Device, shape: Shape, tiles: list[AnyTile], torch: Any, args: argparse.Namespace
-) -> Iterator[Row]:
+    device: ct.Device, shape: Shape, tiles: list[AnyTile | None], torch: Any,
+    args: argparse.Namespace,
+) -> Iterator[Row]:  # fmt: skip
     """A row for each tile and SDPA, once each has met the bound on a sample."""
     dtype, rng = dtype_of(shape.dtype), np.random.default_rng(0)
     kv = (shape.batch, shape.kv_heads, shape.length, shape.dim)
@@ -276,7 +291,7 @@ def _timed(
     kernels: dict[str, Row] = {}
     for tile in tiles:
 
-        def record(tile: AnyTile = tile) -> list[ct.Tensor]:
+        def record(tile: AnyTile | None = tile) -> list[ct.Tensor]:
             return [attend(tile, shape.causal, *tensors) for _ in range(count)]
 
         with forcing(tile):
