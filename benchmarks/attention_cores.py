@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, graphed, on_torch, round_of
-from measure import Call, Row, alternate, of_launch, summary, torch_or_none
+from measure import Call, Row, alternate, named, of_launch, summary, torch_or_none
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -252,7 +252,8 @@ def attention_cores(args: argparse.Namespace) -> Iterator[Row]:
         kind = shape.dim, shape.dtype
         if kind not in usable:
             dtype = dtype_of(shape.dtype)
-            others = tiles_of(shape.dim, dtype, args.small) if args.tiles else ()
+            every = tiles_of(shape.dim, dtype, args.small)
+            others = [t for t in every if named(title(t), args.tiles)]
             usable[kind] = list(_checked(device, (None, *others), shape.dim, dtype))
         yield from _timed(device, shape, usable[kind], torch, args)
 

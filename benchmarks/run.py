@@ -250,7 +250,10 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16", help="of x, for gemv and thin")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--tiles", action="store_true", help="mma, attention-cores: all tiles too")
+    parser.add_argument(
+        "--tiles", nargs="?", const="", metavar="WORDS",
+        help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
+    )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma: m x n x k, ...; rows: ops")
     parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, of_launch, summary, torch_or_none
+from measure import Call, Row, alternate, named, of_launch, summary, torch_or_none
 
 import centella as ct
 from centella import op
@@ -55,6 +55,10 @@ TILES: tuple[AnyTile, ...] = (
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128, matrices=True),
     WgmmaTile(128, 96, 64, 7, turns=True, staged=32, matrices=True),
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2, matrices=True),
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, matrices=True),
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2, matrices=True),
+    WgmmaTile(128, 256, 64, 4, staged=128, matrices=True),
+    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2, matrices=True),
     *MMA_TILES,
     MmaTile(128, 128, 64, 64, 64, 3),
     MmaTile(128, 256, 32, 64, 64, 4),
@@ -249,7 +253,7 @@ def mma(args: argparse.Namespace) -> Iterator[Row]:
             print(f"{name}: skipped, it has no tensor cores")
     devices = [(d, device) for d, device in devices if device.caps.target in ("ptx", "ir")]
     dtypes = [dtype_of(kind) for kind in (args.dtypes or "bf16,f16").split(",")]
-    tiles = (None, *TILES) if args.tiles else (None,)
+    tiles = (None, *(t for t in TILES if named(title(t), args.tiles)))
     checked = {d: list(_checked(devices, tiles, d)) for d in dtypes}
     shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",") if s]
     for shape in shapes or (SMALL if args.small else SHAPES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import erf
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ SWEPT = (
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128, matrices=True),
     WgmmaTile(128, 96, 64, 7, turns=True, staged=32, matrices=True),
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2, matrices=True),
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, matrices=True),
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2, matrices=True),
+    WgmmaTile(128, 256, 64, 4, staged=128, matrices=True),
+    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2, matrices=True),
 )
 
 
@@ -221,21 +226,32 @@ def test_tiles_stay_in_registers(
         assert shared_layout(ir).size <= CAPS.max_shared
 
 
+def test_descriptors_say_a_place_in_the_groups_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of a cluster have bits above it, which would change the distance of panels."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {PAIRS[0]: 1})
+    text = emit_ptx(lowered(64, 65, 72, layout="NN")[1], "sm_90a")
+    for number in (0, 1):
+        first = f"and.b32 %low{number}, %smem, 0x3ffff;\n  shr.u32 %low{number}, %low{number}, 4;"
+        assert first in text
+
+
 @pytest.mark.devices("cuda")
 @pytest.mark.parametrize("tile", SWEPT, ids=name)
 def test_swept_tiles_on_a_device(
     device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clusters past every edge, at once and replayed in a graph."""
+    """Clusters past every edge, B along k and across, at once and replayed in a graph."""
     monkeypatch.setattr(launches, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
     rng = np.random.default_rng(8)
-    for m, n, k in ((3, 5, 8), (1000, 700, 520), (257, 129, 72)):
+
+    def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+        return apply("matmul", x, w, alpha=1.0, variant="wgmma")
+
+    sizes, across = ((3, 5, 8), (1000, 700, 520), (257, 129, 72)), tile.takes(True, False)
+    for (m, n, k), turned in itertools.product(sizes, (True, False) if across else (True,)):
         a, b = (rng.standard_normal(s).astype(np.float16) for s in ((m, k), (n, k)))
-        given = [ct.asarray(x, device=device) for x in (a, b)]
-
-        def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
-            return apply("matmul", x, w.T, alpha=1.0, variant="wgmma")
-
+        held = ct.asarray(b, device=device).T if turned else ct.asarray(b.T.copy(), device=device)
+        given = ct.asarray(a, device=device), held
         wanted = a.astype(np.float64) @ b.T.astype(np.float64)
         for got in (product(*given), device.compile(product, *given)(*given)):
             near = 2e-3 * np.abs(wanted).max()

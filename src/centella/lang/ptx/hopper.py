@@ -102,7 +102,10 @@ def _descriptor(w: Writer, index: int, matrix: Matrix) -> str:
     start = w.shared.offsets[matrix.array] // 16 + (matrix.leading // 16 << 16)
     low, high = f"%low{matrix.array}", f"%high{matrix.array}"
     smem = w.smem()
-    text = f"shr.u32 {low}, {smem}, 4;\n  add.u32 {low}, {low}, {start};"
+    # In a cluster an address has bits above its place in the group's own memory (PTX ISA,
+    # matrix-descriptor-encode): they would add to the distance between panels.
+    text = f"and.b32 {low}, {smem}, 0x3ffff;\n  shr.u32 {low}, {low}, 4;\n"
+    text += f"  add.u32 {low}, {low}, {start};"
     base = w.fixed_register(low, "b32", text)
     upper = matrix.stride // 16 | SWIZZLES[matrix.swizzle] << 30
     w.fixed_register(high, "b32", f"mov.b32 {high}, {upper};")
