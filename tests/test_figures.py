@@ -85,6 +85,8 @@ PERFORMANCE = {
     "MiniLM f16, 512 x 128": speed("minilm", "MiniLM f16", (512, 128), "transformers"),
     "product of one row, f16": speed("gemv", "gemv f16", (1, 14336, 4096), "cublas", "read"),
     "MiniLM f32, one sentence": speed("minilm", "MiniLM f32", (1, 16), "transformers", ms=True),
+    "`centella embed hello`": speed("start", "centella embed, first, wall", (1,), "cpu"),
+    "the same, a second time": speed("start", "centella embed, again, wall", (1,), "cpu"),
     "an operation of a replay": speed("host", "replay", (200,)),
 }
 FLOOR = {
