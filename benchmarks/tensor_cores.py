@@ -52,13 +52,6 @@ TILES: tuple[AnyTile, ...] = (
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2),
     WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2),
     WgmmaTile(128, 256, 64, 4, staged=128, cluster=2),
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, matrices=True),
-    WgmmaTile(128, 96, 64, 7, turns=True, staged=32, matrices=True),
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2, matrices=True),
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, matrices=True),
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2, matrices=True),
-    WgmmaTile(128, 256, 64, 4, staged=128, matrices=True),
-    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2, matrices=True),
     *MMA_TILES,
     MmaTile(128, 128, 64, 64, 64, 3),
     MmaTile(128, 256, 32, 64, 64, 4),
@@ -84,8 +77,7 @@ def title(tile: AnyTile | None) -> str:
     if isinstance(tile, MmaTile):
         return f"{size}, {tile.wm}x{tile.wn}, {tile.stages}"
     name = f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}"
-    name += f", clusters of {tile.cluster}" if tile.cluster > 1 else ""
-    return name + ", stmatrix" * tile.matrices
+    return name + (f", clusters of {tile.cluster}" if tile.cluster > 1 else "")
 
 
 def variant_of(tile: AnyTile | None) -> str | None:

@@ -73,6 +73,8 @@ PERFORMANCE = {
     "bf16 attention, the same": cores(
         "attention-cores", "attention long, causal bf16", LONG, *CORES
     ),
+    "f16 attention, as many": cores("attention-cores", "attention long f16", LONG, *CORES),
+    "f16 attention, causal": cores("attention-cores", "attention long, causal f16", LONG, *CORES),
     "f16 decoding": speed(
         "decode", "attention, 8 heads of keys, f16 decode", (1, 32, 1, 32768, 128), "torch"
     ),

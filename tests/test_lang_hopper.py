@@ -85,9 +85,8 @@ def boxes(x: In[storage], y: Out[storage], z: Out[f32], *, along: bool, fault: s
             row, column = more.place(register)
             z[4096 + row * 64 + column] = more[register]
         z[8192 + thread % WG] = lang.shuffle_xor(lang.cast(thread, f32), 3)
-        with lang.if_(thread % WG < 32):
-            at = tile.chunk(ptx.warpgroup(), thread % WG // 4)
-            tile.store_pair(at, thread % 4, [1.0, 2.0])
+        with lang.if_(thread % WG < 8):
+            tile.store(tile.chunk(ptx.warpgroup(), thread % WG), [1.0, 2.0] * 4)
         if fault != "unfenced":
             ptx.async_fence()
         ptx.warpgroup_barrier()

@@ -38,26 +38,18 @@ TILES = (
     WgmmaTile(128, 64, 64, 2, staged=64),
 )
 PAIRS = (replace(SMALL, cluster=2), WgmmaTile(64, 64, 32, 2, cluster=2))
-MATRICES = (replace(SMALL, matrices=True), WgmmaTile(128, 64, 64, 2, staged=32, matrices=True))
 # What the sweep on a card tries beside them.
 SWEPT = (
     WgmmaTile(128, 256, 64, 4, staged=128),
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2),
     WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2),
     WgmmaTile(128, 256, 64, 4, staged=128, cluster=2),
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, matrices=True),
-    WgmmaTile(128, 96, 64, 7, turns=True, staged=32, matrices=True),
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2, matrices=True),
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, matrices=True),
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2, matrices=True),
-    WgmmaTile(128, 256, 64, 4, staged=128, matrices=True),
-    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2, matrices=True),
 )
 
 
 def name(tile: WgmmaTile) -> str:
     size = f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
-    return f"{size}x{tile.cluster}{'m' * tile.matrices}"
+    return f"{size}x{tile.cluster}"
 
 
 @pytest.fixture
@@ -93,7 +85,7 @@ def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
     return result(launch, words), wanted
 
 
-@pytest.mark.parametrize("tile", [*TILES, *MATRICES], ids=name)
+@pytest.mark.parametrize("tile", TILES, ids=name)
 def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
     monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
@@ -143,9 +135,7 @@ def test_groups_take_what_there_is(resident: int, small: None) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(
-    ("activation", "tile"), [("", SMALL), ("gelu", SMALL), ("", MATRICES[0])], ids=str
-)
+@pytest.mark.parametrize(("activation", "tile"), [("", SMALL), ("gelu", SMALL)], ids=str)
 def test_an_epilogue_sees_f32_sums(
     activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +206,7 @@ def test_tiles_stay_in_registers(
     monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
-    if tile in WGMMA_TILES or tile.cluster > 1 or tile.matrices:
+    if tile in WGMMA_TILES or tile.cluster > 1:
         cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
     for ir in cases:
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)

@@ -264,12 +264,6 @@ class SharedTile:
             raise TraceError(f"a swizzle repeats after {LINE} rows, got {rows}")
         return rows * (self.panel // CHUNK)
 
-    def store_pair(self, chunk: Any, pair: Any, values: Sequence[Any]) -> None:
-        """Write 2 values, rounded to the dtype, to pair 0 to 3 of a chunk."""
-        t = current()
-        at = expr_of(t, chunk, "u32") * 4 + pair
-        self.memory[at] = pack(t, [expr_of(t, v, "f32") for v in values], self.dtype)
-
     def right(self, chunk: Any, columns: int) -> Expr:
         """The chunk so many further right in the same row: one operation, no new address.
 

@@ -33,7 +33,7 @@ HEADS = (16, 256)  # sizes of a head that are worth its padding
 FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
 # By the largest head of each row; then the tile of little memory.
 MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
-    (32, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
+    (32, MmaTile(128, 64, 4, 2, together=3), MmaTile(64, 32, 4, 2)),
     (64, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
     (128, MmaTile(128, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
     (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),

@@ -20,7 +20,7 @@ class Finish:
     """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows."""
 
     def __init__(
-        self, sums: list[Any], at: tuple[Any, Any, Any], columns: range, matrices: bool,
+        self, sums: list[Any], at: tuple[Any, Any, Any], columns: range,
         p: dict[str, Any], activation: str, extra: dict[str, Any], words: tuple[str, ...],
     ) -> None:  # fmt: skip
         self.row: Any = at[0]
@@ -28,26 +28,13 @@ class Finish:
         self.batch: Any = at[2]
         self.sums: list[Any] = sums
         self.columns: range = columns
-        self.matrices: bool = matrices
         self.p: dict[str, Any] = p
         self.activation: str = activation
         self.extra: dict[str, Any] = extra
         self.words: tuple[str, ...] = words
 
     def stage(self, ring: Any, slot: Any) -> None:
-        """Write all to shared memory."""
-        if self.matrices:
-            self._stage_matrices(ring, slot)
-            return
-        line, lane = self.sums[0].place(0)[0], lang.local_id() % 32
-        for j in self.columns:
-            column = self._column(j)
-            chunk = ring.chunk(line, (j - self.columns.start) // 8, slot)
-            for _, below, out in self._pairs(j, column):
-                ring.store_pair(chunk + ring.down(below), lane % 4, out)
-
-    def _stage_matrices(self, ring: Any, slot: Any) -> None:
-        """Write them sixteen columns at a time: four matrices of a fragment's registers."""
+        """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
         from centella.lang import ptx
 
         thread = lang.local_id()

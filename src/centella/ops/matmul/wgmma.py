@@ -40,7 +40,6 @@ class WgmmaTile(Struct, frozen=True):
             else each takes 64 rows of every tile.
         staged: columns that lie in shared memory before they are stored; 0: stored as they are.
         cluster: groups with neighbouring rows of C that have B copied for each other, in turn.
-        matrices: results go to shared memory by `stmatrix`.
     """
 
     bm: int
@@ -50,7 +49,6 @@ class WgmmaTile(Struct, frozen=True):
     turns: bool = False
     staged: int = 0
     cluster: int = 1
-    matrices: bool = False
 
     @property
     def consumers(self) -> int:
@@ -268,7 +266,7 @@ def _consume(
         for first_column in range(0, tile.bn, width):
             columns = range(first_column, first_column + width, 8)
             at = (row + down, column, batch)
-            done = Finish(sums, at, columns, tile.matrices, shared.p, activation, extra, words)
+            done = Finish(sums, at, columns, shared.p, activation, extra, words)
             stored.take(done, mine, leader)
     stored.close(leader)
 
