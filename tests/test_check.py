@@ -38,7 +38,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates of small things."""
-    small = {"COPY_BYTES": 1 << 16, "FIRST_BYTES": 1 << 14, "CHAIN": 2, "ROUNDS": 4, "CALLS": 6}
+    small = {
+        "COPY_BYTES": 1 << 16,
+        "FIRST_BYTES": 1 << 14,
+        "CHAIN": 2,
+        "ROUNDS": 4,
+        "CALLS": 6,
+        "WARM": 0.0,
+    }
     for name, value in {**small, "PRODUCTS": (16, 32), "ROWS": (32, 64), "SMALL_OPS": 8}.items():
         monkeypatch.setattr(rates, name, value)
 

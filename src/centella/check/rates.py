@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from centella.bench.figures import Array, median, seconds
+from centella.bench.figures import Array, median
 from centella.check.report import Rate
 from centella.creation import asarray, full
 from centella.device import Device
@@ -21,7 +21,8 @@ from centella.tensor import Tensor
 COPY_BYTES = 96 << 20  # below the 128 MB that every WebGPU adapter binds
 FIRST_BYTES = 1 << 20
 LAUNCH = 0.01  # seconds that one may take, or sizes stay smaller
-CHAIN, ROUNDS = 4, 12
+CHAIN, ROUNDS = 4, 10
+WARM = 0.05  # seconds of work, at least, before a rate is measured: idle GPUs clock low
 PRODUCTS = (256, 512, 1024, 2048, 4096)
 ROWS = (256, 1024, 2048, 4096, 8192)  # of the square weight of the thin product, by bytes
 WEIGHTS = 4  # that take turns, so that no cache holds them
@@ -147,15 +148,17 @@ def _launch_seconds(
             made.append(y)  # each is a result, so that none is joined with the next
         return made
 
-    one, more = (_waited(device, device.compile(chain, n), n) for n in (1, 1 + length))
-    return max(more - one, 1e-9) / length
+    one, more = (device.compile(chain, n) for n in (1, 1 + length))
 
-
-def _waited(device: Device, replay: Callable[[int], object], launches: int) -> float:
-    """What a replay takes until the device has done it; the median."""
-
-    def run(_: int) -> None:
+    def took(replay: Callable[[int], object], launches: int) -> float:
+        start = time.perf_counter()
         replay(launches)
         device.synchronize()
+        return time.perf_counter() - start
 
-    return median(seconds(run, ROUNDS)[2:])
+    spent = 0.0
+    while spent <= WARM:
+        spent += took(one, 1) + took(more, 1 + length)
+    pairs = [(took(one, 1), took(more, 1 + length)) for _ in range(ROUNDS)]
+    short, long = (median(times) for times in zip(*pairs, strict=True))
+    return max(long - short, 1e-9) / length
