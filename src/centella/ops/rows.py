@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import DType, u32
 from centella.specs import Caps, Spec
 
 Values = list[Any]
@@ -77,6 +77,13 @@ def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:
     return values[0]
 
 
+def top_pair(words: Values, dtype: DType) -> Any:
+    """The largest of the lower and of the upper 16-bit values of words, as a word of two."""
+    from centella.lang import ptx
+
+    return fold(words, lambda a, b: ptx.max_pairs(a, b, dtype))
+
+
 # -- who has a row ---------------------------------------------------------------------------------
 
 
@@ -90,6 +97,10 @@ class Team(Struct, frozen=True):
         sure: of these the first that no row ends before.
         parted: True where a row may end within an item.
         shuffle: True where the lanes of a warp are neighbouring threads.
+        place: where a row is held: "values" in registers, "words" there as they are stored, or
+            "memory", which is the group's.
+        kept: items of a row in memory of which a thread keeps what it has computed.
+        resident: groups that a multiprocessor shall have registers for; 0: as many as it likes.
     """
 
     lanes: int
@@ -98,6 +109,9 @@ class Team(Struct, frozen=True):
     sure: int
     parted: bool
     shuffle: bool
+    place: str = "values"
+    resident: int = 0
+    kept: int = 0
 
     @property
     def teams(self) -> int:
@@ -187,10 +201,12 @@ class Row:
             self.lane = self.lane % team.lanes
             self._there, self.number = number < rows, lang.minimum(number, rows - 1)
         self._columns = columns(self.number) if callable(columns) else columns
-        if team.shuffle and WALKERS < team.threads < RESIDENT:
+        few = team.shuffle and WALKERS < team.threads < RESIDENT
+        resident = team.resident or (RESIDENT // team.threads if few else 0)
+        if resident:
             from centella.lang import ptx
 
-            ptx.resident(RESIDENT // team.threads)
+            ptx.resident(resident)
         self._items = [self._held(index) for index in range(team.held)]
 
     def _held(self, index: int) -> Item:
@@ -218,20 +234,30 @@ class Row:
                 inside = self._inside(column) if self._team.parted and self._width > 1 else None
                 yield Item(column, inside, -1)
 
-    def kept(self, make: Callable[[Item], Any]) -> Callable[[Item], Any]:
-        """What `make` gives, made once for an item that is held."""
+    def kept(self, make: Callable[[Item], Any], most: int | None = None) -> Callable[[Item], Any]:
+        """What `make` gives, made once for an item that is held, or for the first `most`."""
         have: dict[int, Any] = {}
 
         def get(item: Item) -> Any:
-            if item.index < 0:
+            if item.index < 0 or (most is not None and item.index >= most):
                 return make(item)
             if item.index not in have:
                 have[item.index] = make(item)
             return have[item.index]
 
-        for item in self._items:  # all loads are on their way before the first is used
+        for item in self._items[:most]:  # all loads are on their way before the first is used
             get(item)
         return get
+
+    def remembered(self, loaded: Callable[[Item], Values]) -> Callable[[Item], Values]:
+        """Chunks of words where the team holds them."""
+        if not self._items or self._team.place == "words":
+            return loaded
+        threads, me = self._team.threads, lang.local_id()
+        memory = lang.shared(u32, 4 * threads * self._team.held)
+        for item in self._items:
+            memory.store_chunk(me + item.index * threads, loaded(item))
+        return lambda item: memory.load_chunk(me + item.index * threads)
 
     def total(self, of: Callable[[Item], Values], neutral: Any, op: str) -> Any:
         """Combine what `of` gives for all elements of the row, in every thread of the team."""

@@ -24,7 +24,19 @@ from centella.ops.face import face
 from centella.ops.host import on_blocks
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.operands import NUMPY
-from centella.ops.rows import WALKERS, Row, Team, chunked, load, team_of, width_of
+from centella.ops.rows import (
+    WALKERS,
+    Item,
+    Row,
+    Team,
+    Values,
+    chunked,
+    fold,
+    load,
+    team_of,
+    top_pair,
+    width_of,
+)
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
@@ -36,6 +48,7 @@ LEAST = -200.0  # whose power of e is 0: of infinite numbers there are no two pa
 LOG2E_HIGH = float(np.float32(LOG2E))
 LOG2E_LOW = LOG2E - LOG2E_HIGH
 LN2 = math.log(2)
+HUGE = 2.0**100
 
 
 def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
@@ -43,16 +56,51 @@ def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
     width = width_of(y, chunk)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
-    values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
-    m = row.total(values, LOWEST, "fmax")
-    power_of_e = _power_of(x.dtype.itemsize, team.shuffle)
-    powers = row.kept(lambda item: [power_of_e(v - m) for v in values(item)])
+    native = team.shuffle and x.dtype.itemsize == 2
+    if team.place == "values":
+        values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
+        m = row.total(values, LOWEST, "fmax")
+        powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log))
+    else:
+        loaded = row.kept(lambda item: x.load_bits(row.number, item.column))
+        words = row.remembered(loaded)
+
+        def values(item: Item) -> Values:
+            return x.unpack(words(item))
+
+        def top(item: Item) -> Any:
+            if native and item.inside is None:
+                return fold(x.unpack([top_pair(loaded(item), x.dtype)]), lang.maximum)
+            return fold(item.masked(x.unpack(loaded(item)), LOWEST), lang.maximum)
+
+        m = row.across(row.own(top, LOWEST, "max"), "max")
+        powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log), team.kept)
     s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
     for item in row.items():
         out = [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
         with row.storing(item):
             y.store(row.number, item.column, out)  # past the row's end is pad
+
+
+def _powers(
+    values: Callable[[Item], Values], m: Any, itemsize: int, native: bool, log: bool
+) -> Callable[[Item], Values]:
+    """e^(x - m) of the values of an item, as exact as the results are stored.
+
+    Args:
+        native: there is PTX's power of 2, one instruction.
+    """
+    if not native or itemsize == 4 or log:
+        power_of_e = _power_of(itemsize, native)
+        return lambda item: [power_of_e(v - m) for v in values(item)]
+    from centella.lang import ptx
+
+    # All take the same off, so m / ln 2 may be rounded. Where m is so large that it may be none,
+    # numbers that differ are so far apart that any factor makes their powers 0.
+    factor = lang.select(lang.abs(m) < HUGE, LOG2E, 0.5)
+    shift = -(m * factor)
+    return lambda item: [ptx.exp2(lang.fma(v, factor, shift)) for v in values(item)]
 
 
 def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
