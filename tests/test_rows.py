@@ -7,15 +7,17 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from centella import op
-from centella.dtypes import DType, bf16, dtype_of, f16, f32, narrow, widen
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32, narrow, widen
 from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
 from centella.lang.simulate import simulate
+from centella.ops import argmax, softmax
 from centella.ops.rows import ENOUGH, MOST, Team, team_of
 from centella.program import Call, parameter_words
 from centella.specs import Caps, make_spec
@@ -41,6 +43,25 @@ def lowered(name: str, columns: int, dtype: DType, caps: Caps) -> tuple[Call, Ke
     (call,) = op.get(name).lower(inputs, (x,), OPS[name], caps).calls
     kinds = tuple(r.spec.dtype for r in call.tensors)
     return call, call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+
+
+def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) -> Array:
+    """The rows of softmax, or indices of argmax, by one team in the simulator."""
+    spec = make_spec(x.shape, dtype, 16)
+    out = make_spec(x.shape[:1], i32, 4) if name == "argmax" else spec
+    module = argmax if name == "argmax" else softmax
+    with (
+        mock.patch.object(module, "team_of", return_value=team),
+        mock.patch.object(argmax, "MANY", 1),
+    ):
+        (call,) = op.get(name).lower((spec,), (out,), {"log": log}, CUDA).calls
+    kinds = tuple(r.spec.dtype for r in call.tensors)
+    ir = call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+    words = [laid_out(x, spec), np.full(out.storage_bytes // 4, 0x7FC07FC0, np.uint32)]
+    simulate(ir, words, np.array(parameter_words(call, ir)[0], np.uint32), call.groups)
+    if name == "argmax":
+        return words[1].view(np.int32)[: len(x)]
+    return Tensor(words[1], dtype, spec.shape, spec.strides, 0).numpy()
 
 
 def wanted_of(name: str, x: Array, *vectors: Array) -> Array:
@@ -71,6 +92,55 @@ def test_every_team_is_right(name: str, caps: Caps) -> None:
         (False, False), (True, False), (True, True),
     }  # fmt: skip
     assert any(not t.held for t in teams) == (caps is LEAST)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
+def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
+    """As in registers: NaN, infinities, rows of the lowest numbers, parts of items."""
+    width = dtype.per_chunk
+    for columns in (64 * width, 64 * width * 3 - 5):
+        rng = np.random.default_rng(columns)
+        x = rng.standard_normal((7, columns)) * 3 + 7
+        low = -65504.0 if dtype is f16 else -3e38
+        x[1, 5], x[2, 9], x[3], x[4], x[4, 70:90], x[5], x[6, 3] = (
+            np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
+        )  # fmt: skip
+        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        held = -(-columns // (64 * width))
+        made: list[Array] = []
+        for place, kept in (("values", 0), ("memory", 0), ("memory", 1)):
+            team = Team(64, 128, held, columns // (64 * width), columns % width > 0, True,
+                        place, 3, kept)  # fmt: skip
+            made.append(rows_by("softmax", x, dtype, team, log))
+        with np.errstate(all="ignore"):
+            e = np.exp(x - x.max(-1, keepdims=True))
+            wanted = e / e.sum(-1, keepdims=True)
+            wanted = (
+                x - x.max(-1, keepdims=True) - np.log(e.sum(-1, keepdims=True)) if log else wanted
+            )
+        near = max(dtype.epsilon, 2e-6)
+        for got in made:
+            np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7 if not log else near)
+
+
+@pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
+    """NaN of either sign above all, 0 and -0 alike; held and walked, parts of items."""
+    width = dtype.per_chunk
+    for columns in (64 * width * 2, 64 * width * 3 - 5):
+        x = np.random.default_rng(columns).standard_normal((9, columns))
+        x[0, 7], x[0, 17], x[1, 40], x[2], x[2, -1], x[3] = -np.nan, np.nan, np.nan, -np.inf, -7, -9
+        x[4, -1], x[5], x[5, 90], x[5, 1], x[6, 100], x[6, 50] = 99, -0.0, 0, -1, np.inf, np.inf
+        x[7], x[7, 300:] = -5, -4
+        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        parted, sure = columns % width > 0, columns // (64 * width)
+        for team in (
+            Team(64, 128, -(-columns // (64 * width)), sure, parted, shuffle),
+            Team(128, 128, 0, 0, parted, shuffle),
+        ):
+            np.testing.assert_array_equal(rows_by("argmax", x, dtype, team), np.argmax(x, -1))
 
 
 def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> None:

@@ -57,6 +57,7 @@ def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
     native = team.shuffle and x.dtype.itemsize == 2
+    values: Callable[[Item], Values]
     if team.place == "values":
         values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
         m = row.total(values, LOWEST, "fmax")
@@ -65,15 +66,15 @@ def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
         loaded = row.kept(lambda item: x.load_bits(row.number, item.column))
         words = row.remembered(loaded)
 
-        def values(item: Item) -> Values:
-            return x.unpack(words(item))
+        def unpacked(item: Item) -> Values:
+            return x.unpack(words(item))  # type: ignore[no-any-return]  # traced values
 
         def top(item: Item) -> Any:
             if native and item.inside is None:
                 return fold(x.unpack([top_pair(loaded(item), x.dtype)]), lang.maximum)
             return fold(item.masked(x.unpack(loaded(item)), LOWEST), lang.maximum)
 
-        m = row.across(row.own(top, LOWEST, "max"), "max")
+        values, m = unpacked, row.across(row.own(top, LOWEST, "max"), "max")
         powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log), team.kept)
     s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
