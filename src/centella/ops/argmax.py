@@ -31,6 +31,7 @@ from centella.ops.rows import (
     chunked,
     fold,
     load,
+    long_team,
     team_of,
     top_pair,
 )
@@ -175,7 +176,7 @@ def lower(
                ("pitch", pitch))  # fmt: skip
     chunk = chunked(x)
     width, shortest = x.dtype.per_chunk if chunk else 1, columns - (parts - 1) * part
-    team = team_of(part, width, caps, shortest)
+    team = long_team(team_of(part, width, caps, shortest), part, width, caps, shortest)
     constants = (("chunk", chunk), ("split", parts > 1), ("team", team))
 
     def call(result: tuple[Ref, ...], form: Face) -> Call:

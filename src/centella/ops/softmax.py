@@ -33,6 +33,7 @@ from centella.ops.rows import (
     chunked,
     fold,
     load,
+    long_team,
     team_of,
     top_pair,
     width_of,
@@ -56,32 +57,34 @@ def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
     width = width_of(y, chunk)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
-    native = team.shuffle and x.dtype.itemsize == 2
-    values: Callable[[Item], Values]
-    if team.place == "values":
+    if team.stored:
+        values, m = _stored(row, x)
+        powers = _powers(values, m, x.dtype.itemsize, team.shuffle, log)  # computed twice
+    else:
         values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
         m = row.total(values, LOWEST, "fmax")
         powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log))
-    else:
-        loaded = row.kept(lambda item: x.load_bits(row.number, item.column))
-        words = row.remembered(loaded)
-
-        def unpacked(item: Item) -> Values:
-            return x.unpack(words(item))  # type: ignore[no-any-return]  # traced values
-
-        def top(item: Item) -> Any:
-            if native and item.inside is None:
-                return fold(x.unpack([top_pair(loaded(item), x.dtype)]), lang.maximum)
-            return fold(item.masked(x.unpack(loaded(item)), LOWEST), lang.maximum)
-
-        values, m = unpacked, row.across(row.own(top, LOWEST, "max"), "max")
-        powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log), team.kept)
     s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
     for item in row.items():
-        out = [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
         with row.storing(item):
+            out = (
+                [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
+            )
             y.store(row.number, item.column, out)  # past the row's end is pad
+
+
+def _stored(row: Row, x: Any) -> tuple[Callable[[Item], Values], Any]:
+    """The values of a row's items, from shared memory, and the row's maximum."""
+    loaded = row.kept(lambda item: x.load_bits(row.number, item.column))
+    words = row.stored(loaded)
+
+    def top(item: Item) -> Any:
+        if x.dtype.itemsize == 2 and item.inside is None:
+            return fold(x.unpack([top_pair(loaded(item), x.dtype)]), lang.maximum)
+        return fold(item.masked(x.unpack(loaded(item)), LOWEST), lang.maximum)
+
+    return lambda item: x.unpack(words(item)), row.across(row.own(top, LOWEST, "max"), "max")
 
 
 def _powers(
@@ -164,7 +167,10 @@ def lower(
     x, y = rows_of(inputs[0]), rows_of(outputs[0])
     chunk = chunked(x, y)
     rows, columns = y.shape
-    team = team_of(columns, width_of(y, chunk), caps)
+    width = width_of(y, chunk)
+    team = team_of(columns, width, caps)
+    if chunk and (y.dtype.itemsize == 2 or not team.held):  # alone, f32 has 97 % of a copy
+        team = long_team(team, columns, width, caps, stored=True)
     call = Call(
         softmax_rows,
         (Ref(0, x), Ref(1, y)),
