@@ -28,7 +28,7 @@ THREADS = 128  # of a group, at least
 WALKERS = 256  # of a group whose row is walked; of others, unless more are needed
 RESIDENT = 1024  # threads of a multiprocessor with the registers that what is held asks for
 # Of long rows: threads of a group, groups of a multiprocessor, items a thread has registers for.
-LONG = ((512, 3, 15), (512, 2, 23), (1024, 1, 22))
+LONG: tuple[tuple[int, int, int], ...] = ((512, 3, 15), (512, 2, 23), (1024, 1, 22))
 RESERVED = 1024  # bytes of shared memory of a group that are the driver's
 BESIDE = RESERVED + 1024  # and what is not the row
 RADIX = 32  # values of other threads that one adds up at a time

@@ -49,7 +49,7 @@ LEAST = -200.0  # whose power of e is 0: of infinite numbers there are no two pa
 LOG2E_HIGH = float(np.float32(LOG2E))
 LOG2E_LOW = LOG2E - LOG2E_HIGH
 LN2 = math.log(2)
-HUGE = 2.0**100
+HUGE: float = 2.0**100
 
 
 def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
