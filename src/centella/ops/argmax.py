@@ -39,7 +39,7 @@ from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
 NONE = 0xFFFFFFFF
-NAN: dict[DType, int] = {f16: 0x8000 - 0x7C01, bf16: 0x8000 - 0x7F81}  # from the first NaN to the sign's bit
+NAN: dict[DType, int] = {f16: 0x8000 - 0x7C01, bf16: 0x8000 - 0x7F81}  # from the first to the sign
 MANY = 512  # rows that fill a GPU without being split
 
 
