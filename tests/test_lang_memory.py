@@ -153,6 +153,24 @@ def test_a_word_is_as_many_values_as_it_holds(device: ct.Device, dtype: str) -> 
 
 
 @ct.kernel(workgroup=8)
+def values_of_bits(x: ct.In[lang.storage], y: ct.Out[lang.storage]) -> None:
+    """A chunk a thread, as its values."""
+    i = lang.local_id() * x.dtype.per_chunk
+    y.store(i, x.unpack(x.load_bits(i)))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32", "u32", "f16", "bf16", "i8", "u8"])
+def test_words_have_values(device: ct.Device, dtype: str) -> None:
+    if device.name == "cpu":
+        pytest.skip("kernels of one's own run on GPUs and the simulator")
+    kind = dtype_of(dtype)
+    x = ct.arange(8 * kind.per_chunk, device=device).astype(kind)
+    y = ct.empty(8 * kind.per_chunk, kind, device)
+    values_of_bits(x, y, threads=8)
+    np.testing.assert_array_equal(y.numpy(), x.numpy())
+
+
+@ct.kernel(workgroup=8)
 def bits(x: ct.In[lang.storage], y: ct.Out[ct.u32]) -> None:
     """A chunk a thread, as it is stored."""
     i = lang.local_id()

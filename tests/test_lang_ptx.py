@@ -179,6 +179,8 @@ OPERATIONS: dict[str, Operation] = {
     "cvt.rn.f16x2.f32": lambda hi, lo: half_bits(hi) << 16 | half_bits(lo),
     "sub.rn.f16x2": lambda a, b: on_halves(lambda x, y: x - y, dtypes.f16, a, b),
     "fma.rn.bf16x2": lambda a, b, c: on_halves(fused, dtypes.bf16, a, b, c),
+    "max.NaN.f16x2": lambda a, b: on_halves(np.maximum, dtypes.f16, a, b),
+    "max.NaN.bf16x2": lambda a, b: on_halves(np.maximum, dtypes.bf16, a, b),
     "cvt.rn.bf16x2.f32": lambda hi, lo: bf16_bits(hi) << 16 | bf16_bits(lo),
 }  # fmt: skip
 

@@ -180,6 +180,23 @@ def widened_case(dtype: DType) -> tuple[KernelIR, dict[str, Tensor]]:
     return record(widened, tensors, 32), tensors
 
 
+def larger(x: In[storage], z: Out[f32], y: Out[u32]) -> None:
+    """A chunk a thread: the larger of it and another thread's, as words and as values."""
+    t = lang.local_id()
+    mine, other = x.load_bits(t * 8), x.load_bits((31 - t) * 8)
+    words = [ptx.max_pairs(a, b, x.dtype) for a, b in zip(mine, other, strict=True)]
+    for n, word in enumerate(words):
+        y[t * 4 + n] = word
+    for n, value in enumerate(x.unpack(words)):
+        z[t * 8 + n] = value
+
+
+def larger_case(dtype: DType, values: Array | None = None) -> tuple[KernelIR, dict[str, Tensor]]:
+    x = random((32 * 8,), dtype) if values is None else tensor(values, dtype)
+    tensors = {"x": x, "z": empty((256,), f32), "y": empty((128,), u32)}
+    return record(larger, tensors, 32), tensors
+
+
 def random(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Tensor:
     return tensor(np.random.default_rng(seed).standard_normal(shape), dtype)
 
@@ -264,6 +281,18 @@ def test_integers_become_factors(dtype: DType) -> None:
     np.testing.assert_allclose(tensors["y"].numpy(), wanted, rtol=1e-5, atol=1e-3)
 
 
+@HALVES
+def test_pairs_of_halves_have_their_larger(dtype: DType) -> None:
+    """NaN above all; infinities, zeros of both signs, subnormals."""
+    values = np.random.default_rng(7).standard_normal(256)
+    values[:12] = np.nan, np.nan, -np.inf, -np.inf, np.inf, np.inf, -0.0, 0.0, 1e-7, -1e-7, 1, -1
+    values[-8:] = 3, -np.nan, -4, -np.inf, np.nan, 5, 0.0, -0.0
+    ir, tensors = larger_case(dtype, values)
+    on_simulator(ir, tensors, 1)
+    x = tensors["x"].numpy().reshape(32, 8)
+    np.testing.assert_array_equal(tensors["z"].numpy(), np.maximum(x, x[::-1]).reshape(-1))
+
+
 def test_lines_are_fetched_where_it_is_asked_for() -> None:
     text = ptx.emit_ptx(widened_case(f16)[0], "sm_80")
     assert text.startswith(".version 7.4\n") and text.count("ld.global.nc.L2::128B.v4") == 2
@@ -273,11 +302,11 @@ def test_lines_are_fetched_where_it_is_asked_for() -> None:
 
 @HALVES
 @pytest.mark.parametrize(
-    "name", ["MK NK", "KM KN", "loads", "loads transposed", "chained", "widened"]
+    "name", ["MK NK", "KM KN", "loads", "loads transposed", "chained", "widened", "larger"]
 )
 def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
-    if name == "widened":
-        ir, tensors = widened_case(dtype)
+    if name in ("widened", "larger"):
+        ir, tensors = (widened_case if name == "widened" else larger_case)(dtype)
     elif name == "chained":
         tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
         ir = record(chained, tensors, 32)
@@ -295,7 +324,8 @@ def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
 
 def test_the_cases_cover_every_operation() -> None:
     other = record(chained, {"x": random((16, 64), f16), "y": empty((16, 16), f32)}, 32)
-    every = (product_case(f16)[0], other, widened_case(f16)[0])
+    pairs = (larger_case(dtype)[0] for dtype in (f16, bf16))
+    every = (product_case(f16)[0], other, widened_case(f16)[0], *pairs)
     assert {s[0] for ir in every for s in ir.body} >= AMPERE
 
 
@@ -617,6 +647,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),
     "groups": (lambda: ptx.cp_async_wait(-1), "a Python number of groups, got -1"),
     "integers": (lambda: ptx.widen_i8(1, f32), "widen_i8 gives f16 or bf16, got f32"),
+    "pairs": (lambda: ptx.max_pairs(1, 2, f32), "max_pairs takes f16 or bf16, got f32"),
     "values": (lambda: ptx.SharedTile(f16, (8, 8)).store(0, [1.0]), "takes 8 values, got 1"),
 }  # fmt: skip
 

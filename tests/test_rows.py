@@ -7,16 +7,20 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+import centella as ct
 from centella import op
-from centella.dtypes import DType, bf16, dtype_of, f16, f32, narrow, widen
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32, narrow, widen
 from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
 from centella.lang.simulate import simulate
-from centella.ops.rows import ENOUGH, MOST, Team, team_of
+from centella.ops import argmax, softmax
+from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
 from centella.program import Call, parameter_words
 from centella.specs import Caps, make_spec
 from tests.lang_common import Tensor, assembler
@@ -32,15 +36,40 @@ ROWS = 5
 COLUMNS = (1, 3, 20, 45, 96, 384, 511, 1000, 2048, 3000, 5120, 9000, 20000, 24579)
 NORM = {"kind": "layer", "eps": 1e-5, "vectors": ("weight", "bias")}
 OPS: dict[str, dict[str, Any]] = {"softmax": {}, "norm": NORM}
+VOCABULARIES = (24570, 28672, 32000, 32768, 36864, 50257, 61496, 90140, 100000)
+ASSEMBLED = {"norm": (384, 8192, 24570, 32000), "argmax": (384, 4096, *VOCABULARIES),
+             "softmax": (384, 8192, 20483, *VOCABULARIES)}  # fmt: skip
 
 
-def lowered(name: str, columns: int, dtype: DType, caps: Caps) -> tuple[Call, KernelIR]:
-    """The launch of an op on five rows, and its kernel."""
-    x, vector = make_spec((ROWS, columns), dtype, 16), make_spec((columns,), dtype, 16)
+def lowered(
+    name: str, columns: int, dtype: DType, caps: Caps, rows: int = ROWS
+) -> tuple[Call, KernelIR]:  # fmt: skip
+    """The launch of an op on so many rows, and its kernel."""
+    x, vector = make_spec((rows, columns), dtype, 16), make_spec((columns,), dtype, 16)
     inputs = (x, vector, vector) if name == "norm" else (x,)
-    (call,) = op.get(name).lower(inputs, (x,), OPS[name], caps).calls
+    y = make_spec((rows,), i32, 4) if name == "argmax" else x
+    (call,) = op.get(name).lower(inputs, (y,), OPS.get(name, {}), caps).calls
     kinds = tuple(r.spec.dtype for r in call.tensors)
     return call, call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+
+
+def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) -> Array:
+    """The rows of softmax, or indices of argmax, by one team in the simulator."""
+    spec = make_spec(x.shape, dtype, 16)
+    out = make_spec(x.shape[:1], i32, 4) if name == "argmax" else spec
+    module = argmax if name == "argmax" else softmax
+    with (
+        mock.patch.object(module, "team_of", return_value=team),
+        mock.patch.object(argmax, "MANY", 1),
+    ):
+        (call,) = op.get(name).lower((spec,), (out,), {"log": log}, CUDA).calls
+    kinds = tuple(r.spec.dtype for r in call.tensors)
+    ir = call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+    words = [laid_out(x, spec), np.full(out.storage_bytes // 4, 0x7FC07FC0, np.uint32)]
+    simulate(ir, words, np.array(parameter_words(call, ir)[0], np.uint32), call.groups)
+    if name == "argmax":
+        return words[1].view(np.int32)[: len(x)]
+    return Tensor(words[1], dtype, spec.shape, spec.strides, 0).numpy()
 
 
 def wanted_of(name: str, x: Array, *vectors: Array) -> Array:
@@ -58,12 +87,12 @@ def wanted_of(name: str, x: Array, *vectors: Array) -> Array:
 def test_every_team_is_right(name: str, caps: Caps) -> None:
     teams: set[Team] = set()
     for columns in COLUMNS:
-        for dtype in (f32, f16) if columns < 4000 else (f32,):
+        for dtype in (f32, f16) if columns < 4000 or columns == 20000 else (f32,):
             call, ir = lowered(name, columns, dtype, caps)
             team = dict(call.constants)["team"]
             assert ir.uses_subgroups == team.shuffle == (caps is CUDA)
             assert ir.workgroup == team.threads <= caps.max_workgroup
-            assert ir.shared_bytes <= 16 << 10
+            assert team.stored or ir.shared_bytes <= 16 << 10
             teams.add(team)
             check(name, call, ir, columns, dtype)
     assert len(teams) > 10
@@ -71,6 +100,56 @@ def test_every_team_is_right(name: str, caps: Caps) -> None:
         (False, False), (True, False), (True, True),
     }  # fmt: skip
     assert any(not t.held for t in teams) == (caps is LEAST)
+    assert any(t.stored for t in teams) == (caps is CUDA and name == "softmax")
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
+def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
+    """As in registers: NaN, infinities, rows of the lowest numbers, parts of items."""
+    width = dtype.per_chunk
+    for columns in (64 * width, 64 * width * 3 - 5):
+        rng = np.random.default_rng(columns)
+        x = rng.standard_normal((7, columns)) * 3 + 7
+        low = -65504.0 if dtype is f16 else -3e38
+        x[1, 5], x[2, 9], x[3], x[4], x[4, 70:90], x[5], x[6, 3] = (
+            np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
+        )  # fmt: skip
+        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        held = -(-columns // (64 * width))
+        made: list[Array] = []
+        for stored in (False, True):
+            team = Team(64, 128, held, columns // (64 * width), columns % width > 0, True, 3,
+                        stored)  # fmt: skip
+            made.append(rows_by("softmax", x, dtype, team, log))
+        with np.errstate(all="ignore"):
+            e = np.exp(x - x.max(-1, keepdims=True))
+            wanted = e / e.sum(-1, keepdims=True)
+            wanted = (
+                x - x.max(-1, keepdims=True) - np.log(e.sum(-1, keepdims=True)) if log else wanted
+            )
+        near = max(dtype.epsilon, 2e-6)
+        for got in made:
+            np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7 if not log else near)
+
+
+@pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
+    """NaN of either sign above all, 0 and -0 alike; held and walked, parts of items."""
+    width = dtype.per_chunk
+    for columns in (64 * width * 2, 64 * width * 3 - 5):
+        x = np.random.default_rng(columns).standard_normal((9, columns))
+        x[0, 7], x[0, 17], x[1, 40], x[2], x[2, -1], x[3] = -np.nan, np.nan, np.nan, -np.inf, -7, -9
+        x[4, -1], x[5], x[5, 90], x[5, 1], x[6, 100], x[6, 50] = 99, -0.0, 0, -1, np.inf, np.inf
+        x[7], x[7, 300:] = -5, -4
+        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        parted, sure = columns % width > 0, columns // (64 * width)
+        for team in (
+            Team(64, 128, -(-columns // (64 * width)), sure, parted, shuffle),
+            Team(128, 128, 0, 0, parted, shuffle),
+        ):
+            np.testing.assert_array_equal(rows_by("argmax", x, dtype, team), np.argmax(x, -1))
 
 
 def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> None:
@@ -122,12 +201,67 @@ def test_a_row_is_shared_as_its_length_allows() -> None:
     assert team_of(384, 4, CUDA).groups(65536) == 16384
 
 
-@pytest.mark.parametrize("name", OPS)
+def test_long_rows_share_a_multiprocessor() -> None:
+    """Where its shared memory or its registers have room for them."""
+    ampere = replace(CUDA, max_shared=163 << 10, arch="sm_80")
+    ada = replace(CUDA, max_shared=99 << 10, arch="sm_89")
+    for name, columns, dtype, caps, lanes, resident, stored in (
+        *(("softmax", 32000, d, CUDA, 512, 3, True) for d in (f16, bf16)),
+        ("softmax", 50257, f16, CUDA, 512, 2, True), ("softmax", 100000, f16, CUDA, 1024, 1, True),
+        ("softmax", 16384, f16, CUDA, 512, 2, False), ("softmax", 8192, f16, CUDA, 256, 0, False),
+        ("softmax", 32000, f32, CUDA, 1024, 0, False), ("softmax", 50257, f32, CUDA, 1024, 1, True),
+        ("softmax", 60000, f32, CUDA, 256, 0, False), ("softmax", 32000, f16, ampere, 512, 2, True),
+        ("softmax", 32000, f16, ada, 1024, 0, False), ("softmax", 50257, f16, ada, 256, 0, False),
+        *(("argmax", 50257, d, CUDA, 512, 3, False) for d in (f16, bf16)),
+        ("argmax", 32000, f16, ada, 512, 3, False), ("argmax", 32000, f32, CUDA, 512, 2, False),
+        ("argmax", 50257, f32, CUDA, 1024, 1, False), ("argmax", 4096, f16, CUDA, 256, 0, False),
+        ("argmax", 100000, f32, CUDA, 256, 0, False), ("argmax", 32000, f16, LARGE, 1024, 0, False),
+        ("softmax", 50257, f16, LARGE, 256, 0, False), ("softmax", 0, f16, CUDA, 256, 0, False),
+    ):  # fmt: skip
+        team = dict(lowered(name, columns, dtype, caps, rows=600)[0].constants)["team"]
+        assert (team.lanes, team.resident, team.stored) == (lanes, resident, stored), (name, team)
+
+
+def test_stored_rows_fit() -> None:
+    for memory in (48, 99, 100, 163, 227):
+        caps = replace(CUDA, max_shared=memory << 10)
+        for columns in range(1, 120000, 997):
+            for dtype in (f16, f32):
+                call, ir = lowered("softmax", columns, dtype, caps)
+                team = dict(call.constants)["team"]
+                assert ir.shared_bytes <= caps.max_shared
+                if team.stored:
+                    groups = (caps.max_shared + RESERVED) // (ir.shared_bytes + RESERVED)
+                    assert 1 <= team.resident <= groups
+
+
+@pytest.mark.parametrize("columns", [32000, 50257])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_long_rows(device: ct.Device, dtype: str, columns: int) -> None:
+    """Rows of vocabularies; NaN, infinities; of equal elements the first."""
+    x = np.random.default_rng(columns).standard_normal((6, columns)).astype(np.float32)
+    x[1, -1], x[2, 700], x[3, :-1], x[4, 9], x[5, 5], x[5, -2] = (
+        np.nan, np.inf, -np.inf, -np.inf, 300, 300,
+    )  # fmt: skip
+    kind = dtype_of(dtype)
+    x = widen(narrow(x, kind), kind)
+    wide, given = x.astype(np.float64), ct.asarray(x, kind, device)
+    with np.errstate(all="ignore"):
+        e = np.exp(wide - wide.max(-1, keepdims=True))
+        wanted = e / e.sum(-1, keepdims=True)
+    near = max(kind.epsilon, 2e-6)
+    got = ct.softmax(given).astype("f32").numpy()
+    np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7)
+    with mock.patch.object(argmax, "MANY", 1):
+        np.testing.assert_array_equal(ct.argmax(given, -1).numpy(), np.argmax(wide, -1))
+
+
+@pytest.mark.parametrize("name", [*OPS, "argmax"])
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
 def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
     tool = assembler()
-    for columns in (384, 8192, 24570, 32000):
-        _, ir = lowered(name, columns, dtype_of(dtype.name), CUDA)
+    for columns in ASSEMBLED[name]:
+        _, ir = lowered(name, columns, dtype_of(dtype.name), CUDA, rows=600)
         source = tmp_path / f"{columns}.ptx"
         source.write_text(emit_ptx(ir, CUDA.arch))
         done = subprocess.run(

@@ -82,6 +82,18 @@ def _widen_i8(type_: str, attr: tuple[str, int], word: Array) -> Array:
     return (_pack_f16 if name == "f16" else _pack_bf16)(low, high)
 
 
+def _halves(kind: str, word: Array) -> list[Array]:
+    """The two values of a word of f16 or bf16."""
+    if kind == "f16":
+        return [_unpack_f16("f32", half, word) for half in range(2)]
+    return [(word << 16).view(np.float32), (word & 0xFFFF0000).view(np.float32)]
+
+
+def _max_pairs(kind: str, a: Array, b: Array) -> Array:
+    low, high = (np.maximum(x, y) for x, y in zip(_halves(kind, a), _halves(kind, b), strict=True))
+    return (_pack_f16 if kind == "f16" else _pack_bf16)(low, high)
+
+
 def _cast(type_: str, attr: None, x: Array) -> Array:
     if type_ == "bool":
         return np.not_equal(x, 0)
@@ -102,6 +114,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "eq": np.equal, "ne": np.not_equal, "select": np.where,
     "pack_f16": _pack_f16, "pack_bf16": _pack_bf16,
+    "max_f16": partial(_max_pairs, "f16"), "max_bf16": partial(_max_pairs, "bf16"),
 }  # fmt: skip  # a table
 FUSED: dict[str, Callable[..., Any]] = {"fma": _nearly_fused}
 UNFUSED: dict[str, Callable[..., Any]] = {"fma": _unfused}

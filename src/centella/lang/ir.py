@@ -31,6 +31,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     fragment_get(t)    fragment_set(t, v)   attr: which register of the thread
     ex2(x)             2 to the x by the special function unit
     widen_i8(w)        attr: (dtype, half); two i8 of a word as f16 or bf16
+    max_f16(w, v) max_bf16(w, v)   the larger of the lower halves and of the upper ones
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
@@ -93,7 +94,7 @@ HOPPER = frozenset(
 CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
 FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "widen_i8"}
-AMPERE |= {"resident", "fetch_lines"}
+AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
@@ -118,7 +119,8 @@ COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
-    "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8".split()
+    "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8 max_f16 "
+    "max_bf16".split()
 )
 
 

@@ -174,6 +174,14 @@ class Argument(_Array):
         t, words = self._tracer, self._chunk_words(key)
         return words if self._word == "u32" else [t.pure("bitcast", "u32", (w,)) for w in words]
 
+    def unpack(self, words: Sequence[Any]) -> list[Expr]:
+        """The values of words as they are stored, such as `load_bits` gives."""
+        t, per = self._tracer, self.dtype.per_word
+        bits = [expr_of(t, w, "u32") for w in words]
+        if per == 1:
+            return [t.pure("bitcast", self._word, (w,)) for w in bits]
+        return [unpack(t, w, self.dtype, lane) for w in bits for lane in range(per)]
+
     def _chunk_words(self, key: tuple[Any, ...]) -> list[Expr]:
         t = self._tracer
         index, element = self.chunk(key)

@@ -7,13 +7,14 @@ among groups; a second launch chooses among their candidates.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
 from centella import lang
 from centella.axes import LETTERS, WHOLE, Axes, axes
-from centella.dtypes import i32, u32
+from centella.dtypes import DType, bf16, f16, i32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.lang.face import Face
 from centella.op import Lowered, Op, Out
@@ -30,12 +31,15 @@ from centella.ops.rows import (
     chunked,
     fold,
     load,
+    long_team,
     team_of,
+    top_pair,
 )
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
 NONE = 0xFFFFFFFF
+NAN: dict[DType, int] = {f16: 0x8000 - 0x7C01, bf16: 0x8000 - 0x7F81}  # from the first to the sign
 MANY = 512  # rows that fill a GPU without being split
 
 
@@ -52,7 +56,16 @@ def order(x: Any) -> Any:
     return lang.select((bits & 0x7FFFFFFF) > 0x7F800000, NONE, key)
 
 
-def _candidate(x: Any, row: Row, at: Any, first: Any, last: Any, chunk: bool) -> tuple[Any, Any]:
+def _nan(words: Values, dtype: DType) -> Any:
+    """Whether any 16-bit value of words is NaN."""
+    past = NAN[dtype] * 0x00010001  # added to a NaN without its sign, it reaches the sign's bit
+    seen = fold([(w & 0x7FFF7FFF) + past for w in words], operator.or_)
+    return (seen & 0x80008000) != 0
+
+
+def _candidate(
+    x: Any, row: Row, at: Any, first: Any, last: Any, chunk: bool, pairs: bool
+) -> tuple[Any, Any]:
     """The largest key from column `first` to `last` of row `at`, and the first that has it."""
     width = x.dtype.per_chunk if chunk else 1
 
@@ -61,17 +74,36 @@ def _candidate(x: Any, row: Row, at: Any, first: Any, last: Any, chunk: bool) ->
         values = load(x, at, first + item.column, last, width, chunk)
         return values[:1] + item.masked(values, values[0])[1:]
 
+    halves = chunk and x.dtype in NAN
+
+    def top_of(item: Item) -> Any:
+        """The largest of an item, or its key."""
+        if not halves or item.inside is not None:
+            top = fold(loaded(item), lang.maximum)
+            return order(top) if halves and not pairs else top
+        words = x.load_bits(at, first + item.column)
+        if pairs:
+            return fold(x.unpack([top_pair(words, x.dtype)]), lang.maximum)
+        key = order(fold(x.unpack(words), lang.fmax))
+        return lang.select(_nan(words, x.dtype), NONE, key)
+
+    tops = row.kept(top_of)
     if row.held:
-        mine = order(row.own(lambda item: fold(loaded(item), lang.maximum), 0, "max"))
+        mine = order(row.own(tops, 0, "max"))
     else:
-        mine = row.own(lambda item: order(fold(loaded(item), lang.maximum)), 0, "max")
+        mine = row.own(lambda item: order(tops(item)), 0, "max")
     top = row.across(mine, "max")
     place = lang.var(NONE, u32)
-    with lang.if_(mine == top):  # few threads, which load again what none has to hold
+    with lang.if_(mine == top):  # few threads: which item has it, and which element of that
+        start = lang.var(NONE, u32)
         for item in row.items():
-            for j, value in enumerate(loaded(item)):
-                found = lang.select(order(value) == top, first + item.column + j, NONE)
-                place.set(lang.minimum(place, found))
+            hit = lang.select(order(tops(item)) == top, item.column, NONE)
+            start.set(lang.minimum(start, hit))
+        found = start.get()
+        values = load(x, at, first + found, last, width, chunk)
+        for j, value in enumerate(values):
+            here = (order(value) == top) & (first + found + j < last)
+            place.set(lang.minimum(place, lang.select(here, first + found + j, NONE)))
     return top, row.across(place.get(), "min")
 
 
@@ -82,7 +114,7 @@ def _argmax(*, chunk: bool, split: bool, team: Team, x: Any, **out: Any) -> None
     width = x.dtype.per_chunk if chunk else 1
     row = Row(team, width, lambda n: lang.minimum(columns - n % parts * part, part), rows)
     at, first = (row.number // parts, row.number % parts * part) if split else (row.number, 0)
-    key, column = _candidate(x, row, at, first, columns, chunk)
+    key, column = _candidate(x, row, at, first, columns, chunk, team.shuffle)
     with lang.if_(row.first()):
         if split:
             out["keys"][row.number] = key
@@ -96,7 +128,7 @@ def _choose(*, team: Team, keys: Any, places: Any, y: Any) -> None:
     parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
     row = Row(team, 1, parts, rows)
     first = row.number * parts
-    _, place = _candidate(keys, row, 0, first, first + parts, False)
+    _, place = _candidate(keys, row, 0, first, first + parts, False, team.shuffle)
     with lang.if_(row.first()):
         y[_place(row.number)] = lang.bitcast(places[0, place], i32)
 
@@ -144,7 +176,7 @@ def lower(
                ("pitch", pitch))  # fmt: skip
     chunk = chunked(x)
     width, shortest = x.dtype.per_chunk if chunk else 1, columns - (parts - 1) * part
-    team = team_of(part, width, caps, shortest)
+    team = long_team(team_of(part, width, caps, shortest), part, width, caps, shortest)
     constants = (("chunk", chunk), ("split", parts > 1), ("team", team))
 
     def call(result: tuple[Ref, ...], form: Face) -> Call:

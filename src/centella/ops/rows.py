@@ -1,8 +1,8 @@
 """What kernels over rows share: who has which elements of a row, and how they meet.
 
 A thread takes an item (a chunk or a word) of a row at a time. A team of threads has a row; rows up
-to a length are held in registers, so that each is read once, and longer ones are walked anew in
-each pass. A kernel says what it does with an item; `Row` gives it the items of either kind.
+to a length are held in registers or shared memory, so that each is read once, and longer ones are
+walked anew in each pass. A kernel says what it does with an item; `Row` gives it the items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import DType, u32
 from centella.specs import Caps, Spec
 
 Values = list[Any]
@@ -27,6 +27,10 @@ ENOUGH = 16  # of a row that is shared by more than a warp: as many as hide the 
 THREADS = 128  # of a group, at least
 WALKERS = 256  # of a group whose row is walked; of others, unless more are needed
 RESIDENT = 1024  # threads of a multiprocessor with the registers that what is held asks for
+# Of long rows: threads of a group, groups of a multiprocessor, items a thread has registers for.
+LONG: tuple[tuple[int, int, int], ...] = ((512, 3, 15), (512, 2, 23), (1024, 1, 22))
+RESERVED = 1024  # bytes of shared memory of a group that are the driver's
+BESIDE = RESERVED + 1024  # and what is not the row
 RADIX = 32  # values of other threads that one adds up at a time
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -77,6 +81,13 @@ def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:
     return values[0]
 
 
+def top_pair(words: Values, dtype: DType) -> Any:
+    """The largest of the lower and of the upper 16-bit values of words, as a word of two."""
+    from centella.lang import ptx
+
+    return fold(words, lambda a, b: ptx.max_pairs(a, b, dtype))
+
+
 # -- who has a row ---------------------------------------------------------------------------------
 
 
@@ -86,10 +97,12 @@ class Team(Struct, frozen=True):
     Attributes:
         lanes: threads of a team, a power of two.
         threads: of a group, which has `teams` rows.
-        held: items in the registers of a thread; 0: the row is walked.
+        held: items that a thread holds; 0: the row is walked.
         sure: of these the first that no row ends before.
         parted: True where a row may end within an item.
         shuffle: True where the lanes of a warp are neighbouring threads.
+        resident: groups that a multiprocessor shall have registers for; 0: as many as it likes.
+        stored: whether the row lies in shared memory, as it is stored, and not in registers.
     """
 
     lanes: int
@@ -98,6 +111,8 @@ class Team(Struct, frozen=True):
     sure: int
     parted: bool
     shuffle: bool
+    resident: int = 0
+    stored: bool = False
 
     @property
     def teams(self) -> int:
@@ -134,7 +149,36 @@ def team_of(columns: int, width: int, caps: Caps, least: int | None = None) -> T
         return Team(walkers, walkers, 0, 0, parted, shuffle)
     lanes = min(found, key=lambda n: (-(-items // n) * n, -n))
     sure = least // (lanes * width)
-    return Team(lanes, max(THREADS, lanes), -(-items // lanes), sure, parted, shuffle)
+    threads = max(THREADS, lanes)
+    resident = RESIDENT // threads if shuffle and WALKERS < threads < RESIDENT else 0
+    return Team(lanes, threads, -(-items // lanes), sure, parted, shuffle, resident)
+
+
+def long_team(
+    team: Team, columns: int, width: int, caps: Caps, least: int | None = None, *,
+    stored: bool = False,
+) -> Team:  # fmt: skip
+    """On CUDA, in place of a team that walks its row or whose group has a multiprocessor alone.
+
+    Groups that share a multiprocessor load, compute and store at different times.
+
+    Args:
+        team: as `team_of` has it, of the same `columns`, `width`, `caps` and `least`.
+        stored: the row lies in shared memory; else a thread keeps one number of each item.
+    """
+    if not (team.shuffle and columns) or (team.held and team.threads < RESIDENT):
+        return team
+    for lanes, groups, most in LONG:
+        if team.held and groups == 1:
+            break
+        held = -(-columns // (width * lanes))
+        memory = groups * (16 * lanes * held + BESIDE)
+        if memory <= caps.max_shared + RESERVED if stored else held + team.parted <= most:
+            # The last stored item is guarded in every row: else ptxas computes its powers beside
+            # those of the item before, and lacks a register.
+            sure = min((columns if least is None else least) // (width * lanes), held - stored)
+            return Team(lanes, lanes, held, sure, team.parted, True, groups, stored)
+    return team
 
 
 def power_above(least: int) -> int:
@@ -187,10 +231,10 @@ class Row:
             self.lane = self.lane % team.lanes
             self._there, self.number = number < rows, lang.minimum(number, rows - 1)
         self._columns = columns(self.number) if callable(columns) else columns
-        if team.shuffle and WALKERS < team.threads < RESIDENT:
+        if team.resident:
             from centella.lang import ptx
 
-            ptx.resident(RESIDENT // team.threads)
+            ptx.resident(team.resident)
         self._items = [self._held(index) for index in range(team.held)]
 
     def _held(self, index: int) -> Item:
@@ -207,7 +251,7 @@ class Row:
 
     @property
     def held(self) -> bool:
-        """Whether this thread's items stay in registers."""
+        """Whether this thread's items are not walked."""
         return bool(self._items)
 
     def items(self) -> Iterator[Item]:
@@ -232,6 +276,14 @@ class Row:
         for item in self._items:  # all loads are on their way before the first is used
             get(item)
         return get
+
+    def stored(self, loaded: Callable[[Item], Values]) -> Callable[[Item], Values]:
+        """The words of items that are held, from shared memory."""
+        threads, me = self._team.threads, lang.local_id()
+        memory = lang.shared(u32, 4 * threads * self._team.held)
+        for item in self._items:
+            memory.store_chunk(me + item.index * threads, loaded(item))
+        return lambda item: memory.load_chunk(me + item.index * threads)
 
     def total(self, of: Callable[[Item], Values], neutral: Any, op: str) -> Any:
         """Combine what `of` gives for all elements of the row, in every thread of the team."""

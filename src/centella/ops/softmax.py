@@ -24,7 +24,20 @@ from centella.ops.face import face
 from centella.ops.host import on_blocks
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.operands import NUMPY
-from centella.ops.rows import WALKERS, Row, Team, chunked, load, team_of, width_of
+from centella.ops.rows import (
+    WALKERS,
+    Item,
+    Row,
+    Team,
+    Values,
+    chunked,
+    fold,
+    load,
+    long_team,
+    team_of,
+    top_pair,
+    width_of,
+)
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
@@ -36,6 +49,7 @@ LEAST = -200.0  # whose power of e is 0: of infinite numbers there are no two pa
 LOG2E_HIGH = float(np.float32(LOG2E))
 LOG2E_LOW = LOG2E - LOG2E_HIGH
 LN2 = math.log(2)
+HUGE: float = 2.0**100
 
 
 def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
@@ -43,16 +57,54 @@ def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
     width = width_of(y, chunk)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
-    values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
-    m = row.total(values, LOWEST, "fmax")
-    power_of_e = _power_of(x.dtype.itemsize, team.shuffle)
-    powers = row.kept(lambda item: [power_of_e(v - m) for v in values(item)])
+    if team.stored:
+        values, m = _stored(row, x)
+        powers = _powers(values, m, x.dtype.itemsize, team.shuffle, log)  # computed twice
+    else:
+        values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
+        m = row.total(values, LOWEST, "fmax")
+        powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log))
     s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
     for item in row.items():
-        out = [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
         with row.storing(item):
+            out = (
+                [v - m - scale for v in values(item)] if log else [p * scale for p in powers(item)]
+            )
             y.store(row.number, item.column, out)  # past the row's end is pad
+
+
+def _stored(row: Row, x: Any) -> tuple[Callable[[Item], Values], Any]:
+    """The values of a row's items, from shared memory, and the row's maximum."""
+    loaded = row.kept(lambda item: x.load_bits(row.number, item.column))
+    words = row.stored(loaded)
+
+    def top(item: Item) -> Any:
+        if x.dtype.itemsize == 2 and item.inside is None:
+            return fold(x.unpack([top_pair(loaded(item), x.dtype)]), lang.maximum)
+        return fold(item.masked(x.unpack(loaded(item)), LOWEST), lang.maximum)
+
+    return lambda item: x.unpack(words(item)), row.across(row.own(top, LOWEST, "max"), "max")
+
+
+def _powers(
+    values: Callable[[Item], Values], m: Any, itemsize: int, native: bool, log: bool
+) -> Callable[[Item], Values]:
+    """e^(x - m) of the values of an item, as exact as the results are stored.
+
+    Args:
+        native: there is PTX's power of 2, one instruction.
+    """
+    if not native or itemsize == 4 or log:
+        power_of_e = _power_of(itemsize, native)
+        return lambda item: [power_of_e(v - m) for v in values(item)]
+    from centella.lang import ptx
+
+    # All take the same off, so m / ln 2 may be rounded. Where m is so large that it may be none,
+    # numbers that differ are so far apart that any factor makes their powers 0.
+    factor = lang.select(lang.abs(m) < HUGE, LOG2E, 0.5)
+    shift = -(m * factor)
+    return lambda item: [ptx.exp2(lang.fma(v, factor, shift)) for v in values(item)]
 
 
 def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
@@ -115,7 +167,10 @@ def lower(
     x, y = rows_of(inputs[0]), rows_of(outputs[0])
     chunk = chunked(x, y)
     rows, columns = y.shape
-    team = team_of(columns, width_of(y, chunk), caps)
+    width = width_of(y, chunk)
+    team = team_of(columns, width, caps)
+    if chunk and (y.dtype.itemsize == 2 or not team.held):  # alone, f32 has 97 % of a copy
+        team = long_team(team, columns, width, caps, stored=True)
     call = Call(
         softmax_rows,
         (Ref(0, x), Ref(1, y)),

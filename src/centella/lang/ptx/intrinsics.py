@@ -75,6 +75,22 @@ def widen_i8(word: Any, dtype: DType) -> tuple[Expr, Expr]:
     return low, high
 
 
+def max_pairs(a: Any, b: Any, dtype: DType) -> Expr:
+    """The larger of two f16 or bf16 as they are stored, and of the two beside them: a word of two.
+
+    NaN where either is, as `lang.maximum`; of 0 and -0 either. Exact. PTX ISA, "Half Precision
+    Floating Point Instructions: max" (.NaN, .f16x2 and .bf16x2); sm_80. One instruction for two
+    elements that need not be widened.
+
+    Raises:
+        TraceError: for another dtype.
+    """
+    if dtype not in HALVES:
+        raise TraceError(f"max_pairs takes f16 or bf16, got {dtype.name}")
+    t = current()
+    return t.pure(f"max_{dtype.name}", "u32", (expr_of(t, a, "u32"), expr_of(t, b, "u32")))
+
+
 def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:
     """Load 8 x 8 matrices of 16-bit elements from shared memory into the registers of fragments.
 

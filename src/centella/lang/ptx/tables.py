@@ -58,6 +58,8 @@ _TABLE = {
     "max":   ("max.f32",         "max.s32",     "max.u32",     ""),
     "minn":  ("min.NaN.f32",     "min.s32",     "min.u32",     ""),
     "maxn":  ("max.NaN.f32",     "max.s32",     "max.u32",     ""),
+    "max_f16":  ("",             "",            "max.NaN.f16x2", ""),
+    "max_bf16": ("",             "",            "max.NaN.bf16x2", ""),
     "lt":    ("setp.lt.f32",     "setp.lt.s32", "setp.lt.u32", ""),
     "le":    ("setp.le.f32",     "setp.le.s32", "setp.le.u32", ""),
     "gt":    ("setp.gt.f32",     "setp.gt.s32", "setp.gt.u32", ""),
