@@ -25,11 +25,13 @@ class Row(Struct, frozen=True):
         tiles: by the most elements of a head, the best first, of which the first that fits is
             taken; without tiles the streaming kernel is the choice.
         rows: queries that a group has at most where few queries are split.
+        together: keys whose scores a thread of the streaming kernel has at once.
     """
 
     measured: str
     tiles: dict[int, tuple[Tile, ...]]
     rows: int = MOST_ROWS
+    together: int = 4
 
 
 CONSERVATIVE = Row("", {32: (), 64: (LEAST,), 128: (LEAST,), 256: (WIDE,)})
@@ -56,7 +58,7 @@ ROWS: dict[str, Row] = {
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
     # Its compiler takes seconds for a register tile, its threads are those of a CPU.
-    "software": Row("lavapipe, seconds to compile", {}, 2),
+    "software": Row("lavapipe, seconds to compile", {}, 2, 1),
     "simulator": Row("", {}),
 }
 

@@ -7,6 +7,7 @@ A row is measured, and says where; a class without a measurement has the conserv
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.ops.matmul.tiled import Tile
 from centella.specs import Caps
@@ -44,6 +45,13 @@ SKINNY: dict[str, dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]]] 
 # Rows of x from which on they are the better thin kernel; most rows.
 SKINNY_FROM = {"16-bit": 3, "i8": 1, "i8 by f32": 8}
 
+# Of a load that is written down lavapipe makes a loop over lanes: so many of them, no more fma's,
+# are what it compiles, and what it runs.
+ROLLED: dict[str, tuple[Tile, ...]] = {
+    variant: tuple(replace(tile, unroll=1, rolled=True) for tile in tiles)
+    for variant, tiles in TILES.items()
+}
+
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {
     "cuda": Row("H200, PTX", even=480),
@@ -51,7 +59,7 @@ ROWS: dict[str, Row] = {
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
-    "software": CONSERVATIVE,
+    "software": Row("lavapipe, to compile and to run", ROLLED),
     "simulator": CONSERVATIVE,
 }
 
