@@ -89,9 +89,7 @@ def _attention(
         _rows(v, b * p["vb"] + shared_head * p["vh"], key0, p["vl"], counts, value_tile, keys,
               part, piece * part, dim, vector)  # fmt: skip
         lang.barrier()
-        # A CPU's driver unrolls what it knows the end of.
-        there = keys if together == 4 else lang.minimum(end - key0, keys)
-        for j0 in lang.range(0, there, together):
+        for j0 in lang.range(0, keys, together):
             _some_keys(j0, together, key0, mine, query, key_tile, value_tile, words, part, dim, top,
                        total, out, counts, start, p, b, head, masks)  # fmt: skip
         lang.barrier()

@@ -178,8 +178,7 @@ def _gemm(
             left.put(left.fetch(k0), zero)
             right.put(right.fetch(k0), zero)
             lang.barrier()
-            # A bound that the driver knows would have it unroll the loop again.
-            for kk in lang.range(zero, lang.minimum(p["k"] - k0, tile.bk)):
+            for kk in lang.range(zero, tile.bk):
                 multiply(kk, ty, tx)
             lang.barrier()
         _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
