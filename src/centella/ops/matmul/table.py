@@ -27,11 +27,14 @@ class Row(Struct, frozen=True):
         first: tiles by variant that come before those of `TILES`.
         even: groups that keep a GPU of this class evenly busy: a product of fewer tiles has its
             depth split, where that gives as many. 0: never.
+        rolled: kernels of few rows keep their loops, for threads that are a CPU's: what is written
+            down is compiled, a load for milliseconds, and more threads are no more cores.
     """
 
     measured: str = ""
     first: dict[str, tuple[Tile, ...]] = {}
     even: int = 0
+    rolled: bool = False
 
 
 SHORT = 6  # steps of a warp whose loads may be on their way at once: a row of so few is one block
@@ -59,7 +62,7 @@ ROWS: dict[str, Row] = {
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
-    "software": Row("lavapipe, to compile and to run", ROLLED),
+    "software": Row("lavapipe, to compile and to run", ROLLED, rolled=True),
     "simulator": CONSERVATIVE,
 }
 

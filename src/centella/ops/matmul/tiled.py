@@ -78,12 +78,21 @@ class _Operand:
         self.depth = depth
         count, left = divmod(rows * tile.bk, self.width * tile.threads)
         assert left == 0, "the tile must divide among the threads"
-        self.pieces = [self._piece(i, start, pitch, first, extent) for i in range(count)]
+        self.place = (start, pitch, first, extent)
+        mine = () if tile.rolled else range(count)
+        self.pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
 
-    def _piece(self, i: int, start: Any, pitch: Any, first: Any, extent: Any) -> Any:
+    def copy(self, k0: Any) -> None:
+        """The tile that starts at k0 to shared memory, a piece at a time."""
+        whole = self.rows * self.tile.bk // self.width
+        for index in lang.range(lang.local_id(), whole, self.tile.threads):
+            self.pieces = [self._piece(index)]
+            self.put(self.fetch(k0), lang.const(0, u32))
+
+    def _piece(self, index: Any) -> Any:
         """(row or k within the tile, k or row within the tile, fixed part of the address)."""
         bk, width = self.tile.bk, self.width
-        index = lang.local_id() + i * self.tile.threads
+        start, pitch, first, extent = self.place
         if self.along_k:
             row, k = index // (bk // width), index % (bk // width) * width
             place = start + lang.minimum(first + row, extent - 1) * pitch
@@ -175,8 +184,8 @@ def _gemm(
 
     if tile.rolled:
         for k0 in lang.range(zero, p["k"], tile.bk):
-            left.put(left.fetch(k0), zero)
-            right.put(right.fetch(k0), zero)
+            left.copy(k0)
+            right.copy(k0)
             lang.barrier()
             for kk in lang.range(zero, tile.bk):
                 multiply(kk, ty, tx)
