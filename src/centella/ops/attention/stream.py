@@ -24,6 +24,7 @@ from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 THREADS = 64
+TOGETHER = 4  # keys whose scores a thread has at once
 
 
 def _rows(
@@ -191,7 +192,7 @@ def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps:
         ("keys", 16 if dim <= 128 else 8 if dim <= 384 else 4),  # what fits 16 KB
         ("part", part),
         ("queries", queries),
-        ("together", row_of(caps).together),
+        ("together", 1 if row_of(caps).rolled else TOGETHER),
         ("vector", all(s.aligned for s in inputs[:3])),
         ("vector_y", y.aligned),
     )
