@@ -129,8 +129,8 @@ def _query(
 
 
 def _some_keys(
-    j0: Any, count: int, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any, words: int,
-    part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
+    j0: Any, count: int, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any,
+    words: int, part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
     p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any],
 ) -> None:  # fmt: skip
     """A few keys: scores, the new maximum, and one rescaling of what was summed."""

@@ -48,12 +48,15 @@ SKINNY: dict[str, dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]]] 
 # Rows of x from which on they are the better thin kernel; most rows.
 SKINNY_FROM = {"16-bit": 3, "i8": 1, "i8 by f32": 8}
 
-# Of a load that is written down lavapipe makes a loop over lanes: so many of them, no more fma's,
-# are what it compiles, and what it runs.
+# Of a load lavapipe makes a loop over lanes, which takes 30 times what an fma does, to compile and
+# to run: k is a loop, and where a product is large a thread has as much of it as pays.
 ROLLED: dict[str, tuple[Tile, ...]] = {
-    variant: tuple(replace(tile, unroll=1, rolled=True) for tile in tiles)
-    for variant, tiles in TILES.items()
-}
+    "large": (
+        Tile(128, 128, 8, 8, 16, 4, rolled=True), Tile(128, 128, 16, 8, 16, 4, rolled=True)
+    ),
+    "medium": tuple(replace(tile, rolled=True) for tile in TILES["medium"]),
+    "small": tuple(replace(tile, rolled=True) for tile in TILES["small"]),
+}  # fmt: skip
 
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {

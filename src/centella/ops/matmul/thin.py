@@ -282,8 +282,8 @@ def when(condition: Any, needed: bool) -> Iterator[None]:
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Any, first: Any, p: dict[str, Any],
-    y: Any, activation: str, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Any, first: Any,
+    p: dict[str, Any], y: Any, activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """The epilogue and the store: a word of the output a thread."""
     per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
