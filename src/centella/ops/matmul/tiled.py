@@ -187,8 +187,8 @@ def _gemm(
             left.copy(k0)
             right.copy(k0)
             lang.barrier()
-            for kk in lang.range(zero, tile.bk):
-                multiply(kk, ty, tx)
+            for at in lang.range(zero, tile.bk):
+                multiply(at, ty, tx)
             lang.barrier()
         _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
         return
