@@ -187,8 +187,9 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
             )
         from centella.lang.wgsl import emit_wgsl
 
-        source = emit_wgsl(ir, native_f16=caps.native_f16_pack)
-        key = f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}{int(trusted)}"
+        keep = caps.family == "software"
+        source = emit_wgsl(ir, native_f16=caps.native_f16_pack, keep_loops=keep)
+        key = f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}{int(trusted)}{int(keep)}"
         return Program(key, "wgsl", ir.name, source, ir, trusted)
     if caps.target == "ptx":
         from centella.lang.ptx import emit_ptx

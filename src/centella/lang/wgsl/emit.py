@@ -12,18 +12,23 @@ RULES: dict[str, Rule] = dict.fromkeys(PURE, expressions.pure)
 RULES |= expressions.RULES | statements.RULES
 
 
-def emit_wgsl(ir: KernelIR, *, native_f16: bool = False, enable_subgroups: bool = False) -> str:
+def emit_wgsl(
+    ir: KernelIR, *, native_f16: bool = False, keep_loops: bool = False,
+    enable_subgroups: bool = False,
+) -> str:  # fmt: skip
     """The WGSL module of a kernel.
 
     Args:
         ir: the traced kernel.
         native_f16: use `pack2x16float` (only where a probe found it rounding to nearest even).
+        keep_loops: keep a driver from unrolling loops. One that compiles for a CPU gains nothing
+            by it, and takes milliseconds for each load that it repeats.
         enable_subgroups: write the `enable subgroups;` line that Tint demands and naga refuses.
 
     Raises:
         TraceError: for an operation that only another target has.
     """
-    w = _written(ir, native_f16)
+    w = _written(ir, native_f16, keep_loops)
     enabled = ["enable subgroups;"] if enable_subgroups and ir.uses_subgroups else []
     return "\n".join([*enabled, *_declarations(w), *_entry(ir), *w.lines, "  }", "}", ""])
 
@@ -33,9 +38,9 @@ def count_statements(ir: KernelIR) -> int:
     return len(_written(ir, False).lines)
 
 
-def _written(ir: KernelIR, native_f16: bool) -> Writer:
+def _written(ir: KernelIR, native_f16: bool, keep_loops: bool = False) -> Writer:
     """The statements of a kernel, a line each."""
-    w = Writer(ir, native_f16)
+    w = Writer(ir, native_f16, keep_loops)
     for i, statement in enumerate(ir.body):
         rule = RULES.get(statement[0])
         if rule is None:

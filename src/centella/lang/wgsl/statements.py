@@ -85,6 +85,8 @@ def count(w: Writer, i: int, statement: Statement) -> None:
     _, type_, (first, *rest), _ = statement
     low = w.read(first)
     high, step = [w.temporary(a) for a in rest]
+    if w.keep_loops and all(w.ir.body[a][0] == "const" for a in (first, rest[0])):
+        high = f"min({high}, {type_}(wid.x) | {high})"  # is `high`, which no driver sees
     name = w.text[i] = f"v{i}"
     w.open(f"for (var {name}: {type_} = {low}; {name} < {high}; {name} += {step}) {{")
 

@@ -14,9 +14,10 @@ MAX_DEPTH = 12  # of operations in an expression
 class Writer:
     """One emission: its lines, the text of each value, and what the module must define."""
 
-    def __init__(self, ir: KernelIR, native_f16: bool) -> None:
+    def __init__(self, ir: KernelIR, native_f16: bool, keep_loops: bool) -> None:
         self.ir: KernelIR = ir
         self.native_f16: bool = native_f16
+        self.keep_loops: bool = keep_loops
         self.lines: list[str] = []
         self.indent: int = 2
         self.text: dict[int, str] = {}

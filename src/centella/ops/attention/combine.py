@@ -24,12 +24,18 @@ from centella.specs import Spec
 CHUNK = 4
 MOST_THREADS, MOST_TEAMS = 256, 16
 TOGETHER = 8  # parts that a thread loads at once
+FEW = 2  # teams where threads are a CPU's; they load one part at a time
 
 
 class Teams(Struct, frozen=True):
-    """A team has the chunks of a head of `width` elements, and every so many parts."""
+    """A team has the chunks of a head of `width` elements, and every so many parts.
+
+    There are at most so many teams, whose threads load so many parts at once.
+    """
 
     width: int
+    most: int = MOST_TEAMS
+    together: int = TOGETHER
 
     @property
     def lanes(self) -> int:
@@ -39,7 +45,7 @@ class Teams(Struct, frozen=True):
     @property
     def teams(self) -> int:
         """Teams a group."""
-        return max(min(MOST_THREADS // self.lanes, MOST_TEAMS), 1)
+        return max(min(MOST_THREADS // self.lanes, self.most), 1)
 
     @property
     def threads(self) -> int:
@@ -47,11 +53,11 @@ class Teams(Struct, frozen=True):
         return -(-self.lanes * self.teams // 32) * 32
 
 
-def _combine(*, width: int, partial: Any, y: Any, **lengths: Any) -> None:
+def _combine(*, lay: Teams, partial: Any, y: Any, **lengths: Any) -> None:
     """A group has one query."""
     p = {n: lang.parameter(n, u32) for n in (
         "heads", "share", "lq", "lk", "dim", "splits", "yb", "yl", "yh")}  # fmt: skip
-    group, me, lay = lang.group_id(), lang.local_id(), Teams(width)
+    group, me, width = lang.group_id(), lang.local_id(), lay.width
     head, group = group % p["heads"], group // p["heads"]
     i, b = group % p["lq"], group // p["lq"]
     kv_heads, kv_head = p["heads"] // p["share"], head // p["share"]
@@ -61,8 +67,8 @@ def _combine(*, width: int, partial: Any, y: Any, **lengths: Any) -> None:
     team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
     high, total = lang.var(LOWEST), lang.var(0.0)
     mine = lang.vars(f32, CHUNK, init=0.0)
-    for first in lang.range(team, used, lay.teams * TOGETHER):
-        ahead = [first + n * lay.teams for n in range(TOGETHER)]
+    for first in lang.range(team, used, lay.teams * lay.together):
+        ahead = [first + n * lay.teams for n in range(lay.together)]
         there = [at < used for at in ahead]
         places = [Place(query, lang.minimum(at, used - 1)) for at in ahead]
         tops = [partial[place.stats] for place in places]
@@ -111,13 +117,20 @@ def _combine(*, width: int, partial: Any, y: Any, **lengths: Any) -> None:
 kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combine")
 
 
-def combine(parts: Parts, inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any]) -> Call:
-    """The call: a group for each query."""
+def combine(
+    parts: Parts, inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], rolled: bool = False
+) -> Call:
+    """The call: a group for each query.
+
+    Args:
+        rolled: as the table has it (`Row.rolled`).
+    """
+    lay = Teams(parts.width, FEW, 1) if rolled else Teams(parts.width)
     named = {n: i for i, n in enumerate(attrs["masks"], 3) if n in ("lengths", "starts")}
     refs = (Ref(len(inputs) + 1, parts.spec), *(Ref(i, flat(inputs[i])) for i in named.values()))
     scalars = {**extents(inputs, attrs), **parts.scalars, **out_steps(y), "dim": y.shape[3]}
     form = face(dict.fromkeys(("partial", *named), 1), {"y": 1})
     return Call(
-        kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), (("width", parts.width),),
-        parts.all_queries, workgroup=Teams(parts.width).threads, face=form,
+        kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), (("lay", lay),),
+        parts.all_queries, workgroup=lay.threads, face=form,
     )  # fmt: skip

@@ -100,7 +100,8 @@ def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: 
     dim = y.shape[3]
     if not 0 < dim <= MOST_DIM:
         raise LimitError(f"attention: variant 'split' takes head_dim 1 to {MOST_DIM}, got {dim}")
-    parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row_of(caps).rows)
+    row = row_of(caps)
+    parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row.rows)
     constants = (("dim", dim), ("vector", all(s.aligned for s in inputs[:3])))
     first = first_call(kernel, parts, inputs, attrs, constants)
-    return Lowered((first, combine(parts, inputs, y, attrs)), (parts.spec,))
+    return Lowered((first, combine(parts, inputs, y, attrs, row.rolled)), (parts.spec,))

@@ -7,6 +7,7 @@ output and all of the scores.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from centella import lang
@@ -14,13 +15,16 @@ from centella.dtypes import f32, u32
 from centella.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
 from centella.ops.face import face
 from centella.ops.layout import flat
+from centella.ops.rows import fold
 from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 THREADS = 64
+TOGETHER = 4  # keys whose scores a thread has at once
 
 
 def _rows(
@@ -53,7 +57,7 @@ def _rows(
 
 
 def _attention(
-    *, dim: int, part: int, queries: int, keys: int, causal: bool, vector: bool,
+    *, dim: int, part: int, queries: int, keys: int, together: int, causal: bool, vector: bool,
     vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
     p = {n: lang.parameter(n, u32) for n in (
@@ -86,9 +90,9 @@ def _attention(
         _rows(v, b * p["vb"] + shared_head * p["vh"], key0, p["vl"], counts, value_tile, keys,
               part, piece * part, dim, vector)  # fmt: skip
         lang.barrier()
-        for j0 in lang.range(0, keys, 4):
-            _four_keys(j0, key0, mine, query, key_tile, value_tile, words, part, dim, top, total,
-                       out, counts, start, p, b, head, masks)  # fmt: skip
+        for j0 in lang.range(0, keys, together):
+            _some_keys(j0, together, key0, mine, query, key_tile, value_tile, words, part, dim, top,
+                       total, out, counts, start, p, b, head, masks)  # fmt: skip
         lang.barrier()
     for i, row in enumerate(mine):
         with lang.if_(row < p["lq"]):
@@ -124,40 +128,39 @@ def _query(
     return values[:dim]
 
 
-def _four_keys(
-    j0: Any, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any, words: int,
-    part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
+def _some_keys(
+    j0: Any, count: int, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any,
+    words: int, part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
     p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Four keys: scores, the new maximum, and one rescaling of what was summed."""
-    scores = [[_dot(q, key_tile, (j0 + j) * words, dim) for j in range(4)] for q in query]
+    """A few keys: scores, the new maximum, and one rescaling of what was summed."""
+    scores = [[_dot(q, key_tile, (j0 + j) * words, dim) for j in range(count)] for q in query]
     weights: list[list[Any]] = []
     base = LOG2E if "mask" in masks else 1.0
     for i, row in enumerate(mine):
-        valid = [counts(key0 + j0 + j) for j in range(4)]
+        valid = [counts(key0 + j0 + j) for j in range(count)]
         if start is not None:
             valid = [c & sees(start, row, key0 + j0 + j) for j, c in enumerate(valid)]
         if "mask" in masks:
             place = lang.minimum(row, p["lq"] - 1)
-            for j in range(4):
+            for j in range(count):
                 key = lang.minimum(key0 + j0 + j, p["lk"] - 1)
                 value = added(masks, b, head, place, key)
                 scores[i][j] = scores[i][j] + value
                 valid[j] = valid[j] & shows(value)
         found = [lang.select(c, s, HIDDEN) for c, s in zip(valid, scores[i], strict=True)]
-        high = lang.fmax(lang.fmax(found[0], found[1]), lang.fmax(found[2], found[3]))
-        high = lang.fmax(top[i], high)
+        high = lang.fmax(top[i], fold(found, lang.fmax))
         shrink, *weight = (power((s - high) * base) for s in (top[i], *found))
-        total[i].set(total[i] * shrink + ((weight[0] + weight[1]) + (weight[2] + weight[3])))
+        total[i].set(total[i] * shrink + fold(weight, operator.add))
         top[i].set(high)
         weights.append([*weight, shrink])
     for d in range(0, part, 4):
-        rows = [value_tile.load((j0 + j) * part + d) for j in range(4)]
+        rows = [value_tile.load((j0 + j) * part + d) for j in range(count)]
         for i in range(len(mine)):
             *weight, shrink = weights[i]
             for e in range(4):
                 value = out[i][d + e] * shrink
-                for j in range(4):
+                for j in range(count):
                     value = lang.fma(weight[j], rows[j][e], value)
                 out[i][d + e].set(value)
 
@@ -189,6 +192,7 @@ def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps:
         ("keys", 16 if dim <= 128 else 8 if dim <= 384 else 4),  # what fits 16 KB
         ("part", part),
         ("queries", queries),
+        ("together", 1 if row_of(caps).rolled else TOGETHER),
         ("vector", all(s.aligned for s in inputs[:3])),
         ("vector_y", y.aligned),
     )

@@ -25,11 +25,14 @@ class Row(Struct, frozen=True):
         tiles: by the most elements of a head, the best first, of which the first that fits is
             taken; without tiles the streaming kernel is the choice.
         rows: queries that a group has at most where few queries are split.
+        rolled: for threads that are a CPU's: what is written down is compiled, a load for
+            milliseconds, so kernels keep their loops, and take keys and parts one by one.
     """
 
     measured: str
     tiles: dict[int, tuple[Tile, ...]]
     rows: int = MOST_ROWS
+    rolled: bool = False
 
 
 CONSERVATIVE = Row("", {32: (), 64: (LEAST,), 128: (LEAST,), 256: (WIDE,)})
@@ -56,7 +59,7 @@ ROWS: dict[str, Row] = {
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
     # Its compiler takes seconds for a register tile, its threads are those of a CPU.
-    "software": Row("lavapipe, seconds to compile", {}, 2),
+    "software": Row("lavapipe, seconds to compile", {}, 2, rolled=True),
     "simulator": Row("", {}),
 }
 

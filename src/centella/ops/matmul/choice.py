@@ -221,33 +221,37 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
 
     A team has no more threads than steps, and several steps at once where there are several.
     """
-    m, threads = _rows(problem.m), min(128, caps.max_workgroup)
+    m, rolled = _rows(problem.m), row_of(caps).rolled
+    threads = min(64 if rolled else 128, caps.max_workgroup)
     steps = -(-problem.k // max(d.per_chunk for d in dtypes))
     outs, most = (4, 1) if m >= 8 else (2, 2) if m >= 4 else (2, 4)
     first = threads
     if m <= 2 and min(d.itemsize for d in dtypes) == 1:  # numbers to widen: x is read less often
         outs, most, first = 4, 1, min(64, threads)
+    most = 1 if rolled else most
     teams = [n for n in ((first, 64, 32, 8) if m <= 2 else (32, 8)) if n <= max(steps, 8)]
     for lanes in teams:
         for unroll in range(most, 1, -1):
             if lanes >= 32 and steps % (lanes * unroll) == 0:
-                return Thin(m, lanes, outs, unroll, threads)
-    return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads)
+                return Thin(m, lanes, outs, unroll, threads, rolled)
+    return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads, rolled)
 
 
 def depth_of(tile: Thin, k: int, width: int) -> str:
     """How a thin kernel walks k: whole blocks, both whole blocks and masked steps, or masked ones.
 
-    With many rows masks cost little, and one walk is half the code of two.
+    With many rows, and on a CPU, masks cost little, and one walk is half the code of two.
     """
     block = tile.lanes * tile.unroll * width
     if k and k % block == 0:
         return "whole"
-    return "masked" if k < block or tile.m > 4 else "both"
+    return "masked" if k < block or tile.m > 4 or tile.rolled else "both"
 
 
 def columns_of(problem: Problem, caps: Caps) -> Columns:
     """The shape of a columns kernel's group."""
+    if row_of(caps).rolled:
+        return Columns(_rows(problem.m), 32, 1, rolled=True)
     threads = min(256, caps.max_workgroup)
     return Columns(_rows(problem.m), 32, threads // 32)
 

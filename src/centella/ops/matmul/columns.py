@@ -22,11 +22,15 @@ AHEAD = 8  # neighbouring k of a thread: their loads of B are independent
 
 
 class Columns(Struct, frozen=True):
-    """How a group works: rows of A held, threads along n, threads along k."""
+    """How a group works: rows of A held, threads along n, threads along k.
+
+    `rolled` is for a CPU (`Row.rolled`): results are stored in a loop.
+    """
 
     m: int
     across: int
     slices: int
+    rolled: bool = False
 
     @property
     def threads(self) -> int:
@@ -37,6 +41,11 @@ class Columns(Struct, frozen=True):
     def depth(self) -> int:
         """The k that a group reads at a time."""
         return self.slices * AHEAD
+
+    @property
+    def least(self) -> int:
+        """The k of a part, where the depth is split among groups, at least."""
+        return 256 if self.rolled else 4 * self.depth
 
 
 def _columns(
@@ -112,17 +121,25 @@ def _finish(
         for v, value in enumerate(values):
             scratch[v * tile.threads + t] = value
         lang.barrier()
-        combine(scratch, len(values), tile.threads, tile.across)
+        pitch = combine(scratch, len(values), tile.threads, tile.across, False, tile.rolled)
         words = tile.across * width // per
-        for base in range(0, rows * words, tile.threads):
-            i, place = (t + base) // words, (t + base) % words * per
-            inside = (t + base < rows * words) & (row + i < p["m"]) & (first + place < p["n"])
+
+        def store(one: Any, row: int = row, pitch: int = pitch, words: int = words) -> None:
+            i, place = one // words, one % words * per
+            inside = (one < rows * words) & (row + i < p["m"]) & (first + place < p["n"])
             with lang.if_(inside):
                 out = []
                 for j in range(per):
                     thread, lane = (place + j) // width, (place + j) % width
-                    out.append(scratch[(i * width + lane) * tile.across + thread] * alpha)
+                    out.append(scratch[(i * width + lane) * pitch + thread] * alpha)
                 y.store(item * p["sy"] + (row + i) * p["ldy"] + (first + place), out)
+
+        if tile.rolled:
+            for one in lang.range(t, rows * words, tile.threads):
+                store(one)
+        else:
+            for base in range(0, rows * words, tile.threads):
+                store(t + base)
 
 
 def _add_parts(*, activation: str, parts: Any, y: Any, **extra: Any) -> None:

@@ -319,7 +319,7 @@ def _columns_calls(product: Product, caps: Caps) -> Lowered:
     tile = columns_of(problem, caps)
     across = -(-problem.n // (tile.across * b.dtype.per_chunk))
     few = max(across * problem.batch, 1)
-    part = -(-problem.k // max(1, min(BUSY // few, problem.k // (4 * tile.depth))))
+    part = -(-problem.k // max(1, min(BUSY // few, problem.k // tile.least)))
     part = max(-(-part // tile.depth), 1) * tile.depth
     splits = max(-(-problem.k // part), 1)
     if splits == 1 or not y.size:

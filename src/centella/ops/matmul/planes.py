@@ -109,6 +109,10 @@ def _blocks(
                     total = lang.fma(a, b, total)
                 sums[r][i].set(lang.fma(total, factor, sums[r][i]))
 
+    if tile.rolled:
+        _walk_words(sums, tile, rows, lane, inputs, four, p, w, s)
+        finish(sums, tile, shuffle, lang.const(0, u32), first, p, y, activation, extra)
+        return
     steps, at_once = p["k"] // width, tile.lanes * tile.unroll
     blocks = steps // at_once
     for index in lang.range(blocks):
@@ -118,6 +122,31 @@ def _blocks(
     for step in lang.range(blocks * at_once + lane, steps, tile.lanes):
         add(*load(step))
     finish(sums, tile, shuffle, lang.const(0, u32), first, p, y, activation, extra)
+
+
+def _walk_words(
+    sums: Any, tile: Thin, rows: list[Any], lane: Any, inputs: Rows, four: bool, p: dict[str, Any],
+    w: Any, s: Any,
+) -> None:  # fmt: skip
+    """The walk along k in a loop of few words: a chunk of x at a time."""
+    span = inputs.source.dtype.per_chunk  # elements of x, bytes of weights
+    for at in lang.range(lane * span, p["k"] // (2 if four else 1), tile.lanes * span):
+        column = at // CHUNK * BLOCK + at % CHUNK if four else at
+        stored = [[w.load_word(row * p["ldw"] + (at + j)) for j in range(0, span, 4)]
+                  for row in rows]  # fmt: skip
+        factors = [s[row * p["lds"] + column // BLOCK] for row in rows]
+        for half in range(2 if four else 1):
+            xs = [inputs.read(i, column + half * CHUNK, span, False) for i in range(tile.m)]
+            for r, words in enumerate(stored):
+                found = [v for word in words for v in word]
+                if four:
+                    found = [(v >> 4 if half else v & 15) for v in found]
+                values = [lang.cast(v, f32) - (8.0 if four else 0.0) for v in found]
+                for i, others in enumerate(xs):
+                    total = values[0] * others[0]
+                    for a, b in zip(values[1:], others[1:], strict=True):
+                        total = lang.fma(a, b, total)
+                    sums[r][i].set(lang.fma(total, factors[r], sums[r][i]))
 
 
 blocks_kernel: Kernel = Kernel(_blocks, workgroup=128, name="linear_blocks")

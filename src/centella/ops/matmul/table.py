@@ -7,6 +7,7 @@ A row is measured, and says where; a class without a measurement has the conserv
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.ops.matmul.tiled import Tile
 from centella.specs import Caps
@@ -26,11 +27,14 @@ class Row(Struct, frozen=True):
         first: tiles by variant that come before those of `TILES`.
         even: groups that keep a GPU of this class evenly busy: a product of fewer tiles has its
             depth split, where that gives as many. 0: never.
+        rolled: kernels of few rows keep their loops, for threads that are a CPU's: what is written
+            down is compiled, a load for milliseconds, and more threads are no more cores.
     """
 
     measured: str = ""
     first: dict[str, tuple[Tile, ...]] = {}
     even: int = 0
+    rolled: bool = False
 
 
 SHORT = 6  # steps of a warp whose loads may be on their way at once: a row of so few is one block
@@ -44,6 +48,16 @@ SKINNY: dict[str, dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]]] 
 # Rows of x from which on they are the better thin kernel; most rows.
 SKINNY_FROM = {"16-bit": 3, "i8": 1, "i8 by f32": 8}
 
+# Of a load lavapipe makes a loop over lanes, which takes 30 times what an fma does, to compile and
+# to run: k is a loop, and where a product is large a thread has as much of it as pays.
+ROLLED: dict[str, tuple[Tile, ...]] = {
+    "large": (
+        Tile(128, 128, 8, 8, 16, 4, rolled=True), Tile(128, 128, 16, 8, 16, 4, rolled=True)
+    ),
+    "medium": tuple(replace(tile, rolled=True) for tile in TILES["medium"]),
+    "small": tuple(replace(tile, rolled=True) for tile in TILES["small"]),
+}  # fmt: skip
+
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {
     "cuda": Row("H200, PTX", even=480),
@@ -51,7 +65,7 @@ ROWS: dict[str, Row] = {
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
-    "software": CONSERVATIVE,
+    "software": Row("lavapipe, to compile and to run", ROLLED, rolled=True),
     "simulator": CONSERVATIVE,
 }
 

@@ -36,13 +36,18 @@ FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
 
 
 class Thin(Struct, frozen=True):
-    """How a group works: rows of x held, threads of a team, outputs of a team, steps at once."""
+    """How a group works: rows of x held, threads of a team, outputs of a team, steps at once.
+
+    `rolled` is for a CPU (`Row.rolled`): one walk along k, whose steps are all masked alike, and
+    sums that are added up in a loop.
+    """
 
     m: int
     lanes: int
     outs: int
     unroll: int
     threads: int = 128
+    rolled: bool = False
 
     @property
     def teams(self) -> int:
@@ -214,18 +219,33 @@ def finish(
                 scratch[v * slots + slot] = value
         lang.barrier()
         own = tile.teams == 1 and y.dtype.per_word == 1
-        combine(scratch, len(values), slots, tile.teams, own)
-        _store(scratch, tile, row, rows, batch, first, p, y, activation, extra)
+        pitch = combine(scratch, len(values), slots, tile.teams, own, tile.rolled)
+        _store(scratch, pitch, tile, row, rows, batch, first, p, y, activation, extra)
 
 
-def combine(scratch: Any, count: int, slots: int, teams: int, own: bool = False) -> None:
-    """Add up `count` values of each team: value v of team i is then at `scratch[v * teams + i]`.
+def combine(
+    scratch: Any, count: int, slots: int, teams: int, own: bool = False, rolled: bool = False
+) -> int:
+    """Add up `count` values of each team: value v of team i is then at `scratch[v * pitch + i]`.
 
     Before, its parts are at `v * slots + i`, and on by `teams`. Each stage adds several parts in a
     fixed order, spread over the threads. No barrier follows the last where each thread then reads
-    its `own` totals only.
+    its `own` totals only. Where it is `rolled` there is one stage, in loops.
+
+    Returns:
+        The pitch.
     """
     t, threads = lang.local_id(), lang.workgroup_size()
+    if rolled:
+        if slots > teams:
+            for item in lang.range(t, count * teams, threads):
+                at = item // teams * slots + item % teams
+                total = lang.var(scratch[at])
+                for part in lang.range(lang.const(1, u32), slots // teams):
+                    total += scratch[at + part * teams]
+                scratch[at] = total
+            lang.barrier()
+        return slots
     while slots > teams:
         parts = slots // teams
         at_once = min(parts, max(STAGE, count * slots // threads))
@@ -243,6 +263,7 @@ def combine(scratch: Any, count: int, slots: int, teams: int, own: bool = False)
         slots = short
         if slots > teams or not own:
             lang.barrier()
+    return slots
 
 
 def power_of_two(most: int) -> int:
@@ -261,8 +282,8 @@ def when(condition: Any, needed: bool) -> Iterator[None]:
 
 
 def _store(
-    scratch: Any, tile: Thin, row: int, count: int, batch: Any, first: Any, p: dict[str, Any],
-    y: Any, activation: str, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Any, first: Any,
+    p: dict[str, Any], y: Any, activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """The epilogue and the store: a word of the output a thread."""
     per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
@@ -277,7 +298,7 @@ def _store(
             out = []
             for j in range(per):
                 team, r = (place + j) // tile.outs, (place + j) % tile.outs
-                out.append(scratch[(i * tile.outs + r) * tile.teams + team])
+                out.append(scratch[(i * tile.outs + r) * pitch + team])
             finish = Epilogue(activation, extra, first + place, per, p["n"])
             y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place), finish(out, row + i))
 

@@ -20,7 +20,7 @@ from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import number
 from centella.program import Kernel
 
-STAGES = 2  # tiles of an operand in shared memory
+STAGES = 2  # tiles of an operand in shared memory: one is multiplied, the next on its way
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk
 
 
@@ -29,6 +29,9 @@ class Tile(Struct, frozen=True):
 
     With `unroll` 2 a turn of the loop has two steps, so that the place of each in shared memory is
     a constant: drivers that compile WGSL do not keep it apart from the rest of the address.
+
+    `rolled` is for a CPU, where a load waits for nothing and each that is written down is compiled
+    for tens of milliseconds: one tile at a time lies in shared memory, and its k are a loop.
     """
 
     bm: int
@@ -38,6 +41,12 @@ class Tile(Struct, frozen=True):
     tn: int
     pad: int = 0
     unroll: int = 1
+    rolled: bool = False
+
+    @property
+    def stages(self) -> int:
+        """Tiles of an operand in shared memory."""
+        return 1 if self.rolled else STAGES
 
     @property
     def threads(self) -> int:
@@ -46,8 +55,8 @@ class Tile(Struct, frozen=True):
 
     @property
     def shared_bytes(self) -> int:
-        """Workgroup memory: both operands, twice."""
-        return 2 * 4 * self.bk * (self.bm + self.bn + 2 * self.pad)
+        """Workgroup memory: the stages of both operands."""
+        return self.stages * 4 * self.bk * (self.bm + self.bn + 2 * self.pad)
 
 
 class _Operand:
@@ -64,17 +73,26 @@ class _Operand:
         self.along_k, self.exact_k = along_k, exact_k
         self.width = min(source.dtype.per_chunk, HALF) if vector else 1
         self.row_words = rows + tile.pad
-        self.shared = lang.shared(f32, 2 * tile.bk * self.row_words)
+        self.shared = lang.shared(f32, tile.stages * tile.bk * self.row_words)
         self.buffer_chunks = tile.bk * self.row_words // 4
         self.depth = depth
         count, left = divmod(rows * tile.bk, self.width * tile.threads)
         assert left == 0, "the tile must divide among the threads"
-        self.pieces = [self._piece(i, start, pitch, first, extent) for i in range(count)]
+        self.place = (start, pitch, first, extent)
+        mine = () if tile.rolled else range(count)
+        self.pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
 
-    def _piece(self, i: int, start: Any, pitch: Any, first: Any, extent: Any) -> Any:
+    def copy(self, k0: Any) -> None:
+        """The tile that starts at k0 to shared memory, a piece at a time."""
+        whole = self.rows * self.tile.bk // self.width
+        for index in lang.range(lang.local_id(), whole, self.tile.threads):
+            self.pieces = [self._piece(index)]
+            self.put(self.fetch(k0), lang.const(0, u32))
+
+    def _piece(self, index: Any) -> Any:
         """(row or k within the tile, k or row within the tile, fixed part of the address)."""
         bk, width = self.tile.bk, self.width
-        index = lang.local_id() + i * self.tile.threads
+        start, pitch, first, extent = self.place
         if self.along_k:
             row, k = index // (bk // width), index % (bk // width) * width
             place = start + lang.minimum(first + row, extent - 1) * pitch
@@ -134,7 +152,7 @@ class _Operand:
                 for j in range(0, self.width, 4):
                     self.shared.store(words + k * self.row_words + row + j, values[j : j + 4])
 
-    def fragment(self, kk: int, chunk: Any, groups: int) -> list[Any]:
+    def fragment(self, kk: Any, chunk: Any, groups: int) -> list[Any]:
         """This thread's values of one k: `groups` chunks, evenly spaced over the tile."""
         spacing = self.rows // groups // 4
         values: list[Any] = []
@@ -156,6 +174,24 @@ def _gemm(
     ty, tx = _thread_in_tile(tile)
     sums = lang.vars(f32, tile.tm, tile.tn, init=0.0)
     zero = lang.const(0, u32)
+
+    def multiply(kk: Any, at_a: Any, at_b: Any) -> None:
+        column = left.fragment(kk, at_a, tile.tm // 4)
+        row = right.fragment(kk, at_b, tile.tn // 4)
+        for i in range(tile.tm):
+            for j in range(tile.tn):
+                sums[i][j].set(lang.fma(column[i], row[j], sums[i][j]))
+
+    if tile.rolled:
+        for k0 in lang.range(zero, p["k"], tile.bk):
+            left.copy(k0)
+            right.copy(k0)
+            lang.barrier()
+            for at in lang.range(zero, tile.bk):
+                multiply(at, ty, tx)
+            lang.barrier()
+        _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
+        return
     steps = (p["k"] + (tile.bk * tile.unroll - 1)) // (tile.bk * tile.unroll) * tile.unroll
     left.put(left.fetch(zero), zero)
     right.put(right.fetch(zero), zero)
@@ -169,11 +205,7 @@ def _gemm(
             at_a = current * left.buffer_chunks + ty
             at_b = current * right.buffer_chunks + tx
             for kk in range(tile.bk):
-                column = left.fragment(kk, at_a, tile.tm // 4)
-                row = right.fragment(kk, at_b, tile.tn // 4)
-                for i in range(tile.tm):
-                    for j in range(tile.tn):
-                        sums[i][j].set(lang.fma(column[i], row[j], sums[i][j]))
+                multiply(kk, at_a, at_b)
             left.put(next_a, 1 - current)
             right.put(next_b, 1 - current)
             lang.barrier()
