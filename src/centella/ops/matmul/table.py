@@ -54,7 +54,7 @@ ROLLED: dict[str, tuple[Tile, ...]] = {
     "large": (
         Tile(128, 128, 8, 8, 16, 4, rolled=True), Tile(128, 128, 16, 8, 16, 4, rolled=True)
     ),
-    "medium": tuple(replace(tile, rolled=True) for tile in TILES["medium"]),
+    "medium": (Tile(64, 64, 8, 8, 8, rolled=True),),
     "small": tuple(replace(tile, rolled=True) for tile in TILES["small"]),
 }  # fmt: skip
 
