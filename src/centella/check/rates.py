@@ -5,6 +5,7 @@ Sizes follow the device: so large that a launch takes a few milliseconds, at mos
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +23,7 @@ COPY_BYTES = 96 << 20  # below the 128 MB that every WebGPU adapter binds
 FIRST_BYTES = 1 << 20
 LAUNCH = 0.01  # seconds that one may take, or sizes stay smaller
 CHAIN, ROUNDS = 4, 10
-WARM = 0.05  # seconds of work, at least, before a rate is measured: idle GPUs clock low
+WARM, STEPS = 0.15, 20  # seconds of a window of work, windows at most before a rate is measured
 PRODUCTS = (256, 512, 1024, 2048, 4096)
 ROWS = (256, 1024, 2048, 4096, 8192)  # of the square weight of the thin product, by bytes
 WEIGHTS = 4  # that take turns, so that no cache holds them
@@ -156,9 +157,19 @@ def _launch_seconds(
         device.synchronize()
         return time.perf_counter() - start
 
-    spent = 0.0
-    while spent <= WARM:
-        spent += took(one, 1) + took(more, 1 + length)
+    _warm(lambda: took(one, 1) + took(more, 1 + length))
     pairs = [(took(one, 1), took(more, 1 + length)) for _ in range(ROUNDS)]
     short, long = (median(times) for times in zip(*pairs, strict=True))
     return max(long - short, 1e-9) / length
+
+
+def _warm(work: Callable[[], float]) -> None:
+    """Have a device work until it gets no faster: one that was idle clocks up by and by."""
+    before = math.inf
+    for _ in range(STEPS):
+        begin, times = time.perf_counter(), [work()]
+        while time.perf_counter() - begin < WARM:
+            times.append(work())
+        if (now := median(times)) > 0.95 * before:
+            return
+        before = now
