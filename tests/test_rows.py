@@ -103,6 +103,9 @@ def test_every_team_is_right(name: str, caps: Caps) -> None:
     assert any(t.stored for t in teams) == (caps is CUDA and name == "softmax")
 
 
+LARGE_NUMBERS = (1e5, 3e6, 1e10, -1e10, 1e20, -1e30)
+
+
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 @pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
@@ -110,8 +113,10 @@ def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
     width = dtype.per_chunk
     for columns in (64 * width, 64 * width * 3 - 5):
         rng = np.random.default_rng(columns)
-        x = rng.standard_normal((7, columns)) * 3 + 7
+        x = rng.standard_normal((7 + len(LARGE_NUMBERS), columns)) * 3 + 7
         low = -65504.0 if dtype is f16 else -3e38
+        for i, number in enumerate(LARGE_NUMBERS, 7):  # masks, and what dwarfs the rest
+            x[i, i % 2 :: 2] = np.clip(number, low, -low)
         x[1, 5], x[2, 9], x[3], x[4], x[4, 70:90], x[5], x[6, 3] = (
             np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
         )  # fmt: skip
@@ -129,6 +134,8 @@ def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
                 x - x.max(-1, keepdims=True) - np.log(e.sum(-1, keepdims=True)) if log else wanted
             )
         near = max(dtype.epsilon, 2e-6)
+        stored_as = widen(narrow(wanted.astype(np.float32), dtype), dtype)
+        wanted = np.where(np.isinf(stored_as), stored_as, wanted)  # past the dtype's range
         for got in made:
             np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7 if not log else near)
 
@@ -150,6 +157,15 @@ def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
             Team(128, 128, 0, 0, parted, shuffle),
         ):
             np.testing.assert_array_equal(rows_by("argmax", x, dtype, team), np.argmax(x, -1))
+
+
+@pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
+def test_who_has_no_item_has_no_place(shuffle: bool) -> None:
+    """The least number of a type is everybody's first maximum, also of threads past the row."""
+    least = np.full((2, 40), np.iinfo(np.int32).min)
+    least[1, 7:] += 1
+    team = Team(128, 128, 0, 0, False, shuffle)
+    np.testing.assert_array_equal(rows_by("argmax", least, i32, team), [0, 7])
 
 
 def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> None:
@@ -233,6 +249,21 @@ def test_stored_rows_fit() -> None:
                 if team.stored:
                     groups = (caps.max_shared + RESERVED) // (ir.shared_bytes + RESERVED)
                     assert 1 <= team.resident <= groups
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_masks_of_large_numbers(device: ct.Device, dtype: str) -> None:
+    """What was added to hide elements, in part of a row and in all of it."""
+    kind = dtype_of(dtype)
+    x = np.random.default_rng(1).standard_normal((12, 384)).astype(np.float32)
+    most = 65504.0 if dtype == "f16" else 3e38
+    for i, number in enumerate(LARGE_NUMBERS):
+        x[i, i + 1 :: 2] = x[i + 6] = np.clip(number, -most, most)
+    x = widen(narrow(x, kind), kind)
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    got = ct.softmax(ct.asarray(x, kind, device)).astype("f32").numpy()
+    near = max(kind.epsilon, 2e-6)
+    np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=near, atol=1e-7)
 
 
 @pytest.mark.parametrize("columns", [32000, 50257])

@@ -23,7 +23,7 @@ COPY_BYTES = 96 << 20  # below the 128 MB that every WebGPU adapter binds
 FIRST_BYTES = 1 << 20
 LAUNCH = 0.01  # seconds that one may take, or sizes stay smaller
 CHAIN, ROUNDS = 4, 10
-WARM, STEPS = 0.15, 20  # seconds of a window of work, windows at most before a rate is measured
+WARM, STEPS = 0.15, (4, 20)  # seconds of a window of work, least and most of them before a rate
 PRODUCTS = (256, 512, 1024, 2048, 4096)
 ROWS = (256, 1024, 2048, 4096, 8192)  # of the square weight of the thin product, by bytes
 WEIGHTS = 4  # that take turns, so that no cache holds them
@@ -166,10 +166,10 @@ def _launch_seconds(
 def _warm(work: Callable[[], float]) -> None:
     """Have a device work until it gets no faster: one that was idle clocks up by and by."""
     before = math.inf
-    for _ in range(STEPS):
+    for step in range(1, 1 + STEPS[1]):
         begin, times = time.perf_counter(), [work()]
         while time.perf_counter() - begin < WARM:
             times.append(work())
-        if (now := median(times)) > 0.95 * before:
+        if (now := median(times)) > 0.95 * before and step >= STEPS[0]:
             return
         before = now

@@ -100,10 +100,10 @@ def _candidate(
             hit = lang.select(order(tops(item)) == top, item.column, NONE)
             start.set(lang.minimum(start, hit))
         found = start.get()
-        values = load(x, at, first + found, last, width, chunk)
-        for j, value in enumerate(values):
-            here = (order(value) == top) & (first + found + j < last)
-            place.set(lang.minimum(place, lang.select(here, first + found + j, NONE)))
+        with lang.if_(found != NONE):  # who has no item has the least key, too
+            for j, value in enumerate(load(x, at, first + found, last, width, chunk)):
+                here = (order(value) == top) & (first + found + j < last)
+                place.set(lang.minimum(place, lang.select(here, first + found + j, NONE)))
     return top, row.across(place.get(), "min")
 
 

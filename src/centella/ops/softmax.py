@@ -49,7 +49,7 @@ LEAST = -200.0  # whose power of e is 0: of infinite numbers there are no two pa
 LOG2E_HIGH = float(np.float32(LOG2E))
 LOG2E_LOW = LOG2E - LOG2E_HIGH
 LN2 = math.log(2)
-HUGE: float = 2.0**100
+HUGE: float = 2.0**20
 
 
 def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
@@ -100,8 +100,8 @@ def _powers(
         return lambda item: [power_of_e(v - m) for v in values(item)]
     from centella.lang import ptx
 
-    # All take the same off, so m / ln 2 may be rounded. Where m is so large that it may be none,
-    # numbers that differ are so far apart that any factor makes their powers 0.
+    # All take the same off, so m / ln 2 may be rounded, by at most 0.07 below HUGE. From there on
+    # numbers of bf16 that differ do so by 2^12 at least: half of it is exact, and its power 0.
     factor = lang.select(lang.abs(m) < HUGE, LOG2E, 0.5)
     shift = -(m * factor)
     return lambda item: [ptx.exp2(lang.fma(v, factor, shift)) for v in values(item)]

@@ -51,12 +51,10 @@ SKINNY_FROM = {"16-bit": 3, "i8": 1, "i8 by f32": 8}
 # Of a load lavapipe makes a loop over lanes, which takes 30 times what an fma does, to compile and
 # to run: k is a loop, and where a product is large a thread has as much of it as pays.
 ROLLED: dict[str, tuple[Tile, ...]] = {
-    "large": (
-        Tile(128, 128, 8, 8, 16, 4, rolled=True), Tile(128, 128, 16, 8, 16, 4, rolled=True)
-    ),
+    "large": (Tile(128, 128, 8, 8, 16, 4, rolled=True),),
     "medium": (Tile(64, 64, 8, 8, 8, rolled=True),),
     "small": tuple(replace(tile, rolled=True) for tile in TILES["small"]),
-}  # fmt: skip
+}
 
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {

@@ -2,7 +2,8 @@
 
 A group computes a `bm x bn` tile of C, a thread `tm x tn` of it in registers. Tiles of A and B of
 depth `bk` lie in shared memory with k outermost, twice: while one is multiplied, the next is on its
-way from global memory through registers. One barrier a step.
+way from global memory through registers. One barrier a step. (A `rolled` tile lies there once,
+between two barriers.)
 
 A thread's rows and columns come in fours, `bm / (tm / 4)` apart, so that the 16-byte shared loads
 of a warp touch each bank once; a warp covers 4 x 8 threads of the tile.
@@ -31,7 +32,7 @@ class Tile(Struct, frozen=True):
     a constant: drivers that compile WGSL do not keep it apart from the rest of the address.
 
     `rolled` is for a CPU, where a load waits for nothing and each that is written down is compiled
-    for tens of milliseconds: one tile at a time lies in shared memory, and its k are a loop.
+    for milliseconds: one tile at a time lies in shared memory, and its k are a loop.
     """
 
     bm: int

@@ -38,7 +38,7 @@ class WgmmaTile(Struct, frozen=True):
     Attributes:
         turns: two consumers take tiles in turn, so that one multiplies while the other finishes;
             else each takes 64 rows of every tile.
-        staged: columns that lie in shared memory before they are stored; 0: stored as they are.
+        staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
         cluster: groups with neighbouring rows of C that have B copied for each other, in turn.
     """
 
