@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -117,7 +118,8 @@ def start(args: argparse.Namespace) -> list[Row]:
 
     Each way twice: with the drivers' caches of compiled kernels, and ours of self-checks and wgpu's
     header, empty ("first"), and as a second process finds them ("again"). Python's byte code is
-    there both times, as pip leaves it with every package.
+    there both times, as pip leaves it with every package. Processes of their own say how long all
+    programs took to compile, text and driver ("compile").
     """
     with tempfile.TemporaryDirectory() as code:
         kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
@@ -133,11 +135,13 @@ def _start(args: argparse.Namespace, environment: dict[str, str]) -> list[Row]:
         spent: dict[tuple[str, str], list[float]] = {}
         _process(command, environment)  # writes the byte code
         for _ in range(max(3, args.rounds // 3)):
-            with tempfile.TemporaryDirectory() as caches:
+            with tempfile.TemporaryDirectory() as caches, tempfile.TemporaryDirectory() as others:
                 for when in ("first", "again"):
                     wall, user = _process(command, {**environment, **dict.fromkeys(CACHES, caches)})
                     spent.setdefault((when, "wall"), []).append(wall)
                     spent.setdefault((when, "user time"), []).append(user)
+                    there = {**environment, **dict.fromkeys(CACHES, others)}
+                    spent.setdefault((when, "compile"), []).append(_compile(command, there))
         for (when, what), times in spent.items():
             bench = f"centella embed, {when}, {what}"
             rows.append({"bench": bench, "who": name, "unit": "ms", "shape": [1],
@@ -152,3 +156,10 @@ def _process(command: list[str], environment: dict[str, str]) -> tuple[float, fl
     subprocess.run(command, capture_output=True, check=True, env=environment)
     wall = time.perf_counter() - begin
     return wall, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
+
+
+def _compile(command: list[str], environment: dict[str, str]) -> float:
+    """Seconds that all programs of a process took to compile; 0 where nothing is compiled."""
+    done = subprocess.run([*command, "--timing", "--json"], capture_output=True, check=True,
+                          env=environment)  # fmt: skip
+    return float(json.loads(done.stdout)["timing_ms"].get("compile", 0.0)) / 1e3
