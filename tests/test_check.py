@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -268,6 +269,12 @@ def test_the_command(call: Any, tmp_path: Path) -> None:
     assert stored["ok"] and f"{stored['passed']} passed" in result.output
     printed = call("--device", "cpu", "--json", "-")
     assert json.loads(printed.output)["passed"] == stored["passed"]
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_work(call: Any, tmp_path: Path) -> None:
+    with mock.patch("centella.check.check_device") as work:
+        result = call("--device", "cpu", "--json", tmp_path / "missing" / "report.json")
+    assert result.exit_code and "report.json" in result.output and not work.called
 
 
 @pytest.mark.usefixtures("few")

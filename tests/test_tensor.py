@@ -711,3 +711,11 @@ def test_a_small_copy_does_not_keep_a_large_array() -> None:
         assert not np.shares_memory(small.native[0], x.native[0])
         assert small.native[0].base.nbytes <= 64
     assert x.copy().numpy()[-1] == (1 << 16) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("bfloat16", "bf16"), ("BF16", "bf16"), ("fp16", "f16"), ("half", "f16"), ("fp32", "f32")],
+)
+def test_names_of_types_that_others_use(name: str, meant: str) -> None:
+    assert ct.zeros((2,), name, "cpu").dtype.name == meant

@@ -88,6 +88,10 @@ ALL: dict[str, DType] = {d.name: d for d in (f32, f16, bf16, i32, u32, i8, u8, b
 _BY_NUMPY: dict[np.dtype[Any], DType] = {d.numpy: d for d in ALL.values() if d is not bf16}
 
 
+# Names of other libraries and of checkpoints that NumPy does not know.
+SAME: dict[str, str] = {"bfloat16": "bf16", "BF16": "bf16", "fp16": "f16", "fp32": "f32"}
+
+
 def dtype_of(spec: Any) -> DType:
     """The DType that a name, NumPy dtype or DType stands for.
 
@@ -96,8 +100,8 @@ def dtype_of(spec: Any) -> DType:
     """
     if isinstance(spec, DType):
         return spec
-    if isinstance(spec, str) and spec in ALL:
-        return ALL[spec]
+    if isinstance(spec, str) and (name := SAME.get(spec, spec)) in ALL:
+        return ALL[name]
     try:
         found = _BY_NUMPY.get(np.dtype(spec))
     except (TypeError, ValueError):  # NumPy's words for what is no dtype

@@ -38,6 +38,9 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
         OSError: the file cannot be written.
     """
     report: DeviceReport | ModelReport
+    if json_file is not None and json_file != "-":
+        with Path(json_file).open("a", encoding="utf-8"):  # before the work is done
+            pass
     if model is not None:
         from centella.check import check_model
 
