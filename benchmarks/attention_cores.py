@@ -25,7 +25,7 @@ from msgspec.structs import replace
 import centella as ct
 from centella import op
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
-from centella.ops.attention import op as attention_op
+from centella.ops.attention import lower as attention_lower
 from centella.ops.attention.choice import LEAST_TILE, MMA_TILES, WGMMA_TILES
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.wgmma import WgmmaTile
@@ -145,7 +145,7 @@ def forcing(tile: AnyTile | None) -> Any:
     if tile is None:
         return nullcontext()
     name = f"{variant_of(tile)}_tile_of"
-    return mock.patch.object(attention_op, name, lambda q, masks, caps: tile)
+    return mock.patch.object(attention_lower, name, lambda q, masks, caps: tile)
 
 
 def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:

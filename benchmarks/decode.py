@@ -21,7 +21,7 @@ from measure import Row, alternate, cost, of_launch, torch_or_none
 import centella as ct
 from centella import op
 from centella.dtypes import DType, dtype_of
-from centella.ops.attention import op as attention_op
+from centella.ops.attention import lower as attention_lower
 from centella.ops.attention.split_mma import SplitTile
 from centella.specs import make_spec
 
@@ -132,7 +132,7 @@ def decode_sweep(args: argparse.Namespace) -> Iterator[Row]:
             for tile in TILES:
                 attrs = {"masks": (), "causal": False, "scale": shape.dim**-0.5,
                          "variant": "split_mma", "tile": title(tile)}  # fmt: skip
-                with mock.patch.object(attention_op, "split_tile_of", lambda *_, t=tile: t):
+                with mock.patch.object(attention_lower, "split_tile_of", lambda *_, t=tile: t):
                     contestants[title(tile)] = ours(
                         device, shape, sets, dtype, tensors, forced(attrs)
                     )

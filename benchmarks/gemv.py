@@ -24,7 +24,8 @@ import centella as ct
 from centella import op
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.matmul import launches
-from centella.ops.matmul.choice import ROWS, Problem, skinny_tile_of
+from centella.ops.matmul.choice import ROWS, skinny_tile_of
+from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.skinny import Skinny
 from centella.ops.matmul.thin import Thin
 from centella.specs import make_spec

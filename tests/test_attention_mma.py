@@ -16,7 +16,7 @@ from centella.errors import LimitError
 from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx, shared_layout
 from centella.lang.simulate import simulate
-from centella.ops.attention import op as attention_op
+from centella.ops.attention import lower as attention_lower
 from centella.ops.attention.choice import LEAST_TILE, MMA_TILES
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.wgmma import WgmmaTile
@@ -93,7 +93,7 @@ def lowered_in_steps(
         if tile is not None:
             halved = dtype is bf16 and isinstance(tile, MmaTile)
             whole = replace(tile, parts=2) if halved else tile
-            patch.setattr(attention_op, f"{variant}_tile_of", lambda q, masks, caps: whole)
+            patch.setattr(attention_lower, f"{variant}_tile_of", lambda q, masks, caps: whole)
         steps = op.get("attention").lower(tuple(inputs), (y,), attrs, CAPS)
     call = steps.calls[-1]
     return (

@@ -277,6 +277,11 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(call: Any, tmp_p
     assert result.exit_code and "report.json" in result.output and not work.called
 
 
+def test_what_fails_leaves_no_file(call: Any, tmp_path: Path) -> None:
+    result = call("--device", "nonesuch", "--json", tmp_path / "report.json")
+    assert result.exit_code and not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("few")
 def test_the_command_where_numbers_are_wrong(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Device(FakeGpu("softmax_rows"))

@@ -23,8 +23,6 @@ from centella.ops.attention.teams import Layout
 from centella.ops.matmul import table
 from centella.ops.matmul.choice import (
     MMA_TILES,
-    VARIANTS,
-    Problem,
     choose,
     columns_of,
     depth_of,
@@ -36,6 +34,7 @@ from centella.ops.matmul.choice import (
     tile_of,
     wgmma_tile_of,
 )
+from centella.ops.matmul.problem import VARIANTS, Problem
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.thin import SHARED_WORDS
 from centella.program import Call

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,7 @@ def test_a_process_that_may_start_no_thread_loads(monkeypatch: pytest.MonkeyPatc
     def refuse(*_: Any) -> None:
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    monkeypatch.setattr(MODULE.ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
     assert vector(DATA / "tiny-bert").shape == vector(str(DATA / "tiny-bert")).shape
 
 

@@ -11,11 +11,13 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Array = np.ndarray[Any, Any]
 Index = tuple[int | slice, ...]
@@ -62,6 +64,8 @@ class _Helpers:
             return
         pool = self._pool
         if pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             pool = self._pool = ThreadPoolExecutor(MOST_THREADS - 1, "centella-blocks")
         left = iter(parts)  # of a list or tuple: threads may take from it
 

@@ -6,7 +6,6 @@ import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -94,6 +93,8 @@ def _opening(device: str | Device | None) -> Callable[[], Device]:
     """Gives the device once it is open: its driver takes its time while the folder is read."""
     if isinstance(device, Device):
         return lambda: device
+    from concurrent.futures import ThreadPoolExecutor
+
     thread = ThreadPoolExecutor(1, "centella-open")
     try:
         found = thread.submit(copy_context().run, open_device, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,8 +40,7 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
     """
     report: DeviceReport | ModelReport
     if json_file is not None and json_file != "-":
-        with Path(json_file).open("a", encoding="utf-8"):  # before the work is done
-            pass
+        _expect_writable(Path(json_file))  # before the work is done
     if model is not None:
         from centella.check import check_model
 
@@ -60,6 +60,12 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
         print(report.card())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _expect_writable(file: Path) -> None:
+    """Refuse what could not be written later; nothing is made yet."""
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise OSError(f"{file}: expected a file that can be written")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op import get
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.matmul.choice import THIN
+from centella.ops.matmul.problem import THIN
 from centella.tensor import Tensor, apply, apply_all, apply_with
 
 

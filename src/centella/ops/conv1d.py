@@ -25,8 +25,7 @@ from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.face import face
 from centella.ops.fill import kernel as fill
 from centella.ops.layout import flat
-from centella.ops.matmul.choice import ALONG_K, Problem
-from centella.ops.matmul.launches import Product, after_copies, product_calls
+from centella.ops.matmul.problem import ALONG_K, Problem
 from centella.ops.operands import NUMPY
 from centella.ops.rows import place_of
 from centella.program import Call, Kernel, Ref
@@ -139,6 +138,8 @@ def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """The product, after a copy of x and of the weights where they do not lie for it."""
+    from centella.ops.matmul.launches import Product, after_copies, product_calls
+
     (x, weight, *bias), y = inputs, outputs[0]
     batch, channels, _ = x.shape
     out, _, taps = weight.shape

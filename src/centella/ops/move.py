@@ -7,7 +7,6 @@ reshape: y[k] = x[k], k the row-major index of an element in either shape.
 from __future__ import annotations
 
 import math
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, dense_strides
 
 WORKGROUP = 256
+OTHERS = LETTERS.lower()  # dimensions of the operand
 
 
 def cast_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -124,7 +124,7 @@ def reshape_lower(
     if parts:
         source, target = (
             [part_of(attrs, c, n) for c, n in zip(letters, spec.shape, strict=False)]
-            for letters, spec in ((ascii_lowercase, x), (LETTERS, y))
+            for letters, spec in ((OTHERS, x), (LETTERS, y))
         )
         (low, high), (origin, end) = _reach(source), _reach(target)
         if high <= origin or end <= low:
@@ -157,7 +157,7 @@ def reshape_axes(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
 ) -> Axes:
     """Every axis: what a part of y needs may be in any part of x."""
-    x, y = ascii_lowercase[: len(inputs[0].shape)], LETTERS[: len(outputs[0].shape)]
+    x, y = OTHERS[: len(inputs[0].shape)], LETTERS[: len(outputs[0].shape)]
     return axes([x], [y], told=y, chosen=x)
 
 

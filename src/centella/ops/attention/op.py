@@ -10,24 +10,11 @@ from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.attention.choice import (
-    choose,
-    fits_mma,
-    mma_tile_of,
-    split_tile_of,
-    wgmma_tile_of,
-)
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.mma import lower_mma
-from centella.ops.attention.split import lower_split
-from centella.ops.attention.split_mma import lower_split_mma
-from centella.ops.attention.stream import lower_stream
-from centella.ops.attention.tiled import lower_tiled
-from centella.ops.attention.wgmma import lower_wgmma
 from centella.specs import Caps, Spec
 
-LOWER = {"tiled": lower_tiled, "stream": lower_stream, "split": lower_split}
+VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
@@ -142,16 +129,9 @@ def lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """One launch, or two where the keys are split."""
-    variant = attrs.get("variant") or choose(inputs, attrs, caps)
-    if variant == "mma":
-        fits = fits_mma(inputs, caps)
-        tile = mma_tile_of(inputs[0], attrs["masks"], caps) if fits else None
-        return lower_mma(inputs, outputs[0], attrs, tile)
-    if variant == "wgmma":
-        return lower_wgmma(inputs, outputs[0], attrs, wgmma_tile_of(inputs, attrs, caps))
-    if variant == "split_mma":
-        return lower_split_mma(inputs, outputs[0], attrs, split_tile_of(inputs, caps))
-    return LOWER[variant](inputs, outputs[0], attrs, caps)
+    from centella.ops.attention import lower
+
+    return lower.attention(inputs, outputs, attrs, caps)
 
 
 def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
@@ -172,6 +152,5 @@ def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[st
     return 4 * outputs[0].size * inputs[1].shape[2]
 
 
-VARIANTS = (*LOWER, "mma", "wgmma", "split_mma")
 ATTENTION = Op("attention", rule, reference, lower, takes, VARIANTS, host=host,
                axes=axes_of, flops=flops_of, doc="scaled dot-product attention")  # fmt: skip

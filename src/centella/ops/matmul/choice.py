@@ -10,19 +10,18 @@ wgmma                  the same on Hopper                        `wgmma.py`
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from centella.dtypes import DType, f32, i8
 from centella.ops.matmul import skinny
 from centella.ops.matmul.columns import Columns
 from centella.ops.matmul.mma import MmaTile, takes
+from centella.ops.matmul.problem import THIN, Problem
 from centella.ops.matmul.skinny import EIGHT, OUTPUTS, QUAD, Skinny
 from centella.ops.matmul.table import SHORT, SKINNY, SKINNY_FROM, TILES, row_of
 from centella.ops.matmul.thin import Thin
 from centella.ops.matmul.tiled import Tile
 from centella.ops.matmul.wgmma import WgmmaTile
 from centella.ops.rows import power_above
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
 MULTIPROCESSORS = 132  # of an H100 or H200
@@ -34,41 +33,12 @@ WGMMA_TILES = {
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
 }
-ALONG_K = ("gemv", "skinny", "skinny_mma", *TILES, "mma", "wgmma")  # where B is contiguous along k
-VARIANTS = ("gemv", "skinny", "skinny_mma", "columns", *TILES, "mma", "wgmma")
 ENOUGH = 96  # groups that a product of tiles needs
 BUSY = 256  # groups that keep the memory of a large GPU busy
 SPLITS = (2, 4, 8)
 PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
 DEEP = 512  # least depth of a part
-THIN = 16  # most rows of a thin product
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
-
-
-class Problem(Struct, frozen=True):
-    """C [batch, m, n] = A [batch, m, k] B [batch, k, n], with pitches and batch strides.
-
-    `a_along_k` and `b_along_k` say which dimension is contiguous in memory.
-    """
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    lda: int
-    ldb: int
-    ldy: int
-    sa: int
-    sb: int
-    sy: int
-    a_along_k: bool
-    b_along_k: bool
-
-
-def aligned(spec: Spec, pitch: int, batch: int) -> bool:
-    """True when every row of a matrix, in every batch, starts on a 16-byte boundary."""
-    item = spec.dtype.itemsize
-    return spec.aligned and pitch * item % 16 == 0 and batch * item % 16 == 0
 
 
 def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:

@@ -15,8 +15,6 @@ from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import (
     BUSY,
-    Problem,
-    aligned,
     choose,
     columns_of,
     depth_of,
@@ -30,6 +28,7 @@ from centella.ops.matmul.choice import (
 )
 from centella.ops.matmul.columns import AHEAD, Columns, add_parts, columns
 from centella.ops.matmul.mma import MmaTile, mma
+from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.skinny import EIGHT, skinny
 from centella.ops.matmul.thin import SUBGROUP, thin, together_of
 from centella.ops.matmul.tiled import Tile, gemm

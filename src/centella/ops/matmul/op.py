@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from centella.axes import LETTERS, Axes, Fold, axes, spread
 from centella.blas import around, taken_over
@@ -14,22 +13,19 @@ from centella.blockwise import blocks_of, parts_of, share, threads_for
 from centella.dtypes import DType, dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.elementwise import ACTIVATIONS, OPS
+from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.host import plain, run_blocks, taped
 from centella.ops.layout import (
     as_rows,
     broadcast,
-    broadcast_strides,
-    flat,
     one_stride,
     rows_of,
     takes_rows,
 )
-from centella.ops.matmul.choice import ALONG_K, VARIANTS, Problem
-from centella.ops.matmul.launches import Product, after_copies, product_calls
+from centella.ops.matmul.problem import ALONG_K, VARIANTS
 from centella.ops.operands import NUMPY, TAPE
-from centella.program import Call, HostProgram, Ref
-from centella.specs import Caps, Spec, make_spec
+from centella.program import HostProgram
+from centella.specs import Caps, Spec
 
 MANY = 64  # rows a thread from which on it is better to read the weight once for each part
 
@@ -215,11 +211,6 @@ def matrix(spec: Spec) -> Lie | None:
     return (batch, rows, True) if columns == 1 else (batch, columns, False)
 
 
-def _whole(spec: Spec) -> Lie:
-    """`matrix` of a tensor that the device laid out itself."""
-    return (spec.strides[-3] if len(spec.shape) > 2 else 0, spec.strides[-2], True)
-
-
 def takes_matrix(index: int, spec: Spec) -> bool:
     """Takes matrices with one contiguous dimension and one batch stride."""
     return len(spec.shape) < 2 or spec.size == 0 or matrix(spec) is not None
@@ -229,59 +220,18 @@ def matmul_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """The product; before it a copy of an operand whose batches no single stride visits."""
-    y = outputs[0]
-    copies: list[Call] = []
-    temporaries: list[Spec] = []
-    operands: list[tuple[int, Spec, Lie]] = []
-    for place, given in enumerate(inputs):
-        spec = _expand(given, y.shape[:-2])
-        lie = matrix(spec)
-        if lie is None:
-            whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
-            (copy,) = OPS["copy"].lower((spec,), (whole,), {}, caps).calls
-            temporary = len(inputs) + 1 + len(copies)
-            copies.append(replace(copy, tensors=(Ref(place, flat(given)), Ref(temporary, whole))))
-            temporaries.append(whole)
-            place, spec, lie = temporary, whole, _whole(whole)
-        operands.append((place, spec, lie))
-    (_, a, left), (_, b, right) = operands
-    problem = Problem(
-        batch=math.prod(y.shape[:-2]), m=y.shape[-2], n=y.shape[-1], k=a.shape[-1],
-        lda=left[1], ldb=right[1], ldy=y.strides[-2],
-        sa=left[0], sb=right[0], sy=_whole(y)[0], a_along_k=left[2],
-        b_along_k=not right[2] or y.shape[-1] == right[1] == 1,  # a column without gaps
-    )  # fmt: skip
-    product = Product(problem, (a, b, y), alpha=attrs.get("alpha", 1.0))
-    lowered = product_calls("matmul", product, attrs.get("variant"), caps)
-    places = (*(place for place, _, _ in operands), len(inputs))
-    return after_copies(Lowered(tuple(copies), tuple(temporaries)), places, lowered)
+    from centella.ops.matmul.lower import matmul
 
-
-def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
-    """An operand with the leading dimensions of the result: stride 0 where it repeats."""
-    batches = Spec(spec.shape[:-2], spec.dtype, spec.strides[:-2])
-    strides = (*broadcast_strides(batches, lead), *spec.strides[-2:])
-    return Spec((*lead, *spec.shape[-2:]), spec.dtype, strides, spec.aligned)
+    return matmul(inputs, outputs, attrs, caps)
 
 
 def linear_lower(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """A product whose rows are the leading dimensions."""
-    x, weight, *more = inputs
-    y = rows_of(outputs[0])
-    problem = Problem(
-        batch=1, m=y.shape[0], n=y.shape[1], k=x.shape[-1],
-        lda=rows_of(x).strides[0], ldb=weight.strides[0], ldy=y.strides[0],
-        sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
-    extras = dict(zip(attrs["extras"], more, strict=True))
-    residual_pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
-    product = Product(
-        problem, (*inputs, outputs[0]), tuple(extras), residual_pitch, attrs["activation"],
-        attrs.get("alpha", 1.0),
-    )  # fmt: skip
-    return product_calls("linear", product, attrs.get("variant"), caps)
+    from centella.ops.matmul.lower import linear
+
+    return linear(inputs, outputs, attrs, caps)
 
 
 def matmul_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:

@@ -1,0 +1,41 @@
+"""A product's sizes and layout, and the names of the kernels that may compute it.
+
+What an op needs before anything is planned: the kernels themselves are imported with the first
+plan, see `lower`.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from centella.specs import Spec
+
+ALONG_K = ("gemv", "skinny", "skinny_mma", "small", "medium", "large", "mma", "wgmma")
+VARIANTS = (*ALONG_K, "columns")  # all; where B is contiguous along k, those of `ALONG_K`
+THIN = 16  # most rows of a thin product
+
+
+class Problem(Struct, frozen=True):
+    """C [batch, m, n] = A [batch, m, k] B [batch, k, n], with pitches and batch strides.
+
+    `a_along_k` and `b_along_k` say which dimension is contiguous in memory.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldy: int
+    sa: int
+    sb: int
+    sy: int
+    a_along_k: bool
+    b_along_k: bool
+
+
+def aligned(spec: Spec, pitch: int, batch: int) -> bool:
+    """True when every row of a matrix, in every batch, starts on a 16-byte boundary."""
+    item = spec.dtype.itemsize
+    return spec.aligned and pitch * item % 16 == 0 and batch * item % 16 == 0
