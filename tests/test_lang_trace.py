@@ -1314,6 +1314,7 @@ SHOWN = {
     "| `maximum(a": "simulate.maximum_and_minimum simulate.fma_rounds_once_or_twice",
     "| `abs(x)`": "simulate.float_functions simulate.isnan_tests_bits",
     "| `exp(x)`": "simulate.formulas_run",
+    "| `exp2_native(x)`": "wgsl.powers_by_the_target wgsl.a_device_without_exact_powers_says_so",
     "| `cast(x": "simulate.casts_from_float simulate.bitcast_keeps_every_bit "
     "simulate.narrow_floats",
     "| `barrier()`": "wgsl.groups_meet simulate.workgroup_uniform",
@@ -1376,6 +1377,7 @@ SHOWN = {
     "| store i8, u8": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
     "| store bool": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
     "| `exp exp2": "wgsl.formulas_keep_their_bounds math.error_is_within_the_stated_bound",
+    "| `exp2_native` |": "wgsl.powers_by_the_target tiles.sums_that_become_a_factor",
     "| `workgroup_reduce`": "wgsl.reduction_is_bitwise_repeatable simulate.workgroup_reduce",
     "Masks are finite": "shipped.masks_are_finite",
     "There are no float atomics": "trace.there_are_no_atomics",
@@ -1406,7 +1408,6 @@ SHOWN = {
     "| `ptx.max_pairs(a, b, dtype)`": "tiles.pairs_of_halves_have_their_larger tiles.refused",
     "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_come_from_what_nobody_writes",
     "| `ptx.resident(groups)`": "tiles.residents_are_in_the_head tiles.refused",
-    "| `ptx.exp2(x)`": "tiles.sums_that_become_a_factor tiles.texts_assemble",
     "| `ptx.ldmatrix(tile": "tiles.ptx_equals_the_simulator tiles.texts_assemble",
     "| `ptx.cp_async(tile": "tiles.a_copy_of_fewer_bytes_ends_in_zeros tiles.texts_assemble",
     "| `ptx.cp_async_commit()`": "tiles.copies_are_there_when_waited_for",

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella import lang
+from centella.backends.webgpu import own
 from centella.dtypes import ALL, DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
 from centella.errors import LimitError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
@@ -314,6 +315,25 @@ def test_formulas_at_special_values(name: str) -> None:
     expected = np.concatenate([expected, [NAN]]).astype(np.float32)
     for result in compute_twice(getattr(lang, name), x):
         assert (same(result, expected) | same(result, flush(expected))).all(), (x, result)
+
+
+def test_powers_by_the_target() -> None:
+    if not own.agrees(webgpu())[1]:
+        pytest.skip("this adapter's exp2 is less exact")
+    x = own.exponents()
+    with np.errstate(all="ignore"):
+        for result in compute_twice(lang.exp2_native, x):
+            assert own.powers(result)
+
+
+def test_a_device_without_exact_powers_says_so() -> None:
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        y[lang.global_id()] = lang.exp2_native(x[lang.global_id()])
+
+    ir = record(kernel, {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}, 8)
+    with pytest.raises(LimitError, match=r"'kernel': lang.exp2_native, which"):
+        program_of(ir, Caps(target="wgsl"))
+    assert "= exp2(" in program_of(ir, Caps(target="wgsl", native_exp2=True)).source
 
 
 # -- constants -------------------------------------------------------------------------------------

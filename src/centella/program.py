@@ -185,6 +185,11 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
                 f"neighbouring threads; "
                 f"lang.workgroup_reduce runs everywhere"
             )
+        if ir.uses_exp2 and not caps.native_exp2:
+            raise LimitError(
+                f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as exact; "
+                f"lang.exp2 runs everywhere"
+            )
         from centella.lang.wgsl import emit_wgsl
 
         keep = caps.family == "software"

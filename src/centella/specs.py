@@ -196,6 +196,8 @@ class Caps(Struct, frozen=True):
         subgroups: True when there are subgroup operations and subgroups are neighbouring threads;
             of a WebGPU device, as probed when it is opened.
         native_f16_pack: True when the target's own f32 to f16 rounding was probed and agrees.
+        native_exp2: True when the target's own power of 2 is as exact as `lang.exp2_native`
+            says; of a WebGPU device, as probed when it is opened.
         arch: PTX target ("sm_90a"), else "".
         family: "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu".
     """
@@ -211,6 +213,7 @@ class Caps(Struct, frozen=True):
     max_groups: int = 65535
     subgroups: bool = False
     native_f16_pack: bool = False
+    native_exp2: bool = False
     arch: str = ""
     family: str = "cpu"
 

@@ -173,7 +173,7 @@ def _caps(target: str, arch: str) -> Any:
         return Caps(target)
     return Caps(
         target, max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10, arch=arch,
-        family="nvidia",
+        native_exp2=True, family="nvidia",
     )  # fmt: skip
 
 

@@ -142,7 +142,7 @@ class UserKernel:
         if target not in ("wgsl", "ptx", "ir"):
             raise TraceError(f"source: expected wgsl, ptx or ir, got {target!r}")
         caps = Caps(target=target, arch=arch, max_shared=1 << 20, max_workgroup=1024,
-                    max_storage_buffers=64, subgroups=True)  # fmt: skip
+                    max_storage_buffers=64, subgroups=True, native_exp2=True)  # fmt: skip
         return program_of(self.ir(dtypes, **constants), caps).source
 
     def simulate(

@@ -29,7 +29,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
 
     fragment()         attr: (type, registers a thread)      fragment_fill(t)   attr: the number
     fragment_get(t)    fragment_set(t, v)   attr: which register of the thread
-    ex2(x)             2 to the x by the special function unit
+    ex2(x)             2 to the x by the target's own function
     widen_i8(w)        attr: (dtype, half); two i8 of a word as f16 or bf16
     max_f16(w, v) max_bf16(w, v)   the larger of the lower halves and of the upper ones
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
@@ -93,7 +93,7 @@ HOPPER = frozenset(
 )
 CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
 FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
-AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "ex2", "widen_i8"}
+AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
 AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
 EFFECTS = (
@@ -233,6 +233,11 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     def uses_subgroups(self) -> bool:
         """True when a subgroup operation occurs."""
         return any(s[0] in SUBGROUP for s in self.body)
+
+    @property
+    def uses_exp2(self) -> bool:
+        """True when the target's own power of 2 occurs."""
+        return any(s[0] == "ex2" for s in self.body)
 
     @property
     def ptx_only(self) -> str:

@@ -52,18 +52,18 @@ LN2 = math.log(2)
 HUGE: float = 2.0**20
 
 
-def _softmax(*, log: bool, chunk: bool, team: Team, x: Any, y: Any) -> None:
+def _softmax(*, log: bool, chunk: bool, native: bool, team: Team, x: Any, y: Any) -> None:
     """A team a row: maximum, sum, result."""
     width = width_of(y, chunk)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
     if team.stored:
         values, m = _stored(row, x)
-        powers = _powers(values, m, x.dtype.itemsize, team.shuffle, log)  # computed twice
+        powers = _powers(values, m, x.dtype.itemsize, native, log)  # computed twice
     else:
         values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
         m = row.total(values, LOWEST, "fmax")
-        powers = row.kept(_powers(values, m, x.dtype.itemsize, team.shuffle, log))
+        powers = row.kept(_powers(values, m, x.dtype.itemsize, native, log))
     s = row.total(powers, 0.0, "add")
     scale = lang.log(s) if log else 1.0 / s
     for item in row.items():
@@ -93,41 +93,35 @@ def _powers(
     """e^(x - m) of the values of an item, as exact as the results are stored.
 
     Args:
-        native: there is PTX's power of 2, one instruction.
+        native: the target has a power of 2 (`Caps.native_exp2`).
     """
     if not native or itemsize == 4 or log:
         power_of_e = _power_of(itemsize, native)
         return lambda item: [power_of_e(v - m) for v in values(item)]
-    from centella.lang import ptx
-
     # All take the same off, so m / ln 2 may be rounded, by at most 0.07 below HUGE. From there on
     # numbers of bf16 that differ do so by 2^12 at least: half of it is exact, and its power 0.
     factor = lang.select(lang.abs(m) < HUGE, LOG2E, 0.5)
     shift = -(m * factor)
-    return lambda item: [ptx.exp2(lang.fma(v, factor, shift)) for v in values(item)]
+    return lambda item: [lang.exp2_native(lang.fma(v, factor, shift)) for v in values(item)]
 
 
 def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
     """e^x for x <= 0, as exact as the results are stored.
 
     Args:
-        native: there is PTX's power of 2, one instruction.
+        native: the target has a power of 2 (`Caps.native_exp2`).
     """
-    if not native:
-        return lang.exp if itemsize == 4 else lambda x: power(x * LOG2E)
-    from centella.lang import ptx
-
-    return _power if itemsize == 4 else lambda x: ptx.exp2(x * LOG2E)
+    if itemsize == 2:
+        return lambda x: power(x * LOG2E, native)
+    return _power if native else lang.exp
 
 
 def _power(x: Any) -> Any:
     """e^x as 2^(h + l), where h + l is x / ln 2 in two parts: within 4 ulp."""
-    from centella.lang import ptx
-
     x = lang.maximum(x, LEAST)
     high = x * LOG2E_HIGH
     low = lang.fma(x, LOG2E_LOW, lang.fma(x, LOG2E_HIGH, -high))
-    p = ptx.exp2(high)
+    p = lang.exp2_native(high)
     return lang.fma(p, low * LN2, p)
 
 
@@ -175,7 +169,12 @@ def lower(
         softmax_rows,
         (Ref(0, x), Ref(1, y)),
         (("columns", columns), ("rows", rows)),
-        (("chunk", chunk), ("log", attrs.get("log", False)), ("team", team)),
+        (
+            ("chunk", chunk),
+            ("log", attrs.get("log", False)),
+            ("native", caps.native_exp2),
+            ("team", team),
+        ),
         team.groups(rows),
         workgroup=team.threads,
     )

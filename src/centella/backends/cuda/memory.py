@@ -103,6 +103,7 @@ class CudaMemory:
             max_groups=(1 << 31) - 1,
             subgroups=True,
             native_f16_pack=True,
+            native_exp2=True,
             arch=arch_of(major, minor),
             family="nvidia",
         )

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.webgpu import raw, rounding, subgroups
+from centella.backends.webgpu import raw, own, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
     check_native,
@@ -83,6 +83,7 @@ class WebGpuBackend:
         if TIMER not in self.native.features:
             self.clock = Clock(missing=f"this wgpu device was opened without {TIMER}")
         limits = self.native.limits
+        rounds, powers = own.agrees(self.native)
         self.caps: Caps = Caps(
             target="wgsl",
             row_alignment=16,
@@ -97,7 +98,8 @@ class WebGpuBackend:
             max_shared=limits["max-compute-workgroup-storage-size"],
             max_groups=limits["max-compute-workgroups-per-dimension"],
             subgroups=subgroups.agree(self.native),
-            native_f16_pack=rounding.agrees(self.native),
+            native_f16_pack=rounds,
+            native_exp2=powers,
             family=family_of(adapter),
         )
         self._queue = self.native.queue

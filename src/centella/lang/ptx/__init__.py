@@ -7,7 +7,7 @@ Integer values that a loop does not change are computed before it, up to `ROOM` 
 nothing moves out of an `if`.
 
 For kernels there are the operations that no other target has: `Fragment`, `SharedTile`, `mma_sync`,
-`ldmatrix`, `exp2`, `widen_i8`, `cp_async` and its groups; `stmatrix` and clusters from sm_90 on;
+`ldmatrix`, `widen_i8`, `cp_async` and its groups; `stmatrix` and clusters from sm_90 on;
 warpgroups, memory barriers and the copy engine on sm_90a (docs/kernel-language.md, "PTX alone").
 """
 
@@ -35,7 +35,6 @@ from centella.lang.ptx.intrinsics import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
-    exp2,
     fetch_lines,
     launch_dependents,
     ldmatrix,
@@ -87,7 +86,6 @@ __all__ = [
     "cp_async_wait",
     "emit_ptx",
     "entry_name",
-    "exp2",
     "fetch_lines",
     "grid",
     "init_fence",

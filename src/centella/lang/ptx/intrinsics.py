@@ -46,16 +46,6 @@ def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
     t.effect("mma", "", (c.handle, a.handle, b.handle), a.dtype.name)
 
 
-def exp2(x: Any) -> Expr:
-    """2 to the power x by the special function unit: one instruction where `lang.exp2` has a dozen.
-
-    PTX ISA, "Floating Point Instructions: ex2" (ex2.approx.ftz.f32). Within 2 ulp; of -inf 0, of
-    inf inf, of NaN NaN; subnormal operands and results are 0 (the simulator keeps them).
-    """
-    t = current()
-    return t.pure("ex2", "f32", (expr_of(t, x, "f32"),))
-
-
 def widen_i8(word: Any, dtype: DType) -> tuple[Expr, Expr]:
     """The four i8 of a word as f16 or bf16: the bits of elements 0 and 1, and of 2 and 3.
 

@@ -18,7 +18,7 @@ BINARY = {
 CALL = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "sqrt": "sqrt",
     "min": "min", "max": "max", "minn": "min_nan", "maxn": "max_nan", "fma": "fma",
-    "pack_f16": "pack_f16", "pack_bf16": "pack_bf16",
+    "pack_f16": "pack_f16", "pack_bf16": "pack_bf16", "ex2": "exp2",
 }  # fmt: skip
 IDS = {
     "thread": "thread", "group": "group", "groups": "params.v[0].x", "lane": "lane",
@@ -89,10 +89,10 @@ def _expression(w: Writer, statement: Statement, texts: list[str]) -> str:
     if op in BINARY:
         return _operator(w, statement, *texts)
     if op in CALL:
-        native = op == "pack_f16" and w.native_f16 and args not in w.rounded
-        name = "pack_f16_native" if native else CALL[op]
+        name = "pack_f16_native" if op == "pack_f16" and w.native_f16 else CALL[op]
         w.need(name)
-        return f"{name}({', '.join(texts)})"
+        call = f"{name}({', '.join(texts)})"
+        return f"({call} | wid.z)" if name == "pack_f16_native" and args in w.rounded else call
     if op == "neg":
         return f"(0u - {texts[0]})" if type_ == "u32" else f"(-{texts[0]})"
     if op == "not":

@@ -30,7 +30,8 @@ class Writer:
         self.uses: list[int] = uses
         self.foreign: set[int] = foreign
         self.storage: dict[int, bool] = storage_barriers(ir)
-        # Operands of what is rounded in registers: a driver would take its own f16 and back for x.
+        # Operands of what is rounded in registers: a driver would take its own f16 and back for x,
+        # so the word has bits of the group's third number added, which is 0 in every launch.
         self.rounded: set[tuple[int, ...]] = {
             ir.body[s[2][0]][2] for s in ir.body if s[0] == "unpack_f16"
         }

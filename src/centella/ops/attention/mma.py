@@ -124,7 +124,7 @@ class _Sixteen:
             grows = high - self.base[h] > (SLACK if fold else SLACK * math.log(2))
             base = lang.select(grows, high, self.base[h])
             shrink = self.base[h] - base
-            shrinks.append(ptx.exp2(shrink if fold else shrink * factor))
+            shrinks.append(lang.exp2_native(shrink if fold else shrink * factor))
             grown.append(grows)
             self.base[h].set(base)
         with lang.if_(grown[0] | grown[1]):
@@ -146,7 +146,8 @@ class _Sixteen:
             held = self.scores[2 * sixteen + j]
             for h in range(2):
                 low, high = (
-                    ptx.exp2(self._exponent(held[2 * h + e], h, factor, fold)) for e in range(2)
+                    lang.exp2_native(self._exponent(held[2 * h + e], h, factor, fold))
+                    for e in range(2)
                 )
                 put(self.weights, 2 * j + h, [low, high])
 

@@ -78,13 +78,13 @@ class Rows:
             high = lang.fmax(high, lang.shuffle_xor(high, 2)) * self.factor
             grows = high - self.base[h] > SLACK
             base = lang.select(grows, high, self.base[h])
-            shrinks.append(ptx.exp2(self.base[h] - base))
+            shrinks.append(lang.exp2_native(self.base[h] - base))
             grown.append(grows)
             self.base[h].set(base)
         for h in range(2):
             base = self.base[h].get()
             for r in self._of(h):
-                self.scores[r] = ptx.exp2(lang.fma(self.scores[r], self.factor, -base))
+                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self.factor, -base))
             self.total[h].set(self.total[h] * shrinks[h])
         return grown[0] | grown[1], shrinks
 

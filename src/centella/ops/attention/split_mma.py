@@ -167,10 +167,12 @@ class _Warp:
         for mask in (1, 2):
             high = lang.fmax(high, lang.shuffle_xor(high, mask))
         base = lang.fmax(self.base, lang.ceil(high))
-        shrink = ptx.exp2(self.base - base)
+        shrink = lang.exp2_native(self.base - base)
         self.base.set(base)
         for n, pairs in enumerate(found):
-            both = [lang.select(shown, ptx.exp2(score - base), 0.0) for score, shown in pairs]
+            both = [
+                lang.select(shown, lang.exp2_native(score - base), 0.0) for score, shown in pairs
+            ]
             put(self.weights, n, both)
         self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
         self.spread.fill(0.0)
@@ -255,7 +257,7 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
         high = each[0]
         for top in each[1:]:
             high = lang.fmax(high, top)
-        return high, [ptx.exp2(top - high) for top in each]
+        return high, [lang.exp2_native(top - high) for top in each]
 
     with lang.if_((me < rows) & work.has(me)):
         high, factors = weights_of(me)
@@ -268,7 +270,7 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
     factors = []
     for query in mine:
         high, _ = weights_of(query)
-        factors.append(ptx.exp2(tops[warp.number * MOST_ROWS + query] - high))
+        factors.append(lang.exp2_native(tops[warp.number * MOST_ROWS + query] - high))
     row, column = me // (VALUE_PART // 4), me % (VALUE_PART // 4) * 4
     for part, tiles in enumerate(warp.out):
         if part:

@@ -57,8 +57,8 @@ def _rows(
 
 
 def _attention(
-    *, dim: int, part: int, queries: int, keys: int, together: int, causal: bool, vector: bool,
-    vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
+    *, dim: int, part: int, queries: int, keys: int, together: int, causal: bool, native: bool,
+    vector: bool, vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
     p = {n: lang.parameter(n, u32) for n in (
         "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
@@ -92,7 +92,7 @@ def _attention(
         lang.barrier()
         for j0 in lang.range(0, keys, together):
             _some_keys(j0, together, key0, mine, query, key_tile, value_tile, words, part, dim, top,
-                       total, out, counts, start, p, b, head, masks)  # fmt: skip
+                       total, out, counts, start, p, b, head, masks, native)  # fmt: skip
         lang.barrier()
     for i, row in enumerate(mine):
         with lang.if_(row < p["lq"]):
@@ -131,7 +131,7 @@ def _query(
 def _some_keys(
     j0: Any, count: int, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any,
     words: int, part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
-    p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any],
+    p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any], native: bool,
 ) -> None:  # fmt: skip
     """A few keys: scores, the new maximum, and one rescaling of what was summed."""
     scores = [[_dot(q, key_tile, (j0 + j) * words, dim) for j in range(count)] for q in query]
@@ -150,7 +150,7 @@ def _some_keys(
                 valid[j] = valid[j] & shows(value)
         found = [lang.select(c, s, HIDDEN) for c, s in zip(valid, scores[i], strict=True)]
         high = lang.fmax(top[i], fold(found, lang.fmax))
-        shrink, *weight = (power((s - high) * base) for s in (top[i], *found))
+        shrink, *weight = (power((s - high) * base, native) for s in (top[i], *found))
         total[i].set(total[i] * shrink + fold(weight, operator.add))
         top[i].set(high)
         weights.append([*weight, shrink])
@@ -190,6 +190,7 @@ def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps:
         ("causal", attrs["causal"]),
         ("dim", dim),
         ("keys", 16 if dim <= 128 else 8 if dim <= 384 else 4),  # what fits 16 KB
+        ("native", caps.native_exp2),
         ("part", part),
         ("queries", queries),
         ("together", 1 if row_of(caps).rolled else TOGETHER),

@@ -34,8 +34,8 @@ from centella.specs import Caps, Spec
 
 
 def _attention(
-    *, tile: Tile, dim: int, causal: bool, vector: bool, vector_y: bool, q: Any, k: Any, v: Any,
-    y: Any, **masks: Any,
+    *, tile: Tile, dim: int, causal: bool, native: bool, vector: bool, vector_y: bool, q: Any,
+    k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
     p = {n: lang.parameter(n, u32) for n in (
         "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
@@ -56,7 +56,7 @@ def _attention(
     values = Rows(v, tile, tile.depth, tile.columns, False, vector,
                    b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
     slab = lang.shared(f32, 2 * tile.slab)
-    my = _Thread(tile)
+    my = _Thread(tile, native)
 
     def shown(key: Any) -> Any:
         """Whether a value counts: what lies past the last, or is masked, may hold anything."""
@@ -135,9 +135,9 @@ class _Thread:
     Thread t < bq has the running maximum of query t. Warps are 4 threads down, 8 across.
     """
 
-    def __init__(self, tile: Tile) -> None:
+    def __init__(self, tile: Tile, native: bool) -> None:
         t, warps = lang.local_id(), tile.across // 8
-        self.tile = tile
+        self.tile, self.native = tile, native
         self.me = t
         self.down = (t // 8) % 4 + t // (32 * warps) * 4
         self.across = t % 8 + (t // 32) % warps * 8
@@ -204,13 +204,13 @@ class _Thread:
                         lang.fmax)  # fmt: skip
             high = lang.fmax(self.top, high)
             self.tops[self.me] = high
-            self.shrinks[self.me] = power((self.top - high) * base)
+            self.shrinks[self.me] = power((self.top - high) * base, self.native)
             self.top.set(high)
         lang.barrier()
         tops, shrinks = (self._of_queries(x, lang.const(0, u32)) for x in (self.tops, self.shrinks))
         for i, row in enumerate(scores):
             for score in row:
-                score.set(power((score - tops[i]) * base))
+                score.set(power((score - tops[i]) * base, self.native))
             total = fold(list(row), lambda a, c: a + c)
             self.totals[i].set(lang.fma(self.totals[i], shrinks[i], total))
             for x in self.sums[i]:
@@ -282,6 +282,7 @@ def lower_tiled(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: 
     constants = (
         ("causal", attrs["causal"]),
         ("dim", dim),
+        ("native", caps.native_exp2),
         ("tile", tile),
         ("vector", all(s.aligned for s in inputs[:3])),
         ("vector_y", y.aligned),

@@ -14,8 +14,14 @@ MORE = 2.0**-20  # of a weight, by which its second part is too large
 _LEAST, _INFINITE = 0xC2FE0000, 0xFF800000  # the bits of -127 and of -inf
 
 
-def power(x: Any) -> Any:
-    """2^x for x <= 0, within 4 ulp; 0 below -126.5, NaN of NaN (see `lang.math` for the ways)."""
+def power(x: Any, native: bool = False) -> Any:
+    """2^x for x <= 0, within 4 ulp; 0 below -126.5, NaN of NaN (see `lang.math` for the ways).
+
+    Args:
+        native: the target has it (`Caps.native_exp2`).
+    """
+    if native:
+        return lang.exp2_native(x)
     bits = lang.bitcast(x, u32)
     clip = bits - _LEAST <= _INFINITE - _LEAST  # false for NaN
     x = lang.bitcast(lang.select(clip, _LEAST, bits), f32)
