@@ -28,7 +28,8 @@ from tests.test_thin import laid_out
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
-            subgroups=True, native_f16_pack=True, native_exp2=True, arch="sm_90a", family="nvidia")  # fmt: skip
+            subgroups=True, native_f16_pack=True, native_exp2=True, arch="sm_90a",
+            family="nvidia")  # fmt: skip
 LARGE = Caps("wgsl", max_workgroup=1024)  # groups of a desktop's GPU, no shuffles
 LEAST = Caps("ir")
 ROWS = 5

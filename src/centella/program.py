@@ -187,8 +187,8 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
             )
         if ir.uses_exp2 and not caps.native_exp2:
             raise LimitError(
-                f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as exact; "
-                f"lang.exp2 runs everywhere"
+                f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as "
+                f"exact; lang.exp2 runs everywhere"
             )
         from centella.lang.wgsl import emit_wgsl
 

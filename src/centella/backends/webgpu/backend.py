@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.webgpu import raw, own, subgroups
+from centella.backends.webgpu import own, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
     check_native,

@@ -110,8 +110,6 @@ class _Sixteen:
 
     def soften(self, factor: Any, fold: bool) -> None:
         """Look for new maxima; rescale what was summed where one grew too much."""
-        from centella.lang import ptx
-
         grown, shrinks = [], []
         for h in range(2):
             highs = [self.scores[0][2 * h + e] for e in range(2)]
@@ -140,8 +138,6 @@ class _Sixteen:
 
     def weigh(self, sixteen: int, factor: Any, fold: bool) -> None:
         """Weights of 16 keys, as the first factor of a product."""
-        from centella.lang import ptx
-
         for j in range(2):
             held = self.scores[2 * sixteen + j]
             for h in range(2):

@@ -66,8 +66,6 @@ class Rows:
 
     def soften(self) -> tuple[Any, list[Any]]:
         """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
-        from centella.lang import ptx
-
         grown, shrinks = [], []
         for h in range(2):
             highs = [self.scores[r] for r in self._of(h)[:2]]

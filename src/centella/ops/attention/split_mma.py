@@ -238,8 +238,6 @@ def _split_mma(
 
 def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
     """What the warps of a group have, together: relative to one maximum, in order."""
-    from centella.lang import ptx
-
     work, me, dim = warp.work, lang.local_id(), warp.dim
     tops, totals = (lang.shared(f32, tile.warps * MOST_ROWS) for _ in range(2))
     sums = lang.shared(f32, tile.warps * rows * PITCH)
