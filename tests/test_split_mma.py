@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella import op
@@ -45,7 +46,7 @@ class Step(NamedTuple):
 
 def step(
     shape: tuple[int, int, int, int, int, int], dtype: DType = f16, *masks: str,
-    causal: bool = False,
+    causal: bool = False, arch: str = "sm_90a",
 ) -> Step:  # fmt: skip
     """The launches for [batch, heads, kv_heads, lq, lk, dim]."""
     b, heads, kv_heads, lq, lk, dim = shape
@@ -56,7 +57,7 @@ def step(
     inputs += [make_spec(kinds[m][0], dtype_of(kinds[m][1]), 16) for m in masks]
     attrs = {"causal": causal, "masks": masks, "scale": dim**-0.5, "variant": "split_mma"}
     y = make_spec((b, lq, heads, dim), dtype, 16)
-    low = op.get("attention").lower(tuple(inputs), (y,), attrs, CAPS)
+    low = op.get("attention").lower(tuple(inputs), (y,), attrs, replace(CAPS, arch=arch))
     return Step(low.calls, tuple(inputs), low.temporaries[0], y)
 
 
@@ -186,7 +187,7 @@ def test_it_stays_in_registers(arch: str, tmp_path: Path) -> None:
     every = ("lengths", "key_mask", "mask", "starts")
     for dim, dtype, masks in ((128, f16, ()), (128, bf16, ("starts",)), (64, f16, ("lengths",)),
                               (128, f16, every), (80, bf16, every)):  # fmt: skip
-        made = step((1, 32, 8, 1, 4096, dim), dtype, *masks)
+        made = step((1, 32, 8, 1, 4096, dim), dtype, *masks, arch=arch)
         for n in range(2):
             report, _ = assemble(emit_ptx(made.ir(n), arch), arch, tmp_path)
             registers, stack = resources(report)

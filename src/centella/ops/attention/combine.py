@@ -16,10 +16,11 @@ from centella.dtypes import f32, u32
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, reach
 from centella.ops.attention.parts import Parts, Place, part_of
+from centella.ops.attention.table import row_of
 from centella.ops.face import face
 from centella.ops.layout import flat
 from centella.program import Call, Kernel, Ref
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 CHUNK = 4
 MOST_THREADS, MOST_TEAMS = 256, 16
@@ -53,8 +54,16 @@ class Teams(Struct, frozen=True):
         return -(-self.lanes * self.teams // 32) * 32
 
 
-def _combine(*, lay: Teams, partial: Any, y: Any, **lengths: Any) -> None:
-    """A group has one query."""
+def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -> None:
+    """A group has one query.
+
+    Args:
+        early: the next launch may take its places at once: these groups leave most of a GPU free.
+    """
+    if early:
+        from centella.lang import ptx
+
+        ptx.launch_dependents()
     p = {n: lang.parameter(n, u32) for n in (
         "heads", "share", "lq", "lk", "dim", "splits", "yb", "yl", "yh")}  # fmt: skip
     group, me, width = lang.group_id(), lang.local_id(), lay.width
@@ -118,19 +127,16 @@ kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combin
 
 
 def combine(
-    parts: Parts, inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], rolled: bool = False
+    parts: Parts, inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps
 ) -> Call:
-    """The call: a group for each query.
-
-    Args:
-        rolled: as the table has it (`Row.rolled`).
-    """
-    lay = Teams(parts.width, FEW, 1) if rolled else Teams(parts.width)
+    """The call: a group for each query."""
+    lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
     named = {n: i for i, n in enumerate(attrs["masks"], 3) if n in ("lengths", "starts")}
     refs = (Ref(len(inputs) + 1, parts.spec), *(Ref(i, flat(inputs[i])) for i in named.values()))
     scalars = {**extents(inputs, attrs), **parts.scalars, **out_steps(y), "dim": y.shape[3]}
     form = face(dict.fromkeys(("partial", *named), 1), {"y": 1})
+    constants = (("early", caps.sm >= 90), ("lay", lay))
     return Call(
-        kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), (("lay", lay),),
+        kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), constants,
         parts.all_queries, workgroup=lay.threads, face=form,
     )  # fmt: skip

@@ -35,5 +35,5 @@ def attention(
     if variant == "wgmma":
         return lower_wgmma(inputs, outputs[0], attrs, wgmma_tile_of(inputs, attrs, caps))
     if variant == "split_mma":
-        return lower_split_mma(inputs, outputs[0], attrs, split_tile_of(inputs, caps))
+        return lower_split_mma(inputs, outputs[0], attrs, split_tile_of(inputs, caps), caps)
     return LOWER[variant](inputs, outputs[0], attrs, caps)

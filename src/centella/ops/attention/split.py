@@ -104,4 +104,4 @@ def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: 
     parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row.rows)
     constants = (("dim", dim), ("vector", all(s.aligned for s in inputs[:3])))
     first = first_call(kernel, parts, inputs, attrs, constants)
-    return Lowered((first, combine(parts, inputs, y, attrs, row.rolled)), (parts.spec,))
+    return Lowered((first, combine(parts, inputs, y, attrs, caps)), (parts.spec,))

@@ -33,7 +33,7 @@ from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
 from centella.ops.attention.weights import put
 from centella.program import Kernel
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 WARP = 32
 KEYS = 16  # of a warp, at a time
@@ -295,7 +295,7 @@ kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")
 
 
 def lower_split_mma(
-    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: SplitTile | None
+    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: SplitTile | None, caps: Caps
 ) -> Lowered:
     """Two launches: a group for each part of the keys of a head; one for each query.
 
@@ -311,4 +311,4 @@ def lower_split_mma(
     parts = Parts.of(inputs[0], inputs[1], tile.step, tile.groups)
     constants = (("dim", y.shape[3]), ("tile", tile))
     first = first_call(kernel, parts, inputs, attrs, constants, tile.threads)
-    return Lowered((first, combine(parts, inputs, y, attrs)), (parts.spec,))
+    return Lowered((first, combine(parts, inputs, y, attrs, caps)), (parts.spec,))

@@ -24,7 +24,6 @@ from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 THREADS = 64
-TOGETHER = 4  # keys whose scores a thread has at once
 
 
 def _rows(
@@ -186,14 +185,16 @@ def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps:
     part = min(-(-dim // 8) * 8, 64)
     queries = 2 if dim <= 32 and lq > THREADS else 1
     blocks = -(-lq // (THREADS * queries))
+    row = row_of(caps)
+    keys, together = row.stream if dim <= 32 else (16 if dim <= 128 else 8 if dim <= 384 else 4, 4)
     constants = (
         ("causal", attrs["causal"]),
         ("dim", dim),
-        ("keys", 16 if dim <= 128 else 8 if dim <= 384 else 4),  # what fits 16 KB
+        ("keys", keys),  # what fits 16 KB
         ("native", caps.native_exp2),
         ("part", part),
         ("queries", queries),
-        ("together", 1 if row_of(caps).rolled else TOGETHER),
+        ("together", 1 if row.rolled else together),
         ("vector", all(s.aligned for s in inputs[:3])),
         ("vector_y", y.aligned),
     )

@@ -25,6 +25,8 @@ class Row(Struct, frozen=True):
         tiles: by the most elements of a head, the best first, of which the first that fits is
             taken; without tiles the streaming kernel is the choice.
         rows: queries that a group has at most where few queries are split.
+        stream: of the streaming kernel with heads of up to 32: keys that pass at a time, and
+            whose scores a thread has at once.
         rolled: for threads that are a CPU's: what is written down is compiled, a load for
             milliseconds, so kernels keep their loops, and take keys and parts one by one.
     """
@@ -32,6 +34,7 @@ class Row(Struct, frozen=True):
     measured: str
     tiles: dict[int, tuple[Tile, ...]]
     rows: int = MOST_ROWS
+    stream: tuple[int, int] = (16, 4)
     rolled: bool = False
 
 
@@ -54,6 +57,7 @@ ROWS: dict[str, Row] = {
             128: (Tile(128, 64, 8, 8, 4, 2), LEAST),
             256: (WIDE,),
         },
+        stream=(32, 8),
     ),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
