@@ -31,7 +31,8 @@ MOST_THREADS = 4
 
 def threads_for(elements: int) -> int:
     """How many threads work on so many elements: one where each would get less than two blocks."""
-    return max(1, min(cores(), elements // (2 * SHARED)))
+    most = elements // (2 * SHARED)
+    return min(cores(), most) if most > 1 else 1
 
 
 def cores() -> int:
