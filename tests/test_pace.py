@@ -190,3 +190,25 @@ def test_a_replay_teaches_the_pace_to_who_waits_for_another() -> None:
     np.testing.assert_allclose(y.numpy().sum(-1), 1, rtol=1e-4)
     assert pace.known
     assert not pace.watched
+
+
+def test_the_end_of_what_is_known_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("centella.backends.webgpu.pace.time.perf_counter", lambda: now[0])
+    pace, second = Pace("DiscreteGPU"), Load(GUESS["DiscreteGPU"][0], 0)
+    course = pace.begin(second)
+    assert not course.near()  # nothing is known
+    now[0] = 0.02
+    with pace.watched:
+        course.end()
+    course, behind = pace.begin(second), pace.begin(second)
+    for after, near in (
+        (0.0, False),
+        (0.019, False),
+        (0.0195, True),
+        (0.0205, True),
+        (0.03, False),
+    ):
+        now[0] = 0.02 + after
+        assert course.near() is near
+        assert not behind.near()  # which begins when nobody knows

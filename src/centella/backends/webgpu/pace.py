@@ -122,6 +122,13 @@ class Course:
         self._begun = time.perf_counter()
         self._ended = False
 
+    def near(self) -> bool:
+        """Whether it should be over about now: within a 32nd of the time that it is to take."""
+        if not (self._by_itself and self._pace.known):
+            return False
+        expected = self._pace.seconds(self._load)
+        return abs(time.perf_counter() - self._begun - expected) < expected / 32
+
     def end(self) -> None:
         """It is over: just now, if somebody was looking all the time."""
         if not self._ended:

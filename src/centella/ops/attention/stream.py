@@ -133,7 +133,8 @@ def _some_keys(
     p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any], native: bool,
 ) -> None:  # fmt: skip
     """A few keys: scores, the new maximum, and one rescaling of what was summed."""
-    scores = [[_dot(q, key_tile, (j0 + j) * words, dim) for j in range(count)] for q in query]
+    of_keys = [_dots(query, key_tile, (j0 + j) * words, dim) for j in range(count)]
+    scores = [list(of_query) for of_query in zip(*of_keys, strict=True)]
     weights: list[list[Any]] = []
     base = LOG2E if "mask" in masks else 1.0
     for i, row in enumerate(mine):
@@ -164,16 +165,16 @@ def _some_keys(
                 out[i][d + e].set(value)
 
 
-def _dot(query: list[Any], tile: Any, at: Any, dim: int) -> Any:
-    parts: list[Any] = [None, None]
+def _dots(queries: list[list[Any]], tile: Any, at: Any, dim: int) -> list[Any]:
+    """The products of every query with a key, which is loaded once."""
+    sums: list[list[Any]] = [[None, None] for _ in queries]
     for d in range(0, dim, 4):
         loaded = tile.load(at + d)
-        for e in range(min(4, dim - d)):
-            lane = e % 2
-            product = query[d + e] * loaded[e] if parts[lane] is None else lang.fma(
-                query[d + e], loaded[e], parts[lane])  # fmt: skip
-            parts[lane] = product
-    return parts[0] if parts[1] is None else parts[0] + parts[1]
+        for query, parts in zip(queries, sums, strict=True):
+            for e in range(min(4, dim - d)):
+                lane, a, b = e % 2, query[d + e], loaded[e]
+                parts[lane] = a * b if parts[lane] is None else lang.fma(a, b, parts[lane])
+    return [a if b is None else a + b for a, b in sums]
 
 
 stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention")
