@@ -72,6 +72,14 @@ def test_only_as_many_threads_are_taken_over_as_there_are(monkeypatch: pytest.Mo
     assert taken_over(2) is None
 
 
+def test_of_many_threads_a_small_product_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(blas.MANY)
+    monkeypatch.setattr(blas, "BLAS", setting.threads)
+    with blas.around(1):
+        pass
+    assert setting.seen == [blas.MANY]
+
+
 def test_a_small_product_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(2)
     monkeypatch.setattr(blas, "BLAS", setting.threads)

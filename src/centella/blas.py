@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 SMALL = 1 << 24  # multiplications: 0.4 ms of one core, while another may be busy elsewhere
+MANY = 4  # threads of which the last soon has a core, even where others are busy
 PTHREADS = 1  # of openblas_get_parallel: neither without threads nor with OpenMP's
 NAMES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))  # of builds, around a symbol
 
@@ -87,8 +88,14 @@ BLAS: Threads | None = _find()
 
 
 def around(multiplications: int) -> AbstractContextManager[None]:
-    """Around a product of so many: a small one is done by the thread that asks."""
-    return nullcontext() if BLAS is None or multiplications >= SMALL else BLAS.alone()
+    """Around a product of so many: of few cores, a small one is done by the thread that asks.
+
+    A product is over when the last of OpenBLAS's threads has been given a core. Who shares follows
+    from size and machine alone: another number of threads gives other bits.
+    """
+    if BLAS is None or multiplications >= SMALL or BLAS.count() >= MANY:
+        return nullcontext()
+    return BLAS.alone()
 
 
 def taken_over(threads: int) -> Threads | None:
