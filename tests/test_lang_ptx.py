@@ -497,7 +497,7 @@ def float_arithmetic(x: In[f32], y: Out[f32], s: f32) -> None:
     values = [
         a + b, a - b, a * b, a / b, -a, lang.fma(a, b, s), lang.abs(a), lang.floor(a),
         lang.ceil(a), lang.trunc(a), lang.sqrt(a), lang.fmin(a, b), lang.fmax(a, b),
-        lang.minimum(with_nan, b), lang.maximum(b, with_nan), 1.0 / s,
+        lang.minimum(with_nan, b), lang.maximum(b, with_nan), lang.exp2_native(lang.trunc(a)) / s,
     ]  # fmt: skip
     for n, value in enumerate(values):
         y[i * 16 + n] = value
