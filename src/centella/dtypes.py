@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from centella.errors import DTypeError, ShapeError
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class DType(Struct, frozen=True, eq=False):

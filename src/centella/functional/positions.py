@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
 
 from centella.arguments import real, whole
 from centella.errors import ShapeError
 from centella.tensor import Tensor, apply
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def rope_tables(

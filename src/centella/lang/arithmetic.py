@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from centella.dtypes import bf16, narrow
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMPY: dict[str, type[Any]] = {
     "f32": np.float32,
