@@ -109,8 +109,8 @@ LARGE_NUMBERS = (1e5, 3e6, 1e10, -1e10, 1e20, -1e30)
 
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 @pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
-def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
-    """As in registers: NaN, infinities, rows of the lowest numbers, parts of items."""
+def test_a_row_is_right_wherever_it_is(dtype: DType, log: bool) -> None:
+    """Registers, shared memory, walked: NaN, infinities, the lowest numbers, parts of items."""
     width = dtype.per_chunk
     for columns in (64 * width, 64 * width * 3 - 5):
         rng = np.random.default_rng(columns)
@@ -124,9 +124,10 @@ def test_a_row_in_shared_memory_is_right(dtype: DType, log: bool) -> None:
         x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
         held = -(-columns // (64 * width))
         made: list[Array] = []
-        for stored in (False, True):
-            team = Team(64, 128, held, columns // (64 * width), columns % width > 0, True, 3,
-                        stored)  # fmt: skip
+        parted = columns % width > 0
+        in_registers = Team(64, 128, held, columns // (64 * width), parted, True, 3)
+        in_memory = replace(in_registers, stored=True)
+        for team in (in_registers, in_memory, Team(64, 64, 0, 0, parted, False)):
             made.append(rows_by("softmax", x, dtype, team, log))
         with np.errstate(all="ignore"):
             e = np.exp(x - x.max(-1, keepdims=True))

@@ -9,6 +9,7 @@ Statistics are f32 whatever the storage. A NaN in a row makes the row NaN.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -53,18 +54,28 @@ HUGE: float = 2.0**20
 
 
 def _softmax(*, log: bool, chunk: bool, native: bool, team: Team, x: Any, y: Any) -> None:
-    """A team a row: maximum, sum, result."""
+    """A team a row: maximum, sum, result; a row that is walked is read twice."""
     width = width_of(y, chunk)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
-    if team.stored:
-        values, m = _stored(row, x)
-        powers = _powers(values, m, x.dtype.itemsize, native, log)  # computed twice
+
+    def loaded(item: Item) -> Values:
+        return load(x, row.number, item.column, columns, width, chunk)
+
+    values: Callable[[Item], Values] = loaded
+    if row.held:
+        if team.stored:
+            values, m = _stored(row, x)
+            powers = _powers(values, m, x.dtype.itemsize, native, log)  # computed twice
+        else:
+            values = row.kept(loaded)
+            m = row.total(values, LOWEST, "fmax")
+            powers = row.kept(_powers(values, m, x.dtype.itemsize, native, log))
+        s = row.total(powers, 0.0, "add")
     else:
-        values = row.kept(lambda item: load(x, row.number, item.column, columns, width, chunk))
-        m = row.total(values, LOWEST, "fmax")
-        powers = row.kept(_powers(values, m, x.dtype.itemsize, native, log))
-    s = row.total(powers, 0.0, "add")
+        power_of_e = _power_of(x.dtype.itemsize, native)
+        m, s = _walked(row, values, power_of_e)
+        powers = _each(values, m, power_of_e)
     scale = lang.log(s) if log else 1.0 / s
     for item in row.items():
         with row.storing(item):
@@ -87,6 +98,31 @@ def _stored(row: Row, x: Any) -> tuple[Callable[[Item], Values], Any]:
     return lambda item: x.unpack(words(item)), row.across(row.own(top, LOWEST, "max"), "max")
 
 
+def _walked(
+    row: Row, values: Callable[[Item], Values], power_of_e: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """Maximum and sum of a row in one pass (Milakov and Gimelshein 2018).
+
+    A sum is relative to the maximum so far, and becomes smaller where that grows.
+    """
+    high, total = lang.var(LOWEST), lang.var(0.0)
+    for item in row.items():
+        found = values(item)
+        top = lang.fmax(high, fold(item.masked(found, LOWEST), lang.fmax))
+        powers = item.masked([power_of_e(v - top) for v in found], 0.0)
+        total.set(lang.fma(total, power_of_e(high - top), fold(powers, operator.add)))
+        high.set(top)
+    m = row.across(high.get(), "fmax")
+    return m, row.across(total * power_of_e(high - m), "add")
+
+
+def _each(
+    values: Callable[[Item], Values], m: Any, power_of_e: Callable[[Any], Any]
+) -> Callable[[Item], Values]:
+    """e^(x - m) of the values of an item."""
+    return lambda item: [power_of_e(v - m) for v in values(item)]
+
+
 def _powers(
     values: Callable[[Item], Values], m: Any, itemsize: int, native: bool, log: bool
 ) -> Callable[[Item], Values]:
@@ -96,8 +132,7 @@ def _powers(
         native: the target has a power of 2 (`Caps.native_exp2`).
     """
     if not native or itemsize == 4 or log:
-        power_of_e = _power_of(itemsize, native)
-        return lambda item: [power_of_e(v - m) for v in values(item)]
+        return _each(values, m, _power_of(itemsize, native))
     # All take the same off, so m / ln 2 may be rounded, by at most 0.07 below HUGE. From there on
     # numbers of bf16 that differ do so by 2^12 at least: half of it is exact, and its power 0.
     factor = lang.select(lang.abs(m) < HUGE, LOG2E, 0.5)
