@@ -272,9 +272,11 @@ def test_the_command(call: Any, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named_before_the_work(call: Any, tmp_path: Path) -> None:
-    with mock.patch("centella.check.check_device") as work:
-        result = call("--device", "cpu", "--json", tmp_path / "missing" / "report.json")
-    assert result.exit_code and "report.json" in result.output and not work.called
+    (tmp_path / "file.json").touch()
+    for folder in ("missing", "file.json"):
+        with mock.patch("centella.check.check_device") as work:
+            result = call("--device", "cpu", "--json", tmp_path / folder / "report.json")
+        assert result.exit_code and "report.json" in result.output and not work.called
 
 
 def test_what_fails_leaves_no_file(call: Any, tmp_path: Path) -> None:

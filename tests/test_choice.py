@@ -18,6 +18,8 @@ from centella.ops.attention.choice import LEAST_TILE, fits_mma
 from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
 from centella.ops.attention.choice import mma_tile_of as attention_tile_of
 from centella.ops.attention.choice import tile_of as attention_tile
+from centella.ops.attention.lower import LOWER
+from centella.ops.attention.op import VARIANTS as ATTENTION_VARIANTS
 from centella.ops.attention.parts import MOST_SPLITS, Parts
 from centella.ops.attention.teams import Layout
 from centella.ops.matmul import table
@@ -73,6 +75,11 @@ def calls(name: str, *inputs: Spec, **attrs: Any) -> tuple[Call, ...]:
 def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
     (call,) = calls(name, *inputs, **attrs)
     return dict(call.constants)
+
+
+def test_names_of_variants_are_those_of_kernels() -> None:
+    assert tuple(v for v in VARIANTS if v in TILES) == tuple(TILES)
+    assert set(LOWER) < set(ATTENTION_VARIANTS)
 
 
 # -- tiles ----------------------------------------------------------------------------------------

@@ -356,6 +356,18 @@ atexit.register(total)
     assert done.stdout.split() == [str(4 * side * side)] * 3
 
 
+def test_the_cpu_is_opened_while_the_process_ends() -> None:
+    code = """
+import atexit, numpy as np, centella as ct
+def total():
+    x = ct.asarray(np.ones((1024, 1024), np.float32), device="cpu")
+    print(int(((x + 1) * 2).numpy().sum()))
+atexit.register(total)
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "4194304\n")
+
+
 def test_execute_does_not_block_on_the_cpu() -> None:
     device = ct.device("cpu", pool="reuse")
     gate = Gate(device)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella import lang
-from centella.backends.webgpu import own
+from centella.backends.webgpu import functions
 from centella.dtypes import ALL, DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
 from centella.errors import LimitError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
@@ -318,12 +318,12 @@ def test_formulas_at_special_values(name: str) -> None:
 
 
 def test_powers_by_the_target() -> None:
-    if not own.agrees(webgpu())[1]:
+    if not functions.agrees(webgpu())[1]:
         pytest.skip("this adapter's exp2 is less exact")
-    x = own.exponents()
+    x = functions.exponents()
     with np.errstate(all="ignore"):
         for result in compute_twice(lang.exp2_native, x):
-            assert own.powers(result)
+            assert functions.powers(result)
 
 
 def test_a_device_without_exact_powers_says_so() -> None:

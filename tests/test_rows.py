@@ -268,6 +268,17 @@ def test_masks_of_large_numbers(device: ct.Device, dtype: str) -> None:
     np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=near, atol=1e-7)
 
 
+@pytest.mark.parametrize("columns", [256, 9001])
+def test_small_weights_keep_their_digits(device: ct.Device, columns: int) -> None:
+    """However far below the largest an element is, its weight is within 6 ulp."""
+    x = np.linspace(-75, 0, 16 * columns, dtype=np.float32)
+    x = np.random.default_rng(1).permutation(x).reshape(16, columns)
+    x[:, 7] = 0  # what is taken off is exact
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    got = ct.softmax(ct.asarray(x, device=device)).numpy()
+    np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=6 * 2.0**-23, atol=0)
+
+
 @pytest.mark.parametrize("columns", [32000, 50257])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_long_rows(device: ct.Device, dtype: str, columns: int) -> None:

@@ -195,6 +195,13 @@ def test_it_stays_in_registers(arch: str, tmp_path: Path) -> None:
             assert n or registers * TILE.threads * TILE.together <= 65_536, report
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_second_launch_lets_the_next_one_in(arch: str) -> None:
+    made = step((1, 32, 8, 1, 4096, 128), arch=arch)
+    said = ["griddepcontrol.launch_dependents" in emit_ptx(made.ir(n), arch) for n in range(2)]
+    assert said == [False, arch == "sm_90a"]
+
+
 def test_the_inner_loop_is_loads_and_products() -> None:
     """Of 16 keys, a head of 128: 8 chunks each of both, 16 products for scores, 8 for sums, 2."""
     text = emit_ptx(step((1, 32, 8, 1, 4096, 128)).ir(0), "sm_90a")

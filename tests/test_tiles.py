@@ -91,6 +91,21 @@ def test_a_tile_stays_in_registers(tile: Tile, dim: int, tmp_path: Path) -> None
     assert spilled == 0 and registers * tile.threads <= 1 << 16
 
 
+@pytest.mark.parametrize("dim", [5, 32])
+def test_streaming_many_keys_at_a_time(dim: int) -> None:
+    """As on NVIDIA by Vulkan: tiles of keys that end within, one query and more than a group."""
+    rng, device = np.random.default_rng(dim), roomy("nvidia")
+    for lq, lk in ((1, 33), (130, 70)):
+        shapes = ((1, 2, lq, dim), (1, 1, lk, dim), (1, 1, lk, dim))
+        tensors = [ct.asarray(rng.standard_normal(s), "f32", device) for s in shapes]
+        got = ct.attention(*tensors, variant="stream").numpy()
+        wide = [t.numpy().astype(np.float64) for t in tensors]
+        reference = op.get("attention").reference
+        assert reference is not None
+        wanted = reference(*wide, masks=(), causal=False, scale=dim**-0.5)
+        np.testing.assert_allclose(got, wanted.transpose(0, 2, 1, 3), rtol=2e-6, atol=2e-6)
+
+
 @needs_ptxas
 def test_an_unrolled_product_stays_in_registers(tmp_path: Path) -> None:
     (tile,) = products.ROWS["nvidia"].first["large"]

@@ -91,7 +91,7 @@ def around(multiplications: int) -> AbstractContextManager[None]:
     """Around a product of so many: of few cores, a small one is done by the thread that asks.
 
     A product is over when the last of OpenBLAS's threads has been given a core. Who shares follows
-    from size and machine alone: another number of threads gives other bits.
+    from sizes and the threads that OpenBLAS has: another number of threads gives other bits.
     """
     if BLAS is None or multiplications >= SMALL or BLAS.count() >= MANY:
         return nullcontext()

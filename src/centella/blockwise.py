@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from centella.workers import pool
+
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -63,11 +65,6 @@ class _Helpers:
             for part in parts:
                 work(part)
             return
-        pool = self._pool
-        if pool is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            pool = self._pool = ThreadPoolExecutor(MOST_THREADS - 1, "centella-blocks")
         left = iter(parts)  # of a list or tuple: threads may take from it
 
         def some() -> None:
@@ -75,11 +72,15 @@ class _Helpers:
                 work(part)
 
         others: list[Future[None]] = []
+        held = self._pool
         try:
+            if held is None:
+                held = self._pool = pool(MOST_THREADS - 1, "centella-blocks")
             for _ in range(min(threads, len(parts)) - 1):
-                others.append(pool.submit(some))
+                others.append(held.submit(some))
         except RuntimeError:  # the process ends, or may start no thread: the rest is done here
-            pool.shutdown()
+            if held is not None:
+                held.shutdown()
             self._pool = None
         try:
             some()

@@ -272,8 +272,10 @@ def _watch_forks() -> None:
     global _forks_watched
     if _forks_watched or not hasattr(os, "register_at_fork"):
         return
-    import concurrent.futures.thread  # noqa: F401
-
+    try:
+        import concurrent.futures.thread  # noqa: F401
+    except RuntimeError:  # the process ends, and has no executors any more
+        return
     os.register_at_fork(
         before=_before_fork,
         after_in_parent=lambda: _after_fork(child=False),

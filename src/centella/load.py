@@ -16,6 +16,7 @@ from centella.dtypes import DType, dtype_of, f32
 from centella.embed import Embedder, EmbedderConfig
 from centella.errors import DTypeError, MissingExtraError, WeightsError
 from centella.ledger import began, noted
+from centella.workers import pool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,10 +94,8 @@ def _opening(device: str | Device | None) -> Callable[[], Device]:
     """Gives the device once it is open: its driver takes its time while the folder is read."""
     if isinstance(device, Device):
         return lambda: device
-    from concurrent.futures import ThreadPoolExecutor
-
-    thread = ThreadPoolExecutor(1, "centella-open")
     try:
+        thread = pool(1, "centella-open")
         found = thread.submit(copy_context().run, open_device, device)
     except RuntimeError:  # the process ends, or may start no thread
         return lambda: open_device(device)

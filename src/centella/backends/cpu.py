@@ -12,10 +12,11 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -25,6 +26,10 @@ from centella.ledger import count
 from centella.program import HostProgram, Program
 from centella.specs import Caps, Spec
 from centella.submission import Array, Bound, Buffer, Clock, Copy, Submission, Times
+from centella.workers import pool
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 LINE = 64  # bytes
@@ -169,7 +174,9 @@ class CpuBackend:
 
     def _start(self) -> None:
         self._last: Callable[[], Future[Any] | None] = lambda: None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="centella-cpu")
+        self._worker: ThreadPoolExecutor | None = None
+        with suppress(RuntimeError):  # the process ends
+            self._worker = pool(1, "centella-cpu")
 
     def runs_on(self, native: Any) -> bool:
         """No driver has a device of it."""
@@ -239,6 +246,8 @@ class CpuBackend:
         `atexit` or by a thread that goes on, is done by who asks.
         """
         with self._gate:
+            if self._worker is None:
+                return _done(call, *args)
             try:
                 put = self._worker.submit(call, *args)
             except RuntimeError:
@@ -310,7 +319,8 @@ class CpuBackend:
     def close(self) -> None:
         """Let the worker finish and end it."""
         self._closed = True
-        self._worker.shutdown(wait=True)
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
 
     def before_fork(self) -> None:
         """Let the worker finish, so that the child finds every result."""

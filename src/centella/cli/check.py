@@ -64,7 +64,8 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
 
 def _expect_writable(file: Path) -> None:
     """Refuse what could not be written later; nothing is made yet."""
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+    there = file.is_file() or (not file.exists() and file.parent.is_dir())
+    if not (there and os.access(file if file.exists() else file.parent, os.W_OK)):
         raise OSError(f"{file}: expected a file that can be written")
 
 

@@ -8,7 +8,6 @@ Statistics are f32 whatever the storage. A NaN in a row makes the row NaN.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 
 from centella import lang
 from centella.axes import along_rows
-from centella.dtypes import u32
+from centella.dtypes import f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
 from centella.ops.attention.weights import LOG2E, power
@@ -46,10 +45,8 @@ from centella.specs import Caps, Spec
 # the values of masks) would stand above a row of lower numbers, whose exponentials are then all 0.
 LOWEST = -3.4028234e38
 
-LEAST = -200.0  # whose power of e is 0: of infinite numbers there are no two parts
-LOG2E_HIGH = float(np.float32(LOG2E))
-LOG2E_LOW = LOG2E - LOG2E_HIGH
-LN2 = math.log(2)
+LEAST = -88.0  # whose power of e is 0, as 2^-127 is
+LN2_UPPER, LN2_REST = 0.693145751953125, 1.42860677e-06  # few bits of ln 2, and the rest
 HUGE: float = 2.0**20
 
 
@@ -152,12 +149,18 @@ def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
 
 
 def _power(x: Any) -> Any:
-    """e^x as 2^(h + l), where h + l is x / ln 2 in two parts: within 4 ulp."""
+    """e^x for x <= 0, within 2 ulp of `exp2_native`; 0 below -87.7.
+
+    As in `lang.exp`, whole powers of 2 are taken off, so that it does not matter how `fma` rounds.
+    (Two powers of 2 with a product between would not do: drivers make one of them.)
+    """
     x = lang.maximum(x, LEAST)
-    high = x * LOG2E_HIGH
-    low = lang.fma(x, LOG2E_LOW, lang.fma(x, LOG2E_HIGH, -high))
-    p = lang.exp2_native(high)
-    return lang.fma(p, low * LN2, p)
+    whole = lang.floor(lang.fma(x, LOG2E, 0.5))
+    part = lang.fma(whole, -LN2_UPPER, x)
+    apart = lang.bitcast(lang.bitcast(whole, u32) & 0xFFFFFF00, f32)  # see `lang.math`
+    part = lang.fma(apart, -LN2_REST, part)
+    scale = lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
+    return lang.exp2_native(part * LOG2E) * scale
 
 
 softmax_rows: Kernel = Kernel(

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.webgpu import own, raw, subgroups
+from centella.backends.webgpu import functions, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
     check_native,
@@ -83,7 +83,7 @@ class WebGpuBackend:
         if TIMER not in self.native.features:
             self.clock = Clock(missing=f"this wgpu device was opened without {TIMER}")
         limits = self.native.limits
-        rounds, powers = own.agrees(self.native)
+        rounds, powers = functions.agrees(self.native)
         self.caps: Caps = Caps(
             target="wgsl",
             row_alignment=16,

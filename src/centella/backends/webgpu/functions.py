@@ -94,6 +94,7 @@ def powers(found: Array) -> bool:
         off = np.abs(found.astype(np.float64) - wanted)
         within = np.isfinite(wanted) & (off <= 4 * ULP * 2.0 ** np.floor(np.log2(wanted)))
     tiny = (wanted < 2.0**-126) & (found >= 0) & (found <= np.float32(2.0**-126))
+    tiny &= (found == 0) | (wanted >= 2.0**-150)
     ends = ~np.isfinite(wanted) & (
         (found == wanted.astype(np.float32)) | (np.isnan(found) & np.isnan(wanted))
     )
