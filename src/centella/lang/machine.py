@@ -175,7 +175,7 @@ class Machine:
         self.active: Mask = active
         running = np.count_nonzero(active)  # several times as fast as `all` and `any`
         self.full: bool = running == active.size
-        return running > 0
+        return bool(running)
 
     def _run(self, start: int, stop: int) -> Iterator[None]:
         """Run statements, "shuffled" in two halves of threads between meetings; yields to wait."""
