@@ -141,6 +141,7 @@ def test_threads_share_one(tiny: Embedder) -> None:
         ([b"bytes"], {}, DTypeError, r"texts\[0\]: expected str, got bytes"),
         (b"bytes", {}, DTypeError, "expected str or an iterable of str, got bytes"),
         (None, {}, DTypeError, "expected str or an iterable of str, got NoneType"),
+        ({"a": 1}, {}, DTypeError, "expected str or an iterable of str, got dict"),
         (["bad \ud800"], {}, ValueError, "lone surrogate"),
         (["ok"], {"batch_size": 0}, ShapeError, "batch_size: expected 1 or more, got 0"),
         (["ok"], {"batch_size": 2.0}, ShapeError, r"batch_size: expected 1 or more, got 2\.0"),

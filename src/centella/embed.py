@@ -7,7 +7,7 @@ operations costs a batch nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -269,7 +269,7 @@ def _pooling(file: Path) -> str:
 
 
 def _listed(texts: Any) -> list[Any]:
-    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
         raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
     return list(texts)
 

@@ -64,9 +64,11 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
 
 def _expect_writable(file: Path) -> None:
     """Refuse what could not be written later; nothing is made yet."""
-    there = file.is_file() or (not file.exists() and file.parent.is_dir())
-    if not (there and os.access(file if file.exists() else file.parent, os.W_OK)):
-        raise OSError(f"{file}: expected a file that can be written")
+    if not file.parent.is_dir():
+        raise OSError(f"{file}: there is no folder {file.parent}")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        kind = "a folder" if file.is_dir() else "none that this user may write"
+        raise OSError(f"{file}: expected a file that can be written, got {kind}")
 
 
 @contextmanager

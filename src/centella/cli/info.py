@@ -69,7 +69,8 @@ def _default() -> dict[str, Any]:
     try:
         opened, why = (device(named), f"CENTELLA_DEVICE={named}") if named else choose(trusted)
     except CentellaError as error:
-        return {"name": None, "why": str(error), "details": {}}
+        why = f"CENTELLA_DEVICE={named}: {error}" if named else str(error)
+        return {"name": None, "why": why, "details": {}}
     return {"name": opened.name, "why": why, "details": opened.describe()}
 
 

@@ -72,13 +72,18 @@ def find_adapter(which: str) -> Any:
         raise DeviceError(NO_ADAPTER)
     if not which:
         return found[0]
-    if which.isdigit() and int(which) < len(found):
-        return found[int(which)]
-    for adapter in found:
-        if which.lower() in f"{adapter.info['device']} {adapter.info['description']}".lower():
-            return adapter
+    if which.isdecimal():
+        fitting = found[int(which) : int(which) + 1]
+    else:
+        fitting = [a for a in found if which.lower() in _described(a)]
+    if fitting:
+        return fitting[0]
     names = ", ".join(f"webgpu:{i} ({a.info['device']})" for i, a in enumerate(found))
     raise DeviceError(f"expected one of {names}, got webgpu:{which}")
+
+
+def _described(adapter: Any) -> str:
+    return f"{adapter.info['device']} {adapter.info['description']}".lower()
 
 
 def open_device(adapter: Any, minimum: bool) -> Any:
