@@ -1314,14 +1314,14 @@ SHOWN = {
     "| `maximum(a": "simulate.maximum_and_minimum simulate.fma_rounds_once_or_twice",
     "| `abs(x)`": "simulate.float_functions simulate.isnan_tests_bits",
     "| `exp(x)`": "simulate.formulas_run",
-    "| `exp2_native(x)`": "wgsl.powers_by_the_target wgsl.a_device_without_exact_powers_says_so",
+    "| `exp2_native(x)`": "wgsl.powers_by_the_target wgsl.a_device_that_lacks_an_operation_says_so",
     "| `cast(x": "simulate.casts_from_float simulate.bitcast_keeps_every_bit "
     "simulate.narrow_floats",
     "| `barrier()`": "wgsl.groups_meet simulate.workgroup_uniform",
     "| `workgroup_reduce(value": "simulate.workgroup_reduce",
     "| `lane_id()`": "simulate.subgroup_operations",
     "| `subgroup_sum(x)`": "simulate.subgroup_operations simulate.shuffle "
-    "wgsl.a_device_without_subgroups_says_so",
+    "wgsl.a_device_that_lacks_an_operation_says_so",
     "| `trace(fn": "trace.faces_are_read_from_annotations trace.the_ir_is_flat",
     # storage and layout
     "Storage is addressed in 32-bit words": "wgsl.words_and_chunks",

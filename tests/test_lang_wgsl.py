@@ -326,16 +326,6 @@ def test_powers_by_the_target() -> None:
             assert functions.powers(result)
 
 
-def test_a_device_without_exact_powers_says_so() -> None:
-    def kernel(x: In[f32], y: Out[f32]) -> None:
-        y[lang.global_id()] = lang.exp2_native(x[lang.global_id()])
-
-    ir = record(kernel, {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}, 8)
-    with pytest.raises(LimitError, match=r"'kernel': lang.exp2_native, which"):
-        program_of(ir, Caps(target="wgsl"))
-    assert "= exp2(" in program_of(ir, Caps(target="wgsl", native_exp2=True)).source
-
-
 # -- constants -------------------------------------------------------------------------------------
 
 CONSTANTS: list[tuple[Any, DType]] = [
@@ -855,14 +845,25 @@ def test_subgroup_operations_ask_for_the_extension() -> None:
         assert text in source
 
 
-def test_a_device_without_subgroups_says_so() -> None:
+@pytest.mark.parametrize(
+    ("function", "said", "text", "has"),
+    [
+        (lang.subgroup_sum, "subgroup operations, which", "subgroupAdd(", "subgroups"),
+        (lang.exp2_native, r"lang\.exp2_native, which", "= exp2(", "native_exp2"),
+    ],
+    ids=["subgroups", "powers"],
+)
+def test_a_device_that_lacks_an_operation_says_so(
+    function: Any, said: str, text: str, has: str
+) -> None:
     def kernel(x: In[f32], y: Out[f32]) -> None:
-        y[lang.global_id()] = lang.subgroup_sum(x[lang.global_id()])
+        y[lang.global_id()] = function(x[lang.global_id()])
 
     ir = record(kernel, {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}, 8)
-    with pytest.raises(LimitError, match=r"'kernel': subgroup operations, which"):
-        program_of(ir, Caps(target="wgsl"))
-    assert "subgroupAdd(" in program_of(ir, Caps(target="wgsl", subgroups=True)).source
+    caps = Caps(target="wgsl")
+    with pytest.raises(LimitError, match=rf"'kernel': {said}"):
+        program_of(ir, caps)
+    assert text in program_of(ir, replace(caps, **{has: True})).source
 
 
 def modules() -> dict[str, str]:

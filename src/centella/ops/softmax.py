@@ -19,7 +19,7 @@ from centella.axes import along_rows
 from centella.dtypes import f32, u32
 from centella.errors import DTypeError, ShapeError
 from centella.op import Lowered, Op, Out
-from centella.ops.attention.weights import LOG2E, power
+from centella.ops.attention.weights import LOG2E, power, whole_power
 from centella.ops.face import face
 from centella.ops.host import on_blocks
 from centella.ops.layout import rows_of, takes_rows
@@ -159,8 +159,7 @@ def _power(x: Any) -> Any:
     part = lang.fma(whole, -LN2_UPPER, x)
     apart = lang.bitcast(lang.bitcast(whole, u32) & 0xFFFFFF00, f32)  # see `lang.math`
     part = lang.fma(apart, -LN2_REST, part)
-    scale = lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
-    return lang.exp2_native(part * LOG2E) * scale
+    return lang.exp2_native(part * LOG2E) * whole_power(whole)
 
 
 softmax_rows: Kernel = Kernel(

@@ -29,7 +29,12 @@ def power(x: Any, native: bool = False) -> Any:
     part, p = x - whole, lang.const(_EXP2[0], f32)
     for coefficient in _EXP2[1:]:
         p = lang.fma(part, p, coefficient)
-    return p * lang.bitcast(lang.bitcast(whole + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
+    return p * whole_power(whole)
+
+
+def whole_power(x: Any) -> Any:
+    """2^x for whole x from -126 on; 0 for -127."""
+    return lang.bitcast(lang.bitcast(x + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
 
 
 def put(parts: list[Any], register: int, pair: list[Any]) -> None:
