@@ -33,11 +33,11 @@ WGMMA_TILES = {
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
 }
-ENOUGH = 96  # groups that a product of tiles needs
 BUSY = 256  # groups that keep the memory of a large GPU busy
 SPLITS = (2, 4, 8)
 PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
 DEEP = 512  # least depth of a part
+WORTH = 1 << 17  # weights that are worth compiling twice as much, where threads are a CPU's
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
@@ -163,7 +163,7 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps, whole: boo
             continue
         tiles = tiles_of(problem, tile) * splits_of(problem, tile, caps)
         small = problem.m <= tile.bm // 2 or problem.n <= tile.bn // 2
-        if tiles >= ENOUGH and not small:
+        if tiles >= row_of(caps).enough and not small:
             return name
     return "small"
 
@@ -196,6 +196,8 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     steps = -(-problem.k // max(d.per_chunk for d in dtypes))
     outs, most = (4, 1) if m >= 8 else (2, 2) if m >= 4 else (2, 4)
     first = threads
+    if rolled and problem.n * problem.k >= WORTH:
+        return Thin(m, 8, 8, 1, threads, rolled)
     if m <= 2 and min(d.itemsize for d in dtypes) == 1:  # numbers to widen: x is read less often
         outs, most, first = 4, 1, min(64, threads)
     most = 1 if rolled else most

@@ -27,6 +27,7 @@ class Row(Struct, frozen=True):
         first: tiles by variant that come before those of `TILES`.
         even: groups that keep a GPU of this class evenly busy: a product of fewer tiles has its
             depth split, where that gives as many. 0: never.
+        enough: groups that a product needs of a tile larger than the smallest.
         rolled: kernels of few rows keep their loops, for threads that are a CPU's: what is written
             down is compiled, a load for milliseconds, and more threads are no more cores.
     """
@@ -34,6 +35,7 @@ class Row(Struct, frozen=True):
     measured: str = ""
     first: dict[str, tuple[Tile, ...]] = {}
     even: int = 0
+    enough: int = 96
     rolled: bool = False
 
 
@@ -63,7 +65,7 @@ ROWS: dict[str, Row] = {
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
-    "software": Row("lavapipe, to compile and to run", ROLLED, rolled=True),
+    "software": Row("lavapipe, to compile and to run", ROLLED, enough=2, rolled=True),
     "simulator": CONSERVATIVE,
 }
 
