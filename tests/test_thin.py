@@ -16,6 +16,7 @@ from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
 from centella.lang.simulate import simulate
 from centella.ops.matmul import launches
+from centella.ops.matmul.table import ROWS
 from centella.ops.matmul.thin import Thin
 from centella.program import Call, parameter_words
 from centella.specs import Caps, Spec, make_spec
@@ -30,8 +31,13 @@ TILES = [
     Thin(1, 128, 2, 4), Thin(1, 128, 4, 1), Thin(1, 256, 2, 2, 256), Thin(1, 32, 2, 2),
     Thin(1, 64, 1, 2), Thin(1, 8, 2, 1), Thin(1, 4, 1, 1, 256), Thin(2, 128, 2, 2),
     Thin(2, 16, 1, 4), Thin(4, 32, 2, 2), Thin(4, 128, 4, 1), Thin(8, 32, 4, 1),
-    Thin(8, 32, 2, 2, 256), Thin(16, 32, 2, 1), Thin(16, 64, 4, 1), Thin(16, 8, 1, 1, 64),
+    Thin(8, 32, 2, 2, 256), Thin(16, 32, 2, 1), Thin(16, 8, 1, 1, 64),
 ]  # fmt: skip
+SHIPPED = sorted(
+    {Thin(m, *s) for row in ROWS.values() for m, shapes in row.thin.items() for s in shapes},
+    key=str,
+)
+TILES += [tile for tile in SHIPPED if tile not in TILES]
 
 
 def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> tuple[Call, Any]:

@@ -37,6 +37,8 @@ BUSY = 256  # groups that keep the memory of a large GPU busy
 SPLITS = (2, 4, 8)
 PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
 DEEP = 512  # least depth of a part
+# Threads of a team of a thin product, its outputs, steps at once, by rows held.
+THIN_SHAPES = {1: (128, 2, 4), 2: (128, 2, 4), 4: (32, 2, 2), 8: (32, 4, 1), THIN: (32, 4, 1)}
 WORTH = 1 << 17  # weights that are worth compiling twice as much, where threads are a CPU's
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
@@ -191,22 +193,24 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
 
     A team has no more threads than steps, and several steps at once where there are several.
     """
-    m, rolled = _rows(problem.m), row_of(caps).rolled
-    threads = min(64 if rolled else 128, caps.max_workgroup)
+    m, row = _rows(problem.m), row_of(caps)
+    threads = min(64 if row.rolled else 128, caps.max_workgroup)
+    if row.rolled and problem.n * problem.k >= WORTH:
+        return Thin(m, 8, 8, 1, threads, True)
     steps = -(-problem.k // max(d.per_chunk for d in dtypes))
-    outs, most = (4, 1) if m >= 8 else (2, 2) if m >= 4 else (2, 4)
-    first = threads
-    if rolled and problem.n * problem.k >= WORTH:
-        return Thin(m, 8, 8, 1, threads, rolled)
-    if m <= 2 and min(d.itemsize for d in dtypes) == 1:  # numbers to widen: x is read less often
-        outs, most, first = 4, 1, min(64, threads)
-    most = 1 if rolled else most
-    teams = [n for n in ((first, 64, 32, 8) if m <= 2 else (32, 8)) if n <= max(steps, 8)]
+    smallest = min(d.itemsize for d in dtypes)
+    lanes, outs, most = THIN_SHAPES[m]
+    if smallest == 1 and m <= 2:  # numbers to widen: x is read less often
+        lanes, outs, most = 64, 4, 1
+    elif smallest > 1 and m in row.thin:
+        lanes, outs, most = row.thin[m][smallest == 2]
+    most = 1 if row.rolled else most
+    teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
     for lanes in teams:
         for unroll in range(most, 1, -1):
             if lanes >= 32 and steps % (lanes * unroll) == 0:
-                return Thin(m, lanes, outs, unroll, threads, rolled)
-    return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads, rolled)
+                return Thin(m, lanes, outs, unroll, threads, row.rolled)
+    return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads, row.rolled)
 
 
 def depth_of(tile: Thin, k: int, width: int) -> str:

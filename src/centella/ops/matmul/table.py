@@ -19,6 +19,9 @@ TILES: dict[str, tuple[Tile, ...]] = {
 }
 
 
+Shape = tuple[int, int, int]
+
+
 class Row(Struct, frozen=True):
     """What suits one class of adapter.
 
@@ -28,6 +31,8 @@ class Row(Struct, frozen=True):
         even: groups that keep a GPU of this class evenly busy: a product of fewer tiles has its
             depth split, where that gives as many. 0: never.
         enough: groups that a product needs of a tile larger than the smallest.
+        thin: of thin products by rows of x, of f32 and of 16 bits: threads of a team, its outputs,
+            steps at once. Rows without have those of every class; so do bytes.
         rolled: kernels of few rows keep their loops, for threads that are a CPU's: what is written
             down is compiled, a load for milliseconds, and more threads are no more cores.
     """
@@ -36,6 +41,7 @@ class Row(Struct, frozen=True):
     first: dict[str, tuple[Tile, ...]] = {}
     even: int = 0
     enough: int = 96
+    thin: dict[int, tuple[Shape, Shape]] = {}
     rolled: bool = False
 
 
@@ -60,8 +66,21 @@ ROLLED: dict[str, tuple[Tile, ...]] = {
 
 CONSERVATIVE = Row()
 ROWS: dict[str, Row] = {
-    "cuda": Row("H200, PTX", even=480),
-    "nvidia": Row("H200, Vulkan", {"large": (Tile(128, 128, 8, 8, 8, 4, 2),)}, even=480),
+    "cuda": Row(
+        "H200, PTX",
+        even=480,
+        thin={4: ((64, 4, 1),) * 2, 8: ((128, 2, 2),) * 2, 16: ((64, 4, 1),) * 2},
+    ),
+    "nvidia": Row(
+        "H200, Vulkan",
+        {"large": (Tile(128, 128, 8, 8, 8, 4, 2),)},
+        even=480,
+        thin={
+            4: ((64, 4, 1), (64, 4, 2)),
+            8: ((64, 4, 2), (64, 4, 2)),
+            16: ((32, 4, 2), (32, 4, 1)),
+        },
+    ),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
