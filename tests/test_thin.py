@@ -33,11 +33,10 @@ TILES = [
     Thin(2, 16, 1, 4), Thin(4, 32, 2, 2), Thin(4, 128, 4, 1), Thin(8, 32, 4, 1),
     Thin(8, 32, 2, 2, 256), Thin(16, 32, 2, 1), Thin(16, 8, 1, 1, 64),
 ]  # fmt: skip
-SHIPPED = sorted(
-    {Thin(m, *s) for row in ROWS.values() for m, shapes in row.thin.items() for s in shapes},
-    key=str,
-)
-TILES += [tile for tile in SHIPPED if tile not in TILES]
+SHIPPED = {Thin(m, *s) for row in ROWS.values() for m, s in row.thin_few.items()} | {
+    Thin(m, *s) for row in ROWS.values() for m, shapes in row.thin.items() for s in shapes
+}
+TILES += sorted(SHIPPED - set(TILES), key=str)
 
 
 def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> tuple[Call, Any]:

@@ -39,6 +39,7 @@ PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements,
 DEEP = 512  # least depth of a part
 # Threads of a team of a thin product, its outputs, steps at once, by rows held.
 THIN_SHAPES = {1: (128, 2, 4), 2: (128, 2, 4), 4: (32, 2, 2), 8: (32, 4, 1), THIN: (32, 4, 1)}
+FEW = 2048  # outputs that leave much of a large GPU idle
 WORTH = 1 << 17  # weights that are worth compiling twice as much, where threads are a CPU's
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
@@ -202,6 +203,8 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     lanes, outs, most = THIN_SHAPES[m]
     if smallest == 1 and m <= 2:  # numbers to widen: x is read less often
         lanes, outs, most = 64, 4, 1
+    elif smallest > 1 and m in row.thin_few and problem.n * problem.batch <= FEW:
+        lanes, outs, most = row.thin_few[m]
     elif smallest > 1 and m in row.thin:
         lanes, outs, most = row.thin[m][smallest == 2]
     most = 1 if row.rolled else most

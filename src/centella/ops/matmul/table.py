@@ -33,6 +33,7 @@ class Row(Struct, frozen=True):
         enough: groups that a product needs of a tile larger than the smallest.
         thin: of thin products by rows of x, of f32 and of 16 bits: threads of a team, its outputs,
             steps at once. Rows without have those of every class; so do bytes.
+        thin_few: instead, where outputs are few: more threads and groups for each.
         rolled: kernels of few rows keep their loops, for threads that are a CPU's: what is written
             down is compiled, a load for milliseconds, and more threads are no more cores.
     """
@@ -42,6 +43,7 @@ class Row(Struct, frozen=True):
     even: int = 0
     enough: int = 96
     thin: dict[int, tuple[Shape, Shape]] = {}
+    thin_few: dict[int, Shape] = {}
     rolled: bool = False
 
 
@@ -70,6 +72,7 @@ ROWS: dict[str, Row] = {
         "H200, PTX",
         even=480,
         thin={4: ((64, 4, 1),) * 2, 8: ((128, 2, 2),) * 2, 16: ((64, 4, 1),) * 2},
+        thin_few={4: (128, 2, 2)},
     ),
     "nvidia": Row(
         "H200, Vulkan",
@@ -80,6 +83,7 @@ ROWS: dict[str, Row] = {
             8: ((64, 4, 2), (64, 4, 2)),
             16: ((32, 4, 2), (32, 4, 1)),
         },
+        thin_few={8: (64, 2, 1), 16: (64, 2, 1)},
     ),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
