@@ -22,6 +22,8 @@ from tests.turnstile import turnstile
 
 TURNSTILE = turnstile()
 
+# Lavapipe compiles a fifth faster without its optimiser; most shaders of the tests run once.
+os.environ.setdefault("GALLIVM_PERF", "nopt")
 # Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
 os.environ["CENTELLA_SELF_CHECK"] = "0"
 
