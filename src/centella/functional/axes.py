@@ -48,7 +48,12 @@ def layer_norm(
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
 
-    Args and errors as those of `layer_norm`.
+    Args:
+        x: [..., n], of floats; weight: [n], left out by None.
+        eps: added to the mean of squares.
+
+    Raises:
+        ShapeError: a scalar, or a vector of another length; DTypeError: no floats.
     """
     return _norm("rms", x, {"weight": weight}, eps)
 

@@ -220,7 +220,20 @@ def kernel(  # noqa: D418  # the rule of tests/test_exports.py knows no overload
 
 
 def kernel(fn: Callable[..., Any] | None = None, /, *, workgroup: int = 256) -> Any:
-    """Declare a kernel: `@ct.kernel` or `@ct.kernel(workgroup=256)`; see the module's example."""
+    """Declare a kernel: `@ct.kernel` or `@ct.kernel(workgroup=256)`.
+
+    Args:
+        fn: takes tensors (`x: ct.In[ct.f32]`), launch parameters (`n: ct.u32`) and constants, which
+            are keyword-only; it is traced once for each specialisation.
+        workgroup: threads a group, 1 to 1024.
+
+    Returns:
+        A UserKernel, to be called with `threads=` or `groups=`.
+
+    Raises:
+        TraceError: no function, or another workgroup. What the function does is looked at when it
+            is launched, or printed.
+    """
     if fn is not None:
         if not callable(fn):
             raise TraceError(f"kernel: expected a function, got {fn!r}; say workgroup={fn!r}")
