@@ -26,6 +26,8 @@ raises at the line that calls it, before anything is recorded: `ShapeError` and 
 operands that do not fit, `DeviceError` for those of two devices.
 """
 
+INTEGERS = "abs add sub mul floor_divide remainder neg square maximum minimum clip cast relu"
+
 SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Devices and batches",
@@ -41,14 +43,17 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Tensors, and reading them",
         "A tensor takes `+ - * / // % ** @ < <= > >= & | ~`, `abs(x)`, `x[...]` with integers, "
-        "slices, `None` and `...` (a view), `len(x)`, and iteration over its rows. `float(x)`, "
-        "`int(x)`, `bool(x)` and `np.asarray(x)` read it, as `.numpy()` does.",
+        "slices, `None` and `...` (a view), `len(x)`, and iteration over its rows. `np.asarray(x)` "
+        "reads it as `x.numpy()` does, and where it has one element so do `float(x)`, `int(x)` and "
+        "`bool(x)`.",
         "Tensor fetch Pending Event",
     ),
     (
         "Element-wise",
         "Neighbours in a formula become one launch. f32 with f16 or bf16 gives f32, another mix of "
-        "dtypes is a `DTypeError`; a number takes the dtype of the tensor. The arithmetic is the "
+        "dtypes is a `DTypeError`; a number takes the dtype of the tensor. Shapes "
+        "broadcast as NumPy's do. Integers are taken by "
+        f"`{INTEGERS.replace(' ', '`, `')}`; bools by `cast` alone. The arithmetic is the "
         "[same](kernel-language.md#arithmetic) on every device.",
         "abs add sub mul div floor_divide remainder neg scale square sqrt rsqrt exp log sin cos "
         "maximum minimum clip cast relu leaky_relu elu gelu sigmoid swish tanh silu_gate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections import Counter
@@ -9,7 +10,7 @@ from collections import Counter
 import pytest
 
 import centella as ct
-from tests.api_sections import GIVEN, INNER, SECTIONS
+from tests.api_sections import GIVEN, INNER, INTEGERS, SECTIONS
 from tests.docstrings import listed, outcome, parsed
 from tests.make_api import PAGE, found, members, page, shown, signature
 
@@ -80,6 +81,21 @@ def test_what_it_links_to_is_there() -> None:
     for file, anchor in links:
         assert not file or (PAGE.parent / file).is_file(), file
         assert file or anchor in anchors, anchor
+
+
+@pytest.mark.parametrize(("data", "wanted"), [([1, 2], INTEGERS), ([True, False], "cast")])
+def test_what_takes_integers_and_bools(data: list[int], wanted: str) -> None:
+    numbers = ct.asarray(data, device="cpu")
+    others = {"cast": ("f32",), "scale": (2.0,), "clip": (0, 1)}
+    pairs = "add sub mul div floor_divide remainder maximum minimum silu_gate".split()
+    (names,) = (names for title, _, names in SECTIONS if title == "Element-wise")
+    taken = []
+    for name in names.split():
+        rest = (numbers,) if name in pairs else others.get(name, ())
+        with contextlib.suppress(ct.DTypeError):
+            getattr(ct, name)(numbers, *rest)
+            taken.append(name)
+    assert sorted(taken) == sorted(wanted.split())
 
 
 def test_nothing_of_python_itself_shows() -> None:

@@ -15,7 +15,7 @@ Axes = int | tuple[int, ...] | None
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis.
+    """exp(x) over its sum along an axis, in the shape and dtype of x.
 
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
@@ -59,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 
 
 def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12) -> Tensor:
-    """x / max(||x||, eps) along an axis.
+    """x / max(||x||, eps) along an axis, in the shape and dtype of x.
 
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.

@@ -138,7 +138,11 @@ class UserKernel:
         self, target: str = "wgsl", *, arch: str = "sm_80", dtypes: dict[str, Any] | None = None,
         **constants: Any,
     ) -> str:  # fmt: skip
-        """The text for a target: "wgsl", "ptx" (with `arch`) or "ir"."""
+        """The text for a target: "wgsl", "ptx" (with `arch`) or "ir".
+
+        Raises:
+            TraceError: another target; as for `ir`.
+        """
         if target not in ("wgsl", "ptx", "ir"):
             raise TraceError(f"source: expected wgsl, ptx or ir, got {target!r}")
         caps = Caps(target=target, arch=arch, max_shared=1 << 20, max_workgroup=1024,
@@ -231,8 +235,8 @@ def kernel(fn: Callable[..., Any] | None = None, /, *, workgroup: int = 256) -> 
         A UserKernel, to be called with `threads=` or `groups=`.
 
     Raises:
-        TraceError: no function, or another workgroup. What the function does is looked at when it
-            is launched, or printed.
+        TraceError: no function, a parameter without such an annotation, or another workgroup; what
+            the function does is looked at when it is launched, or printed.
     """
     if fn is not None:
         if not callable(fn):
