@@ -116,7 +116,7 @@ def conv1d(
         x: [batch, channels_in, length]; read fastest with channels last, as results lie.
         weight: [channels_out, channels_in, kernel]; read fastest where it lies [out, kernel, in].
         bias: [channels_out].
-        stride: positions from one result to the next; padding: zeros before and after x.
+        stride: positions of x between two results; padding: zeros before and after x.
         activation: as in `linear`; it acts on the f32 accumulator.
         variant: force a kernel of the product, for tests and benchmarks.
 
