@@ -6,7 +6,8 @@
     batch.execute()
     print(batch.read(y))
 
-The floor's words, one line each; every op of `centella` records on an open batch as well.
+The commonest operations have a method of their own, one line each; every op of `centella` records
+on an open batch as well.
 """
 
 from __future__ import annotations

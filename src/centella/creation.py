@@ -46,7 +46,7 @@ def asarray(data: Any, dtype: Any = None, device: str | Device | None = None) ->
 
 
 def from_host(data: Any, dtype: Any = None, device: str | Device | None = None) -> Tensor:
-    """Another name of `asarray`, as the floor systems spell it."""
+    """Another name of `asarray`."""
     return asarray(data, dtype, device)
 
 

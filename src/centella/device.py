@@ -24,6 +24,8 @@ class Device(Recorder):
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
         caps: what it can do.
         cache: its PipelineCache.
+        pool: its memory; `pool.trim()` gives what is kept for reuse back to the driver.
+        last_plan: what ran last: `print(device.last_plan.explain())`.
         fault: what its self-check found wrong, "" for nothing; see `ct.device`.
     """
 

@@ -82,7 +82,7 @@ class Handle(Described, Struct, eq=False, weakref=True):
 
     @property
     def size_bytes(self) -> int:
-        """`nbytes`, as the floor systems spell it."""
+        """Another name of `nbytes`."""
         return self.spec.nbytes
 
     @property
@@ -160,7 +160,7 @@ class Handle(Described, Struct, eq=False, weakref=True):
         return read_back([self._seen]).result()[0]
 
     def to_host(self) -> Array:
-        """`numpy`, as the floor systems spell it."""
+        """Another name of `numpy`."""
         return self.numpy()
 
     def peek(self) -> Array:

@@ -201,7 +201,7 @@ class Compiled(Generic[R]):
 
 
 class Jitted(Generic[P, R]):
-    """A function that is captured at the first call of each signature and replayed after it.
+    """What `ct.jit` makes: captured at the first call of each signature and replayed after it.
 
     Args:
         maxsize: captures to keep, the least recently used is dropped; None: all.

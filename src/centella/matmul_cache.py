@@ -36,7 +36,12 @@ LATELY = 16  # calls of a weight in which a shape has to come again to take an o
 
 
 class CachedWeight(Struct, frozen=True):
-    """A row of `MatmulCache.weights()`: name, [out, in], storage type, bytes on the device."""
+    """A row of `MatmulCache.weights()`.
+
+    Attributes:
+        name: of the weight; shape: [out_features, in_features]; dtype: storage type.
+        nbytes: of device memory, pads and scales included.
+    """
 
     name: str
     shape: Shape

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class CachedPipeline(Struct, frozen=True):
-    """A compiled program: its kernel's name, its content key, and the driver's object."""
+    """A compiled program.
+
+    Attributes:
+        name: of its kernel.
+        key: its content's: one of the same target, text and constants has the same.
+        native: the driver's object.
+    """
 
     name: str
     key: str

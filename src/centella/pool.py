@@ -34,7 +34,7 @@ def size_class(nbytes: int) -> int:
 
 
 class Memory(Struct, frozen=True):
-    """Bytes of a device's memory, now.
+    """What `Device.memory` gives: bytes of a device's memory, as they were then.
 
     Attributes:
         live: in use, or given back since the last allocation; held: with what is kept for reuse.

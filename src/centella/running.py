@@ -74,7 +74,7 @@ class Engine:
 
     @property
     def memory(self) -> Memory:
-        """Bytes in use, kept, allowed and there: print it."""
+        """Bytes in use, kept for reuse, allowed and there, now: print it."""
         with self.lock, self.border:
             free, total = (self.backend.memory() if not self.lost else None) or (None, None)
             pool = self.pool

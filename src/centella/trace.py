@@ -96,9 +96,10 @@ class Work(Struct, eq=False):
 
 
 class KernelTime(Struct, frozen=True):
-    """All launches of one kernel on one device.
+    """All launches of one kernel on one device: a row of `Ledger.kernels()`.
 
     Attributes:
+        device, kernel: their names; launches: how many.
         milliseconds: of device time, or None where launches could not be timed.
         share: of the device's measured time, 0 to 1.
         missing: why there is no time, or "".

@@ -11,7 +11,12 @@ from msgspec import Struct
 from centella.errors import CentellaError
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
-TABLES = ("comparison.md", "features.md", "from-trueno.md")  # to look things up in, not to read
+TABLES = (
+    "api.md",
+    "comparison.md",
+    "features.md",
+    "from-trueno.md",
+)  # to look things up in, not to read
 LONG = 560  # characters: of prose some 140 tokens, of dense tables the 256 that MiniLM reads
 
 

@@ -15,7 +15,7 @@ Axes = int | tuple[int, ...] | None
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis.
+    """exp(x) over its sum along an axis, in the shape and dtype of x.
 
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
@@ -48,13 +48,18 @@ def layer_norm(
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
 
-    Args and errors as those of `layer_norm`.
+    Args:
+        x: [..., n], of floats; weight: [n], left out by None.
+        eps: added to the mean of squares.
+
+    Raises:
+        ShapeError: a scalar, or a vector of another length; DTypeError: no floats.
     """
     return _norm("rms", x, {"weight": weight}, eps)
 
 
 def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12) -> Tensor:
-    """x / max(||x||, eps) along an axis.
+    """x / max(||x||, eps) along an axis, in the shape and dtype of x.
 
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.

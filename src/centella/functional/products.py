@@ -113,9 +113,10 @@ def conv1d(
     """f(conv(x, weight) + bias): y[b, o, t] sums x[b, c, t stride + j - padding] weight[o, c, j].
 
     Args:
-        x: [batch, channels_in, length], of zeros `padding` before and after; weight:
-            [channels_out, channels_in, kernel]; bias: [channels_out]. What lies with channels last,
-            as a result of conv1d does, or weights that lie [out, kernel, in], are read fastest.
+        x: [batch, channels_in, length]; read fastest with channels last, as results lie.
+        weight: [channels_out, channels_in, kernel]; read fastest where it lies [out, kernel, in].
+        bias: [channels_out].
+        stride: positions of x between two results; padding: zeros before and after x.
         activation: as in `linear`; it acts on the f32 accumulator.
         variant: force a kernel of the product, for tests and benchmarks.
 

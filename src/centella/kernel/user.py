@@ -138,7 +138,11 @@ class UserKernel:
         self, target: str = "wgsl", *, arch: str = "sm_80", dtypes: dict[str, Any] | None = None,
         **constants: Any,
     ) -> str:  # fmt: skip
-        """The text for a target: "wgsl", "ptx" (with `arch`) or "ir"."""
+        """The text for a target: "wgsl", "ptx" (with `arch`) or "ir".
+
+        Raises:
+            TraceError: another target; as for `ir`.
+        """
         if target not in ("wgsl", "ptx", "ir"):
             raise TraceError(f"source: expected wgsl, ptx or ir, got {target!r}")
         caps = Caps(target=target, arch=arch, max_shared=1 << 20, max_workgroup=1024,
@@ -220,7 +224,20 @@ def kernel(  # noqa: D418  # the rule of tests/test_exports.py knows no overload
 
 
 def kernel(fn: Callable[..., Any] | None = None, /, *, workgroup: int = 256) -> Any:
-    """Declare a kernel: `@ct.kernel` or `@ct.kernel(workgroup=256)`; see the module's example."""
+    """Declare a kernel: `@ct.kernel` or `@ct.kernel(workgroup=256)`.
+
+    Args:
+        fn: takes tensors (`x: ct.In[ct.f32]`), launch parameters (`n: ct.u32`) and constants, which
+            are keyword-only; it is traced once for each specialisation.
+        workgroup: threads a group, 1 to 1024.
+
+    Returns:
+        A UserKernel, to be called with `threads=` or `groups=`.
+
+    Raises:
+        TraceError: no function, a parameter without such an annotation, or another workgroup; what
+            the function does is looked at when it is launched, or printed.
+    """
     if fn is not None:
         if not callable(fn):
             raise TraceError(f"kernel: expected a function, got {fn!r}; say workgroup={fn!r}")

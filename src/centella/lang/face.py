@@ -42,8 +42,9 @@ class TensorParam(Struct, frozen=True):
 class _Mode:
     """How a kernel uses a tensor: `In[f32]`, `Out[f32, 2]`, `InOut[storage]`, `Scalar[u32]`."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, doc: str) -> None:
         self.mode = mode
+        self.__doc__ = doc
 
     def __getitem__(self, item: Any) -> TensorParam:
         dtype, rank = item if isinstance(item, tuple) else (item, 1)
@@ -60,10 +61,18 @@ class _Mode:
         return {"in": "In", "out": "Out", "inout": "InOut", "scalar": "Scalar"}[self.mode]
 
 
-In: Any = _Mode("in")
-Out: Any = _Mode("out")
-InOut: Any = _Mode("inout")
-Scalar: Any = _Mode("scalar")
+In: Any = _Mode(
+    "in",
+    "A tensor that a kernel reads: `In[f32]` flat, `In[f32, 2]` as a matrix with strides, "
+    "`In[lang.storage]` of the argument's own dtype.",
+)
+Out: Any = _Mode(
+    "out", "A tensor that a kernel writes, declared as `In` is; the launch gives it a new value."
+)
+InOut: Any = _Mode("inout", "A State that a kernel changes in place, declared as `In` is.")
+Scalar: Any = _Mode(
+    "scalar", "One value in device memory, read by `s.value`: `Scalar[f32]`, `[i32]` or `[u32]`."
+)
 
 
 class Face(Struct, frozen=True):

@@ -34,6 +34,9 @@ class SelfAttention(Module):
         num_kv_heads: of keys and values, default `num_heads`; head_dim: default width / num_heads.
         bias: of all four products; `unbiased` names those without ("k_proj", as in Whisper).
 
+    Raises:
+        ShapeError: heads that do not divide `width`, or `num_heads`.
+
     Parameters of a checkpoint: q_proj, k_proj, v_proj, out_proj.
     """
 
@@ -65,7 +68,7 @@ class SelfAttention(Module):
 
         Args:
             lengths: [batch] i32, tokens of each sequence; not with a cache, which has its own.
-            mask: additive.
+            mask: additive, as `ct.attention` takes it.
             residual: added to the result, in the same launch.
             cache: the past; this step's keys and values are appended to its `layer`, and attention
                 is causal over all of it.
@@ -90,7 +93,10 @@ class SelfAttention(Module):
 class CrossAttention(Module):
     """Attention of a sequence to a memory, whose keys and values come from one product.
 
-    Args: as for `SelfAttention`; memory_width: default `width`.
+    Args: as for `SelfAttention`; memory_width: of the memory, default `width`.
+
+    Raises:
+        ShapeError: heads that do not divide `width`.
     """
 
     def __init__(

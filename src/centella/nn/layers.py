@@ -13,6 +13,10 @@ from centella.tensor import Tensor
 class Linear(Module):
     """y = x W^T + b, with an activation and a residual in the same launch.
 
+    Args:
+        stacks: checkpoint layers beside this one and their rows, stacked to make it.
+        unbiased: those of them that have no bias in the checkpoint.
+
     Attributes:
         weight: [out_features, in_features].
         bias: [out_features] or None.
@@ -30,12 +34,6 @@ class Linear(Module):
         stacks: Mapping[str, int] | None = None,
         unbiased: Sequence[str] = (),
     ) -> None:
-        """Parameters of the layer.
-
-        Args:
-            stacks: checkpoint layers beside this one and their rows, stacked to make it.
-            unbiased: those of them that have no bias in the checkpoint.
-        """
         self.weight = parameter(out_features, in_features)
         self.bias = parameter(out_features) if bias else None
         self.stacks: dict[str, int] = dict(stacks or {})
@@ -63,7 +61,12 @@ class Linear(Module):
 
 
 class LayerNorm(Module):
-    """Layer normalisation over the last dimension (Ba et al. 2016)."""
+    """Layer normalisation over the last dimension (Ba et al. 2016).
+
+    Attributes:
+        weight, bias: [features].
+        eps: added to the variance.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -96,7 +99,12 @@ class Embedding(Module):
 
 
 class RMSNorm(Module):
-    """RMS normalisation over the last dimension (Zhang and Sennrich 2019)."""
+    """RMS normalisation over the last dimension (Zhang and Sennrich 2019).
+
+    Attributes:
+        weight: [features].
+        eps: added to the mean of squares.
+    """
 
     weight: Tensor
 

@@ -40,7 +40,11 @@ class Stored(Protocol):
 
 
 class Parameter(Struct, frozen=True):
-    """Stands where a tensor will be once it is loaded."""
+    """Stands where a tensor will be once it is loaded; used before, it raises ContractError.
+
+    Attributes:
+        shape: what the tensor's will be.
+    """
 
     shape: Shape
 
