@@ -15,7 +15,9 @@ Axes = int | tuple[int, ...] | None
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis, in the shape and dtype of x.
+    """exp(x) over its sum along an axis.
+
+    The result has the shape and dtype of x.
 
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
