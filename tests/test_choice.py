@@ -44,6 +44,10 @@ from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
 
 MINIMUM = Caps("wgsl", max_shared=16 << 10, max_workgroup=256, max_storage_buffers=8)
 LARGE = Caps("wgsl", max_shared=48 << 10, max_workgroup=1024, max_storage_buffers=32)
+ADAPTERS = (
+    Caps("ptx", max_workgroup=1024, max_shared=48 << 10, arch="sm_90a", family="nvidia"),
+    *(Caps("wgsl", family=f) for f in ("nvidia", "software", "amd")),
+)
 SIZES = (1, 2, 31, 64, 65, 384, 1000, 4096)
 
 
@@ -139,6 +143,39 @@ def test_thin_groups_divide_among_their_teams(threads: int, dtypes: Any) -> None
             assert thin.threads * thin.outs <= SHARED_WORDS
             columns = columns_of(problem(m, 4096, k), caps)
             assert columns.m >= m and columns.threads <= threads
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("caps", ADAPTERS, ids=lambda c: c.adapter_class)
+def test_thin_groups_of_every_class_divide_among_their_teams(caps: Caps, dtypes: Any) -> None:
+    for m in (1, 2, 3, 8, 16):
+        for n in (1, 127, 128, 2048, 2049, 1 << 18):
+            for k in (0, 1, 64, 384, 1536, 4096):
+                thin = thin_of(problem(m, n, k), dtypes, caps)
+                steps = -(-k // max(d.per_chunk for d in dtypes))
+                assert thin.m >= m and thin.threads <= 128 and thin.threads % thin.lanes == 0
+                assert thin.lanes <= max(steps, 8)
+                assert thin.outputs % 2 == 0
+                assert thin.threads * thin.outs <= SHARED_WORDS
+
+
+def test_thin_groups_are_those_of_the_table() -> None:
+    def of(caps: Caps, m: int, n: int, *dtypes: DType, batch: int = 1) -> tuple[int, int, int]:
+        thin = thin_of(problem(m, n, 4096, batch), dtypes or (f32, f32), caps)
+        return thin.lanes, thin.outs, thin.unroll
+
+    cuda, nvidia, software = ADAPTERS[:3]
+    assert [of(cuda, m, 4096) for m in (3, 8, 16)] == [(64, 4, 1), (128, 2, 2), (64, 4, 1)]
+    assert [of(nvidia, m, 4096) for m in (3, 8, 16)] == [(64, 4, 1), (64, 4, 2), (32, 4, 2)]
+    assert [of(nvidia, m, 4096, f16, f16) for m in (3, 16)] == [(64, 4, 2), (32, 4, 1)]
+    for few in (of(nvidia, 16, 2048), of(nvidia, 16, 1024, batch=2)):  # outputs of all batches
+        assert few == (64, 2, 1)
+    assert of(nvidia, 16, 1025, batch=2) == (32, 4, 2)
+    assert of(cuda, 4, 2048) == (128, 2, 2)
+    assert of(nvidia, 16, 4096, f32, i8) == of(MINIMUM, 16, 4096, f32, i8) == (32, 4, 1)
+    assert [of(software, m, 4096) for m in (1, 16)] == [(8, 8, 1)] * 2
+    # A group has 64 outputs then: of fewer its other teams would compute the last again.
+    assert of(software, 16, 127) == of(software, 16, 4096, f32, i8) == (32, 4, 1)
 
 
 def test_thin_groups_walk_whole_steps_where_they_can() -> None:

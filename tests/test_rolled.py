@@ -47,12 +47,14 @@ def accesses(calls: Any) -> int:
     return found
 
 
-def product(m: int, dtype: Any, caps: Caps, across: bool = False) -> int:
+def product(
+    m: int, dtype: Any, caps: Caps, across: bool = False, n: int = 512, variant: str | None = None
+) -> int:
     """Of a product of m rows."""
-    x, y = make_spec((m, 512), dtype, 16), make_spec((m, 512), dtype, 16)
-    w = make_spec((512, 512), dtype, 16)
-    w = w if across else Spec((512, 512), dtype, (1, w.strides[0]))
-    attrs = {"variant": None, "alpha": 1.0}
+    x, y = make_spec((m, n), dtype, 16), make_spec((m, n), dtype, 16)
+    w = make_spec((n, n), dtype, 16)
+    w = w if across else Spec((n, n), dtype, (1, w.strides[0]))
+    attrs = {"variant": variant, "alpha": 1.0}
     return accesses(op.get("matmul").lower((x, w), (y,), attrs, caps).calls)
 
 
@@ -74,9 +76,9 @@ def attention(lower: Callable[..., Any], queries: int, caps: Caps) -> int:
 @pytest.mark.parametrize(
     ("count", "share"),
     [
-        (lambda caps: product(2048, f32, caps), 0.7),
-        (lambda caps: product(33, f16, caps), 0.5),
-        (lambda caps: product(16, f16, caps), 0.7),
+        (lambda caps: product(2048, f32, caps, variant="medium"), 0.7),
+        (lambda caps: product(33, f16, caps, variant="small"), 0.5),
+        (lambda caps: product(16, f16, caps, n=256), 0.7),  # of larger ones a thread has more
         (lambda caps: product(16, f16, caps, across=True), 0.5),
         (lambda caps: planes(16, caps), 0.5),
         (lambda caps: attention(lower_stream, 64, caps), 0.5),

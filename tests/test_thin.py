@@ -16,7 +16,8 @@ from centella.lang import KernelIR
 from centella.lang.ptx import emit_ptx
 from centella.lang.simulate import simulate
 from centella.ops.matmul import launches
-from centella.ops.matmul.table import ROWS
+from centella.ops.matmul.choice import thin_of
+from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.thin import Thin
 from centella.program import Call, parameter_words
 from centella.specs import Caps, Spec, make_spec
@@ -33,9 +34,12 @@ TILES = [
     Thin(2, 16, 1, 4), Thin(4, 32, 2, 2), Thin(4, 128, 4, 1), Thin(8, 32, 4, 1),
     Thin(8, 32, 2, 2, 256), Thin(16, 32, 2, 1), Thin(16, 8, 1, 1, 64),
 ]  # fmt: skip
-SHIPPED = {Thin(m, *s) for row in ROWS.values() for m, s in row.thin_few.items()} | {
-    Thin(m, *s) for row in ROWS.values() for m, shapes in row.thin.items() for s in shapes
-}
+K = 4096
+SHIPPED = {
+    thin_of(Problem(1, m, n, K, K, K, n, 0, 0, 0, True, True), (f32, w), caps)
+    for caps in (CUDA, *(Caps("wgsl", family=f) for f in ("nvidia", "software", "amd")))
+    for m in (1, 4, 16) for n in (64, 4096) for w in (f32, i8)
+}  # fmt: skip
 TILES += sorted(SHIPPED - set(TILES), key=str)
 
 

@@ -40,7 +40,9 @@ DEEP = 512  # least depth of a part
 # Threads of a team of a thin product, its outputs, steps at once, by rows held.
 THIN_SHAPES = {1: (128, 2, 4), 2: (128, 2, 4), 4: (32, 2, 2), 8: (32, 4, 1), THIN: (32, 4, 1)}
 FEW = 2048  # outputs that leave much of a large GPU idle
-WORTH = 1 << 17  # weights that are worth compiling twice as much, where threads are a CPU's
+# Weights that are worth compiling twice as much, where threads are a CPU's; not bytes, which take
+# three times as much, as each is widened.
+WORTH = 1 << 17
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
@@ -160,13 +162,15 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps, whole: boo
         for variant in ("wgmma", "mma"):
             if fits(variant, problem, dtypes, caps):
                 return variant
+    row = row_of(caps)
     for name in ("large", "medium"):
         tile = tile_of(name, _itemsize(dtypes), caps)
         if tile is None:
             continue
         tiles = tiles_of(problem, tile) * splits_of(problem, tile, caps)
-        small = problem.m <= tile.bm // 2 or problem.n <= tile.bn // 2
-        if tiles >= row_of(caps).enough and not small:
+        # To compile a tile for other lengths takes a CPU longer than to compute rows for nothing.
+        small = problem.m <= tile.bm // 2 and not row.rolled
+        if tiles >= row.enough and not (small or problem.n <= tile.bn // 2):
             return name
     return "small"
 
@@ -190,16 +194,19 @@ def splits_of(problem: Problem, tile: Tile, caps: Caps) -> int:
 
 
 def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
-    """The shape of a thin kernel's group: many threads a row for few rows, whole steps if it can.
+    """The shape of a thin kernel's group: many threads a row for few rows.
 
-    A team has no more threads than steps, and several steps at once where there are several.
+    A team has no more threads than steps. Where it may take several steps at once, it has so many
+    threads, and takes so many, that all of its steps are whole, if that can be.
     """
     m, row = _rows(problem.m), row_of(caps)
     threads = min(64 if row.rolled else 128, caps.max_workgroup)
-    if row.rolled and problem.n * problem.k >= WORTH:
-        return Thin(m, 8, 8, 1, threads, True)
     steps = -(-problem.k // max(d.per_chunk for d in dtypes))
     smallest = min(d.itemsize for d in dtypes)
+    if row.rolled and smallest > 1:
+        wide = Thin(m, 8, 8, 1, threads, True)
+        if problem.n >= 2 * wide.outputs and problem.n * problem.k >= WORTH:
+            return wide
     lanes, outs, most = THIN_SHAPES[m]
     if smallest == 1 and m <= 2:  # numbers to widen: x is read less often
         lanes, outs, most = 64, 4, 1

@@ -19,7 +19,7 @@ TILES: dict[str, tuple[Tile, ...]] = {
 }
 
 
-Shape = tuple[int, int, int]
+TeamShape = tuple[int, int, int]
 
 
 class Row(Struct, frozen=True):
@@ -42,8 +42,8 @@ class Row(Struct, frozen=True):
     first: dict[str, tuple[Tile, ...]] = {}
     even: int = 0
     enough: int = 96
-    thin: dict[int, tuple[Shape, Shape]] = {}
-    thin_few: dict[int, Shape] = {}
+    thin: dict[int, tuple[TeamShape, TeamShape]] = {}
+    thin_few: dict[int, TeamShape] = {}
     rolled: bool = False
 
 
@@ -92,7 +92,7 @@ ROWS: dict[str, Row] = {
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
     "apple": CONSERVATIVE,
-    "software": Row("lavapipe, to compile and to run", ROLLED, enough=2, rolled=True),
+    "software": Row("lavapipe, to compile and to run", ROLLED, enough=1, rolled=True),
     "simulator": CONSERVATIVE,
 }
 
