@@ -160,8 +160,10 @@ def test_thin_groups_of_every_class_divide_among_their_teams(caps: Caps, dtypes:
 
 
 def test_thin_groups_are_those_of_the_table() -> None:
-    def of(caps: Caps, m: int, n: int, *dtypes: DType, batch: int = 1) -> tuple[int, int, int]:
-        thin = thin_of(problem(m, n, 4096, batch), dtypes or (f32, f32), caps)
+    def of(
+        caps: Caps, m: int, n: int, x: DType = f32, w: DType = f32, batch: int = 1
+    ) -> tuple[int, int, int]:
+        thin = thin_of(problem(m, n, 4096, batch), (x, w), caps)
         return thin.lanes, thin.outs, thin.unroll
 
     cuda, nvidia, software = ADAPTERS[:3]
