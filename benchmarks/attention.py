@@ -24,7 +24,7 @@ import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.attention import tiled
 from centella.ops.attention.tiles import Tile
-from centella.tensor import apply
+from centella.tensors.tensor import apply
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import centella as ct
-from centella import op
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
+from centella.op import op
 from centella.ops.attention import lower as attention_lower
 from centella.ops.attention.choice import LEAST_TILE, MMA_TILES, WGMMA_TILES
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.wgmma import WgmmaTile
 from centella.specs import make_spec
-from centella.tensor import apply
+from centella.tensors.tensor import apply
 
 AnyTile = MmaTile | WgmmaTile
 # By head size: tiles beside the shipped ones.

@@ -17,7 +17,7 @@ import numpy as np
 from measure import Call, Row, alternate, cost, summary
 
 import centella as ct
-from centella.embed import Forward
+from centella.tasks.embed import Forward
 
 SHAPES = ((32, 128), (1, 16))
 
@@ -51,7 +51,7 @@ def cpu(args: argparse.Namespace) -> list[Row]:
 
 
 def _folder(model: str) -> Path:
-    from centella.load import find_folder as folder_of
+    from centella.tasks.load import find_folder as folder_of
 
     return folder_of(model)
 

@@ -19,8 +19,8 @@ from gemv import round_of
 from measure import Row, alternate, cost, of_launch, torch_or_none
 
 import centella as ct
-from centella import op
 from centella.dtypes import DType, dtype_of
+from centella.op import op
 from centella.ops.attention import lower as attention_lower
 from centella.ops.attention.split_mma import SplitTile
 from centella.specs import make_spec

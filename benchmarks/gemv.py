@@ -21,15 +21,15 @@ import numpy as np
 from measure import Call, Row, alternate, of_launch, summary, torch_or_none
 
 import centella as ct
-from centella import op
 from centella.dtypes import DType, dtype_of, narrow, widen
+from centella.op import op
 from centella.ops.matmul import launches
 from centella.ops.matmul.choice import ROWS, skinny_tile_of
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.skinny import Skinny
 from centella.ops.matmul.thin import Thin
 from centella.specs import make_spec
-from centella.tensor import apply
+from centella.tensors.tensor import apply
 
 # [n, k]: the two products of a feed-forward layer, and one of attention.
 SHAPES = ((14336, 4096), (4096, 14336), (4096, 4096))

@@ -19,7 +19,7 @@ import centella as ct
 from centella.ops.matmul.choice import tile_of
 from centella.ops.matmul.table import TILES as VARIANTS
 from centella.ops.matmul.tiled import Tile
-from centella.tensor import apply
+from centella.tensors.tensor import apply
 
 SHAPES = ((4096, 4096, 4096), (4097, 4093, 4099))
 MODELS = (

@@ -20,9 +20,9 @@ from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
 from measure import Call, Row, alternate, resources, summary, torch_or_none
 
 import centella as ct
-from centella import functional as F  # noqa: N812  # as users of PyTorch spell it
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.program import Kernel, Program
+from centella.emit.program import Kernel, Program
+from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 
 Array = np.ndarray[Any, Any]
 MOVED = 4e9  # bytes that a replay moves, at least: a submission takes the device some 30 us

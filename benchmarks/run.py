@@ -52,8 +52,8 @@ from tensor_cores import mma
 from texts import texts
 
 import centella as ct
-from centella.bench import floor as measure_floor
-from centella.embed import Forward
+from centella.check.bench import floor as measure_floor
+from centella.tasks.embed import Forward
 
 # -- MiniLM ----------------------------------------------------------------------------------------
 

@@ -20,14 +20,14 @@ from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
 from measure import Call, Row, alternate, named, of_launch, summary, torch_or_none
 
 import centella as ct
-from centella import op
 from centella.dtypes import DType, dtype_of, narrow, widen
+from centella.op import op
 from centella.ops.matmul import launches
 from centella.ops.matmul.choice import MMA_TILES, WGMMA_TILES
 from centella.ops.matmul.mma import MmaTile
 from centella.ops.matmul.wgmma import WgmmaTile
 from centella.specs import make_spec
-from centella.tensor import apply
+from centella.tensors.tensor import apply
 
 SHAPES = (
     (4096, 4096, 4096),

@@ -4,7 +4,7 @@
     @pytest.mark.devices("cpu", "webgpu") ...                  # on these
     @pytest.mark.devices(*WINDOWED) ...                        # where few KB are above a binding
 
-Devices are opened once (`tests/devices.py`). A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or
+Devices are opened once (`devices.py`). A missing adapter skips; `CENTELLA_REQUIRE=webgpu` (or
 `webgpu,cuda`) makes it a failure. Under `-n 2`, nothing runs beside a test marked `alone`.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import centella as ct
-from tests.devices import DEVICES, GPU, WINDOWED, open_device
-from tests.turnstile import turnstile
+from tests.support.devices import DEVICES, GPU, WINDOWED, open_device
+from tests.support.turnstile import turnstile
 
 TURNSTILE = turnstile()
 

@@ -7,11 +7,7 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 from typing import TYPE_CHECKING
 
 from centella import lang, nn
-from centella.batch import CommandBatch
-from centella.creation import arange, asarray, empty, from_dlpack, from_host, full, ones, zeros
-from centella.device import Device, device
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, quantize_int8, u8, u32
-from centella.embed import Embedder
 from centella.errors import (
     AudioError,
     CentellaError,
@@ -31,7 +27,28 @@ from centella.errors import (
     TransferForbidden,
     WeightsError,
 )
-from centella.functional import (
+from centella.lang import In, InOut, Out, Scalar
+from centella.ledger.counts import Counts, Ledger, forbid, ledger, totals
+from centella.nn.kv_cache import KVCache
+from centella.nn.matmul_cache import MatmulCache
+from centella.record.history import Event
+from centella.runtime.device import Device, device
+from centella.runtime.pending import Pending
+from centella.runtime.pipelines import CachedPipeline, PipelineCache
+from centella.tasks.embed import Embedder
+from centella.tasks.load import load
+from centella.tensors.batch import CommandBatch
+from centella.tensors.creation import (
+    arange,
+    asarray,
+    empty,
+    from_dlpack,
+    from_host,
+    full,
+    ones,
+    zeros,
+)
+from centella.tensors.functional import (
     abs,
     add,
     argmax,
@@ -98,22 +115,14 @@ from centella.functional import (
     tanh,
     where,
 )
-from centella.history import Event
-from centella.jit import Compiled, jit
-from centella.kernel import UserKernel, kernel
-from centella.kv_cache import KVCache
-from centella.lang import In, InOut, Out, Scalar
-from centella.ledger import Counts, Ledger, forbid, ledger, totals
-from centella.load import load
-from centella.matmul_cache import MatmulCache
-from centella.pending import Pending
-from centella.pipelines import CachedPipeline, PipelineCache
-from centella.quantize import quantize_blocks
-from centella.state import State
-from centella.tensor import Tensor, fetch
+from centella.tensors.jit import Compiled, jit
+from centella.tensors.kernel import UserKernel, kernel
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, fetch
+from centella.weights.quantize import quantize_blocks
 
 if not TYPE_CHECKING:  # which is to say itself what there is not
-    from centella.hints import module_getattr as __getattr__  # noqa: F401  # Python calls it
+    from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401  # Python calls it
 
 __version__ = "0.1.0"
 

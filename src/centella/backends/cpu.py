@@ -21,12 +21,12 @@ from weakref import ref
 
 import numpy as np
 
+from centella.backends.base import Array, Bound, Buffer, Clock, Copy, Submission, Times
+from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
-from centella.ledger import count
-from centella.program import HostProgram, Program
+from centella.host.workers import pool
+from centella.ledger.counts import count
 from centella.specs import Caps, Spec
-from centella.submission import Array, Bound, Buffer, Clock, Copy, Submission, Times
-from centella.workers import pool
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from centella.backends.base import Array, Bound, Buffer, Clock, DoneTicket, Submission
+from centella.emit.program import HostProgram, Program
 from centella.errors import DeviceError
-from centella.lang.machine import Order
-from centella.lang.shadow import Mask
-from centella.lang.simulate import simulate, unwritten
-from centella.ledger import count
-from centella.program import HostProgram, Program
+from centella.ledger.counts import count
+from centella.simulator.machine import Order
+from centella.simulator.race_check import Mask
+from centella.simulator.run import simulate, unwritten
 from centella.specs import Caps, Spec, pads
-from centella.submission import Array, Bound, Buffer, Clock, DoneTicket, Submission
 
 
 def last_word(spec: Spec, offset: int) -> int | None:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
+from centella.check.cases.case import Case
+from centella.check.cases.compare import differences
+from centella.check.cases.table import TABLE, sample_of
 from centella.check.rates import measure
 from centella.check.report import DeviceReport, Failure, Rate, found_on
-from centella.conformance.cases import Case
-from centella.conformance.compare import differences
-from centella.conformance.table import TABLE, sample_of
-from centella.device import Device
-from centella.device import device as open_device
 from centella.errors import DeviceLostError
+from centella.runtime.device import Device
+from centella.runtime.device import device as open_device
 
 Progress = Callable[[int, int, str], None]
 Job = tuple[str, str, list[Case]]  # operation, dtype, cases that run together

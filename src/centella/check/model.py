@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from centella.check.cases.compare import difference
 from centella.check.report import Layer, ModelReport, found_on
-from centella.conformance.compare import difference
-from centella.creation import asarray
-from centella.device import Device
-from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of
-from centella.embed import Embedder
 from centella.errors import MissingExtraError
-from centella.load import find_folder, load
 from centella.nn import Module
-from centella.tensor import Tensor, fetch
+from centella.runtime.device import Device
+from centella.runtime.device import device as open_device
+from centella.tasks.embed import Embedder
+from centella.tasks.load import find_folder, load
+from centella.tensors.creation import asarray
+from centella.tensors.tensor import Tensor, fetch
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done

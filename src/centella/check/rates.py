@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from centella.bench.figures import Array, median
+from centella.check.bench.figures import Array, median
 from centella.check.report import Rate
-from centella.creation import asarray, full
-from centella.device import Device
-from centella.functional import linear, matmul
-from centella.tensor import Tensor
+from centella.runtime.device import Device
+from centella.tensors.creation import asarray, full
+from centella.tensors.functional import linear, matmul
+from centella.tensors.tensor import Tensor
 
 COPY_BYTES = 96 << 20  # below the 128 MB that every WebGPU adapter binds
 FIRST_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
-from centella.device import Device
+from centella.runtime.device import Device
 
 PACKAGES = ("wgpu", "cuda-bindings", "torch", "transformers")  # whose version may matter
 

@@ -12,7 +12,7 @@ import typer
 from centella.cli.options import Device, Json
 
 if TYPE_CHECKING:
-    from centella.bench import Figure, Report
+    from centella.check.bench import Figure, Report
 
 TITLES = {
     "ffn": "feed-forward layers of Qwen3-4B",
@@ -39,7 +39,7 @@ def run(what: What, device: Device = None, small: Small = False, as_json: Json =
     Raises:
         CentellaError: no such device, wrong numbers, or work that should not have been done.
     """
-    from centella.bench import floor
+    from centella.check.bench import floor
 
     report = floor(device, small=small, progress=_tell if sys.stderr.isatty() else None)
     if as_json:

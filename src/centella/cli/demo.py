@@ -40,9 +40,9 @@ def run(
     Raises:
         CentellaError: no question, no weights, no such device, or no text below the path.
     """
-    from centella.device import device as open_device
-    from centella.ledger import ledger
-    from centella.load import load
+    from centella.ledger.counts import ledger
+    from centella.runtime.device import device as open_device
+    from centella.tasks.load import load
 
     if not question.strip():
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")

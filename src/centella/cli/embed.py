@@ -51,8 +51,8 @@ def run(
             encoding raise.
         OSError: for a file that cannot be read or written.
     """
-    from centella.ledger import ledger
-    from centella.load import load
+    from centella.ledger.counts import ledger
+    from centella.tasks.load import load
 
     if output is not None:
         _check_output(output)

@@ -61,9 +61,9 @@ def gather() -> dict[str, Any]:
 
 def _default() -> dict[str, Any]:
     """The device that `ct.device()` opens, and why."""
-    from centella.device import device, trusted
+    from centella.backends.opening import choose
     from centella.errors import CentellaError
-    from centella.opening import choose
+    from centella.runtime.device import device, trusted
 
     named = os.environ.get("CENTELLA_DEVICE")
     try:

@@ -36,12 +36,12 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
 
     The call gets `t(*shape, dtype=f32)`, which makes a tensor.
     """
-    from centella import functional as f
     from centella.dtypes import bool_, f16, f32, i8, i32, u8
-    from centella.op import get
+    from centella.op.op import get
     from centella.ops.steps import Step
-    from centella.state import State
-    from centella.tensor import Tensor, apply, apply_all
+    from centella.tensors import functional as f
+    from centella.tensors.state import State
+    from centella.tensors.tensor import Tensor, apply, apply_all
 
     states: list[State] = []  # each lives until its sample is recorded
 
@@ -126,10 +126,10 @@ def _typed(function: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 
 def recorded(call: Callable[[Make], Any]) -> list[Any]:
     """The nodes that a sample records."""
-    from centella.creation import empty
-    from centella.device import device as open_device
     from centella.dtypes import f32
-    from centella.recording import Recording
+    from centella.record.recording import Recording
+    from centella.runtime.device import device as open_device
+    from centella.tensors.creation import empty
 
     device = open_device("simulator")
     recording = Recording(device, explicit=True)

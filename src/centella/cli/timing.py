@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from centella.ledger import Ledger
+    from centella.ledger.counts import Ledger
 
 LOADED = time.perf_counter()
 
@@ -43,7 +43,7 @@ class Stages:
         self._scope: AbstractContextManager[Ledger] | None = None
         self._ledger: Ledger | None = None
         if wanted:
-            from centella.ledger import ledger
+            from centella.ledger.counts import ledger
 
             self._scope = ledger(timing=True)
 

@@ -3,6 +3,9 @@
 `docs/kernel-language.md` defines it: values, storage layout, uniformity, the arithmetic table.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from centella.dtypes import bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.lang.control import (
     break_if,
@@ -16,7 +19,6 @@ from centella.lang.control import (
     var,
     vars,
 )
-from centella.lang.face import In, InOut, Out, Scalar, face_of, storage
 from centella.lang.functions import (
     abs,
     bitcast,
@@ -62,7 +64,19 @@ from centella.lang.groups import (
     workgroup_uniform,
 )
 from centella.lang.ir import KernelIR
+from centella.lang.kernel_params import In, InOut, Out, Scalar, face_of, storage
 from centella.lang.trace import trace
+
+if TYPE_CHECKING:
+    from centella.lang import ptx as ptx
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load `lang.ptx` when a kernel first asks for it: no other target needs it."""
+        if name == "ptx":
+            return import_module("centella.lang.ptx")
+        raise AttributeError(f"module 'centella.lang' has no attribute {name!r}")
+
 
 __all__ = [
     "In",

@@ -11,8 +11,8 @@ from typing import Any
 
 from centella.dtypes import DType
 from centella.errors import TraceError
-from centella.lang.face import Face, TensorParam
 from centella.lang.ir import KernelIR
+from centella.lang.kernel_params import Face, TensorParam
 from centella.lang.memory import Argument, ScalarArgument
 from centella.lang.tracer import Tracer, recording
 

@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import fields
 
-from centella.arguments import check_tensors
 from centella.dtypes import DType, f32
 from centella.errors import ShapeError, WeightsError
-from centella.functional import attention
 from centella.nn import Embedding, LayerNorm, Linear, Module
-from centella.tensor import Tensor
+from centella.tensors.arguments import check_tensors
+from centella.tensors.functional import attention
+from centella.tensors.tensor import Tensor
 
 ACTIVATIONS = {
     "gelu": "gelu",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from centella.arguments import whole
 from centella.errors import ShapeError
-from centella.functional import attention
-from centella.kv_cache import KVCache
+from centella.nn.kv_cache import KVCache
 from centella.nn.layers import Linear
 from centella.nn.module import Module
-from centella.tensor import Tensor
+from centella.tensors.arguments import whole
+from centella.tensors.functional import attention
+from centella.tensors.tensor import Tensor
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from centella.errors import ShapeError
-from centella.kv_cache import KVCache
 from centella.nn.attention import CrossAttention, SelfAttention
+from centella.nn.kv_cache import KVCache
 from centella.nn.layers import Conv1d, LayerNorm, Linear
 from centella.nn.module import Module, parameter
 from centella.specs import Shape
-from centella.tensor import Tensor
+from centella.tensors.tensor import Tensor
 
 Part = Callable[[Tensor, Tensor], Tensor]  # of a block: of its input and the residual, their sum
 

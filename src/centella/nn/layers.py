@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from centella import functional
 from centella.nn.module import Array, Module, parameter
 from centella.specs import Shape
-from centella.tensor import Tensor
+from centella.tensors import functional
+from centella.tensors.tensor import Tensor
 
 
 class Linear(Module):

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from centella.device import Device
-from centella.device import device as open_device
 from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
 from centella.errors import ContractError, DTypeError, WeightsError
+from centella.runtime.device import Device
+from centella.runtime.device import device as open_device
 from centella.specs import Shape
-from centella.tensor import Tensor, upload
+from centella.tensors.tensor import Tensor, upload
 
 Array = np.ndarray[Any, Any]
 LISTED = 20  # names that an error shows

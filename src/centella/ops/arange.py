@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import Axes, axes, part_of
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import Axes, axes, part_of
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
-from centella.ops.face import face
-from centella.program import Call, Kernel, Ref
+from centella.ops.kernel_params import face
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import LETTERS, WHOLE, Axes, axes
 from centella.dtypes import DType, bf16, f16, i32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.lang.face import Face
-from centella.op import Lowered, Op, Out
-from centella.ops.face import face
+from centella.lang.kernel_params import Face
+from centella.op.axes import LETTERS, WHOLE, Axes, axes
+from centella.op.op import Lowered, Op, Out
+from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT
 from centella.ops.rows import (
@@ -35,7 +36,6 @@ from centella.ops.rows import (
     team_of,
     top_pair,
 )
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
 NONE = 0xFFFFFFFF

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from centella.axes import broadcasting
+from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import broadcasting
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel
-from centella.ops.face import face
-from centella.program import Kernel, Ref
+from centella.ops.kernel_params import face
 from centella.specs import Caps, Spec
 
 kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0], moves=True)

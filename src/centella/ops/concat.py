@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import LETTERS, Along, Axes, dims
 from centella.dtypes import u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import LETTERS, Along, Axes, dims
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import index_of, offset_of
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

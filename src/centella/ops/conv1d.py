@@ -16,19 +16,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella import lang
-from centella.axes import Axes, axes
 from centella.dtypes import u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import Axes, axes
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import Number, element_call
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.face import face
 from centella.ops.fill import kernel as fill
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.matmul.problem import ALONG_K, Problem
 from centella.ops.operands import NUMPY
 from centella.ops.rows import place_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

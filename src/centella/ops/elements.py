@@ -14,10 +14,10 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
-from centella.ops.face import face
+from centella.emit.program import Call, Kernel, Ref
+from centella.ops.kernel_params import face
 from centella.ops.layout import broadcast_strides, flat, merge
 from centella.ops.rows import place_of, width_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Spec
 
 WORKGROUP = 256

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from centella.axes import broadcasting
 from centella.dtypes import DType, bool_
+from centella.emit.program import Kernel
 from centella.errors import DTypeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import broadcasting
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
 from centella.ops.host import Formula, on_blocks
 from centella.ops.layout import broadcast
 from centella.ops.operands import KERNEL, NUMPY
-from centella.program import Kernel
 from centella.specs import Caps, Spec
 
 

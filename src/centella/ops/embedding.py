@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import LETTERS, WHOLE, Axes, axes, part_of
 from centella.dtypes import i32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
-from centella.ops.face import face
+from centella.op.axes import LETTERS, WHOLE, Axes, axes, part_of
+from centella.op.op import Lowered, Op, Out
+from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, width_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from centella.axes import broadcasting
 from centella.dtypes import dtype_of
+from centella.emit.program import Kernel
 from centella.errors import ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import broadcasting
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, split_numbers
 from centella.ops.elementwise import check_numbers
-from centella.program import Kernel
 from centella.specs import Caps, Spec
 
 

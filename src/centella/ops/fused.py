@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from centella.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
-from centella.axes import along_rows as by_rows
 from centella.dtypes import DType, dtype_of, f32, narrow, widen
+from centella.emit.program import HostProgram, Kernel
 from centella.errors import LimitError
-from centella.op import Lowered, Op, Out, get
+from centella.host.tape import Symbol
+from centella.op.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
+from centella.op.axes import along_rows as by_rows
+from centella.op.op import Lowered, Op, Out, get
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
 from centella.ops.layout import takes_rows
 from centella.ops.operands import TAPE
 from centella.ops.steps import Chain, Step, chain_of, computed
-from centella.program import HostProgram, Kernel
 from centella.specs import Caps, Spec
-from centella.tape import Symbol
 
 ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
     "norm": norm.lower_chain,

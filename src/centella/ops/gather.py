@@ -17,16 +17,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella import lang
-from centella.axes import LETTERS, Axes, axes, part_of
 from centella.dtypes import bool_, i32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import LETTERS, Axes, axes, part_of
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import index_of, offset_of
 from centella.ops.elementwise import OPS
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat, merge
 from centella.ops.rows import place_of, width_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Shape, Spec, make_spec
 
 WORKGROUP = 256

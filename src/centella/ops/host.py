@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from centella.blockwise import Array, Index, blocks_of, share, threads_for
 from centella.dtypes import bool_, f32
+from centella.emit.program import HostProgram
+from centella.host.blockwise import Array, Index, blocks_of, share, threads_for
+from centella.host.tape import Run, Symbol, Tape
 from centella.ops.layout import broadcast_strides, merge
 from centella.ops.operands import TAPE
-from centella.program import HostProgram
 from centella.specs import Spec
-from centella.tape import Run, Symbol, Tape
 
 Formula = Callable[[Any, list[Any], dict[str, Any]], Any]
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import LETTERS, Axes, Part, axes, broadcasting, part_of
 from centella.dtypes import DType, dtype_of, to_integers, u32
-from centella.op import Lowered, Op, Out
+from centella.emit.program import Call, Kernel, Ref
+from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting, part_of
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, index_of, offset_of
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, dense_strides
 
 WORKGROUP = 256

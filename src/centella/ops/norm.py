@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import along_rows
 from centella.dtypes import dtype_of, f32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import along_rows
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import load_elements
-from centella.ops.face import face
 from centella.ops.host import on_blocks
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.operands import NUMPY
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, team_of, width_of
@@ -34,7 +35,6 @@ from centella.ops.steps import (
     starts_of,
     traced_numbers,
 )
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 

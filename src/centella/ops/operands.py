@@ -14,8 +14,8 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.host.tape import Symbol, choose, larger, row_first, row_max, row_sum, smaller
 from centella.lang import math as formulas
-from centella.tape import Symbol, choose, larger, row_first, row_max, row_sum, smaller
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]

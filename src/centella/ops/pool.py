@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import Axes, axes
 from centella.dtypes import f32, i32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
-from centella.ops.face import face
+from centella.op.axes import Axes, axes
+from centella.op.op import Lowered, Op, Out
+from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, width_of
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 64

@@ -17,16 +17,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella import lang
-from centella.axes import LETTERS, Axes, Fold, axes
 from centella.dtypes import DType, dtype_of, f32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import LETTERS, Axes, Fold, axes
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import load_elements
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.steps import Chain, Elements, row_space, single, starts_of, traced_numbers
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
 SPLIT = 16384

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import Axes, axes
 from centella.dtypes import Array, f32, i32, narrow, u32, widen
+from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import Axes, axes
+from centella.op.op import Lowered, Op, Out
 from centella.ops.cache import write_reference
 from centella.ops.elements import offset_of
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rope import NAN, turned
 from centella.ops.rope import reference as rotate
 from centella.ops.rows import chunked, place_of, width_of
-from centella.program import Call, HostProgram, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

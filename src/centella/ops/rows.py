@@ -83,9 +83,7 @@ def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:
 
 def top_pair(words: Values, dtype: DType) -> Any:
     """The largest of the lower and of the upper 16-bit values of words, as a word of two."""
-    from centella.lang import ptx
-
-    return fold(words, lambda a, b: ptx.max_pairs(a, b, dtype))
+    return fold(words, lambda a, b: lang.ptx.max_pairs(a, b, dtype))
 
 
 # -- who has a row ---------------------------------------------------------------------------------
@@ -232,9 +230,7 @@ class Row:
             self._there, self.number = number < rows, lang.minimum(number, rows - 1)
         self._columns = columns(self.number) if callable(columns) else columns
         if team.resident:
-            from centella.lang import ptx
-
-            ptx.resident(team.resident)
+            lang.ptx.resident(team.resident)
         self._items = [self._held(index) for index in range(team.held)]
 
     def _held(self, index: int) -> Item:

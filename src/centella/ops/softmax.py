@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.axes import along_rows
 from centella.dtypes import f32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import along_rows
+from centella.op.op import Lowered, Op, Out
 from centella.ops.attention.weights import LOG2E, power, whole_power
-from centella.ops.face import face
 from centella.ops.host import on_blocks
+from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.operands import NUMPY
 from centella.ops.rows import (
@@ -38,7 +39,6 @@ from centella.ops.rows import (
     top_pair,
     width_of,
 )
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 # The least finite f32, where a maximum starts: a higher start (such as -3.0e38, which only bounds

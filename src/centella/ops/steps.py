@@ -15,8 +15,9 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import dtype_of
-from centella.lang.face import Face, TensorParam
-from centella.op import get
+from centella.emit.program import Kernel
+from centella.lang.kernel_params import Face, TensorParam
+from centella.op.op import get
 from centella.ops.elements import (
     Number,
     index_of,
@@ -27,7 +28,6 @@ from centella.ops.elements import (
 )
 from centella.ops.layout import broadcast_strides, merge
 from centella.ops.rows import Values
-from centella.program import Kernel
 from centella.specs import Shape, Spec, make_spec
 
 Scalars = tuple[tuple[str, int | float], ...]

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from centella.backends.base import Clock, Submission
 from centella.backends.cuda.driver import check, driver, explain
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
 from centella.backends.cuda.memory import CudaMemory
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
+from centella.emit.program import HostProgram, Program
+from centella.emit.ptx import entry_name, overlaps, shared_layout
 from centella.errors import CompileError, DeviceError, OutOfMemoryError
-from centella.lang.ptx import entry_name, overlaps, shared_layout
-from centella.ledger import count
-from centella.program import HostProgram, Program
-from centella.submission import Clock, Submission
+from centella.ledger.counts import count
 
 LOG_BYTES = 16384
 CAPTURES_OVERLAPS = 12030  # the first driver whose graphs keep them

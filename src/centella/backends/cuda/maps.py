@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from centella.backends.base import Bound
 from centella.backends.cuda.driver import check, driver
+from centella.emit.ptx.layout import MAP_BYTES
 from centella.lang.ir import MapParam
-from centella.lang.ptx.layout import MAP_BYTES
-from centella.submission import Bound
 
 MOST_KEPT = 4096
 ALONE = 16  # bytes: a stride that nobody takes, of a dimension of one element

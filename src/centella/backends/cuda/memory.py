@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from centella.backends.base import Array, Buffer
 from centella.backends.cuda.driver import arch_of, check, device_count, driver
 from centella.backends.cuda.interop import (
     LEGACY,
@@ -23,9 +24,8 @@ from centella.backends.cuda.interop import (
 )
 from centella.backends.cuda.stream import Current, Lent, Stream, Streams
 from centella.errors import DeviceError, OutOfMemoryError
-from centella.ledger import count
+from centella.ledger.counts import count
 from centella.specs import Caps
-from centella.submission import Array, Buffer
 
 CUDA = 2  # as DLPack counts devices
 STAGED = 64 << 10  # bytes of a copy that the driver takes a copy of before it returns

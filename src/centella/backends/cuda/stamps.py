@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from centella.backends.base import Times
 from centella.backends.cuda.driver import check, driver
-from centella.submission import Times
 
 
 class Stamps:

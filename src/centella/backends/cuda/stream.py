@@ -12,9 +12,9 @@ from collections import Counter, deque
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from centella.backends.base import Buffer
 from centella.backends.cuda.driver import check, driver
 from centella.backends.cuda.interop import LEGACY
-from centella.submission import Buffer
 
 
 class Stream(NamedTuple):

@@ -6,10 +6,10 @@ import threading
 import time
 from typing import Any, Protocol
 
+from centella.backends.base import Array, Times
 from centella.backends.cuda.driver import check, driver
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.stream import Current
-from centella.submission import Array, Times
 
 PAUSE = 0.0005
 NOT_READY: Any = driver.CUresult.CUDA_ERROR_NOT_READY

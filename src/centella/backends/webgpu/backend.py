@@ -17,6 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
+from centella.backends.base import Array, Bound, Buffer, Clock, Submission
 from centella.backends.webgpu import functions, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
@@ -42,6 +43,7 @@ from centella.backends.webgpu.raw import (
 )
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket, places_of
+from centella.emit.program import HostProgram, Program
 from centella.errors import (
     CompileError,
     DeviceError,
@@ -49,10 +51,8 @@ from centella.errors import (
     LimitError,
     OutOfMemoryError,
 )
-from centella.ledger import count
-from centella.program import HostProgram, Program
+from centella.ledger.counts import count
 from centella.specs import Caps
-from centella.submission import Array, Bound, Buffer, Clock, Submission
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST

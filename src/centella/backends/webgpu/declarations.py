@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from centella.caches import keep, kept
+from centella.host.caches import keep, kept
 
 NATIVE = "wgpu.backends.wgpu_native"
 NAME = "wgpu"

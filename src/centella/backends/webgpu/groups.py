@@ -6,8 +6,8 @@ from typing import Any
 
 import wgpu
 
+from centella.backends.base import Bound, Window
 from centella.backends.webgpu.raw import SLOT
-from centella.submission import Bound, Window
 
 MOST = 8192
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from centella.submission import Load, Submission
+from centella.backends.base import Load, Submission
 
 log: logging.Logger = logging.getLogger("centella.webgpu")
 

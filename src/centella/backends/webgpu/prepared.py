@@ -13,9 +13,9 @@ from weakref import ref
 
 from msgspec import Struct
 
+from centella.backends.base import Bound
 from centella.backends.webgpu.raw import Checked, Commands, Dispatch, Encoder, Offsets
 from centella.errors import DeviceError
-from centella.submission import Bound
 
 LEAST = 16  # launches: below, the submission of one more command buffer costs what is saved
 MOST = 8  # plans that have commands ahead

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from centella.backends.base import Array
 from centella.backends.webgpu.declarations import import_native
 from centella.backends.webgpu.types import quicken
 from centella.errors import DeviceError
-from centella.submission import Array
 
 SLOT = 256  # bytes of a launch's parameters
 

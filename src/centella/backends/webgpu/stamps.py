@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from centella.backends.base import Array, Times
 from centella.backends.webgpu.raw import Encoder, timestamp_period
-from centella.submission import Array, Times
 
 PAIR = 16  # bytes of the two stamps of a launch
 MOST = 2048  # launches of a query set, which holds 4096 stamps at most

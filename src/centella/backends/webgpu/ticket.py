@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from centella.backends.base import Array, Submission, Times
 from centella.backends.webgpu import raw
 from centella.backends.webgpu.pace import Course
 from centella.backends.webgpu.stamps import Stamps
 from centella.errors import DeviceLostError
-from centella.submission import Array, Submission, Times
 
 SPIN = 0.001  # seconds of waiting in which it is asked again and again, as near its end
 PART, LONGEST = 1 / 256, 0.002  # later it sleeps for this part of the wait, and so much at most

@@ -1,14 +1,8 @@
-"""PTX from the kernel IR (NVIDIA PTX ISA): what `ptxas` or the driver assembles, no toolkit.
+"""What NVIDIA GPUs alone can do, for kernels (PTX ISA): a kernel that uses it has no WGSL.
 
-One table of types, one of instructions, and a small rule for each operation that needs more than
-one instruction. Every value is a virtual register of its own (`%f` f32, `%r` i32 and u32, `%p`
-bool); the assembler allocates. Floating point is never contracted: add.rn, mul.rn, fma.rn.
-Integer values that a loop does not change are computed before it, up to `ROOM` of them a loop;
-nothing moves out of an `if`.
-
-For kernels there are the operations that no other target has: `Fragment`, `SharedTile`, `mma_sync`,
-`ldmatrix`, `widen_i8`, `cp_async` and its groups; `stmatrix` and clusters from sm_90 on;
-warpgroups, memory barriers and the copy engine on sm_90a (docs/kernel-language.md, "PTX alone").
+`Fragment`, `SharedTile`, `mma_sync`, `ldmatrix`, `widen_i8`, `cp_async` and its groups from
+sm_80 on; `stmatrix` and clusters from sm_90 on; warpgroups, memory barriers and the copy engine on
+sm_90a (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.bulk import (
@@ -29,8 +23,6 @@ from centella.lang.ptx.clusters import (
     cluster_size,
     cluster_wait,
 )
-from centella.lang.ptx.control import ROOM
-from centella.lang.ptx.emit import emit_ptx
 from centella.lang.ptx.intrinsics import (
     cp_async,
     cp_async_commit,
@@ -44,14 +36,6 @@ from centella.lang.ptx.intrinsics import (
     stmatrix,
     widen_i8,
 )
-from centella.lang.ptx.layout import (
-    ParamLayout,
-    SharedLayout,
-    entry_name,
-    param_layout,
-    shared_layout,
-)
-from centella.lang.ptx.tables import TARGETS, literal, overlaps
 from centella.lang.ptx.tiles import Fragment, SharedTile
 from centella.lang.ptx.warpgroups import (
     grid,
@@ -66,12 +50,8 @@ from centella.lang.ptx.warpgroups import (
 )
 
 __all__ = [
-    "ROOM",
-    "TARGETS",
     "Barriers",
     "Fragment",
-    "ParamLayout",
-    "SharedLayout",
     "SharedTile",
     "TensorMap",
     "async_fence",
@@ -84,21 +64,15 @@ __all__ = [
     "cp_async",
     "cp_async_commit",
     "cp_async_wait",
-    "emit_ptx",
-    "entry_name",
     "fetch_lines",
     "grid",
     "init_fence",
     "launch_dependents",
     "ldmatrix",
-    "literal",
     "max_pairs",
     "mma_sync",
-    "overlaps",
-    "param_layout",
     "resident",
     "role",
-    "shared_layout",
     "stmatrix",
     "tma_load",
     "tma_store",

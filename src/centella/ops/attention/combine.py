@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, reach
 from centella.ops.attention.parts import Parts, Place, part_of
 from centella.ops.attention.table import row_of
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 CHUNK = 4
@@ -61,9 +61,7 @@ def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -
         early: the next launch may take its places at once: these groups leave most of a GPU free.
     """
     if early:
-        from centella.lang import ptx
-
-        ptx.launch_dependents()
+        lang.ptx.launch_dependents()
     p = {n: lang.parameter(n, u32) for n in (
         "heads", "share", "lq", "lk", "dim", "splits", "yb", "yl", "yh")}  # fmt: skip
     group, me, width = lang.group_id(), lang.local_id(), lay.width

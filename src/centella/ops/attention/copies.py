@@ -41,12 +41,10 @@ class Walk:
         Args:
             tensors: a ring, its source, where row 0 starts, elements from a row to the next.
         """
-        from centella.lang import ptx
-
         for below, chunk in self.pieces:
             row = first + (self.row + below)
             nbytes = lang.select(counts(row), self.nbytes, 0) if counts else self.nbytes
             inside = lang.minimum(row, last)
             for ring, source, place, pitch in tensors:
                 where = place + inside * pitch + self.element
-                ptx.cp_async(ring, chunk + ring.at_stage(stage), source, where, size=nbytes)
+                lang.ptx.cp_async(ring, chunk + ring.at_stage(stage), source, where, size=nbytes)

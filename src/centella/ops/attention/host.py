@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from centella.blas import taken_over
-from centella.blockwise import SHARED, Array, scratch, share, threads_for
 from centella.dtypes import f32
-from centella.program import HostProgram
+from centella.emit.program import HostProgram
+from centella.host.blas import taken_over
+from centella.host.blockwise import SHARED, Array, scratch, share, threads_for
 from centella.specs import Spec
 
 SCORES = 1 << 16  # of a block: 256 KB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from centella.axes import part_of
+from centella.op.axes import part_of
 from centella.specs import Spec
 
 

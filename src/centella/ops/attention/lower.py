@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from centella.op import Lowered
+from centella.op.op import Lowered
 from centella.ops.attention.choice import (
     choose,
     fits_mma,

@@ -27,15 +27,15 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import LimitError
-from centella.op import Lowered
+from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
 from centella.ops.attention.weights import put
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.program import Call, Kernel, Ref
 from centella.specs import Spec
 
 WARP = 32
@@ -88,13 +88,11 @@ class _Sixteen:
     """
 
     def __init__(self, dtype: Any, tile: MmaTile, dim: int, first: Any) -> None:
-        from centella.lang import ptx
-
-        self.scores = [ptx.Fragment(f32, (M, N)) for _ in range(tile.keys // N)]
-        self.out = [ptx.Fragment(f32, (M, N)) for _ in range(-(-dim // M) * 2)]
-        self.weights = [ptx.Fragment(dtype, (M, M)) for _ in range(tile.parts)]
+        self.scores = [lang.ptx.Fragment(f32, (M, N)) for _ in range(tile.keys // N)]
+        self.out = [lang.ptx.Fragment(f32, (M, N)) for _ in range(-(-dim // M) * 2)]
+        self.weights = [lang.ptx.Fragment(dtype, (M, M)) for _ in range(tile.parts)]
         self.base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
-        self.total = ptx.Fragment(f32, (M, N))  # each column of it
+        self.total = lang.ptx.Fragment(f32, (M, N))  # each column of it
         for held in (*self.out, self.total):
             held.fill(0.0)
         lane = lang.local_id() % WARP
@@ -167,9 +165,7 @@ def _attention_mma(
     *, tile: MmaTile, dim: int, causal: bool, fold: bool, q: Any, k: Any, v: Any, y: Any,
     **masks: Any,
 ) -> None:  # fmt: skip
-    from centella.lang import ptx
-
-    ptx.resident(tile.together)
+    lang.ptx.resident(tile.together)
     p = {n: lang.parameter(n, u32) for n in (
         "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
         "yb", "yh", "yl", "blocks")}  # fmt: skip
@@ -188,9 +184,9 @@ def _attention_mma(
     factor = scale * math.log2(math.e) if fold else lang.const(math.log2(math.e), f32)
 
     width = tile.width(dim)
-    asked = ptx.SharedTile(q.dtype, (tile.queries, width))
-    keys = ptx.SharedTile(k.dtype, (tile.stages, tile.keys, width))
-    values = ptx.SharedTile(v.dtype, (tile.stages, tile.keys, width))
+    asked = lang.ptx.SharedTile(q.dtype, (tile.queries, width))
+    keys = lang.ptx.SharedTile(k.dtype, (tile.stages, tile.keys, width))
+    values = lang.ptx.SharedTile(v.dtype, (tile.stages, tile.keys, width))
     walk = Walk(keys, tile.threads, dim)
     sources = (
         (keys, k, b * p["kb"] + shared_head * p["kh"], p["kl"]),
@@ -205,11 +201,11 @@ def _attention_mma(
     ahead = tile.stages - 1
     for stage in range(ahead):
         fetch(lang.const(stage, u32), lang.const(stage, u32))
-        ptx.cp_async_commit()
+        lang.ptx.cp_async_commit()
     mine = lang.local_id() // WARP * (tile.sixteens * M)
     rows = [_Sixteen(q.dtype, tile, dim, first + mine + i * M) for i in range(tile.sixteens)]
     attend = _Attend(tile, dim, asked, keys, values, mine, rows)
-    ptx.cp_async_wait(ahead - 1)
+    lang.ptx.cp_async_wait(ahead - 1)
     lang.barrier()
     attend.hold()
     seen_by_all = end
@@ -228,11 +224,11 @@ def _attention_mma(
 
     steps = (end + (tile.keys - 1)) // tile.keys
     for step in lang.range(steps):
-        ptx.cp_async_wait(ahead - 1)
+        lang.ptx.cp_async_wait(ahead - 1)
         lang.barrier()
         with lang.if_(step + ahead < steps):
             fetch(step + ahead, (step + ahead) % tile.stages)
-        ptx.cp_async_commit()
+        lang.ptx.cp_async_commit()
         now, key0 = step % tile.stages, step * tile.keys
         attend.score(now)
         for row in rows:
@@ -266,8 +262,6 @@ class _Attend:
         self, tile: MmaTile, dim: int, asked: Any, keys: Any, values: Any, mine: Any,
         rows: list[_Sixteen],
     ) -> None:  # fmt: skip
-        from centella.lang import ptx
-
         self.keys, self.values, self.asked, self.rows = keys, values, asked, rows
         lane, depth = lang.local_id() % WARP, -(-dim // M)
         low, high = lane // 8 % 2, lane // 16
@@ -277,16 +271,18 @@ class _Attend:
         self.of_v = values.chunk(low * 8 + lane % 8, high)
         self.held = tile.held
         self.queries = [
-            [ptx.Fragment(asked.dtype, (M, M)) for _ in rows]
+            [lang.ptx.Fragment(asked.dtype, (M, M)) for _ in rows]
             for _ in range(depth if self.held else 1)
         ]
         self.factors = [
-            [ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(tile.keys // M)
+            [lang.ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(tile.keys // M)
         ]
-        self.ones = ptx.Fragment(keys.dtype, (M, N))
+        self.ones = lang.ptx.Fragment(keys.dtype, (M, N))
         for register in range(2):
             self.ones[register] = (1.0, 1.0)
-        self.spread = [[ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(depth)]
+        self.spread = [
+            [lang.ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(depth)
+        ]
 
     def hold(self) -> None:
         """Load the queries that stay in registers."""
@@ -295,15 +291,11 @@ class _Attend:
                 self._load_queries(i)
 
     def _load_queries(self, i: int) -> None:
-        from centella.lang import ptx
-
         for m, held in enumerate(self.queries[i if self.held else 0]):
-            ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), held)
+            lang.ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), held)
 
     def score(self, stage: Any) -> None:
         """Scores of the keys of a stage."""
-        from centella.lang import ptx
-
         for row in self.rows:
             for held in row.scores:
                 held.fill(0.0)
@@ -312,26 +304,24 @@ class _Attend:
             if not self.held:
                 self._load_queries(i)
             for n, pair in enumerate(self.factors):
-                ptx.ldmatrix(self.keys, _at(self.keys, first, n, i), *pair)
+                lang.ptx.ldmatrix(self.keys, _at(self.keys, first, n, i), *pair)
                 for row, left in zip(self.rows, self.queries[i if self.held else 0], strict=True):
                     for e in range(2):
-                        ptx.mma_sync(row.scores[2 * n + e], left, pair[e])
+                        lang.ptx.mma_sync(row.scores[2 * n + e], left, pair[e])
 
     def mix(self, stage: Any, factor: Any, fold: bool) -> None:
         """Weights of the keys of a stage, and what they make of its values."""
-        from centella.lang import ptx
-
         first = self.of_v + self.values.at_stage(stage)
         for t in range(len(self.factors)):
             for row in self.rows:
                 row.weigh(t, factor, fold)
                 for part in row.weights:
-                    ptx.mma_sync(row.total, part, self.ones)
+                    lang.ptx.mma_sync(row.total, part, self.ones)
             for n, pair in enumerate(self.spread):
-                ptx.ldmatrix(self.values, _at(self.values, first, t, n), *pair, trans=True)
+                lang.ptx.ldmatrix(self.values, _at(self.values, first, t, n), *pair, trans=True)
                 for row, e in product(self.rows, range(2)):
                     for part in row.weights:
-                        ptx.mma_sync(row.out[2 * n + e], part, pair[e])
+                        lang.ptx.mma_sync(row.out[2 * n + e], part, pair[e])
 
 
 attention_mma: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from centella.axes import Along, Axes, Dims
 from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import Along, Axes, Dims
+from centella.op.op import Lowered, Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
 from centella.specs import Caps, Spec

@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.ops.attention.launch import extents
 from centella.ops.attention.masks import added, counting, reach, sees, shows
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import power_above
-from centella.program import Call, Constants, Kernel, Ref
 from centella.specs import Spec
 
 MOST_SPLITS = 128

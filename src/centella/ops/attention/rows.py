@@ -31,15 +31,13 @@ class Rows:
     def __init__(
         self, dtype: Any, keys: int, width: int, parts: int, first: Any, end: Any, start: Any
     ) -> None:
-        from centella.lang import ptx
-
         self.end: Any = end
         self.start: Any = start
-        self.scores: Any = ptx.Fragment(f32, (M, keys))
-        self.out: Any = ptx.Fragment(f32, (M, width))
+        self.scores: Any = lang.ptx.Fragment(f32, (M, keys))
+        self.out: Any = lang.ptx.Fragment(f32, (M, width))
         self.out.fill(0.0)
         self.weights: list[list[Any]] = [
-            [ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
+            [lang.ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
         ]
         self.base: list[Any] = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
         self.total: list[Any] = lang.vars(f32, 2)

@@ -12,10 +12,10 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f16, f32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.ops.attention.masks import reach
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.program import Call, Kernel, Ref
 from centella.specs import Spec, make_spec
 
 SLAB = 16  # elements of a head with one scale

@@ -12,8 +12,9 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Kernel
 from centella.errors import LimitError
-from centella.op import Lowered
+from centella.op.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.parts import Parts, Work, first_call
 from centella.ops.attention.table import row_of
@@ -31,7 +32,6 @@ from centella.ops.attention.teams import (
     thread,
     weigh,
 )
-from centella.program import Kernel
 from centella.specs import Caps, Spec
 
 MOST_DIM = THREADS * EACH

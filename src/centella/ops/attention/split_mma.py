@@ -26,13 +26,13 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bf16, f32, u32
+from centella.emit.program import Kernel
 from centella.errors import LimitError
-from centella.op import Lowered
+from centella.op.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
 from centella.ops.attention.weights import put
-from centella.program import Kernel
 from centella.specs import Caps, Spec
 
 WARP = 32
@@ -64,8 +64,6 @@ class _Warp:
     """A warp's sixteen keys and their values on the way, its sums, and its place in the group."""
 
     def __init__(self, work: Work, dim: int, k: Any, v: Any) -> None:
-        from centella.lang import ptx
-
         lane = lang.local_id() % WARP
         self.g, self.c = lane // 4, lane % 4
         self.number = lang.local_id() // WARP
@@ -73,16 +71,20 @@ class _Warp:
         self.key_parts, self.value_parts = -(-dim // KEY_PART), -(-dim // VALUE_PART)
         self.keys = lang.vars(u32, 2, self.key_parts, 4)
         self.values = lang.vars(u32, 2, 2, self.value_parts, 4)
-        self.scores = [ptx.Fragment(f32, (16, 8)) for _ in range(2)]
-        self.out = [[ptx.Fragment(f32, (16, 8)) for _ in range(4)] for _ in range(self.value_parts)]
-        self.total = ptx.Fragment(f32, (16, 8))
-        self.spread = ptx.Fragment(f32, (16, 8))
-        self.shrink = ptx.Fragment(bf16, (16, 8))
+        self.scores = [lang.ptx.Fragment(f32, (16, 8)) for _ in range(2)]
+        self.out = [
+            [lang.ptx.Fragment(f32, (16, 8)) for _ in range(4)] for _ in range(self.value_parts)
+        ]
+        self.total = lang.ptx.Fragment(f32, (16, 8))
+        self.spread = lang.ptx.Fragment(f32, (16, 8))
+        self.shrink = lang.ptx.Fragment(bf16, (16, 8))
         self.exact = _ones(bf16)
         self.ones = self.exact if k.dtype is bf16 else _ones(k.dtype)
-        self.weights = [ptx.Fragment(k.dtype, (16, 8)) for _ in range(2 if k.dtype is bf16 else 1)]
-        self.values_of = ptx.Fragment(k.dtype, (16, 16))
-        self.keys_of = ptx.Fragment(k.dtype, (16, 8))
+        self.weights = [
+            lang.ptx.Fragment(k.dtype, (16, 8)) for _ in range(2 if k.dtype is bf16 else 1)
+        ]
+        self.values_of = lang.ptx.Fragment(k.dtype, (16, 16))
+        self.keys_of = lang.ptx.Fragment(k.dtype, (16, 8))
         for held in (*(x for part in self.out for x in part), self.total):
             held.fill(0.0)
         self.shrink.fill(0)
@@ -97,8 +99,6 @@ class _Warp:
 
     def load_queries(self, q: Any) -> None:
         """Queries as the first factor, whose other eight rows are zeros."""
-        from centella.lang import ptx
-
         place, self.queries = self.work.query(self.g), []
         for part in range(self.key_parts):
             element, inside = self.element(part, KEY_PART, self.c)
@@ -106,7 +106,7 @@ class _Warp:
             if inside is not None:
                 words = [lang.select(inside, w, 0) for w in words]
             for half in range(2):
-                held = ptx.Fragment(q.dtype, (16, 16))
+                held = lang.ptx.Fragment(q.dtype, (16, 16))
                 held.fill(0)
                 held[0], held[2] = words[2 * half], words[2 * half + 1]
                 self.queries.append(held)
@@ -140,19 +140,15 @@ class _Warp:
 
     def score(self) -> None:
         """Scores of the keys."""
-        from centella.lang import ptx
-
         for n, held in enumerate(self.scores):
             held.fill(0.0)
             for i, query in enumerate(self.queries):
                 words = self.keys[n][i // 2]
                 self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
-                ptx.mma_sync(held, query, self.keys_of)
+                lang.ptx.mma_sync(held, query, self.keys_of)
 
     def soften(self, first: Any, factor: Any) -> list[list[Any]]:
         """Weights of the keys, where a maximum grew less of what was summed; which keys count."""
-        from centella.lang import ptx
-
         counted = [[self.work.counts(self.key(first, n, e)) for e in range(2)] for n in range(2)]
         found = [
             [
@@ -176,7 +172,7 @@ class _Warp:
             put(self.weights, n, both)
         self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
         self.spread.fill(0.0)
-        ptx.mma_sync(self.spread, self.exact, self.shrink)
+        lang.ptx.mma_sync(self.spread, self.exact, self.shrink)
         factors = [self.spread[e] for e in range(2)]
         for held in (*(x for part in self.out for x in part), self.total):
             for register in range(4):
@@ -185,10 +181,8 @@ class _Warp:
 
     def mix(self, counted: list[list[Any]]) -> None:
         """Add up the values; those of keys that do not count may be anything."""
-        from centella.lang import ptx
-
         for weights in self.weights:
-            ptx.mma_sync(self.total, self.ones, weights)
+            lang.ptx.mma_sync(self.total, self.ones, weights)
         for part, tiles in enumerate(self.out):
             for j, held in enumerate(tiles):
                 for n in range(2):
@@ -198,13 +192,11 @@ class _Warp:
                     self.values_of[2 * n] = (low & 0xFFFF) | (next_ << 16)
                     self.values_of[2 * n + 1] = (low >> 16) | (next_ & 0xFFFF0000)
                 for weights in self.weights:
-                    ptx.mma_sync(held, self.values_of, weights)
+                    lang.ptx.mma_sync(held, self.values_of, weights)
 
 
 def _ones(dtype: Any) -> Any:
-    from centella.lang import ptx
-
-    held = ptx.Fragment(dtype, (16, 16))
+    held = lang.ptx.Fragment(dtype, (16, 16))
     for register in range(4):
         held[register] = (lang.const(1.0, f32), lang.const(1.0, f32))
     return held
@@ -214,9 +206,7 @@ def _split_mma(
     *, tile: SplitTile, dim: int, rows: int, causal: bool, q: Any, k: Any, v: Any, partial: Any,
     **masks: Any,
 ) -> None:  # fmt: skip
-    from centella.lang import ptx
-
-    ptx.resident(tile.together)
+    lang.ptx.resident(tile.together)
     work = Work(masks, causal, rows)
     factor = lang.parameter("scale", f32) * math.log2(math.e)
     with lang.if_(work.begin < work.end):

@@ -12,15 +12,15 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.op import Lowered
+from centella.emit.program import Call, Kernel, Ref
+from centella.op.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
 from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import fold
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 THREADS = 64

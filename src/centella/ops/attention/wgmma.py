@@ -21,17 +21,17 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bf16, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import LimitError
-from centella.op import Lowered
+from centella.op.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import reach, upto
 from centella.ops.attention.mma import FOLDED
 from centella.ops.attention.rows import K, M, Rows
 from centella.ops.attention.scaled import SLAB, values_call
-from centella.ops.face import face
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.ring import Ring
-from centella.program import Call, Kernel, Ref
 from centella.specs import Spec
 
 WARPGROUP = 128  # threads
@@ -78,15 +78,13 @@ class _Shared:
     """What both roles see: where a group is, its tiles, their maps and barriers."""
 
     def __init__(self, tile: WgmmaTile, dim: int, q: Any, k: Any, v: Any, p: Any) -> None:
-        from centella.lang import ptx
-
         self.tile, self.width = tile, tile.width(dim)
-        self.asked = ptx.SharedTile(q.dtype, (tile.queries, self.width))
+        self.asked = lang.ptx.SharedTile(q.dtype, (tile.queries, self.width))
         ring = (tile.stages, tile.keys, self.width)
-        self.keys = ptx.SharedTile(k.dtype, ring)
-        self.values = ptx.SharedTile(v.dtype, ring)
+        self.keys = lang.ptx.SharedTile(k.dtype, ring)
+        self.values = lang.ptx.SharedTile(v.dtype, ring)
         self.maps = [
-            ptx.TensorMap(source, held, (p["dim"], p[length], p[heads], p["batch"]),
+            lang.ptx.TensorMap(source, held, (p["dim"], p[length], p[heads], p["batch"]),
                           (p[f"{name}l"], p[f"{name}h"], p[f"{name}b"]))
             for name, source, held, length, heads in (
                 ("q", q, self.asked, "lq", "heads"),
@@ -94,11 +92,11 @@ class _Shared:
                 ("v", v, self.values, "lk", "kv_heads"),
             )
         ]  # fmt: skip
-        self.arrived = ptx.Barriers(1)  # the queries
-        self.full_k, self.full_v = ptx.Barriers(tile.stages), ptx.Barriers(tile.stages)
-        self.empty_k, self.empty_v = ptx.Barriers(tile.stages), ptx.Barriers(tile.stages)
-        self.order = ptx.Barriers(tile.consumers)
-        self.clean = ptx.Barriers(1)
+        self.arrived = lang.ptx.Barriers(1)  # the queries
+        self.full_k, self.full_v = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
+        self.empty_k, self.empty_v = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
+        self.order = lang.ptx.Barriers(tile.consumers)
+        self.clean = lang.ptx.Barriers(1)
         with lang.if_(lang.local_id() == 0):
             self.arrived.init(0, 1)
             self.clean.init(0, tile.consumers * WARPGROUP)
@@ -108,7 +106,7 @@ class _Shared:
                     empty.init(stage, tile.consumers)
             for consumer in range(tile.consumers):
                 self.order.init(consumer, 1)
-            ptx.init_fence()
+            lang.ptx.init_fence()
         lang.barrier()
 
 
@@ -116,8 +114,6 @@ def _attention_wgmma(
     *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any,
     scales: Any = None, **masks: Any,
 ) -> None:  # fmt: skip
-    from centella.lang import ptx
-
     p = {n: lang.parameter(n, u32) for n in (
         "batch", "heads", "kv_heads", "share", "lq", "lk", "dim", "qb", "qh", "ql", "kb", "kh",
         "kl", "vb", "vh", "vl", "yb", "yh", "yl", "blocks")}  # fmt: skip
@@ -134,9 +130,9 @@ def _attention_wgmma(
     last = (lang.maximum(seen, 1) - 1) // tile.keys  # the first that is taken
     shared = _Shared(tile, dim, q, k, v, p)
     fewer, more = REGISTERS[tile.consumers]
-    with ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
+    with lang.ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
         _produce(shared, (first, head, b), head // p["share"], last)
-    with ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
+    with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         consumer = _Consumer(shared, first, end, start)
         dirty = None
         if "lengths" in masks or "starts" in masks:
@@ -149,18 +145,16 @@ def _attention_wgmma(
 
 def _produce(shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any) -> None:
     """Have queries copied, then keys and values, one tile ahead of its values; last ones first."""
-    from centella.lang import ptx
-
     tile, (first, head, b) = shared.tile, at
     of_q, of_k, of_v = shared.maps
     shared.arrived.expect(0, 2 * tile.queries * shared.width)
-    ptx.tma_load(of_q, (0, first, head, b), 0, shared.arrived, 0)
+    lang.ptx.tma_load(of_q, (0, first, head, b), 0, shared.arrived, 0)
 
     def load(source: Any, full: Any, empty: Any, ring: Ring, step: Any) -> None:
         stage = ring.stage.get()
         empty.wait(stage, ring.parity ^ 1)
         full.expect(stage, 2 * tile.keys * shared.width)
-        ptx.tma_load(source, (0, step * tile.keys, kv_head, b), stage, full, stage)
+        lang.ptx.tma_load(source, (0, step * tile.keys, kv_head, b), stage, full, stage)
         ring.advance()
 
     keys = of_k, shared.full_k, shared.empty_k, Ring(tile.stages)
@@ -176,10 +170,8 @@ class _Consumer:
     """A warpgroup's 64 queries and where it is in the rings."""
 
     def __init__(self, shared: _Shared, first: Any, end: Any, start: Any) -> None:
-        from centella.lang import ptx
-
         self.shared, tile = shared, shared.tile
-        self.mine = ptx.warpgroup() - 1
+        self.mine = lang.ptx.warpgroup() - 1
         self.first = first + self.mine * M
         dtype = shared.values.dtype
         self.rows = Rows(dtype, tile.keys, shared.width, tile.parts, self.first, end, start)
@@ -189,12 +181,10 @@ class _Consumer:
 
     def attend(self, last: Any, dirty: Any) -> None:
         """All tiles from the last on; `dirty`: it has rows past the last key that counts."""
-        from centella.lang import ptx
-
         tile, shared = self.shared.tile, self.shared
         shared.arrived.wait(0, 0)
         self._score()
-        ptx.wgmma_wait(0)
+        lang.ptx.wgmma_wait(0)
         self._release(shared.empty_k, self.ring_k)
         self.rows.hide(last * tile.keys)
         self.rows.soften()
@@ -213,7 +203,7 @@ class _Consumer:
             self._step(None)
         self._mix()
         self._pass_turn()
-        ptx.wgmma_wait(0)
+        lang.ptx.wgmma_wait(0)
 
     def _take_turn(self) -> None:
         """Wait until the others have started their products."""
@@ -227,20 +217,18 @@ class _Consumer:
 
     def _step(self, key0: Any) -> None:
         """Scores and weights of a tile, and the products of the last one's weights."""
-        from centella.lang import ptx
-
         shared = self.shared
         self._score()
         self._mix()
         self._pass_turn()
-        ptx.wgmma_wait(1)
+        lang.ptx.wgmma_wait(1)
         self._release(shared.empty_k, self.ring_k)
         if key0 is not None:
             self.rows.hide(key0)
         grown, shrinks = self.rows.soften()
         if shared.tile.late:
             self._take_turn()
-        ptx.wgmma_wait(0)
+        lang.ptx.wgmma_wait(0)
         self._release(shared.empty_v, self.ring_v)
         self.rows.round()
         self.rows.shrink(grown, shrinks)
@@ -255,35 +243,29 @@ class _Consumer:
 
     def _score(self) -> None:
         """Start the scores of the next keys."""
-        from centella.lang import ptx
-
         shared, stage = self.shared, self.ring_k.stage.get()
         shared.full_k.wait(stage, self.ring_k.parity)
-        ptx.wgmma_fence()
+        lang.ptx.wgmma_fence()
         for k in range(0, shared.width, K):
-            ptx.wgmma(
+            lang.ptx.wgmma(
                 self.rows.scores, shared.asked, shared.asked.start(self.mine * M, k), shared.keys,
                 shared.keys.start(0, k, stage), accumulate=k > 0,
             )  # fmt: skip
-        ptx.wgmma_commit()
+        lang.ptx.wgmma_commit()
 
     def _mix(self) -> None:
         """Start the products of the weights with their values."""
-        from centella.lang import ptx
-
         shared, stage = self.shared, self.ring_v.stage.get()
         shared.full_v.wait(stage, self.ring_v.parity)
-        ptx.wgmma_fence()
+        lang.ptx.wgmma_fence()
         for i, parts in enumerate(self.rows.weights):
             for part in parts:
                 at = shared.values.start(i * K, 0, stage)
-                ptx.wgmma_held(self.rows.out, part, shared.values, at, b_along_k=False)
-        ptx.wgmma_commit()
+                lang.ptx.wgmma_held(self.rows.out, part, shared.values, at, b_along_k=False)
+        lang.ptx.wgmma_commit()
 
     def _clean(self, key0: Any) -> None:
         """Zeros for the rows of values past the last key that counts, once they are there."""
-        from centella.lang import ptx
-
         shared, tile = self.shared, self.shared.tile
         shared.full_v.wait(0, 0)
         across = shared.width // 8
@@ -293,7 +275,7 @@ class _Consumer:
             row = i // across
             with lang.if_(key0 + row >= self.rows.end):
                 shared.values.store(shared.values.chunk(row, i % across), [0.0] * 8)
-        ptx.async_fence()
+        lang.ptx.async_fence()
         shared.clean.arrive(0)
         shared.clean.wait(0, 0)
 

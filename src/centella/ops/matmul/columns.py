@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Kernel
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import SHARED_WORDS, combine, power_of_two
-from centella.program import Kernel
 
 AHEAD = 8  # neighbouring k of a thread: their loads of B are independent
 

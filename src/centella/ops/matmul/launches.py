@@ -9,9 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.dtypes import f32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import LimitError
-from centella.op import Lowered
-from centella.ops.face import face
+from centella.op.op import Lowered
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import (
     BUSY,
@@ -33,7 +34,6 @@ from centella.ops.matmul.skinny import EIGHT, skinny
 from centella.ops.matmul.thin import SUBGROUP, thin, together_of
 from centella.ops.matmul.tiled import Tile, gemm
 from centella.ops.matmul.wgmma import WgmmaTile, wgmma
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec, make_spec
 
 Scalars = tuple[tuple[str, int | float], ...]

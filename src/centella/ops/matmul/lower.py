@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from centella.op import Lowered
+from centella.emit.program import Call, Ref
+from centella.op.op import Lowered
 from centella.ops.elementwise import OPS
 from centella.ops.layout import broadcast_strides, flat, rows_of
 from centella.ops.matmul.launches import Product, after_copies, product_calls
 from centella.ops.matmul.op import Lie, matrix
 from centella.ops.matmul.problem import Problem
-from centella.program import Call, Ref
 from centella.specs import Caps, Spec, make_spec
 
 

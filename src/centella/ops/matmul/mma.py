@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
+from centella.emit.program import Kernel
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words, tile_of_group
-from centella.program import Kernel
 
 DTYPES = (f16, bf16)
 WARP = 32
@@ -60,14 +60,12 @@ class _Operand:
         self, source: Any, rows: int, tile: MmaTile, along_k: bool, vector: bool,
         start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
     ) -> None:  # fmt: skip
-        from centella.lang import ptx
-
         self.source, self.along_k, self.vector = source, along_k, vector
         self.depth, self.bk = depth, tile.bk
         self.last = lang.maximum(depth, 1) - 1  # of an empty product, the first element is read
         self.pitch, self.extent = pitch, extent
         shape = (rows, tile.bk) if along_k else (tile.bk, rows)
-        self.ring = ptx.SharedTile(source.dtype, (tile.stages, *shape))
+        self.ring = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
         across = shape[1] // PER_CHUNK
         down, left = divmod(tile.threads, across)
         assert left == 0 and down % 8 == 0 and shape[0] % down == 0, "threads share the chunks"
@@ -86,8 +84,6 @@ class _Operand:
 
     def fetch(self, step: Any, stage: Any) -> None:
         """Start this thread's copies of the tile of a step; past the depth they are zeros."""
-        from centella.lang import ptx
-
         chunk = self.chunk + self.ring.at_stage(stage)
         for below, k, fixed in self.pieces:
             at = step * self.bk + k
@@ -102,7 +98,7 @@ class _Operand:
                 size = lang.minimum(left, 1) * 16
                 row = lang.minimum(fixed, (self.extent - 1) // PER_CHUNK * PER_CHUNK)
                 where = self.start + lang.minimum(at, self.last) * self.pitch + row
-            ptx.cp_async(self.ring, chunk + below, self.source, where, size=size)
+            lang.ptx.cp_async(self.ring, chunk + below, self.source, where, size=size)
 
     def _elements(self, at: Any, fixed: Any) -> list[Any]:
         """The 8 values of a chunk, one by one."""
@@ -148,19 +144,15 @@ class _Operand:
 
     def load(self, place: tuple[Any, int], stage: Any, *fragments: Any) -> None:
         """One fragment of A or two of B."""
-        from centella.lang import ptx
-
         chunk, below = place
         at = chunk + below + self.ring.at_stage(stage)
-        ptx.ldmatrix(self.ring, at, *fragments, trans=not self.along_k)
+        lang.ptx.ldmatrix(self.ring, at, *fragments, trans=not self.along_k)
 
 
 def _mma(
     *, tile: MmaTile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
     activation: str, a: Any, b: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
-    from centella.lang import ptx
-
     p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a,
                     batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
@@ -172,25 +164,25 @@ def _mma(
     rows, columns = tile.wm // M, tile.wn // N
     places_a = left.places(down, rows, swapped=False)
     places_b = right.places(across, columns // 2, swapped=True)
-    sums = [[ptx.Fragment(f32, (M, N)) for _ in range(columns)] for _ in range(rows)]
+    sums = [[lang.ptx.Fragment(f32, (M, N)) for _ in range(columns)] for _ in range(rows)]
     for held in (f for line in sums for f in line):
         held.fill(0.0)
-    heights = [ptx.Fragment(a.dtype, (M, K)) for _ in range(rows)]
-    widths = [ptx.Fragment(b.dtype, (K, N)) for _ in range(columns)]
+    heights = [lang.ptx.Fragment(a.dtype, (M, K)) for _ in range(rows)]
+    widths = [lang.ptx.Fragment(b.dtype, (K, N)) for _ in range(columns)]
     ahead, copies = tile.stages - 1, vector_a or vector_b
     for first in range(ahead):
         left.fetch(lang.const(first, u32), lang.const(first, u32))
         right.fetch(lang.const(first, u32), lang.const(first, u32))
         if copies:
-            ptx.cp_async_commit()
+            lang.ptx.cp_async_commit()
     for step in lang.range((p["k"] + (tile.bk - 1)) // tile.bk):
         if copies:
-            ptx.cp_async_wait(ahead - 1)
+            lang.ptx.cp_async_wait(ahead - 1)
         lang.barrier()
         left.fetch(step + ahead, (step + ahead) % tile.stages)
         right.fetch(step + ahead, (step + ahead) % tile.stages)
         if copies:
-            ptx.cp_async_commit()
+            lang.ptx.cp_async_commit()
         stage = step % tile.stages
         for line_a, line_b in zip(places_a, places_b, strict=True):
             for place, held in zip(line_a, heights, strict=True):
@@ -199,7 +191,7 @@ def _mma(
                 right.load(place, stage, *widths[2 * n : 2 * n + 2])
             for line, height in zip(sums, heights, strict=True):
                 for held, width in zip(line, widths, strict=True):
-                    ptx.mma_sync(held, height, width)
+                    lang.ptx.mma_sync(held, height, width)
     _finish(sums, row0 + down, column0 + across, batch, p, y, activation, extra)
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from centella.axes import LETTERS, Axes, Fold, axes, spread
-from centella.blas import around, taken_over
-from centella.blockwise import blocks_of, parts_of, share, threads_for
 from centella.dtypes import DType, dtype_of, i8, u8
+from centella.emit.program import HostProgram
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.host.blas import around, taken_over
+from centella.host.blockwise import blocks_of, parts_of, share, threads_for
+from centella.op.axes import LETTERS, Axes, Fold, axes, spread
+from centella.op.op import Lowered, Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.host import plain, run_blocks, taped
 from centella.ops.layout import (
@@ -24,7 +25,6 @@ from centella.ops.layout import (
 )
 from centella.ops.matmul.problem import ALONG_K, VARIANTS
 from centella.ops.operands import NUMPY, TAPE
-from centella.program import HostProgram
 from centella.specs import Caps, Spec
 
 MANY = 64  # rows a thread from which on it is better to read the weight once for each part

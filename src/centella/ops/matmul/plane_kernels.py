@@ -6,8 +6,9 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u8, u32
-from centella.op import Lowered
-from centella.ops.face import face
+from centella.emit.program import Call, Kernel, Ref
+from centella.op.op import Lowered
+from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.choice import thin_of
 from centella.ops.matmul.planes import BLOCK, CHUNK, depth_of
@@ -22,7 +23,6 @@ from centella.ops.matmul.thin import (
     reserve,
     together_of,
 )
-from centella.program import Call, Kernel, Ref
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

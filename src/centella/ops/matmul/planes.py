@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from centella.axes import LETTERS, Axes, axes
 from centella.dtypes import dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
-from centella.op import Lowered, Op, Out
+from centella.op.axes import LETTERS, Axes, axes
+from centella.op.op import Lowered, Op, Out
 from centella.ops.layout import takes_rows
 from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
 from centella.ops.matmul.problem import THIN, aligned

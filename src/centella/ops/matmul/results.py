@@ -35,19 +35,17 @@ class Finish:
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
-        from centella.lang import ptx
-
         thread = lang.local_id()
         line = thread // 32 % 4 * 16 + thread % 16
         first = ring.chunk(line, thread // 16 % 2, slot)
-        rounded = [ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
+        rounded = [lang.ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
         for j in self.columns[::2]:
             for right in range(2):
                 for i, below, out in self._pairs(j + 8 * right, self._column(j + 8 * right)):
                     rounded[i][below % M // 8 + 2 * right] = tuple(out)
             chunk = ring.right(first, (j - self.columns.start) // 8)
             for i, held in enumerate(rounded):
-                ptx.stmatrix(ring, chunk + ring.down(i * M), held)
+                lang.ptx.stmatrix(ring, chunk + ring.down(i * M), held)
 
     def _column(self, j: int) -> Epilogue:
         """The epilogue of this thread's two columns of eight; past the edge the last one's."""
@@ -96,30 +94,24 @@ class Staged:
     """Results on their way through shared memory: each consumer has a place of its own there."""
 
     def __init__(self, y: Any, shape: tuple[int, int, int], p: dict[str, Any]) -> None:
-        from centella.lang import ptx
-
-        self.ring: ptx.SharedTile = ptx.SharedTile(y.dtype, shape)
+        self.ring: lang.ptx.SharedTile = lang.ptx.SharedTile(y.dtype, shape)
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
-        self.map: Any = ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+        self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
 
     def close(self, leader: Any) -> None:
         """The last ones leave before the group ends."""
-        from centella.lang import ptx
-
         with lang.if_(leader):
-            ptx.tma_store_wait(0)
+            lang.ptx.tma_store_wait(0)
 
     def take(self, whole: Finish, mine: Any, leader: Any) -> None:
         """Write columns of a tile there, once the last ones have left, and have them copied."""
-        from centella.lang import ptx
-
         with lang.if_(leader):
-            ptx.tma_store_wait(0)
-        ptx.warpgroup_barrier()
+            lang.ptx.tma_store_wait(0)
+        lang.ptx.warpgroup_barrier()
         whole.stage(self.ring, mine)
-        ptx.async_fence()
-        ptx.warpgroup_barrier()
+        lang.ptx.async_fence()
+        lang.ptx.warpgroup_barrier()
         with lang.if_(leader):
             at = (whole.column + whole.columns.start, whole.row, whole.batch)
-            ptx.tma_store(self.map, at, mine)
-            ptx.tma_store_commit()
+            lang.ptx.tma_store(self.map, at, mine)
+            lang.ptx.tma_store_commit()

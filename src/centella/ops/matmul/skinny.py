@@ -25,10 +25,10 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, i8, u32
+from centella.emit.program import Kernel
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import MOST_THREADS, REGISTERS
 from centella.ops.rows import fold
-from centella.program import Kernel
 
 WARP = 32
 QUAD = 4  # lanes that share a row of a fragment
@@ -86,10 +86,8 @@ def takes(dtypes: tuple[DType, DType]) -> bool:
 def _skinny(
     *, tile: Skinny, activation: str, depth: str, whole: bool, x: Any, w: Any, y: Any, **extra: Any
 ) -> None:
-    from centella.lang import ptx
-
-    ptx.resident(tile.together(x.dtype, w.dtype))
-    ptx.fetch_lines(w)
+    lang.ptx.resident(tile.together(x.dtype, w.dtype))
+    lang.ptx.fetch_lines(w)
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "k", "rowx", "ldw", "ldy", "sx", "sw", "sy", "groups")}  # fmt: skip
     batch = lang.group_id() // p["groups"]
@@ -109,13 +107,15 @@ def _skinny(
     ]
     column = lang.var(part)
     kind = bf16 if x.dtype is f32 else x.dtype
-    sums = [[ptx.Fragment(f32, (16, 8)) for _ in range(tile.eights)] for _ in range(tile.sixteens)]
+    sums = [
+        [lang.ptx.Fragment(f32, (16, 8)) for _ in range(tile.eights)] for _ in range(tile.sixteens)
+    ]
     every = [f for line in sums for f in line]
     for held in every:
         held.fill(0.0)
     # Sums of tensor cores are cut, not rounded: those of f32 are kept short.
     totals = lang.vars(f32, len(every), every[0].registers, init=0.0) if x.dtype is f32 else []
-    height, width = ptx.Fragment(kind, (16, 16)), ptx.Fragment(kind, (16, 8))
+    height, width = lang.ptx.Fragment(kind, (16, 16)), lang.ptx.Fragment(kind, (16, 8))
 
     def step(index: Any, masked: bool) -> None:
         """A block of the depth: everything is on its way before the first is used."""
@@ -142,7 +142,7 @@ def _skinny(
                         for piece in parts:
                             width[0] = piece[j]
                             width[1] = piece[j + 1]
-                            ptx.mma_sync(held, height, width)
+                            lang.ptx.mma_sync(held, height, width)
             for held, whole_sums in zip(every, totals, strict=False):
                 for register, total in enumerate(whole_sums):
                     total.set(total + held[register])
@@ -208,9 +208,7 @@ class Reach:
 
 def _pairs(words: list[Any], stored: DType, kind: DType) -> list[Any]:
     """Stored weights as pairs of the factors' dtype."""
-    from centella.lang import ptx
-
-    return words if stored is not i8 else [v for w in words for v in ptx.widen_i8(w, kind)]
+    return words if stored is not i8 else [v for w in words for v in lang.ptx.widen_i8(w, kind)]
 
 
 def _thirds(words: list[Any]) -> list[list[Any]]:

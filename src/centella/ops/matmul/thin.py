@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, f32, i8, u32
+from centella.emit.program import Kernel
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
-from centella.program import Kernel
 
 SHARED_WORDS = 4096  # 16 KB: what every device has
 SUBGROUP = 32  # lanes that shuffle: a warp
@@ -76,9 +76,7 @@ def together_of(tile: Thin, x: DType, w: DType) -> int:
 def reserve(together: int) -> None:
     """Ask for registers such that so many groups fit on a multiprocessor; 0: of PTX alone, not."""
     if together:
-        from centella.lang import ptx
-
-        ptx.resident(together)
+        lang.ptx.resident(together)
 
 
 def number(value: Any) -> Any:

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Kernel
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.thin import number
-from centella.program import Kernel
 
 STAGES = 2  # tiles of an operand in shared memory: one is multiplied, the next on its way
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk

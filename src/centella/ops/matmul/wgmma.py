@@ -20,10 +20,10 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.emit.program import Kernel
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
 from centella.ops.matmul.tiled import tile_place
 from centella.ops.ring import Ring
-from centella.program import Kernel
 
 WARPGROUP = 128  # threads
 REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
@@ -92,25 +92,21 @@ class _Operand:
     def __init__(
         self, source: Any, name: str, rows: int, tile: WgmmaTile, along_k: bool, p: dict[str, Any]
     ) -> None:
-        from centella.lang import ptx
-
         self.along_k = along_k
         shape = (rows, tile.bk) if along_k else (tile.bk, rows)
-        self.ring = ptx.SharedTile(source.dtype, (tile.stages, *shape))
+        self.ring = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
         across = p["m" if name == "a" else "n"]
         self.batches = lang.parameter(f"batches_{name}", u32)
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
-        self.map = ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
+        self.map = lang.ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
 
     def load(
         self, row: Any, k: Any, batch: Any, stage: Any, full: Any, mask: int | None = None
     ) -> None:
         """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
-        from centella.lang import ptx
-
         at = (k, row) if self.along_k else (row, k)
         place = (*at, lang.minimum(batch, self.batches - 1))
-        ptx.tma_load(self.map, place, stage, full, stage, mask)
+        lang.ptx.tma_load(self.map, place, stage, full, stage, mask)
 
     def start(self, row: Any, k: int, stage: Any) -> Any:
         """Where a factor begins: a row, a k."""
@@ -121,16 +117,14 @@ class _Shared:
     """What both roles see: operands, barriers, sizes. `order` has the consumers take turns."""
 
     def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
-        from centella.lang import ptx
-
         self.tile = tile
         if tile.cluster > 1:
-            ptx.cluster(tile.cluster)
+            lang.ptx.cluster(tile.cluster)
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
         self.left = _Operand(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = _Operand(b, "b", tile.bn, tile, b_along_k, self.p)
-        self.full, self.empty = ptx.Barriers(tile.stages), ptx.Barriers(tile.stages)
-        self.order = ptx.Barriers(2)
+        self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
+        self.order = lang.ptx.Barriers(2)
         self.steps = (self.p["k"] + (tile.bk - 1)) // tile.bk
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
@@ -138,7 +132,7 @@ class _Shared:
                 self.empty.init(stage, tile.cluster * (1 if tile.turns else tile.consumers))
             for consumer in range(2):
                 self.order.init(consumer, 1)
-            ptx.init_fence()
+            lang.ptx.init_fence()
         self.meet()
 
     @property
@@ -154,64 +148,52 @@ class _Shared:
     @property
     def every(self) -> Any:
         """From a number to the next."""
-        from centella.lang import ptx
-
-        return ptx.grid() // self.tile.cluster
+        return lang.ptx.grid() // self.tile.cluster
 
     def meet(self) -> None:
         """All groups that reach each other's shared memory meet, or the threads of this one."""
-        from centella.lang import ptx
-
         if self.tile.cluster == 1:
             lang.barrier()
             return
-        ptx.cluster_arrive()
-        ptx.cluster_wait()
+        lang.ptx.cluster_arrive()
+        lang.ptx.cluster_wait()
 
     def place(self, number: Any) -> tuple[Any, Any, Any]:
         """Batch, first row and first column of this group's tile."""
-        from centella.lang import ptx
-
         tile = self.tile
         batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.bn)
         if tile.cluster > 1:
-            row = row + ptx.cluster_rank() * tile.bm
+            row = row + lang.ptx.cluster_rank() * tile.bm
         return batch, row, column
 
     def load(self, at: tuple[Any, Any, Any], step: Any, stage: Any) -> None:
         """Have both operands copied; B by one group of the cluster for all of them."""
-        from centella.lang import ptx
-
         tile, (batch, row, column) = self.tile, at
         self.left.load(row, step * tile.bk, batch, stage, self.full)
         if tile.cluster == 1:
             self.right.load(column, step * tile.bk, batch, stage, self.full)
             return
-        with lang.if_(ptx.cluster_rank() == step % tile.cluster):
+        with lang.if_(lang.ptx.cluster_rank() == step % tile.cluster):
             every = (1 << tile.cluster) - 1
             self.right.load(column, step * tile.bk, batch, stage, self.full, every)
 
     def give_back(self, stage: Any) -> None:
         """This thread's consumer has read a stage: whoever fills it, in any group, may."""
-        from centella.lang import ptx
-
         self.empty.arrive(stage)
         for further in range(1, self.tile.cluster):
-            self.empty.arrive(stage, (ptx.cluster_rank() + further) % self.tile.cluster)
+            self.empty.arrive(stage, (lang.ptx.cluster_rank() + further) % self.tile.cluster)
 
 
 def _wgmma(
     *, tile: WgmmaTile, a_along_k: bool, b_along_k: bool, staged: bool, words: tuple[str, ...],
     activation: str, a: Any, b: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
-    from centella.lang import ptx
-
     shared = _Shared(tile, a, b, a_along_k, b_along_k)
     stored = Staged(y, tile.staging, shared.p) if staged else Stored(y, shared.p)
     fewer, more = REGISTERS[tile.consumers]
-    with ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
+    with lang.ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
         _produce(shared)
-    with ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
+    with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         _consume(shared, stored, activation, extra, words)
     if tile.cluster > 1:  # nobody leaves while another one copies to it or tells it something
         shared.meet()
@@ -236,18 +218,16 @@ def _consume(
     words: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Multiply what has arrived, tile by tile, and finish each."""
-    from centella.lang import ptx
-
     tile, steps = shared.tile, shared.steps
     ring = Ring(tile.stages)
-    mine = ptx.warpgroup() - 1
+    mine = lang.ptx.warpgroup() - 1
     first, every = shared.first, shared.every
     turn = lang.var(1 - mine)  # the first one's turn is at once
     down: Any = mine * M
     if tile.turns:
         first, every, down = first + mine * every, every * 2, 0
         ring.move(mine * steps)
-    sums = [ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
+    sums = [lang.ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
     width = tile.staged or tile.bn
     for number in lang.range(first, shared.end, every):
@@ -260,7 +240,7 @@ def _consume(
             with lang.if_(leader):
                 shared.order.arrive(1 - mine)
             ring.move(steps)
-        ptx.wgmma_wait(0)
+        lang.ptx.wgmma_wait(0)
         with lang.if_(leader):
             shared.give_back(last)
         for first_column in range(0, tile.bn, width):
@@ -273,24 +253,22 @@ def _consume(
 
 def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: Any) -> Any:
     """The steps of a tile; the stage of the last one, whose products are still under way."""
-    from centella.lang import ptx
-
     left, right = shared.left, shared.right
     before = lang.var(0, u32)  # the stage that is being read
     for step in lang.range(shared.steps):
         stage = ring.stage.get()
         shared.full.wait(stage, ring.parity)
-        ptx.wgmma_fence()
+        lang.ptx.wgmma_fence()
         for k in range(0, shared.tile.bk, K):
             for i, held in enumerate(sums):
-                ptx.wgmma(
+                lang.ptx.wgmma(
                     held, left.ring, left.start(down + i * M, k, stage),
                     right.ring, right.start(0, k, stage),
                     a_along_k=left.along_k, b_along_k=right.along_k,
                     accumulate=step > 0 if k == 0 else True,
                 )  # fmt: skip
-        ptx.wgmma_commit()
-        ptx.wgmma_wait(1)
+        lang.ptx.wgmma_commit()
+        lang.ptx.wgmma_wait(1)
         with lang.if_(leader & (step > 0)):
             shared.give_back(before)
         before.set(stage)

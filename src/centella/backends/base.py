@@ -1,0 +1,286 @@
+"""What every backend offers: allocate, compile, submit; and what is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from msgspec import Struct, field
+
+from centella.emit.program import HostProgram, Program
+from centella.specs import Caps, Spec
+
+Array = np.ndarray[Any, Any]
+Times = Sequence[tuple[int, int]]
+Window = tuple[int, int]
+
+
+class Buffer:
+    """Device memory that a value owns; returned to the pool when nothing refers to it.
+
+    The finalizer only appends to a queue: it may run on any thread, at any time.
+
+    Attributes:
+        memory: what the pool gave and gets back.
+        native: what launches bind: the memory, or on the CPU the host array that was put there.
+        owner: what keeps imported memory alive; imported memory is never freed.
+        mutable: it is a State's and changes in place, so no other value may share it.
+    """
+
+    __slots__ = ("__weakref__", "memory", "mutable", "native", "nbytes", "owner", "release")
+
+    def __init__(
+        self,
+        memory: Any,
+        nbytes: int,
+        release: Callable[[Any, int], None],
+        owner: Any = None,
+    ) -> None:
+        self.memory: Any = memory
+        self.native: Any = memory
+        self.nbytes: int = nbytes
+        self.release: Callable[[Any, int], None] = release
+        self.owner: Any = owner
+        self.mutable: bool = False
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError("memory of a device is not pickled, and copied by its Tensor or State")
+
+    def __del__(self) -> None:
+        self.release(self.memory, self.nbytes)
+
+
+class Bound(Struct, eq=False):
+    """One launch with its operands: slots of the submission, and how each is seen.
+
+    A plan keeps the launches that it bound; a backend changes nothing in them.
+
+    Attributes:
+        parameters: 32-bit words as they lie in memory: the number of groups, then the kernel's.
+        windows: of each operand the first byte and the number of bytes that are bound; None for
+            all of a buffer. Views and offsets count from there. Empty where no buffer is larger
+            than a binding.
+    """
+
+    program: Program | HostProgram
+    pipeline: Any
+    slots: tuple[int, ...]
+    views: tuple[tuple[Spec, int], ...]
+    inputs: int
+    parameters: bytes
+    groups: int
+    windows: tuple[Window | None, ...] = ()
+
+
+class Read(Struct, eq=False):
+    """A read-back: bytes of a slot from `start`, `nbytes` of them; multiples of `Backend.unit`."""
+
+    slot: int
+    start: int
+    nbytes: int
+
+
+class Load(NamedTuple):
+    """What work asks of a device: arithmetic operations, and bytes that it reads and writes."""
+
+    flops: float = 0
+    nbytes: float = 0
+
+
+class Copy(NamedTuple):
+    """Bytes from one slot to another: `nbytes` of them, all numbers multiples of 4."""
+
+    source: int
+    first: int
+    target: int
+    start: int
+    nbytes: int
+
+
+class Submission(Struct, eq=False):
+    """Everything a device does at once: one write, launches in order, read-backs.
+
+    Attributes:
+        slots: the buffers that launches refer to by index.
+        uploads: (slot, flat host bytes) of whole buffers; the bytes change no more.
+        launches: in order, each of one group or more; each sees what the ones before wrote.
+        reads: results that come back, in one copy.
+        copies: done before the launches.
+        prepared: what `Backend.prepare` made of the launches, if they are run again.
+        timed: put time stamps around each launch, where the device can.
+        again: where a backend keeps what it finds for these launches until they come again.
+        loads, total: what each launch asks of the device, and all of them.
+        whole: it is a batch, which the device gets at once.
+    """
+
+    slots: list[Buffer]
+    uploads: list[tuple[int, Array]] = field(default_factory=list)
+    launches: list[Bound] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    prepared: Any = None
+    timed: bool = False
+    again: dict[Any, Any] = field(default_factory=dict)
+    loads: Sequence[Load] = ()
+    total: Load = Load()
+    whole: bool = False
+
+
+class Clock(Struct, frozen=True):
+    """How a backend times launches.
+
+    Attributes:
+        host: by `perf_counter` of the host; else by a clock of the device, with a zero of its own.
+        missing: why it cannot, or "".
+    """
+
+    host: bool = False
+    missing: str = ""
+
+
+class Ticket(Protocol):
+    """A submission under way."""
+
+    def done(self) -> bool:
+        """True once the device has finished it; never blocks."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has finished; raises what it failed with, or TimeoutError."""
+        ...
+
+    def data(self, index: int) -> Array:
+        """Bytes of read-back `index`, after `wait`; a copy that the caller owns."""
+        ...
+
+    def times(self) -> Times | None:
+        """Begin and end of each launch in ns; waits. None where they were not timed."""
+        ...
+
+
+class DoneTicket:
+    """A submission that had finished when it was made."""
+
+    def __init__(self, results: tuple[Array, ...] = (), times: Times | None = None) -> None:
+        self._results = results
+        self._times = times
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Nothing to wait for."""
+
+    def data(self, index: int) -> Array:
+        """Bytes of read-back `index`."""
+        return self._results[index]
+
+    def times(self) -> Times | None:
+        """Begin and end of each launch."""
+        return self._times
+
+
+class Backend(Protocol):
+    """One open device. All calls but a ticket's come under the device's lock, from any thread."""
+
+    name: str
+    caps: Caps
+    unit: int  # read-backs start and end on a multiple of so many bytes
+    clock: Clock
+    dlpack: tuple[int, int] | None  # type and number of its device, where DLPack has them
+
+    @property
+    def native(self) -> Any:
+        """The driver's own device, None on the host."""
+        ...
+
+    def runs_on(self, native: Any) -> bool:
+        """Whether `native` is how an application names the driver's own device."""
+        ...
+
+    def allocate(self, nbytes: int) -> Any:
+        """Device memory of at most `caps.max_buffer` bytes; raises OutOfMemoryError."""
+        ...
+
+    def free(self, native: Any) -> None:
+        """Give memory back to the driver."""
+        ...
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes that are free and bytes that there are, as the driver says; None: it says none."""
+        ...
+
+    def adopt(self, native: Any) -> tuple[Any, int]:
+        """Memory of the application's, to be read in place: what launches bind, and its bytes.
+
+        Raises:
+            DeviceError: for what is no memory of this device, or cannot be bound and read.
+        """
+        ...
+
+    def disown(self, native: Any) -> None:
+        """Forget what `adopt` gave: no value refers to it any more."""
+        ...
+
+    def write(self, buffer: Buffer, data: Array) -> None:
+        """Copy flat host bytes to the start of a buffer, in order with submissions.
+
+        The bytes may change afterwards.
+        """
+        ...
+
+    def shown(self, buffer: Buffer) -> Any:
+        """What applications see of a buffer: what launches bind; on the CPU, once computed.
+
+        Called without the device's lock.
+        """
+        ...
+
+    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+        """The address of a buffer for another library, and what that holds while it uses it.
+
+        Called without the device's lock, only where `dlpack` is not None.
+
+        Args:
+            stream: where the library works, as the array API's `__dlpack__` says it.
+
+        Raises:
+            BufferError: there is no such stream.
+        """
+        ...
+
+    def compile(self, program: Program | HostProgram) -> Any:
+        """The driver's form of a program; raises CompileError."""
+        ...
+
+    def prepare(self, work: Submission) -> Any:
+        """The launches of a submission in a form that can be run again, on the same slots."""
+        ...
+
+    def submit(self, work: Submission) -> Ticket:
+        """Start a submission.
+
+        Raises:
+            OutOfMemoryError, LimitError: nothing was submitted, it may be tried again.
+            SimulationError: a kernel's own fault; the device is as good as before.
+            CentellaError: anything else means that the device is lost.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Name, adapter, driver, limits: what `centella info` prints."""
+        ...
+
+    def before_fork(self) -> None:
+        """Leave nothing to a thread that a child process will not have."""
+        ...
+
+    def after_fork(self, *, child: bool) -> bool:
+        """Go on; False in a child where the driver cannot."""
+        ...
+
+    def close(self) -> None:
+        """Release the device."""
+        ...

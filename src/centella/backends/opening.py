@@ -1,0 +1,102 @@
+"""Opening a backend by the name of a device, and the choice where no name is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from centella.backends.base import Backend
+from centella.errors import CentellaError, DeviceError
+
+T = TypeVar("T")
+
+GPUS = ("webgpu", "cuda")
+forked: set[str] = set()  # kinds that the parent process had open: drivers do not survive a fork
+
+
+def open_backend(name: str, native: Any, options: dict[str, Any]) -> Backend:
+    """The backend that a device of this name runs on.
+
+    Args:
+        native: the driver's own device that the application has, or None.
+        options: arguments of the backend's own.
+
+    Raises:
+        DeviceError: unknown name or option, no adapter, or a device that cannot be opened.
+    """
+    kind, _, which = name.partition(":")
+    if kind in forked:
+        raise DeviceError(
+            f"{name}: the parent process had it open and GPU drivers do not survive a fork; start "
+            f"processes by multiprocessing.get_context('spawn')"
+        )
+    try:
+        return _backend(kind, which, native, options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise DeviceError(f"{name}: unknown option among {', '.join(options)}") from error
+
+
+def spelled(name: str) -> str:
+    """The name that stands for all spellings of one device."""
+    return "cuda:0" if name == "cuda" else name
+
+
+def kind_of(native: Any) -> str:
+    """The kind of device that an application's own belongs to.
+
+    Raises:
+        DeviceError: it is none that is known.
+    """
+    library = type(native).__module__.partition(".")[0]
+    if library == "wgpu":
+        return "webgpu"
+    if library in ("cuda", "cupy", "torch", "centella") or type(native) is int:
+        return "cuda"
+    raise DeviceError(
+        f"device: expected a wgpu device, a CUDA ordinal, device or CUcontext as native=, got "
+        f"{native!r}"
+    )
+
+
+def _backend(kind: str, which: str, native: Any, options: dict[str, Any]) -> Backend:
+    if native is not None and kind not in GPUS:
+        raise DeviceError(f"{kind}: expected no native=, it has no driver; got {native!r}")
+    if kind == "webgpu":
+        from centella.backends.webgpu import WebGpuBackend
+
+        return WebGpuBackend(which, native=native, **options)
+    if kind == "cuda":
+        from centella.backends.cuda import CudaBackend
+
+        return CudaBackend(which, native=native, **options)
+    if kind == "cpu" and not which:
+        from centella.backends.cpu import CpuBackend
+
+        return CpuBackend(**options)
+    if kind == "simulator" and not which:
+        from centella.backends.simulator import SimulatorBackend
+
+        return SimulatorBackend(**options)
+    raise DeviceError(
+        f"unknown device {':'.join(filter(None, (kind, which)))!r}; expected cpu, webgpu, "
+        f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
+    )
+
+
+def choose(open_device: Callable[[str], T]) -> tuple[T, str]:
+    """The default device: cuda, else a hardware WebGPU adapter, else the CPU; and why."""
+    try:
+        return open_device("cuda"), "an NVIDIA driver is here"
+    except CentellaError as error:
+        cuda = str(error)
+    try:
+        from centella.backends.webgpu import adapters, is_software
+
+        if any(not is_software(a) for a in adapters()):
+            return open_device("webgpu"), "a hardware WebGPU adapter is here"
+        why = "no hardware WebGPU adapter"
+    except (CentellaError, ImportError, OSError) as error:
+        why = f"WebGPU: {error}"
+    return open_device("cpu"), f"cuda: {cuda}; {why}"

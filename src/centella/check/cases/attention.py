@@ -1,0 +1,144 @@
+"""The row of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from centella.check.cases.case import FLOATS, LAYOUTS, Case, In, Row, Shape
+
+
+def attend(
+    b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
+    causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
+    variant: str = "", **options: Any,
+) -> Case:  # fmt: skip
+    """One attention case; `added` is the shape of the additive mask."""
+    q, k, v = (
+        In(s, values, layout=layout) for s in ((b, h, lq, d), (b, kv, lk, d), (b, kv, lk, d))
+    )
+    extra = {
+        "lengths": In((b,), (0, lk + 2), "i32"),
+        "key_mask": In((b, lk), "bools", "bool"),
+        "mask": In(added or (b, h, lq, lk), "hidden" if hidden else "normal", "f32"),
+        "starts": In((b,), (-2, lk + 2), "i32"),
+    }
+    attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
+    attrs |= {"variant": variant} if variant else {}
+    return Case((q, k, v, *(extra[m] for m in masks)), attrs, **options)
+
+
+def attention() -> Row:
+    """Self, cross, causal, grouped, each mask; rows with no key are zeros."""
+    return Row(
+        FLOATS,
+        (
+            attend(1, 1, 1, 1, 1, 4),
+            attend(2, 3, 3, 5, 5, 5),
+            attend(1, 2, 2, 2, 37, 8, causal=True),
+            attend(1, 4, 2, 66, 66, 16, causal=True, small=False),
+            attend(2, 4, 1, 3, 9, 32, "lengths"),
+            attend(2, 2, 2, 5, 5, 3, "key_mask", causal=True),
+            attend(2, 2, 1, 4, 20, 8, "mask"),
+            attend(2, 2, 1, 4, 6, 8, "mask", added=(1, 2, 1, 6), hidden=True),
+            attend(1, 1, 1, 3, 5, 4, "mask", added=(1, 1, 3, 1), hidden=True),
+            attend(2, 2, 2, 4, 9, 8, "lengths", "key_mask", "mask", causal=True),
+            attend(1, 1, 1, 3, 5, 8, values="large"),
+            attend(1, 1, 1, 3, 0, 4),
+            attend(1, 2, 2, 0, 3, 4),
+            attend(1, 2, 1, 70, 19, 67, small=False),
+            attend(1, 1, 1, 3, 9, 128, small=False),
+            attend(1, 1, 1, 130, 33, 32, small=False),
+            *(attend(2, 2, 1, 6, 7, 5, layout=x) for x in LAYOUTS[1:]),
+            *(attend(1, 2, 2, 5, 9, 8, layout=x) for x in ("transposed", "rows", "offset")),
+            attend(3, 2, 1, 4, 20, 8, "starts"),
+            attend(2, 2, 2, 70, 80, 5, "lengths", "starts", small=False),
+            attend(2, 2, 1, 4, 9, 8, "lengths", "key_mask", "mask", "starts"),
+            *split_keys(),
+            attend(2, 4, 2, 40, 70, 40, "starts", variant="tiled"),
+            attend(2, 2, 1, 9, 33, 5, "lengths", "key_mask", "mask", variant="tiled", causal=True),
+            attend(1, 1, 1, 3, 0, 4, variant="tiled", sweep=True, dtypes=("f32",)),
+            attend(1, 1, 1, 3, 5, 8, values="large", variant="tiled", sweep=True, dtypes=("f32",)),
+            attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
+            *tensor_cores(),
+            *warpgroups(),
+            *split_on_tensor_cores(),
+            *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
+              for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
+        ),
+        sums=True,
+    )  # fmt: skip
+
+
+def tensor_cores() -> list[Case]:
+    """The variant for 16-bit dtypes: tiles begun and full, heads that are padded, every mask."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 16), (), {}),
+        ((1, 2, 1, 33, 48, 32), (), {"sweep": True}),
+        ((2, 4, 2, 18, 50, 20), ("lengths",), {"causal": True}),
+        ((2, 2, 2, 35, 30, 64), ("starts",), {"sweep": True}),
+        ((2, 2, 1, 17, 40, 8), ("key_mask",), {"causal": True, "sweep": True}),
+        ((2, 2, 1, 17, 40, 16), ("mask",), {"added": (1, 2, 1, 40), "hidden": True}),
+        ((2, 4, 2, 20, 40, 24), ("lengths", "key_mask", "mask", "starts"), {"sweep": True}),
+        ((1, 1, 1, 19, 70, 40), (), {"values": "large", "sweep": True}),
+        ((0, 2, 2, 20, 20, 16), (), {"sweep": True}),
+        ((1, 2, 1, 130, 200, 128), (), {"small": False}),
+        ((2, 2, 1, 300, 300, 64), ("lengths",), {"causal": True, "small": False}),
+        ((1, 1, 1, 70, 90, 256), (), {"causal": True, "small": False}),
+    ]
+    return [attend(*shape, *masks, variant="mma", **more) for shape, masks, more in shapes]
+
+
+def warpgroups() -> list[Case]:
+    """The variant for Hopper: tiles begun and full, heads that are padded, every mask it takes."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 16), (), {}),
+        ((2, 4, 2, 130, 300, 64), ("lengths",), {"causal": True, "small": False}),
+        ((2, 2, 2, 70, 90, 40), ("starts",), {}),
+        ((1, 1, 1, 70, 200, 72), (), {"values": "large", "sweep": True}),
+        ((1, 2, 1, 300, 700, 128), (), {"small": False}),
+        ((2, 2, 1, 200, 200, 128), ("lengths", "starts"), {"small": False, "sweep": True}),
+    ]
+    return [attend(*shape, *masks, variant="wgmma", **more) for shape, masks, more in shapes]
+
+
+def split_on_tensor_cores() -> list[Case]:
+    """Few queries in 16-bit dtypes: warps without a key, parts without one, groups of heads."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 8), (), {}),
+        ((3, 4, 1, 1, 150, 24), ("lengths",), {}),
+        ((2, 6, 2, 3, 70, 64), ("starts",), {"sweep": True}),
+        ((2, 2, 1, 2, 70, 40), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
+        ((2, 3, 1, 1, 70, 72), ("key_mask", "mask"), {"hidden": True, "sweep": True}),
+        ((1, 1, 1, 1, 70, 16), (), {"values": "large", "sweep": True}),
+        ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
+    ]
+    return [attend(*shape, *masks, variant="split_mma", **more) for shape, masks, more in shapes]
+
+
+def split_keys() -> list[Case]:
+    """The variant for few queries: parts with no key, groups of heads, every mask and layout."""
+    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1, 4), (), {}),
+        ((1, 1, 1, 1, 700, 8), (), {}),
+        ((3, 2, 2, 1, 300, 16), ("lengths",), {}),
+        ((3, 6, 2, 1, 260, 8), ("lengths", "starts"), {"sweep": True}),
+        ((2, 8, 1, 2, 200, 8), ("key_mask",), {"causal": True, "sweep": True}),
+        ((2, 5, 1, 1, 130, 8), ("mask",), {"hidden": True}),
+        ((2, 2, 1, 4, 6, 8), ("mask",), {"added": (1, 2, 1, 6), "hidden": True}),
+        ((2, 3, 3, 9, 140, 8), ("mask",), {"added": (2, 1, 9, 1)}),
+        ((1, 2, 2, 8, 3, 8), (), {"causal": True, "sweep": True}),
+        ((2, 2, 2, 4, 90, 8), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
+        ((2, 4, 2, 2, 90, 8), ("lengths", "key_mask", "mask", "starts"), {}),
+        ((1, 1, 1, 3, 150, 8), (), {"values": "large", "sweep": True}),
+        ((1, 1, 1, 3, 0, 4), (), {"sweep": True}),
+        ((1, 2, 2, 0, 3, 4), (), {}),
+        ((0, 2, 2, 1, 70, 4), (), {}),
+        ((1, 4, 2, 1, 9000, 32), ("lengths",), {"small": False}),
+    ]
+    made = [attend(*shape, *masks, variant="split", **more) for shape, masks, more in shapes]
+    made += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
+    return [
+        *made,
+        *(attend(1, 2, 2, 5, 70, 8, layout=x, variant="split", sweep=True) for x in LAYOUTS[1:]),
+    ]

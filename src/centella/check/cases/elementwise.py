@@ -1,0 +1,169 @@
+"""The rows of operations that make each element of the same element of each operand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from centella.check.cases.case import (
+    ALL,
+    BRIEF,
+    BROADCASTS,
+    FLOATS,
+    INTEGERS,
+    LAYOUTS,
+    NUMBERS,
+    SHAPES,
+    Case,
+    In,
+    Row,
+    Shape,
+    cases,
+    laid_out,
+)
+from centella.ops.steps import Step
+
+
+def floats_of(values: str = "normal", **attrs: Any) -> Row:
+    """The row of an elementwise op of one float operand, briefly: `exp` is tested at length."""
+    plain = cases(BRIEF, values, attrs)
+    odd = laid_out(Case((In((3, 5), values),), attrs), "offset")
+    return Row(FLOATS, (*plain, *odd, Case((In((21,), "extremes"),), attrs)))
+
+
+def numbers_of(**attrs: Any) -> Row:
+    """The same for an op that takes integers too."""
+    row = floats_of(**attrs)
+    extremes = replace(row.cases[-1], dtypes=FLOATS)
+    return replace(row, dtypes=NUMBERS, cases=(*row.cases[:-1], extremes))
+
+
+def at_length(dtypes: tuple[str, ...], values: str = "normal", **attrs: Any) -> tuple[Case, ...]:
+    """Every shape, every layout, of one operand."""
+    plain = cases(SHAPES, values, attrs)
+    odd = [
+        case
+        for shape in ((6, 5), (2, 4, 8))
+        for case in laid_out(Case((In(shape, values),), attrs), *LAYOUTS[1:])
+    ]
+    rank1 = laid_out(Case((In((13,), values),), attrs), "offset", "strided")
+    extremes = Case((In((21,), "extremes"),), attrs, tuple(d for d in dtypes if d in FLOATS))
+    return (*plain, *odd, *rank1, extremes) if extremes.dtypes else (*plain, *odd, *rank1)
+
+
+def two(dtypes: tuple[str, ...], brief: bool = True) -> Row:
+    """The row of an elementwise op of two operands, or one and a number."""
+    pairs = BROADCASTS[:4] if brief else BROADCASTS
+    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *pairs)]
+    number = {"second": 3} if "i8" in dtypes else {"second": 2.5}
+    made += [
+        Case((In((33,)),), number),
+        Case((In((33,)),), {"first": number["second"]}),
+        Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")), dtypes=FLOATS),
+        Case((In((21, 1), "extremes"), In((21,), "extremes")), dtypes=FLOATS),
+    ]
+    if not brief:
+        both = Case((In((6, 5)), In((6, 5), layout="transposed")))
+        made += [both, *laid_out(both, *LAYOUTS[1:]), Case((In((6, 8)), In((8,), layout="offset")))]
+    return Row(dtypes, tuple(made))
+
+
+def where() -> Row:
+    """Conditions that broadcast; numbers on either side."""
+    shapes = [
+        ((3, 5), (3, 5), (3, 5)),
+        ((5,), (3, 1), ()),
+        ((3, 1), (8,), (3, 8)),
+        ((0,), (1,), ()),
+    ]
+    made = [Case((In(c, "bools", "bool"), In(a), In(b))) for c, a, b in shapes]
+    some = (In((3, 5), "bools", "bool"), In((3, 5)))
+    made += [Case(some, {"first": 1}), Case(some, {"second": 0})]
+    made += laid_out(made[0], "offset", "strided", "transposed")
+    made += [Case((In((21,), "bools", "bool"), In((21,), "extremes"), In((21,))), dtypes=FLOATS)]
+    return Row(ALL, tuple(made), exact=True)
+
+
+def cast() -> Row:
+    """From every dtype to every other; saturation, NaN and wrap."""
+    made = [
+        Case((In(shape),), {"dtype": target}) for target in ALL for shape in ((3, 5), (33,), (7, 1))
+    ]
+    made += [Case((In((21,), "extremes"),), {"dtype": t}, FLOATS) for t in ALL]
+    made += laid_out(Case((In((3, 8)),), {"dtype": "f16"}), "offset", "transposed")
+    return Row(ALL, tuple(made), exact=True)
+
+
+def compared(dtypes: tuple[str, ...] = NUMBERS) -> Row:
+    """Small whole numbers, of which many are equal; a number on either side; every extreme."""
+    few = (0, 2) if "bool" in dtypes else (0, 4)
+    made = [Case((In(a, few), In(b, few))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
+    made += laid_out(made[0], *LAYOUTS[1:])
+    made += [Case((In((33,), few),), {n: 1}) for n in ("first", "second")]
+    floats = tuple(d for d in dtypes if d in FLOATS)
+    made += [
+        Case((In((21, 1), "extremes"), In((21,), "extremes")), dtypes=floats),
+        Case((In((21,), "extremes"),), {"second": 0.5}, floats),
+        Case((In((33,)), In((33,))), dtypes=tuple(d for d in dtypes if d != "bool")),
+    ]
+    return Row(dtypes, tuple(made))
+
+
+def logical(operands: int) -> Row:
+    """Bools of every layout."""
+    made = [Case((In(s, "bools"),) * operands) for s in ((), (0,), (33,), (3, 5))]
+    made += laid_out(made[-1], *LAYOUTS[1:])
+    return Row(("bool",), tuple(made))
+
+
+def divided() -> Row:
+    """Both signs, zero divisors, the least number by -1; a number on either side."""
+    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS[:4])]
+    made += laid_out(made[0], *LAYOUTS[1:])
+    signed, small = ("i32", "i8"), (0, 5)
+    made += [Case((In((64,)), In((64,), small))), Case((In((64,), small), In((64,), small)))]
+    made += [Case((In((65,), (-9, 9)), In((65,), (-3, 4))), dtypes=signed)]
+    made += [Case((In((33,)),), {n: v}) for n in ("first", "second") for v in (0, 7)]
+    made += [Case((In((9,), (-9, 9)),), {"second": -4}, signed)]
+    made += [
+        Case((In((3,), (low, low + 1)), In((3,), (-1, 0))), dtypes=(dtype,))
+        for dtype, low in (("i32", -(2**31)), ("i8", -128))
+    ]
+    return Row(INTEGERS, tuple(made), exact=True)
+
+
+def gated() -> Row:
+    """Halves of one packed tensor and tensors of their own; broadcasts; extremes."""
+    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
+    made += [Case((In((6, 8), layout=x), In((6, 8), layout=x))) for x in LAYOUTS[1:]]
+    made += [Case((In((5, 33), "large"), In((5, 33), "large")))]
+    made += [Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")))]
+    return Row(FLOATS, tuple(made))
+
+
+def fused() -> Row:
+    """A chain with numbers of two types, a comparison, a cast and an operand that broadcasts."""
+    made: list[Case] = []
+    for dtype in FLOATS:
+        steps = (
+            Step("mul", (0, 1), (), (), dtype),
+            Step("gelu", (2,), (("kind", "tanh"),), (), dtype),
+            Step("cast", (3,), (("dtype", "f32"),), (), "f32"),
+            Step("lt", (4,), (), ("second",), "bool"),
+            Step("where", (5, 2), (), ("first",), dtype),
+        )
+        attrs = {"steps": steps, "3.second": 0.7, "4.first": -1.5}
+        shapes: list[tuple[Shape, Shape]] = [
+            *(((), ()), ((0,), ()), ((33,), (33,)), ((3, 5), (5,)), ((5, 8), (5, 8))),
+            *(((5, 8), (5, 1)), ((2, 3, 7), (3, 1))),
+        ]
+        made += [Case((In(a), In(b)), attrs, (dtype,)) for a, b in shapes]
+        made += laid_out(Case((In((6, 5)), In((5,))), attrs, (dtype,)), *LAYOUTS[1:])
+        made += [Case((In((21,), "extremes"), In((21,), "ties")), attrs, (dtype,))]
+    wrap = (
+        Step("mul", (0,), (), ("second",), "i8"),
+        Step("remainder", (1, 0), (), (), "i8"),
+    )
+    made += [Case((In((3, 37)),), {"steps": wrap, "0.second": 3}, ("i8",))]
+    return Row((*FLOATS, "i8"), tuple(made))

@@ -1,0 +1,233 @@
+"""The rows of operations that move elements, look them up or make them of nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msgspec.structs import replace
+
+from centella.check.cases.case import (
+    ALL,
+    FLOATS,
+    LAYOUTS,
+    NUMBERS,
+    OWN,
+    Case,
+    In,
+    Row,
+    Shape,
+    laid_out,
+)
+
+
+def reshape() -> Row:
+    """Reshapes that cross pads."""
+    pairs: list[tuple[Shape, Shape]] = [
+        *(((3, 5), (15,)), ((15,), (5, 3)), ((3, 5), (5, 3)), ((2, 3, 7), (6, 7))),
+        *(((2, 3, 7), (2, 21)), ((4, 1, 3), (3, 4)), ((12,), (2, 1, 3, 2)), ((6, 2), (4, 3, 1))),
+    ]
+    made = [Case((In(a),), {"shape": b}) for a, b in pairs]
+    made += laid_out(Case((In((6, 5)),), {"shape": (10, 3)}), *LAYOUTS[1:])
+    made += [Case((In((7, 3), "extremes"),), {"shape": (21,)}, FLOATS)]
+    return Row(("f32", "f16", "bf16", "i8", "bool"), tuple(made), exact=True)
+
+
+def concat() -> Row:
+    """Along each axis; empty operands; words that two operands share; the most operands."""
+    groups: list[tuple[int, tuple[Shape, ...]]] = [
+        (0, ((3,), (5,), (1,))), (0, ((3, 5), (2, 5))), (1, ((3, 5), (3, 2), (3, 1))),
+        (1, ((2, 1, 3), (2, 4, 3))), (0, ((0, 3), (2, 3))), (0, ((5,),) * 7), (1, ((2, 0), (2, 0))),
+    ]  # fmt: skip
+    made = [Case(tuple(map(In, shapes)), {"axis": axis}) for axis, shapes in groups]
+    made += laid_out(made[2], "offset", "transposed")
+    made += [Case((In((21,), "extremes"), In((3,))), {"axis": 0}, FLOATS)]
+    return Row(("f32", "f16", "i32", "u8", "bool"), tuple(made), exact=True)
+
+
+def fill() -> Row:
+    """Any shape, any dtype; numbers that only some can hold."""
+    shapes = ((), (0,), (5,), (3, 5), (7, 1), (2, 3, 8))
+    own = {"dtype": OWN}
+    made = [Case((), {"shape": s, "value": 1, **own}) for s in shapes]
+    made += [
+        Case((), {"shape": (3,), "value": v, **own}, FLOATS) for v in (-0.5, math.inf, math.nan)
+    ]
+    made += [Case((), {"shape": (2, 3), "value": -7, **own}, ("i8", "i32", *FLOATS))]
+    return Row(ALL, tuple(made), exact=True)
+
+
+def arange() -> Row:
+    """Up, down, nothing; whole chunks and none."""
+    made = [
+        Case((), {"start": a, "step": b, "size": n, "dtype": OWN})
+        for a, b, n in ((0, 1, 0), (0, 1, 1), (3, 2, 5), (0, 1, 64), (100, -3, 33), (7, 1, 120))
+    ]
+    floats = {"dtype": OWN}
+    made += [Case((), {"start": -0.5, "step": 0.1, "size": 41, **floats}, FLOATS)]
+    made += [Case((), {"start": -7, "step": 3, "size": 21, **floats}, (*FLOATS, "i32", "i8"))]
+    made += [Case((), {"start": 2**32 - 1, "step": -5, "size": 300, **floats}, ("u32",))]
+    return Row(NUMBERS, tuple(made))
+
+
+def embedding() -> Row:
+    """Ids of every rank; some outside the table, whose rows are NaN."""
+    made = [
+        Case((In(shape, (0, 9), "i32"), In((9, d))))
+        for shape, d in (((), 5), ((1,), 1), ((7,), 8), ((2, 3), 5), ((2, 1, 4), 33), ((0,), 4))
+    ]
+    made += [
+        Case((In((9,), (-2, 11), "i32"), In((9, 5)))),
+        Case((In((0,), (0, 1), "i32"), In((0, 5)))),
+    ]
+    made += laid_out(made[3], "offset", "strided", "transposed")
+    made += [Case((In((5,), (0, 9), "i32"), In((9, 5), layout=x))) for x in LAYOUTS[1:]]
+    made += [Case((In((9,), (0, 7), "i32"), In((7, 3), "extremes")))]
+    return Row(FLOATS, tuple(made), exact=True)
+
+
+PICKS: tuple[tuple[Shape, Shape, int], ...] = (
+    *(((9,), (5,), 0), ((9, 5), (7,), 0), ((9, 8), (2, 3), 0), ((3, 9), (4,), 1), ((3, 9), (), 1)),
+    *(((2, 9, 8), (3,), 1), ((9, 2, 3), (), 0), ((2, 3, 9), (2, 2), 2), ((9, 33), (1,), 0)),
+    *(((9, 1), (6,), 0), ((2, 9), (33,), 1), ((9, 4), (0,), 0), ((9, 0), (3,), 0)),
+)
+
+
+def gather() -> Row:
+    """Along each axis, indices of every rank; some outside; views of either operand."""
+    made = [
+        Case((In(shape), In(indices, (0, 9), "i32")), {"axis": axis})
+        for shape, indices, axis in PICKS
+    ]
+    made += [
+        Case((In((9, 8)), In((33,), (-2, 12), "i32")), {"axis": 0}),
+        Case((In((3, 9)), In((33,), (-2, 12), "i32")), {"axis": 1}),
+        Case((In((2, 0, 3)), In((0,), (0, 1), "i32")), {"axis": 1}),
+    ]
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((9, 8), layout=x), In((5,), (0, 9), "i32")), {"axis": 0}))
+        made.append(Case((In((8, 9), layout=x), In((5,), (0, 9), "i32")), {"axis": 1}))
+        made.append(Case((In((9, 5)), In((4, 6), (0, 9), "i32", x)), {"axis": 0}))
+    return Row(ALL, tuple(made), exact=True)
+
+
+def scatter() -> Row:
+    """Few indices and many, so that some are equal; some outside; rows of one element."""
+    made = [
+        Case((In((n, *rest)), In((k,), (-1, n + 1), "i32"), In((k, *rest))))
+        for n, rest, k in (
+            *((9, (), 5), (33, (), 40), (9, (5,), 4), (9, (8,), 30), (7, (1,), 3), (3, (2, 7), 5)),
+            *((5, (3,), 0), (0, (3,), 4), (4, (0,), 3), (1, (), 1), (300, (3,), 290)),
+        )
+    ]
+    for x in LAYOUTS[1:]:
+        some = (In((9, 8), layout=x), In((5,), (0, 9), "i32"), In((5, 8), layout=x))
+        made.append(Case(some))
+    made += [
+        Case((In((9, 5)), In((6,), (0, 9), "i32", x), In((6, 5)))) for x in ("offset", "strided")
+    ]
+    return Row(ALL, tuple(made), exact=True)
+
+
+def rope() -> Row:
+    """Both pairings; some columns pass; positions of each kind, some outside the tables."""
+    made = []
+    for (b, h, s, d), half in (
+        *(((1, 1, 1, 2), 1), ((2, 3, 5, 16), 8), ((2, 2, 3, 24), 8), ((1, 2, 7, 10), 3)),
+        *(((2, 1, 3, 20), 8), ((1, 1, 2, 67), 33), ((2, 4, 3, 64), 32), ((0, 2, 3, 8), 4)),
+        *(((2, 2, 0, 8), 2), ((1, 2, 3, 5), 2)),
+    ):
+        tables = (In((9, half), dtype="f32"),) * 2
+        for interleaved in (False, True):
+            attrs = {"interleaved": interleaved}
+            made.append(Case((In((b, h, s, d)), *tables), attrs))
+            made.append(Case((In((b, h, s, d)), *tables, In((b,), (-2, 9), "i32")), attrs))
+            made.append(Case((In((b, h, s, d)), *tables, In((b, s), (-2, 12), "i32")), attrs))
+    plain = Case(
+        (In((2, 2, 5, 16)), *(In((9, 8), dtype="f32"),) * 2, In((2, 5), (0, 9), "i32")),
+        {"interleaved": False},
+    )
+    other = replace(plain, attrs={"interleaved": True})
+    made += [*laid_out(plain, *LAYOUTS[1:]), *laid_out(other, *LAYOUTS[1:])]
+    x, cos, sin, positions = plain.inputs
+    for layout in LAYOUTS[1:]:
+        views = (replace(t, layout=layout) for t in (cos, sin, positions))
+        made.append(replace(plain, inputs=(x, *views)))
+    made += [replace(plain, inputs=(In((2, 2, 5, 16), "large"), cos, sin, positions))]
+    made += [replace(plain, inputs=(In((1, 1, 1, 21), "extremes"), cos, sin))]
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def assign() -> Row:
+    """What broadcasts to a State; views; every dtype."""
+    pairs: list[tuple[Shape, Shape]] = [
+        *(((), ()), ((1,), (1,)), ((0, 3), (0, 3)), ((33,), (33,)), ((33,), ()), ((3, 5), (5,))),
+        *(((5, 8), (5, 8)), ((2, 3, 17), (3, 1)), ((7, 1), (7, 1)), ((2, 3, 7), (2, 1, 7))),
+    ]
+    made = [Case((In(a, layout="state"), In(b))) for a, b in pairs]
+    state = In((6, 5), layout="state")
+    made += [Case((state, In((6, 5), layout=x))) for x in LAYOUTS[1:]]
+    made += [Case((In((21,), layout="state"), In((21,), "extremes")), dtypes=FLOATS)]
+    return Row(ALL, tuple(made), exact=True)
+
+
+def cache_write() -> Row:
+    """One token and many; rows in chunks, in words, odd; what passes the capacity is dropped."""
+
+    def case(shape: Shape, tokens: int, high: int, layout: str = "plain") -> Case:
+        caches = (In(shape, layout="state"),) * 2
+        new = In((*shape[:2], tokens, shape[3]), layout=layout)
+        return Case((*caches, new, replace(new, layout="plain"), In(shape[:1], (0, high), "i32")))
+
+    made = [case((2, 3, 7, d), t, 8 - t) for d in (1, 5, 16, 64) for t in (1, 3)]
+    made += [case((3, 1, 4, 8), 4, 1), case((3, 2, 5, 6), 3, 7), case((1, 2, 5, 8), 0, 5)]
+    made += [case((2, 2, 9, 8), 4, 5, x) for x in LAYOUTS[1:]]
+    extremes = In((1, 1, 21, 1), "extremes")
+    made += [
+        Case(
+            (
+                *(In((1, 1, 23, 1), layout="state"),) * 2,
+                extremes,
+                extremes,
+                In((1,), (0, 2), "i32"),
+            ),
+            dtypes=FLOATS,
+        )
+    ]
+    return Row((*FLOATS, "i8"), tuple(made), exact=True)
+
+
+def rope_cache_write() -> Row:
+    """Both pairings, with norms and without; chunks, words, odd; past the capacity, the tables."""
+
+    def case(
+        b: int, heads: int, kv: int, tokens: int, d: int, half: int, norm: bool = False,
+        high: int = 5, interleaved: bool = False, layout: str = "plain", values: Any = "normal",
+        **more: Any,
+    ) -> Case:  # fmt: skip
+        caches = (In((b, kv, 7, d), layout="state"),) * 2
+        x = In((b, heads + 2 * kv, tokens, d), values, layout=layout)
+        tables = (In((9, half), dtype="f32"),) * 2
+        norms = (In((2, d), dtype="" if d % 8 else "f32"),) if norm else ()
+        attrs = {"interleaved": interleaved, "eps": 1e-3}
+        return Case((*caches, x, *tables, In((b,), (0, high), "i32"), *norms), attrs, **more)
+
+    made = [case(2, 4, 2, t, d, half, norm) for d, half in ((16, 8), (6, 2), (5, 2))
+            for t in (1, 3) for norm in (False, True)]  # fmt: skip
+    made += [case(2, 6, 3, 3, d, 4, norm, interleaved=True) for d in (16, 10)
+             for norm in (False, True)]  # fmt: skip
+    made += [case(2, 6, 3, 3, d, 4, True, interleaved=True, layout="pads") for d in (10, 20)]
+    made += [case(1, 8, 8, 1, 64, 32), case(3, 1, 1, 4, 24, 8, True, 9), case(0, 2, 1, 1, 8, 4)]
+    made += [case(2, 2, 1, 3, 8, 4, True, layout=x, sweep=True) for x in LAYOUTS[1:]]
+    made += [case(2, 4, 2, 3, 16, 8, norm, values="large") for norm in (False, True)]
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def cache_step() -> Row:
+    """A step's begin; positions set to lengths."""
+    made = [Case((In((2, b), (0, 50), layout="state"),), {"tokens": n})
+            for b in (1, 3, 67) for n in (1, 5)]  # fmt: skip
+    steps = In((2, 67), (0, 50), layout="state")
+    lengths = In((67,), (0, 50))
+    made += [Case((steps, replace(lengths, layout=x)), {"tokens": 0}) for x in ("plain", "offset")]
+    return Row(("i32",), tuple(made), exact=True)

@@ -1,0 +1,257 @@
+"""The rows of products: matmul, linear, convolution."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from msgspec.structs import replace
+
+from centella.check.cases.case import FLOATS, LAYOUTS, Case, In, Row
+from centella.dtypes import dtype_of, f16
+from centella.ops.matmul import skinny
+from centella.ops.matmul.choice import WGMMA_TILES, mma_tile_of, tile_of
+from centella.ops.matmul.table import TILES
+from centella.specs import Caps
+
+MATRICES: tuple[tuple[int, int, int], ...] = (
+    (1, 1, 1),
+    (5, 7, 3),
+    (17, 33, 9),
+    (33, 40, 64),
+    (64, 16, 65),
+    (130, 20, 70),
+)
+FEW: tuple[tuple[int, int, int], ...] = ((1, 1, 1), (33, 40, 64), (130, 20, 70))  # no sweep
+VARIANTS: tuple[str, ...] = ("large", "medium", "small", "mma", "wgmma")
+# Rows, depth, columns of thin products: depths of 1, prime, 1 more than whole chunks, whole blocks.
+GEMV: tuple[tuple[int, int, int], ...] = (
+    (1, 1, 1),
+    (1, 7, 3),
+    (1, 65, 33),
+    (1, 257, 5),
+    (1, 1024, 6),
+    (1, 2048, 131),
+)
+SKINNY: tuple[tuple[int, int, int], ...] = (
+    (2, 67, 33),
+    (3, 1, 5),
+    (4, 256, 9),
+    (5, 13, 130),
+    (8, 515, 7),
+    (13, 61, 37),
+    (16, 264, 8),
+)
+ON_CORES: tuple[tuple[int, int, int], ...] = ((2, 67, 33), (13, 61, 37), (20, 264, 8))
+
+
+def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
+    """Whether a device can run the variant that a case forces."""
+    variant = case.attrs.get("variant")
+    dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
+    if variant == "skinny_mma":
+        return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
+    if variant in ("mma", "wgmma", "split_mma"):
+        had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
+        room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
+        return had and (variant != "wgmma" or (room and caps.warpgroups))
+    least = min((d.itemsize for d in dtypes), default=0)
+    return variant not in TILES or tile_of(variant, least, caps) is not None
+
+
+def tensor_cores() -> list[Case]:
+    """`matmul` on tensor cores: depths around a stage and past the ring, layouts, batches."""
+    forced = {"variant": "mma", "alpha": 0.5}
+    made = [Case((In((9, k)), In((k, 11))), forced) for k in (0, 2, 31, 32, 33, 63, 64, 129)]
+    for la, lb in product(LAYOUTS, ("plain", "transposed", "offset")):
+        made.append(Case((In((33, 40), layout=la), In((40, 18), layout=lb)), forced))
+    for x in LAYOUTS[3:]:
+        made.append(Case((In((20, 35)), In((35, 17), layout=x)), forced))
+    for a, b in (((2, 3, 5, 7), (2, 3, 7, 4)), ((3, 5, 40), (40, 4)), ((5, 7), (3, 7, 4)),
+                 ((2, 1, 3, 4), (3, 4, 2)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
+        made.append(Case((In(a), In(b)), forced))
+    made += [Case((In((5, 19), values), In((19, 9))), forced) for values in ("large", "hidden")]
+    made.append(Case((In((300, 200)), In((200, 260))), forced, small=False))
+    return made + warpgroups()
+
+
+def warpgroups() -> list[Case]:
+    """`matmul` by warpgroups: depths around a stage and past the ring, layouts, batches."""
+    forced = {"variant": "wgmma", "alpha": 0.5}
+    made = [Case((In((9, k)), In((k, 16))), forced) for k in (0, 8, 63, 64, 65)]
+    for la, lb in product(("plain", "transposed", "offset"), ("plain", "transposed")):
+        made.append(Case((In((40, 48), layout=la), In((48, 16), layout=lb)), forced))
+    for a, b in (((2, 3, 9, 16), (2, 3, 16, 8)), ((3, 5, 40), (40, 8)), ((9, 16), (3, 16, 8)),
+                 ((2, 1, 9, 8), (3, 8, 16)), ((0, 8), (8, 8))):  # fmt: skip
+        made.append(Case((In(a), In(b)), forced))
+    made.append(Case((In((19, 24), "large"), In((24, 9))), forced))
+    made.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
+    return made
+
+
+def fused_on_tensor_cores() -> list[Case]:
+    """`linear` on tensor cores: what follows the product, odd columns, rows off 16 bytes."""
+    forced = {"variant": "mma", "alpha": 0.5}
+    every = {**forced, "extras": ("scale", "bias", "residual"), "activation": "gelu"}
+    made = []
+    for m, n, k in ((5, 10, 24), (66, 33, 40), (17, 7, 9)):
+        operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
+        made += [Case(operands, every), Case(operands, {**every, "variant": "wgmma"})]
+    few = {**every, "variant": "skinny_mma"}
+    for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
+        operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
+        made.append(Case(operands, few))
+    mixed = {**forced, "extras": ("bias", "residual"), "activation": "silu"}
+    made.append(Case((In((2, 3, 24)), In((5, 24)), In((5,), dtype="f32"), In((2, 3, 5))), mixed))
+    plain = {**forced, "extras": (), "activation": ""}
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((20, 36), layout=x), In((5, 36))), plain))
+        made.append(Case((In((20, 36)), In((5, 36), layout=x)), plain))
+    return made
+
+
+def matmul() -> Row:
+    """Every variant; transposed operands; batches that broadcast; no depth."""
+    made = [
+        Case(
+            (In((m, k)), In((k, n))),
+            {"variant": v},
+            small=m < 100 or v != "small",
+            sweep=(m, k, n) not in FEW,
+        )
+        for m, k, n in MATRICES
+        for v in VARIANTS
+    ]
+    for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY), ("skinny_mma", ON_CORES),
+                           ("columns", GEMV + SKINNY)):  # fmt: skip
+        lies = "plain" if variant == "columns" else "transposed"
+        for m, k, n in sizes:
+            if k > 1 and n > 1:  # else B is contiguous both ways
+                operands = (In((m, k)), In((k, n), layout=lies))
+                # The programs of the first two are those of `linear`, which has every size.
+                swept = variant in ("gemv", "skinny") and (m, k, n) not in (GEMV[3], SKINNY[0])
+                made.append(Case(operands, {"variant": variant}, sweep=swept))
+    thin = {"alpha": 0.5}
+    for lies in ("plain", "transposed"):  # the depth split among groups; batches; values of 800
+        made.append(Case((In((3, 600)), In((600, 33), layout=lies)), thin))
+        made.append(Case((In((2, 3, 9, 600)), In((3, 600, 5), layout=lies)), thin))
+        made.append(Case((In((2, 1, 40)), In((40, 34), layout=lies)), thin))
+        made.append(Case((In((5, 33), "large"), In((33, 20), layout=lies)), thin))
+        made.append(Case((In((2, 0)), In((0, 5), layout=lies)), thin))
+        made.append(Case((In((1, 5)), In((5, 8193), layout=lies)), small=False))
+        for x in LAYOUTS[1:]:
+            made.append(Case((In((6, 36), layout=x), In((36, 10), layout=lies)), thin))
+    for x in ("offset", "strided", "pads", "rows"):
+        made.append(Case((In((6, 36)), In((36, 10), layout=x)), thin))
+    made.append(Case((In((1500, 33)), In((33, 130))), small=False))
+    for la, lb in (("transposed", "plain"), ("plain", "transposed"), ("transposed", "transposed"),
+                   ("offset", "strided"), ("pads", "pads"), ("rows", "offset")):  # fmt: skip
+        made.append(Case((In((33, 20), layout=la), In((20, 18), layout=lb)), {"alpha": 0.5}))
+    for a, b in (((2, 3, 5, 7), (2, 3, 7, 4)), ((3, 5, 7), (7, 4)), ((5, 7), (3, 7, 4)),
+                 ((1, 5, 8), (3, 8, 4)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 1, 1, 9), (1, 3, 9, 1)),
+                 ((3, 0), (0, 4)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
+        made.append(Case((In(a), In(b))))
+    made += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
+    made.append(Case((In((300, 64)), In((64, 200))), small=False))
+    for kind, m in product(("f32", "f16", "bf16"), (1, 3, 33)):  # rounded to another dtype
+        made.append(Case((In((m, 40)), In((40, 18))), {"dtype": kind}))
+    made += tensor_cores()
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def linear() -> Row:
+    """Every variant and activation; bias and residual; weights of another dtype."""
+    plain = {"extras": (), "activation": "", "alpha": 1.0}
+    made = [
+        Case(
+            (In((m, k)), In((n, k))),
+            {**plain, "variant": v},
+            small=m < 100 or v != "small",
+            sweep=(m, k, n) not in FEW[-1:],
+        )
+        for m, k, n in MATRICES[1:]
+        for v in VARIANTS
+    ]
+    for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY)):
+        for m, k, n in sizes:
+            made.append(Case((In((m, k)), In((n, k))), {**plain, "variant": variant}))
+    made.append(Case((In((1500, 33)), In((65, 33))), plain, small=False))
+    made.append(Case((In((1, 5)), In((151_936, 5))), plain, ("f32", "f16"), small=False))
+    made.append(Case((In((5, 33), "large"), In((20, 33))), plain))
+    made.append(Case((In((5, 72), "large"), In((20, 72))), {**plain, "variant": "skinny_mma"}))
+    made += quantised()
+    made += fused_on_tensor_cores()
+    both = {"extras": ("bias", "residual"), "alpha": 1.0}
+    for activation in ("", "relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
+        operands = (In((5, 24)), In((10, 24)), In((10,)), In((5, 10)))
+        made.append(Case(operands, {**both, "activation": activation}))
+        far = (replace(operands[0], values="large"), *operands[1:])
+        made.append(Case(far, {**both, "activation": activation}))
+    some = {"extras": ("bias",), "activation": "", "alpha": 0.25}
+    for shape, n in (((24,), 7), ((2, 3, 24), 5), ((0, 24), 3), ((3, 0), 5), ((3, 24), 0),
+                     ((0, 0), 0)):  # fmt: skip
+        made.append(Case((In(shape), In((n, shape[-1])), In((n,))), some))
+    for m in (5, 17):
+        for kind in FLOATS:
+            weights = (In((10, 24), dtype=kind), In((10,), dtype="f32"))
+            made.append(Case((In((m, 24)), *weights), some))
+    for kind, m in product(("f32", "f16"), (1, 18)):  # rounded to another dtype
+        operands = (In((m, 24)), In((9, 24)), In((9,)), In((m, 9)))
+        made.append(Case(operands, {**both, "activation": "gelu", "dtype": kind}))
+    residual = {"extras": ("residual",), "activation": "", "alpha": 1.0}
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((6, 9), layout=x), In((5, 9)), In((6, 5), layout=x)), residual))
+        made.append(Case((In((6, 9)), In((5, 9), layout=x), In((5,), layout="offset")), some))
+        made.append(Case((In((20, 36), layout=x), In((5, 36)), In((20, 5), layout=x)), residual))
+        made.append(Case((In((20, 36)), In((5, 36), layout=x), In((5,), layout="offset")), some))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def quantised() -> list[Case]:
+    """`linear` with i8 weights and a factor for each output, in every variant and layout."""
+    scale = In((33,), "positive", "f32")
+    plain = {"extras": ("scale",), "activation": "", "alpha": 1.0}
+    made = []
+    for m, k, v in ((1, 67, "gemv"), (1, 1025, "gemv"), (3, 40, "skinny"), (16, 129, "skinny"),
+                    (1, 5, "small"), (40, 67, "small"), (70, 35, "medium"), (130, 33, "large"),
+                    (40, 64, None), (2, 0, None),
+                    (1, 67, "skinny_mma"), (13, 130, "skinny_mma")):  # fmt: skip
+        attrs = plain if v is None else {**plain, "variant": v}
+        made.append(Case((In((m, k)), In((33, k), dtype="i8"), scale), attrs, small=m < 100))
+    whole = {"extras": ("scale", "bias", "residual"), "activation": "silu", "alpha": 0.01}
+    for m in (1, 5, 18):
+        more = (scale, In((33,)), In((m, 33)))
+        made.append(Case((In((m, 40)), In((33, 40), (-9, 9), "i8"), *more), whole))
+        for x in LAYOUTS[1:]:
+            weight = In((33, 40), dtype="i8", layout=x)
+            made.append(Case((In((m, 40)), weight, scale), plain))
+    made.append(Case((In((5, 24)), In((33, 24)), scale), plain))  # a float weight may have them
+    return made
+
+
+def conv1d() -> Row:
+    """Every variant; strides, padding, one tap and many; what lies for the product already."""
+    made = []
+    for (b, c, n), (out, taps), stride, padding in (
+        *(((1, 1, 1), (1, 1), 1, 0), ((2, 3, 9), (5, 3), 1, 1), ((2, 16, 12), (8, 3), 2, 1)),
+        *(((1, 1, 17), (3, 7), 1, 0), ((2, 8, 10), (4, 3), 2, 0), ((1, 5, 4), (2, 1), 1, 0)),
+        *(((1, 3, 0), (2, 3), 1, 2), ((2, 0, 5), (3, 3), 1, 0), ((0, 2, 5), (3, 3), 1, 0)),
+        *(((2, 4, 5), (1, 2), 3, 4), ((1, 8, 70), (33, 3), 1, 1), ((3, 5, 11), (0, 2), 1, 0)),
+    ):
+        attrs = {"stride": stride, "padding": padding, "activation": ""}
+        made.append(Case((In((b, c, n)), In((out, c, taps))), attrs))
+        made.append(Case((In((b, c, n)), In((out, c, taps)), In((out,))), attrs))
+    three = (In((2, 8, 21)), In((6, 8, 3)), In((6,)))
+    attrs = {"stride": 1, "padding": 1, "activation": ""}
+    for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
+                       ("skinny_mma", 13)):  # fmt: skip
+        made.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
+    made += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
+    bare = {"stride": 2, "padding": 0, "activation": ""}
+    for layout in LAYOUTS[1:]:
+        made.append(Case((replace(three[0], layout=layout), *three[1:]), attrs))
+        made.append(Case((replace(three[0], layout=layout), *three[1:]), bare))
+        views = (replace(three[1], layout=layout), replace(three[2], layout="offset"))
+        made.append(Case((three[0], *views), attrs))
+    made.append(Case((three[0], In((6, 8, 3), dtype="bf16"), In((6,), dtype="f32")), attrs))
+    made.append(Case((In((2, 8, 21), "large"), *three[1:]), attrs))
+    return Row(FLOATS, tuple(made), sums=True)

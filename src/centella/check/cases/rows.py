@@ -1,0 +1,102 @@
+"""The rows of operations along rows: reductions, softmax, norms, pooling."""
+
+from __future__ import annotations
+
+from centella.check.cases.case import (
+    FLOATS,
+    INTEGERS,
+    LAYOUTS,
+    NUMBERS,
+    Case,
+    In,
+    Row,
+    Shape,
+    cases,
+    laid_out,
+)
+
+ROWS_OF: tuple[Shape, ...] = (
+    *((1,), (5,), (3, 5), (5, 8), (7, 1), (2, 3, 7), (2, 67), (3, 260), (0, 4)),
+)
+FEW: tuple[Shape, ...] = ((21, 1), (7, 3), (21,))  # rows of extremes
+
+
+def reduce() -> Row:
+    """Rows short and long, split among groups; sums of integers wrap in 32 bits."""
+    made: list[Case] = []
+    for op in ("sum", "mean", "max", "min"):
+        dtypes = FLOATS if op == "mean" else ()
+        made += cases(ROWS_OF, attrs={"op": op}, dtypes=dtypes)
+        made += laid_out(Case((In((6, 5)),), {"op": op}, dtypes), *LAYOUTS[1:])
+        few = FEW if op in ("max", "min") else FEW[:1]  # 6e4 - 6e4 + 1e-3 is no sum to compare
+        made += cases(few, "extremes", {"op": op}, dtypes=FLOATS)
+        made += cases([(3, 16385)], attrs={"op": op}, dtypes=dtypes)
+        made.append(Case((In((3, 16385), layout="transposed"),), {"op": op}, dtypes, small=False))
+        made += cases([(2, 3, 33000)], attrs={"op": op}, dtypes=dtypes, small=False)
+    made += [Case((In((3, 0)),), {"op": "sum"}), Case((In((3, 0)),), {"op": "mean"}, FLOATS)]
+    return Row(NUMBERS, tuple(made), sums=True)
+
+
+def argmax() -> Row:
+    """Ties, NaN, infinities; long rows."""
+    made = [*cases(ROWS_OF), *cases([(3, 40), (64,)], "ties", dtypes=FLOATS)]
+    made += laid_out(Case((In((6, 5)),)), *LAYOUTS[1:])
+    made += cases(FEW, "extremes", dtypes=FLOATS)
+    made += cases([(3, 16385)])
+    made += cases([(2, 3, 33000)], "ties", dtypes=FLOATS, small=False)
+    made += [Case((In((2, 300), (0, 2)),), dtypes=INTEGERS)]
+    return Row(NUMBERS, tuple(made))
+
+
+def dot() -> Row:
+    """Vectors short and long."""
+    made = [Case((In((n,)), In((n,)))) for n in (0, 1, 7, 255, 257)]
+    made += laid_out(made[3], "offset", "strided")
+    made += [Case((In((n,)), In((n,)))) for n in (16385, 50021)]
+    made += [Case((In((257,), "large"), In((257,), "large")), dtypes=FLOATS)]
+    made += [Case((In((9,), "hidden"), In((9,))), dtypes=FLOATS)]
+    return Row(NUMBERS, tuple(made), sums=True)
+
+
+def softmax() -> Row:
+    """Both forms; values of 800; rows of one value."""
+    made: list[Case] = []
+    for attrs in ({}, {"log": True}):
+        made += cases(ROWS_OF, attrs=attrs)
+        made += cases([(5, 33), (3, 8)], "large", attrs)
+        made += cases(FEW, "extremes", attrs)
+        made += cases([(3, 2100)], attrs=attrs)
+    made += laid_out(Case((In((6, 5)),)), *LAYOUTS[1:])
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def norm() -> Row:
+    """Each kind, with and without vectors; values of 800 among small ones."""
+    made: list[Case] = []
+    for kind, vectors in (
+        *(("layer", ()), ("layer", ("weight", "bias")), ("layer", ("bias",))),
+        *(("rms", ()), ("rms", ("weight",)), ("l2", ())),
+    ):
+        attrs = {"kind": kind, "eps": 1e-5, "vectors": vectors}
+        rows = ROWS_OF if len(vectors) < 2 and vectors != ("bias",) else ROWS_OF[2:5]
+        for shape in (*rows, (3, 2100)):
+            made.append(Case((In(shape), *(In(shape[-1:]) for _ in vectors)), attrs))
+        made.append(Case((In((7, 3), "extremes"), *(In((3,)) for _ in vectors)), attrs))
+        both = tuple(In((33,)) for _ in vectors)
+        made.append(Case((In((5, 33), "large"), *both), attrs))
+    attrs = {"kind": "rms", "eps": 1e-6, "vectors": ("weight",)}
+    some = Case((In((6, 5)), In((5,), layout="offset")), attrs)
+    made += [some, *laid_out(some, *LAYOUTS[1:])]
+    made += [Case((In((6, 5)), In((5,), dtype="f32")), attrs)]
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def mean_pool() -> Row:
+    """Lengths of 0, within, beyond."""
+    made = [
+        Case((In((b, n, d)), In((b,), (-1, n + 3), "i32")))
+        for b, n, d in ((1, 1, 1), (3, 5, 7), (4, 7, 8), (2, 33, 67), (2, 0, 3), (0, 3, 4))
+    ]
+    made += laid_out(made[1], *LAYOUTS[1:])
+    made += [Case((In((7, 1, 3), "extremes"), In((7,), (0, 3), "i32")))]
+    return Row(FLOATS, tuple(made), sums=True)

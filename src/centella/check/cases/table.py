@@ -1,0 +1,137 @@
+"""One table of ops: for each op in the registry the cases that a device is tested with."""
+
+from __future__ import annotations
+
+from centella.check.cases.attention import attention
+from centella.check.cases.case import ALL, FLOATS, NUMBERS, Case, Row
+from centella.check.cases.elementwise import (
+    at_length,
+    cast,
+    compared,
+    divided,
+    floats_of,
+    fused,
+    gated,
+    logical,
+    numbers_of,
+    two,
+    where,
+)
+from centella.check.cases.move import (
+    arange,
+    assign,
+    cache_step,
+    cache_write,
+    concat,
+    embedding,
+    fill,
+    gather,
+    reshape,
+    rope,
+    rope_cache_write,
+    scatter,
+)
+from centella.check.cases.planes import dequantize, linear_blocks
+from centella.check.cases.products import conv1d, linear, matmul, variant_fits
+from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, softmax
+from centella.specs import Caps
+
+TABLE: dict[str, Row] = {
+    "add": two(NUMBERS, brief=False),
+    "sub": two(NUMBERS),
+    "mul": two(NUMBERS),
+    "div": two(FLOATS),
+    "maximum": two(NUMBERS),
+    "minimum": two(NUMBERS),
+    "neg": numbers_of(),
+    "abs": numbers_of(),
+    "relu": numbers_of(),
+    "clip": numbers_of(low=2, high=100),
+    "sqrt": floats_of("positive"),
+    "exp": Row(FLOATS, at_length(FLOATS)),
+    "log": floats_of("positive"),
+    "tanh": floats_of(),
+    "sigmoid": floats_of(),
+    "swish": floats_of(),
+    "elu": floats_of(alpha=0.7),
+    "gelu": Row(
+        FLOATS, tuple(c for k in ("none", "tanh", "quick") for c in floats_of(kind=k).cases)
+    ),
+    "scale": floats_of(factor=-1.5),
+    "leaky_relu": floats_of(slope=0.01),
+    "where": where(),
+    "copy": Row(ALL, at_length(ALL), exact=True),
+    "cast": cast(),
+    "reshape": reshape(),
+    "concat": concat(),
+    "fill": fill(),
+    "reduce": reduce(),
+    "dot": dot(),
+    "argmax": argmax(),
+    "softmax": softmax(),
+    "norm": norm(),
+    "mean_pool": mean_pool(),
+    "embedding": embedding(),
+    "matmul": matmul(),
+    "linear": linear(),
+    "linear_blocks": linear_blocks(),
+    "dequantize": dequantize(),
+    "attention": attention(),
+    "silu_gate": gated(),
+    "sin": floats_of(),
+    "cos": floats_of(),
+    "rsqrt": floats_of("positive"),
+    "square": numbers_of(),
+    "floor_divide": divided(),
+    "remainder": divided(),
+    "eq": compared(ALL),
+    "ne": compared(ALL),
+    "lt": compared(),
+    "le": compared(),
+    "gt": compared(),
+    "ge": compared(),
+    "logical_and": logical(2),
+    "logical_or": logical(2),
+    "logical_not": logical(1),
+    "arange": arange(),
+    "gather": gather(),
+    "scatter": scatter(),
+    "rope": rope(),
+    "conv1d": conv1d(),
+    "assign": assign(),
+    "cache_write": cache_write(),
+    "cache_step": cache_step(),
+    "rope_cache_write": rope_cache_write(),
+    "fused": fused(),
+}
+
+
+# How an operand lies is a matter of its elements' width: one dtype of each stands for the others.
+WIDTHS: tuple[str, ...] = ("f32", "f16", "i8", "bool")
+
+
+def cases_of(name: str, dtype: str, caps: Caps) -> list[Case]:
+    """The cases of an op that run in a dtype on a device."""
+    row, simulated = TABLE[name], caps.target == "ir"
+    return [
+        case
+        for case in row.cases
+        if (not case.dtypes or dtype in case.dtypes)
+        and (case.small or not simulated)
+        and variant_fits(case, dtype, caps)
+    ]
+
+
+def sample_of(name: str, dtype: str, caps: Caps) -> list[Case]:
+    """Those of them that a check of a user's device takes: a driver compiles each program anew.
+
+    No sweeps. The first dtype of a row has all others; each further one a part of them, and views
+    only where it stands for its width.
+    """
+    cases = [case for case in cases_of(name, dtype, caps) if not case.sweep]
+    dtypes = TABLE[name].dtypes
+    place, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
+    if place < 0:
+        return cases
+    cases = [case for case in cases if dtype in WIDTHS or not case.laid_out]
+    return cases[place % parts :: parts] or cases[:1]

@@ -1,0 +1,1 @@
+"""From a traced kernel to what a backend compiles: programs, and the text of each target."""

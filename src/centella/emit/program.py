@@ -1,0 +1,279 @@
+"""Kernels and programs: what an op lowers to, and what a backend compiles.
+
+A `Kernel` is a traced function; `specialise` gives its IR for given dtypes and constants, and
+`program_of` the text that one target compiles. A `HostProgram` is its counterpart on the CPU: a
+NumPy formula. Programs are equal when their keys are: target and content, never an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import DType
+from centella.errors import LimitError, TraceError
+from centella.host.forks import lock_of
+from centella.lang.ir import KernelIR
+from centella.lang.kernel_params import REQUIRED, Face, face_of
+from centella.lang.trace import trace
+from centella.specs import Caps, Spec
+
+Constants = tuple[tuple[str, Any], ...]
+
+
+def exact(value: Any) -> Any:
+    """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    kind = type(value)
+    if kind is str:
+        return value  # no tuple equals it
+    if kind is tuple:
+        return tuple([exact(v) for v in value])
+    if kind is float and value == 0.0:
+        return kind, str(value)
+    return kind, value
+
+
+class Kernel:
+    """A kernel function with its face; the specialisations traced so far.
+
+    `moves` says that it stores what it loads, so that what nobody wrote may be among it.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None,
+        trusted: bool = True, moves: bool = False,
+    ) -> None:  # fmt: skip
+        self.fn: Callable[..., Any] = fn
+        self.trusted: bool = trusted
+        self.moves: bool = moves
+        self.name: str = name or fn.__name__
+        self.workgroup: int = workgroup
+        self._face = face
+        self._traced: dict[Any, KernelIR] = {}
+        self._programs: dict[Any, Program] = {}
+        self._lock = lock_of(self)
+        self.__doc__ = fn.__doc__
+
+    @property
+    def face(self) -> Face:
+        """The parameters, read from the annotations at first use."""
+        if self._face is None:
+            self._face = face_of(self.fn)
+        return self._face
+
+    def specialise(
+        self,
+        dtypes: tuple[DType, ...],
+        unit: tuple[bool, ...] = (),
+        constants: Constants = (),
+        workgroup: int | None = None,
+        face: Face | None = None,
+    ) -> KernelIR:
+        """The traced kernel for these storage dtypes, innermost strides and constants."""
+        size = workgroup or self.workgroup
+        used = face or self.face
+        key = (dtypes, unit, exact(constants), size, used)
+        with self._lock:
+            found = self._traced.get(key)
+            if found is None:
+                names = used.tensor_names
+                values = {n: d for n, d in used.constants if d is not REQUIRED}
+                values.update(constants)
+                missing = [n for n, _ in used.constants if n not in values]
+                if missing:
+                    raise TraceError(f"kernel {self.name!r}: constant {missing[0]!r} has no value")
+                found = trace(
+                    self.fn,
+                    used,
+                    workgroup=size,
+                    dtypes=dict(zip(names, dtypes, strict=True)),
+                    unit=dict(zip(names, unit or (True,) * len(names), strict=True)),
+                    constants=values,
+                    name=self.name,
+                )
+                self._traced[key] = found
+        return found
+
+    def program(
+        self,
+        caps: Caps,
+        dtypes: tuple[DType, ...],
+        unit: tuple[bool, ...],
+        constants: Constants,
+        workgroup: int | None,
+        face: Face | None,
+    ) -> Program:
+        """The program of one specialisation on one kind of device, remembered."""
+        key = (caps, dtypes, unit, exact(constants), workgroup, face)
+        found = self._programs.get(key)
+        if found is None:
+            ir = self.specialise(dtypes, unit, constants, workgroup, face)
+            found = self._programs[key] = program_of(ir, caps, self.trusted, self.moves)
+        return found
+
+
+class Program(Struct, frozen=True, eq=False):
+    """What a backend compiles: target text with its identity.
+
+    `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
+    them without bounds checks of its own. A user's kernel is never trusted.
+    """
+
+    key: str
+    target: str
+    name: str
+    source: str
+    ir: KernelIR
+    trusted: bool = False
+    moves: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class HostProgram(Struct, frozen=True, eq=False):
+    """What the CPU runs: `call(inputs, outputs)`, which writes into the arrays of its outputs.
+
+    Attributes:
+        overwrites: inputs that it writes whole and never reads.
+        views: how it sees its operands, inputs and outputs; None: as they are.
+    """
+
+    key: str
+    name: str
+    call: Callable[[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]], None]
+    overwrites: tuple[int, ...] = ()
+    views: tuple[Spec, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostProgram) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False) -> Program:
+    """Emit a traced kernel for a device.
+
+    Raises:
+        LimitError: for more shared memory, threads or bindings than the device has, or for
+            subgroup operations or operations of `centella.lang.ptx` where it has none.
+    """
+    limits = (
+        ("threads a workgroup", ir.workgroup, caps.max_workgroup),
+        ("bytes of workgroup memory", ir.shared_bytes, caps.max_shared),
+        ("storage buffers", len(ir.args), caps.max_storage_buffers),
+    )
+    for what, asked, most in limits:
+        if asked > most:
+            raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
+    if ir.ptx_only and caps.target == "wgsl":
+        raise LimitError(
+            f"kernel {ir.name!r}: {ir.ptx_only} of lang.ptx, which only NVIDIA GPUs from sm_80 on "
+            f"have; this device runs WGSL"
+        )
+    if caps.target == "wgsl":
+        if ir.uses_subgroups and not caps.subgroups:
+            raise LimitError(
+                f"kernel {ir.name!r}: subgroup operations, which this device has not, or not as "
+                f"neighbouring threads; "
+                f"lang.workgroup_reduce runs everywhere"
+            )
+        if ir.uses_exp2 and not caps.native_exp2:
+            raise LimitError(
+                f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as "
+                f"exact; lang.exp2 runs everywhere"
+            )
+        from centella.emit.wgsl import emit_wgsl
+
+        keep = caps.family == "software"
+        source = emit_wgsl(ir, native_f16=caps.native_f16_pack, keep_loops=keep)
+        key = f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}{int(trusted)}{int(keep)}"
+        return Program(key, "wgsl", ir.name, source, ir, trusted)
+    if caps.target == "ptx":
+        from centella.emit.ptx import emit_ptx
+
+        source = emit_ptx(ir, caps.arch)
+        return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)
+    return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir, trusted, moves)
+
+
+class Ref(Struct, frozen=True):
+    """An operand of a call: which of (inputs, outputs, temporaries), seen as `spec`."""
+
+    index: int
+    spec: Spec
+    offset: int = 0
+
+
+class Call(Struct, frozen=True):
+    """One launch of a kernel, as an op asks for it.
+
+    Attributes:
+        kernel: what runs; face: its parameters when they depend on the call.
+        tensors: operands in the order of the face's tensor parameters.
+        scalars: values of the scalar parameters, by name.
+        constants: values that choose the program.
+        groups: workgroups of the launch.
+    """
+
+    kernel: Kernel
+    tensors: tuple[Ref, ...]
+    scalars: tuple[tuple[str, int | float], ...]
+    constants: Constants
+    groups: int
+    workgroup: int | None = None
+    face: Face | None = None
+
+
+def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int, int]]]:
+    """Raw 32-bit words of a launch's parameters, and which are offsets of which operand.
+
+    Returns:
+        The words (offsets hold the static part), and pairs (position, operand of the call) whose
+        buffer offset, known when the plan runs, is to be added.
+
+    Raises:
+        LimitError: a number that its parameter does not hold, or that no tensor map can have;
+            groups that are no whole clusters.
+    """
+    if text := ir.refused(call.groups):
+        raise LimitError(f"kernel {ir.name!r}: {text}")
+    names = {a.name: i for i, a in enumerate(ir.args)}
+    scalars = dict(call.scalars)
+    words: list[int] = []
+    patches: list[tuple[int, int]] = []
+    for position, param in enumerate(ir.params):
+        head, *rest = param.source
+        if not rest:
+            words.append(raw_word(scalars[str(head)], param.type))
+            continue
+        operand = names[str(head)]
+        ref = call.tensors[operand]
+        if rest[0] == "offset":
+            words.append(ref.offset)
+            patches.append((position, operand))
+        elif rest[0] == "stride":
+            words.append(ref.spec.strides[int(rest[1])])
+        else:
+            words.append(ref.spec.shape[int(rest[1])])
+    for made in ir.maps:
+        if text := made.refused(words, ir.args[made.argument].dtype.itemsize):
+            raise LimitError(f"kernel {ir.name!r}: {text}")
+    return words, patches
+
+
+def raw_word(value: int | float, type_: str) -> int:
+    """The 32 bits of a scalar parameter."""
+    if type_ == "f32":
+        return int(np.float32(value).view(np.uint32))
+    low, high = (-(2**31), 2**31) if type_ == "i32" else (0, 2**32)
+    if not low <= value < high:
+        raise LimitError(f"{value} does not fit a {type_} parameter")
+    return int(value) & 0xFFFFFFFF

@@ -1,0 +1,91 @@
+"""Variables and control flow: registers that change, labels and branches.
+
+A device loop tests at its bottom, after one guard at its top. Like `i += step` anywhere, it does
+not end if `i + step` passes 2^32 (2^31 for i32) before the bound is reached.
+"""
+
+from __future__ import annotations
+
+from centella.emit.ptx.tables import SIGNED
+from centella.emit.ptx.writer import Block, Rule, Writer
+from centella.lang.ir import Statement
+
+ROOM = 20  # values moved before a loop at most: past 22, small GEMM tiles spill on Blackwell
+
+
+def assign(w: Writer, i: int, statement: Statement) -> None:
+    """`var` and `set`: a move, unless the value was computed in place."""
+    op, _, args, _ = statement
+    variable, value = (i, args[0]) if op == "var" else args
+    register = w.variable(variable)
+    if value not in w.facts.direct:
+        w.emit(f"mov.{w.kind(variable)} {register}, {w.values[value]};")
+
+
+def get(w: Writer, i: int, statement: Statement) -> None:
+    """A variable's value now: its register, or a copy where it changes before the last use."""
+    register = w.values[statement[2][0]]
+    if i in w.facts.snapshots:
+        w.emit(f"mov.{w.kind(i)} {w.result(i)}, {register};")
+    else:
+        w.values[i] = register
+
+
+def branch(w: Writer, i: int, statement: Statement) -> None:
+    """The start of an `if`."""
+    w.emit(f"@!{w.values[statement[2][0]]} bra L{i}_else;")
+    w.blocks.append(Block("if", i))
+
+
+def otherwise(w: Writer, i: int, statement: Statement) -> None:
+    """The other branch of an `if`."""
+    opening = w.blocks[-1].opening
+    w.emit(f"bra L{opening}_end;")
+    w.label(f"L{opening}_else:")
+    w.close()
+    w.blocks.append(Block("else", opening))
+
+
+def loop(w: Writer, i: int, statement: Statement) -> None:
+    """The start of a loop."""
+    op, type_, args, _ = statement
+    comment, guard = "loop", []
+    if op == "for":
+        low, high = w.values[args[0]], w.values[args[1]]
+        index = w.values[i] = w.new("%r")
+        guard.append(f"  mov.b32 {index}, {low};")
+        if low[0] == "%" or high[0] == "%" or int(low) >= int(high):
+            empty = w.new("%p")
+            guard.append(f"  setp.ge.{SIGNED[type_]} {empty}, {index}, {high};")
+            guard.append(f"  @{empty} bra L{i}_end;")
+        comment = f"for {index} < {high}"
+    # What moves out of the loop stands before the guard: it may be used after an empty loop.
+    w.blocks.append(Block(op, i, ROOM, [*guard, f"L{i}:  // {comment}"]))
+    w.depth[i] = len(w.blocks) - 1
+
+
+def end(w: Writer, i: int, statement: Statement) -> None:
+    """The end of a block."""
+    kind, opening = w.blocks[-1].kind, w.blocks[-1].opening
+    if kind == "for":
+        _, type_, (_, high, step), _ = w.ir.body[opening]
+        index, again = w.values[opening], w.new("%p")
+        w.emit(f"add.{SIGNED[type_]} {index}, {index}, {w.values[step]};")
+        w.emit(f"setp.lt.{SIGNED[type_]} {again}, {index}, {w.values[high]};")
+        w.emit(f"@{again} bra L{opening};")
+    elif kind == "loop":
+        w.emit(f"bra L{opening};")
+    w.label(f"L{opening}_else:" if kind == "if" else f"L{opening}_end:")
+    w.close()
+
+
+def break_if(w: Writer, i: int, statement: Statement) -> None:
+    """Leave the innermost loop."""
+    opening = next(b.opening for b in reversed(w.blocks) if b.kind in ("for", "loop"))
+    w.emit(f"@{w.values[statement[2][0]]} bra L{opening}_end;")
+
+
+RULES: dict[str, Rule] = {
+    "var": assign, "set": assign, "get": get, "if": branch, "else": otherwise, "for": loop,
+    "loop": loop, "end": end, "break_if": break_if,
+}  # fmt: skip  # a table

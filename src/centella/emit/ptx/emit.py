@@ -1,0 +1,113 @@
+"""One emission: statements in order, each by its table entry or its rule."""
+
+from __future__ import annotations
+
+from centella.emit.ptx import control, groups, hopper, memory, values, warps
+from centella.emit.ptx.facts import NO_REGISTER
+from centella.emit.ptx.layout import entry_name
+from centella.emit.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS, number_of, overlaps
+from centella.emit.ptx.writer import Rule, Writer
+from centella.errors import DeviceError, TraceError
+from centella.lang.ir import PURE, KernelIR
+
+LINES_VERSION = "7.4"  # which knows .level::prefetch_size
+
+RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
+RULES |= warps.RULES | hopper.RULES
+
+
+def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
+    """PTX text of a kernel for one target.
+
+    Args:
+        ir: a traced kernel.
+        arch: a target of `TARGETS`, such as "sm_80" or "sm_90a".
+
+    Returns:
+        The text, equal to the byte for equal arguments.
+
+    Raises:
+        DeviceError: for a target that the table does not have.
+        TraceError: for an operation that PTX, or this target, cannot express.
+    """
+    if arch not in TARGETS:
+        raise DeviceError(f"no PTX target {arch!r}; expected one of {', '.join(TARGETS)}")
+    w = Writer(ir, arch)
+    if ir.ptx_only and not w.ampere:
+        raise TraceError(f"kernel {ir.name!r}: {ir.ptx_only} needs sm_80 or later, got {arch}")
+    if ir.from_90 and number_of(arch) < 90:
+        raise TraceError(f"kernel {ir.name!r}: {ir.from_90} needs sm_90 or later, got {arch}")
+    if ir.hopper and arch != "sm_90a":
+        raise TraceError(f"kernel {ir.name!r}: {ir.hopper} needs sm_90a, got {arch}")
+    _write_body(w)
+    return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, "  ret;", "}", ""])
+
+
+def _write_body(w: Writer) -> None:
+    """Every statement that is used; integer values that a loop does not change go before it."""
+    body = w.ir.body
+    for i, statement in enumerate(body):
+        op, type_, args, _ = statement
+        pure = op in PURE
+        if w.facts.last[i] < 0 and (pure or op in ("get", "fragment_get")):
+            continue
+        w.at = len(w.blocks) - 1
+        if pure and type_ in SIGNED and i not in w.facts.direct:
+            w.at = w.outermost(args, int(op not in NO_REGISTER and op != "param"))
+        w.depth[i] = w.at if op != "const" else 0
+        operand = body[args[0]][1] if args else ""
+        text = INSTRUCTIONS.get((op, operand))
+        if text is None or (not w.ampere and op in ("minn", "maxn")):
+            rule = RULES.get(op)
+            if rule is None:
+                raise TraceError(f"PTX has no {op} {operand}".rstrip())
+            rule(w, i, statement)
+        else:
+            operands = ", ".join([w.values[a] for a in args])
+            w.emit(f"{text} {w.result(i)}, {operands};")
+
+
+def _head(w: Writer) -> list[str]:
+    """The module's directives, and the entry's up to its first declaration."""
+    ir, name = w.ir, entry_name(w.ir)
+    arguments = ", ".join(f"{a.mode} {a.dtype.name}" for a in ir.args)
+    lines = [f".version {_version(w)}", f".target {w.arch}", ".address_size 64", ""]
+    if w.shared.dynamic:
+        lines += [f"// {w.shared.size} bytes of dynamic shared memory"]
+        lines += [f".extern .shared .align {w.shared.align} .b8 $smem[];", ""]
+    lines += [f"// {name}({arguments}), groups, {len(ir.params)} launch parameters"]
+    align = 64 if ir.maps else 8
+    lines += [f".visible .entry {name}(", f"  .param .align {align} .b8 params[{w.params.size}]"]
+    lines += [")", f".reqntid {ir.workgroup}, 1, 1"]
+    if ir.cluster > 1:
+        lines += [".explicitcluster", f".reqnctapercluster {ir.cluster}, 1, 1"]
+    lines += [f".minnctapersm {s[3]}" for s in ir.body if s[0] == "resident"]
+    if any(s[0] == "setmaxnreg" for s in ir.body):  # which needs a bound at entry
+        lines.append(".minnctapersm 1")
+    return [*lines, "{"]
+
+
+def _version(w: Writer) -> str:
+    """The PTX version that a target needs, or what the kernel asks of it."""
+    least = TARGETS[w.arch]
+    return max(least, LINES_VERSION, key=_number) if w.lines else least
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _prologue(w: Writer) -> list[str]:
+    """Declarations; the return of blocks past the launch; what fills the fixed registers."""
+    lines = [f"  .reg .{k} {prefix}<{w.count[prefix]}>;" for prefix, k in REGISTERS.items()
+             if w.count[prefix]]  # fmt: skip
+    lines += ["  .reg .b32 %group, %groups;", "  .reg .pred %past;"]
+    lines += [f"  .reg .{kind} {name};" for name, (kind, _) in w.fixed.items()]
+    lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
+    if w.shared.size and not w.shared.dynamic:
+        lines.append(f"  .shared .align {w.shared.align} .b8 $smem[{w.shared.size}];")
+    if overlaps(w.arch):  # every block waits, also one past the launch: its end is not another's
+        lines.append("  griddepcontrol.wait;")
+    lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
+    lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]
+    return lines + [f"  {text}" for _, text in w.fixed.values()]

@@ -1,0 +1,112 @@
+"""What the threads of a warp do together: matrix fragments, their loads and products; copies.
+
+A fragment's registers have fixed names (`%t0_0`, `%t0_1` ...) and are written in place by `mma` and
+`ldmatrix`, without a `mov`: the assembler may then keep them where the tensor cores want them.
+"""
+
+from __future__ import annotations
+
+from centella.emit.ptx.memory import address
+from centella.emit.ptx.tables import TYPES, literal
+from centella.emit.ptx.writer import Rule, Writer
+from centella.lang.ir import Statement
+
+
+def fragment(w: Writer, i: int, statement: Statement) -> None:
+    """A register tile: names for its registers."""
+    type_, count = statement[3]
+    name = f"%t{len(w.fragments)}_"
+    w.fragments.append((TYPES[type_][1], name, count))
+    w.chunks[i] = [f"{name}{n}" for n in range(count)]
+
+
+def fill(w: Writer, i: int, statement: Statement) -> None:
+    """One number in every register."""
+    _, _, (tile,), number = statement
+    type_ = w.ir.body[tile][3][0]
+    for register in w.chunks[tile]:
+        w.emit(f"mov.{TYPES[type_][1]} {register}, {literal(number, type_)};")
+
+
+def get(w: Writer, i: int, statement: Statement) -> None:
+    """A register of a tile: itself, or a copy where the tile changes before the last use."""
+    _, _, (tile,), number = statement
+    register = w.chunks[tile][number]
+    if i in w.facts.snapshots:
+        w.emit(f"mov.{w.kind(i)} {w.result(i)}, {register};")
+    else:
+        w.values[i] = register
+
+
+def put(w: Writer, i: int, statement: Statement) -> None:
+    """A register of a tile takes a value."""
+    _, _, (tile, value), number = statement
+    w.emit(f"mov.{w.kind(value)} {w.chunks[tile][number]}, {w.values[value]};")
+
+
+def ldmatrix(w: Writer, i: int, statement: Statement) -> None:
+    """8 x 8 matrices of 16-bit elements, a register of each thread for each matrix."""
+    shape, registers, place = _matrices(w, statement)
+    w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {registers}, {place};")
+
+
+def stmatrix(w: Writer, i: int, statement: Statement) -> None:
+    """The same out of registers."""
+    shape, registers, place = _matrices(w, statement)
+    w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {place}, {registers};")
+
+
+def _matrices(w: Writer, statement: Statement) -> tuple[str, str, str]:
+    """Shape, registers and place of matrices that go between the two."""
+    _, _, (index, *tiles), (position, transposed) = statement
+    registers = [r for tile in tiles for r in w.chunks[tile]]
+    shape = f"m8n8.x{len(registers)}{'.trans' if transposed else ''}"
+    return shape, f"{{{', '.join(registers)}}}", address(w, index, position, True, 16)
+
+
+def mma(w: Writer, i: int, statement: Statement) -> None:
+    """c += a b on the tensor cores."""
+    _, _, tiles, dtype = statement
+    c, a, b = (f"{{{', '.join(w.chunks[t])}}}" for t in tiles)
+    w.emit(f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {c}, {a}, {b}, {c};")
+
+
+def cp_async(w: Writer, i: int, statement: Statement) -> None:
+    """16 bytes from global to shared memory, past the registers; of them `size` are read."""
+    _, _, (target, source, size), (array, argument) = statement
+    into = address(w, target, array, True, 16)
+    place = address(w, source, argument, False, 16)
+    w.emit(f"cp.async.cg.shared.global {into}, {place}, 16, {w.values[size]};")
+
+
+def commit(w: Writer, i: int, statement: Statement) -> None:
+    """The copies so far become a group."""
+    w.emit("cp.async.commit_group;")
+
+
+def wait(w: Writer, i: int, statement: Statement) -> None:
+    """All groups but so many of the latest are there."""
+    w.emit(f"cp.async.wait_group {statement[3]};")
+
+
+def in_head(w: Writer, i: int, statement: Statement) -> None:
+    """Nothing here: the entry's head says it."""
+
+
+def launch_dependents(w: Writer, i: int, statement: Statement) -> None:
+    """The next launch may begin, as far as this group is concerned."""
+    w.emit("griddepcontrol.launch_dependents;")
+
+
+def fetch_lines(w: Writer, i: int, statement: Statement) -> None:
+    """Nothing here: loads of the argument say it from now on."""
+    position, nbytes = statement[3]
+    w.lines[position] = nbytes
+
+
+RULES: dict[str, Rule] = {
+    "fragment": fragment, "fragment_fill": fill, "fragment_get": get, "fragment_set": put,
+    "ldmatrix": ldmatrix, "stmatrix": stmatrix, "mma": mma, "cp_async": cp_async,
+    "cp_async_commit": commit, "cp_async_wait": wait, "resident": in_head, "cluster": in_head,
+    "fetch_lines": fetch_lines, "launch_dependents": launch_dependents,
+}  # fmt: skip  # a table

@@ -1,0 +1,146 @@
+"""Statements of WGSL: memory, variables, control flow, and where the threads of a group meet."""
+
+from __future__ import annotations
+
+from centella.emit.wgsl.expressions import LANES
+from centella.emit.wgsl.writer import Rule, Writer
+from centella.lang.ir import SHARED, BufferArg, SharedArray, Statement
+
+SUBGROUP_CALL = {
+    "subgroup_add": "subgroupAdd", "subgroup_min": "subgroupMin", "subgroup_max": "subgroupMax",
+}  # fmt: skip
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def load(w: Writer, i: int, statement: Statement) -> None:
+    """A word or a chunk."""
+    w.let(i, _place(w, statement))
+
+
+def store(w: Writer, i: int, statement: Statement) -> None:
+    """A word or a chunk."""
+    place = _place(w, statement)
+    texts = [w.read(a) for a in statement[2][1:]]
+    if len(texts) == 1:
+        w.line(f"{place} = {texts[0]};")
+    else:
+        w.line(f"{place} = vec4<{_array(w, statement).word}>({', '.join(texts)});")
+
+
+def _array(w: Writer, statement: Statement) -> BufferArg | SharedArray:
+    op, _, _, position = statement
+    return w.ir.shared[position] if op in SHARED else w.ir.args[position]
+
+
+def _place(w: Writer, statement: Statement) -> str:
+    """The word or chunk of an access: a word is a lane where its array is accessed by chunks."""
+    op, _, (index, *_), position = statement
+    name = f"{'s' if op in SHARED else 'a'}{position}"
+    if op[-1] == "4" or _array(w, statement).width == 1:
+        return f"{name}[{w.read(index)}]"
+    if w.ir.body[index][0] == "const":
+        number = w.ir.body[index][3]
+        return f"{name}[{number // 4}u].{LANES[number % 4]}"
+    text = w.temporary(index)
+    return f"{name}[{text} >> 2u][{text} & 3u]"
+
+
+# -- variables and control flow --------------------------------------------------------------------
+
+
+def var(w: Writer, i: int, statement: Statement) -> None:
+    """A variable."""
+    w.line(f"var r{i}: {statement[1]} = {w.read(statement[2][0])};")
+
+
+def get(w: Writer, i: int, statement: Statement) -> None:
+    """A variable's value, where it is used: what waits is written before the variable changes."""
+    variable = statement[2][0]
+    w.value(i, f"r{variable}", (), frozenset((variable,)))
+
+
+def assign(w: Writer, i: int, statement: Statement) -> None:
+    """`set`."""
+    variable, new = statement[2]
+    value = w.read(new)
+    w.settle(variable)
+    w.line(f"r{variable} = {value};")
+
+
+def branch(w: Writer, i: int, statement: Statement) -> None:
+    """The start of an `if`."""
+    condition = w.read(statement[2][0])
+    w.open(f"if ({condition}) {{")
+
+
+def otherwise(w: Writer, i: int, statement: Statement) -> None:
+    """The other branch of an `if`."""
+    w.close()
+    w.open("} else {")
+
+
+def count(w: Writer, i: int, statement: Statement) -> None:
+    """The start of a `for`: its bounds are read once."""
+    _, type_, (first, *rest), _ = statement
+    low = w.read(first)
+    high, step = [w.temporary(a) for a in rest]
+    if w.keep_loops and all(w.ir.body[a][0] == "const" for a in (first, rest[0])):
+        high = f"min({high}, {type_}(wid.x) | {high})"  # is `high`, which no driver sees
+    name = w.text[i] = f"v{i}"
+    w.open(f"for (var {name}: {type_} = {low}; {name} < {high}; {name} += {step}) {{")
+
+
+def loop(w: Writer, i: int, statement: Statement) -> None:
+    """The start of an endless loop."""
+    w.open("loop {")
+
+
+def end(w: Writer, i: int, statement: Statement) -> None:
+    """The end of a block."""
+    w.close()
+    w.line("}")
+
+
+def break_if(w: Writer, i: int, statement: Statement) -> None:
+    """Leave the innermost loop."""
+    w.line(f"if ({w.read(statement[2][0])}) {{ break; }}")
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def barrier(w: Writer, i: int, statement: Statement) -> None:
+    """All threads meet."""
+    w.line("workgroupBarrier();")
+    if w.storage[i]:
+        w.line("storageBarrier();")
+
+
+def workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
+    """The first thread's value, through a variable of its own."""
+    w.module.append(f"var<workgroup> shared_{i}: {statement[1]};")
+    if w.storage[i]:
+        w.line("storageBarrier();")
+    w.line(f"if (thread == 0u) {{ shared_{i} = {w.read(statement[2][0])}; }}")
+    w.let(i, f"workgroupUniformLoad(&shared_{i})")
+
+
+def subgroup(w: Writer, i: int, statement: Statement) -> None:
+    """A reduction over the subgroup."""
+    w.let(i, f"{SUBGROUP_CALL[statement[0]]}({w.read(statement[2][0])})")
+
+
+def shuffle_xor(w: Writer, i: int, statement: Statement) -> None:
+    """The value of another lane."""
+    w.let(i, f"subgroupShuffleXor({w.read(statement[2][0])}, {statement[3]}u)")
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("load", "load4", "sload", "sload4"), load),
+    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), store),
+    "var": var, "get": get, "set": assign, "if": branch, "else": otherwise, "for": count,
+    "loop": loop, "end": end, "break_if": break_if, "barrier": barrier,
+    "workgroup_uniform": workgroup_uniform, "shuffle_xor": shuffle_xor,
+    **dict.fromkeys(SUBGROUP_CALL, subgroup),
+}  # fmt: skip  # a table

@@ -1,0 +1,111 @@
+"""The text of one kernel while it grows: lines, and expressions that wait for their only use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from centella.emit.wgsl.facts import storage_barriers, uses_of
+from centella.emit.wgsl.functions import FUNCTIONS, NEEDS
+from centella.lang.ir import KernelIR, Statement
+
+MAX_DEPTH = 12  # of operations in an expression
+
+
+class Writer:
+    """One emission: its lines, the text of each value, and what the module must define."""
+
+    def __init__(self, ir: KernelIR, native_f16: bool, keep_loops: bool) -> None:
+        self.ir: KernelIR = ir
+        self.native_f16: bool = native_f16
+        self.keep_loops: bool = keep_loops
+        self.lines: list[str] = []
+        self.indent: int = 2
+        self.text: dict[int, str] = {}
+        self.depth: dict[int, int] = {}
+        self.deferred: dict[int, frozenset[int]] = {}  # unwritten values: the variables they read
+        self.needed: set[str] = set()
+        self.module: list[str] = []  # declarations that statements ask for
+        self.temporaries: int = 0
+        uses, foreign = uses_of(ir)
+        self.uses: list[int] = uses
+        self.foreign: set[int] = foreign
+        self.storage: dict[int, bool] = storage_barriers(ir)
+        # Operands of what is rounded in registers: a driver would take its own f16 and back for x,
+        # so the word has bits of the group's third number added, which is 0 in every launch.
+        self.rounded: set[tuple[int, ...]] = {
+            ir.body[s[2][0]][2] for s in ir.body if s[0] == "unpack_f16"
+        }
+
+    def line(self, text: str) -> None:
+        """One line."""
+        self.lines.append("  " * self.indent + text)
+
+    def need(self, name: str) -> None:
+        """Define a function, where WGSL has none of that name."""
+        if name in FUNCTIONS:
+            self.needed.update((name, *NEEDS.get(name, ())))
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def read(self, index: int) -> str:
+        """The text of an operand; a deferred expression is consumed."""
+        self.deferred.pop(index, None)
+        return self.text[index]
+
+    def let(self, index: int, expression: str) -> None:
+        """Write a value as a `let`."""
+        self.line(f"let v{index} = {expression};")
+        self.text[index] = f"v{index}"
+        self.depth[index] = 0
+
+    def value(
+        self, index: int, expression: str, args: tuple[int, ...], reads: frozenset[int]
+    ) -> None:
+        """Write a pure value: inside its only use, or as a `let`."""
+        depth = 1 + max((self.depth.get(a, 0) for a in args), default=0)
+        if self.uses[index] == 1 and index not in self.foreign and depth < MAX_DEPTH:
+            self.text[index] = expression
+            self.depth[index] = depth
+            self.deferred[index] = reads
+        elif self.uses[index]:
+            self.let(index, expression)
+
+    def temporary(self, index: int) -> str:
+        """An operand as a name or a number, for what reads it twice or later; computed here.
+
+        Its text stays as it is: other blocks may use it, where the temporary is unknown.
+        """
+        text = self.read(index)
+        if self.ir.body[index][0] == "const" or text == f"v{index}":
+            return text
+        name = f"t{self.temporaries}"
+        self.temporaries += 1
+        self.line(f"let {name} = {text};")
+        return name
+
+    def reads_of(self, args: tuple[int, ...]) -> frozenset[int]:
+        """The variables that deferred operands read."""
+        return frozenset().union(*(self.deferred.get(a, ()) for a in args))
+
+    def settle(self, var: int | None = None) -> None:
+        """Write out deferred values that read `var` (or any variable), before it changes."""
+        for index, reads in list(self.deferred.items()):
+            if (var in reads) if var is not None else reads:
+                del self.deferred[index]
+                self.let(index, self.text[index])
+
+    # -- blocks ---------------------------------------------------------------------------------
+
+    def open(self, header: str) -> None:
+        """The first line of a block."""
+        self.settle()
+        self.line(header)
+        self.indent += 1
+
+    def close(self) -> None:
+        """The end of a block's lines; its last is still to be written."""
+        self.settle()
+        self.indent -= 1
+
+
+Rule = Callable[[Writer, int, Statement], None]

@@ -1,0 +1,1 @@
+"""The machine that Python runs on: threads, BLAS, cache files, forks, work in blocks."""

@@ -1,0 +1,267 @@
+"""A formula as a list of NumPy calls into memory that is there already.
+
+The formula is run once on symbols, which note what is done with them. What comes of it is a tape:
+calls in order, each with the registers that it reads and the one that it writes; a register is free
+again after its last reader. A tape runs on one block of the operands after the other, so that what
+it computes in between stays in cache, and allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from centella.host.blockwise import scratch
+
+Array = np.ndarray[Any, Any]
+FULL, COLUMN = 0, 1  # a symbol has an element for each of the block's, or one for each row
+
+
+class Symbol:
+    """A value of the formula: operators on it are noted."""
+
+    __slots__ = ("columns", "dtype", "kind", "number", "tape")
+    __array_ufunc__ = None  # NumPy's scalars leave operators to it
+
+    def __init__(self, tape: Tape, number: int, dtype: Any, kind: int, columns: int) -> None:
+        self.tape: Tape = tape
+        self.number: int = number
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.kind: int = kind
+        self.columns: int = columns
+
+    def __add__(self, other: Any) -> Symbol:
+        return self.tape.note(np.add, self, other)
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self.tape.note(np.subtract, self, other)
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self.tape.note(np.multiply, self, other)
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return self.tape.note(np.divide, self, other)
+
+    def __radd__(self, other: Any) -> Symbol:
+        return self.tape.note(np.add, other, self)
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return self.tape.note(np.subtract, other, self)
+
+    def __rmul__(self, other: Any) -> Symbol:
+        return self.tape.note(np.multiply, other, self)
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return self.tape.note(np.divide, other, self)
+
+    def __neg__(self) -> Symbol:
+        return self.tape.note(np.negative, self)
+
+    def __and__(self, other: Any) -> Symbol:
+        return self.tape.note(np.logical_and, self, other)
+
+    def __or__(self, other: Any) -> Symbol:
+        return self.tape.note(np.logical_or, self, other)
+
+    def __invert__(self) -> Symbol:
+        return self.tape.note(np.logical_not, self)
+
+    def __ge__(self, other: Any) -> Symbol:
+        return self.tape.note(np.greater_equal, self, other)
+
+    def __lt__(self, other: Any) -> Symbol:
+        return self.tape.note(np.less, self, other)
+
+
+def larger(a: Any, b: Any, out: Array) -> None:
+    """`np.maximum` into `out`: NaN stays NaN."""
+    np.maximum(a, b, out=out)
+
+
+def smaller(a: Any, b: Any, out: Array) -> None:
+    """`np.minimum` into `out`: NaN stays NaN."""
+    np.minimum(a, b, out=out)
+
+
+def spread(like: Any, number: Any, out: Array) -> None:
+    """A number in each element."""
+    np.copyto(out, number)
+
+
+def choose(condition: Array, first: Any, second: Any, out: Array) -> None:
+    """`np.where` into `out`, which is none of the operands."""
+    np.copyto(out, second)
+    np.copyto(out, first, where=condition)
+
+
+def move(x: Any, out: Array) -> None:
+    """A copy."""
+    np.copyto(out, x)
+
+
+def row_first(x: Array, out: Array) -> None:
+    """The first element of each row."""
+    np.copyto(out, x[..., :1])
+
+
+def row_sum(x: Array, out: Array) -> None:
+    """The sum of each row."""
+    np.add.reduce(x, axis=-1, out=out, keepdims=True)
+
+
+def row_max(x: Array, out: Array) -> None:
+    """The largest of each row."""
+    np.maximum.reduce(x, axis=-1, out=out, keepdims=True)
+
+
+ALONG_ROWS = (row_first, row_sum, row_max)
+ORDERS = (larger, smaller)  # several times as fast on two arrays as on one and a number
+COMPARES = (np.greater_equal, np.less, np.less_equal, np.equal)
+APART = (choose, *ALONG_ROWS)  # what may not write where it reads
+
+Note = tuple[Callable[..., Any], tuple[Any, ...], Symbol]
+
+
+class Tape:
+    """The calls that a formula makes.
+
+    Args:
+        dtypes: of the operands.
+        columns: elements of a row.
+
+    Attributes:
+        along_rows: whether it needs whole rows.
+    """
+
+    def __init__(self, dtypes: Sequence[Any], columns: int) -> None:
+        self.operands: list[Symbol] = [
+            Symbol(self, k, d, FULL, columns) for k, d in enumerate(dtypes)
+        ]
+        self.along_rows: bool = False
+        self._columns = columns
+        self._notes: list[Note] = []
+        self._made = len(self.operands)
+
+    def note(self, call: Callable[..., Any], *args: Any) -> Symbol:
+        """One more call; gives its result."""
+        if call in ORDERS:
+            like = next(a for a in args if isinstance(a, Symbol))
+            args = tuple(a if isinstance(a, Symbol) else self.note(spread, like, a) for a in args)
+        symbols = [a for a in args if isinstance(a, Symbol)]
+        dtype = _dtype(call, args)
+        kind = COLUMN if call in ALONG_ROWS else min(s.kind for s in symbols)
+        self.along_rows |= call in ALONG_ROWS
+        made = Symbol(self, self._made, dtype, kind, self._columns)
+        self._made += 1
+        self._notes.append((call, args, made))
+        return made
+
+    def finish(self, result: Symbol) -> Run:
+        """The calls that lead to a result, on registers."""
+        notes = self._needed(result)
+        if not notes or notes[-1][2] is not result or result.kind == COLUMN:
+            notes.append((move, (result,), Symbol(self, self._made, result.dtype, FULL, 0)))
+        first = len(self.operands)
+        constants: list[Array] = []
+        last: dict[int, int] = {}
+        for place, (_, args, _) in enumerate(notes):
+            last.update({a.number: place for a in args if isinstance(a, Symbol)})
+        where: dict[int, tuple[str, int]] = {k: ("operand", k) for k in range(first)}
+        layout: list[tuple[int, Any]] = []
+        free: dict[tuple[int, Any], list[int]] = {}
+        calls: list[tuple[Callable[..., Any], list[tuple[str, int]]]] = []
+        for place, (call, args, made) in enumerate(notes):
+            at: list[tuple[str, int]] = []
+            for arg in args:
+                if isinstance(arg, Symbol):
+                    at.append(where[arg.number])
+                else:
+                    at.append(("constant", len(constants)))
+                    with np.errstate(over="ignore"):  # beyond f32 it is infinite
+                        constants.append(np.array(arg, _dtype(call, args, compared=True)))
+            done = {
+                a.number: a for a in args
+                if isinstance(a, Symbol) and last[a.number] == place and a.number >= first
+            }  # fmt: skip
+            over = [((s.kind, s.dtype), where[n][1]) for n, s in done.items()]
+            if call not in APART:
+                _release(free, over)
+            if place == len(notes) - 1:
+                at.append(("out", 0))
+            else:
+                form = (made.kind, made.dtype)
+                spare = free.get(form)
+                register = spare.pop() if spare else len(layout)
+                if register == len(layout):
+                    layout.append(form)
+                where[made.number] = ("register", register)
+                at.append(where[made.number])
+            if call in APART:
+                _release(free, over)
+            calls.append((call, at))
+        starts = {"operand": 0, "out": first, "constant": first + 1,
+                  "register": first + 1 + len(constants)}  # fmt: skip
+        code = tuple(
+            (call, itemgetter(*(starts[kind] + k for kind, k in at))) for call, at in calls
+        )
+        return Run(code, tuple(constants), tuple(layout), self.along_rows)
+
+    def _needed(self, result: Symbol) -> list[Note]:
+        """The calls without those whose result nobody reads."""
+        wanted = {result.number}
+        kept: list[Note] = []
+        for call, args, made in reversed(self._notes):
+            if made.number in wanted:
+                wanted.update(a.number for a in args if isinstance(a, Symbol))
+                kept.append((call, args, made))
+        return kept[::-1]
+
+
+def _dtype(call: Callable[..., Any], args: tuple[Any, ...], compared: bool = False) -> Any:
+    """Of the result; or of numbers among the operands."""
+    if call in COMPARES and not compared:
+        return np.dtype(bool)
+    values = args[1:] if call is choose else args
+    return next((a.dtype for a in values if isinstance(a, Symbol)), np.dtype(np.float32))
+
+
+def _release(
+    free: dict[tuple[int, Any], list[int]], over: list[tuple[tuple[int, Any], int]]
+) -> None:
+    for form, register in over:
+        free.setdefault(form, []).append(register)
+
+
+class Run:
+    """A finished tape; threads may share it.
+
+    Attributes:
+        steps: calls for each block.
+        along_rows: whether blocks must be of whole rows.
+    """
+
+    def __init__(
+        self, code: tuple[tuple[Callable[..., Any], Any], ...], constants: tuple[Array, ...],
+        layout: tuple[tuple[int, Any], ...], along_rows: bool,
+    ) -> None:  # fmt: skip
+        self._code = code
+        self._constants = constants
+        self._layout = layout
+        self.steps: int = len(code)
+        self.along_rows: bool = along_rows
+
+    def __call__(self, operands: Sequence[Array], out: Array) -> None:
+        """Compute one block of the result.
+
+        Args:
+            operands: of the block's shape, or of one that broadcasts to it; one may be `out`.
+        """
+        full = out.shape
+        column = (*full[:-1], 1)
+        registers = scratch(tuple([(column if k else full, d) for k, d in self._layout]))
+        values = [*operands, out, *self._constants, *registers]
+        for call, pick in self._code:
+            call(*pick(values))

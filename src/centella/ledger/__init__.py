@@ -1,0 +1,1 @@
+"""What happened: counts, device times, the lines of the application that caused it."""

@@ -1,0 +1,389 @@
+"""`KVCache`: the keys and values of a decoder's past, resident, with their length on the device.
+
+Each layer has two States, `[batch, kv_heads, capacity, head_dim]`, written in place; positions are
+a State too, so one plan serves every length. The host keeps the lengths as well: it refuses what
+does not fit before anything is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import DType, dtype_of, f32, i32
+from centella.errors import ContractError, DTypeError, KVCacheFullError, ShapeError
+from centella.op.op import get
+from centella.record.recording import Recording
+from centella.runtime.device import Device
+from centella.tensors.arguments import check_tensors, real, whole
+from centella.tensors.creation import asarray
+from centella.tensors.functional import attention, full, rms_norm, rope
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply_all
+from centella.tensors.views import integers
+
+T = TypeVar("T")
+
+
+class Filled(Struct, frozen=True):
+    """What a cache holds, as the host knows it.
+
+    Attributes:
+        ends: tokens of each sequence, the current step's included.
+        tokens: how many of them the current step brings; 0 when there is none.
+        step: number of the current step; a layer that has its keys and values is marked with it.
+    """
+
+    ends: tuple[int, ...]
+    tokens: int = 0
+    step: int = 0
+
+    def begun(self, tokens: int, capacity: int) -> Filled:
+        """One step further.
+
+        Raises:
+            KVCacheFullError: there is no room.
+        """
+        if max(self.ends) + tokens > capacity:
+            raise KVCacheFullError(
+                f"KVCache: {max(self.ends):,} of {capacity:,} positions are filled; no room for "
+                f"{tokens:,} more"
+            )
+        return Filled(tuple(n + tokens for n in self.ends), tokens, self.step + 1)
+
+    def cut(self, ends: tuple[int, ...]) -> Filled:
+        """Back at these lengths, between two steps.
+
+        Raises:
+            ShapeError: some are longer than what is there.
+        """
+        if len(ends) != len(self.ends) or not all(
+            0 <= n <= have for n, have in zip(ends, self.ends, strict=True)
+        ):
+            raise ShapeError(
+                f"truncate: expected lengths of 0 to {list(self.ends)}, got {list(ends)}"
+            )
+        return Filled(ends, 0, self.step)
+
+
+class KVCache:
+    """Keys and values of past tokens, on the device.
+
+    Args:
+        batch: sequences.
+        num_kv_heads, head_dim: heads of keys and values, and their size.
+        capacity: tokens that a sequence may have.
+        num_layers: layers that share the positions.
+        dtype: storage of keys and values.
+
+    A step brings the same number of tokens to every sequence and layer: `append` begins it (or
+    `begin`, where positions are needed first) and every layer appends once.
+
+        for layer in range(cache.num_layers):
+            cache.append(k, v, layer)
+            y = cache.attend(q, layer)
+
+    With rotary embedding `append_qkv` takes the place of `append`, and gives q.
+
+    Raises:
+        ShapeError: a size below 1.
+        DTypeError: a dtype that is not a float.
+    """
+
+    def __init__(
+        self, batch: int, num_kv_heads: int, head_dim: int, capacity: int, *, num_layers: int = 1,
+        dtype: Any = f32, device: str | Device | None = None,
+    ) -> None:  # fmt: skip
+        given = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
+                 "capacity": capacity, "num_layers": num_layers}  # fmt: skip
+        for name, value in given.items():
+            whole("KVCache", name, value, 1)
+        kind = dtype_of(dtype)
+        if not kind.is_float:
+            raise DTypeError(f"KVCache: expected a float dtype, got {kind.name}")
+        self.capacity: int = capacity
+        self.shape: tuple[int, int, int, int] = (batch, num_kv_heads, capacity, head_dim)
+        zeros = full((2, batch), 0, i32, device)
+        self.device: Device = zeros.device
+        self._steps = State(zeros, name="KVCache positions")
+        self._steps.mark(lambda _: Filled((0,) * batch))
+        self._layers = [
+            tuple(State.empty(self.shape, kind, self.device, name=f"KVCache {name} of layer {i}")
+                  for name in ("keys", "values"))
+            for i in range(num_layers)
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return (
+            f"<KVCache {list(self.shape)} {self.dtype.name}, {self.num_layers} layers, "
+            f"{self.length} of {self.capacity} on {self.device.name}>"
+        )
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> DType:
+        """Storage of keys and values."""
+        return self._layers[0][0].dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Layers."""
+        return len(self._layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(state.nbytes for pair in self._layers for state in pair)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        return self._filled.ends
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the current step's first token stands in each sequence: [batch] i32."""
+        return self._steps.value[0]
+
+    @property
+    def _filled(self) -> Filled:
+        return self._steps.note  # type: ignore[no-any-return]  # a Filled from the first on
+
+    def _has(self, layer: int) -> bool:
+        """Whether a layer has this step's keys and values."""
+        return bool(self._filled.tokens) and self._layers[layer][0].note == self._filled.step
+
+    # -- filling it -------------------------------------------------------------------------------
+
+    def begin(self, tokens: int = 1) -> Tensor:
+        """Begin a step of `tokens` tokens; returns their first positions, [batch] i32.
+
+        Raises:
+            KVCacheFullError: there is no room for them.
+            ContractError: a layer has not been given the step before.
+        """
+        self._begin(whole("begin", "a number of tokens", tokens, 1))
+        return self.positions
+
+    def _begin(self, tokens: int, where: Recording | None = None) -> None:
+        self._begun(self._filled, tokens)
+        apply_all(get("cache_step"), (self._steps.value,), {"tokens": tokens}, where)
+        self._steps.mark(lambda filled: self._begun(filled, tokens))
+
+    def _begun(self, filled: Filled, tokens: int) -> Filled:
+        """The step after `filled`, which every layer must have."""
+        without = [i for i in range(self.num_layers) if not self._has(i)]
+        if filled.tokens and without:
+            raise ContractError(
+                f"KVCache: the last step is unfinished: layers {without} have no keys and values "
+                f"of it; append them, or truncate to take the step back"
+            )
+        return filled.begun(tokens, self.capacity)
+
+    def append(self, k: Tensor, v: Tensor, layer: int = 0) -> None:
+        """Write the keys and values of this step's tokens; the first layer to do so begins it.
+
+        When it raises, everything is as it was.
+
+        Args:
+            k, v: [batch, num_kv_heads, tokens, head_dim], of the cache's dtype.
+
+        Raises:
+            KVCacheFullError: there is no room for them.
+            ContractError: another layer brought another number of tokens to this step, or has not
+                been given the step before.
+        """
+        self._check(k, v, layer)
+        self._append(k.shape[2], layer, lambda starts: self._write(k, v, layer, starts))
+
+    def append_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """`append` from the product of q, k and v, with rotary embedding, in one launch.
+
+        q and k turn by the positions of this step's tokens (`rope`), k and v are written. Above a
+        binding (WebGPU) each of these is a launch, divided by heads.
+
+        Args:
+            qkv: [batch, tokens, (heads + 2 num_kv_heads) head_dim], of the cache's dtype: heads of
+                queries, of keys and of values beside each other.
+            cos, sin: f32 [positions, rotary_dim / 2]: `rope_tables`.
+            qk_norm: [2, head_dim]: weights of an RMS norm of each head of q, and of k, before they
+                turn (Qwen3); eps: added to its mean of squares.
+            interleaved: as for `rope`.
+
+        Returns:
+            q, [batch, heads, tokens, head_dim]: what `attend` takes.
+
+        Raises:
+            ShapeError, DTypeError: for what does not fit these.
+            KVCacheFullError, ContractError: as for `append`.
+        """
+        self._check_layer(layer)
+        check_tensors("append_qkv", qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
+        b, kv_heads, _, dim = self.shape
+        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
+        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
+        if heads < 1 or heads % kv_heads:
+            raise ShapeError(
+                f"append_qkv: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
+                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
+            )
+        self._check_room(qkv.shape[1])
+        x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
+        norms = () if qk_norm is None else (qk_norm,)
+        attrs = {"interleaved": bool(interleaved), "eps": real("append_qkv", "eps", eps)}
+        states = [state.value for state in self._layers[layer]]
+
+        def at_once(starts: Tensor) -> Tensor:
+            given = (*states, x, cos, sin, starts, *norms)
+            return apply_all(get("rope_cache_write"), given, attrs)[2]
+
+        def apart(starts: Tensor) -> Tensor:
+            both = [x[:, :heads], x[:, heads : heads + kv_heads]]
+            if qk_norm is not None:
+                both = [rms_norm(part, qk_norm[n], eps=eps) for n, part in enumerate(both)]
+            q, k = (rope(part, cos, sin, starts, interleaved=interleaved) for part in both)
+            self._write(k, x[:, heads + kv_heads :], layer, starts)
+            return q
+
+        largest = max(t.spec.storage_bytes for t in (*states, qkv))
+        whole = largest <= self.device.caps.safe_binding
+        return self._append(qkv.shape[1], layer, at_once if whole else apart)
+
+    def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
+        """Record what writes a layer's part of a step from some positions on; what it gives."""
+        filled = self._filled
+        begins = not filled.tokens or self._has(layer)
+        if begins:
+            self._begun(filled, tokens)
+        elif filled.tokens != tokens:
+            raise ContractError(
+                f"append: this step brings {filled.tokens} tokens, layer {layer} got {tokens}"
+            )
+        steps = self._steps.value
+        made = write(steps[1] if begins else steps[0])
+        keys, _ = self._layers[layer]
+        if begins:  # only now: a write that cannot be recorded begins nothing
+            self._begin(tokens, keys.value._value.recording)
+        keys.mark(lambda _: self._filled.step)
+        return made
+
+    def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:
+        """Overwrite keys and values from a position on; lengths stay as they are.
+
+        Raises:
+            ShapeError: not all of it lies within every sequence.
+        """
+        self._check(k, v, layer)
+        shortest = min(self.lengths)
+        start = whole("write", "a position", position)
+        if start > shortest - k.shape[2]:
+            raise ShapeError(
+                f"write: expected {k.shape[2]} positions among the {shortest} that are filled, got "
+                f"a start of {start}"
+            )
+        self._write(k, v, layer, full((self.shape[0],), start, i32, self.device))
+
+    def _check_layer(self, layer: Any) -> None:
+        if not isinstance(layer, (int, np.integer)) or not 0 <= layer < self.num_layers:
+            raise ShapeError(f"KVCache: expected a layer below {self.num_layers}, got {layer}")
+
+    def _check(self, k: Tensor, v: Tensor, layer: int) -> None:
+        self._check_layer(layer)
+        b, heads, _, dim = self.shape
+        check_tensors("KVCache", k, v)
+        for name, x in (("k", k), ("v", v)):
+            wrong = x.ndim != 4 or x.shape[:2] != (b, heads) or x.shape[3] != dim
+            if wrong or x.shape != k.shape or not x.shape[2]:
+                raise ShapeError(
+                    f"KVCache: expected {name} [{b}, {heads}, tokens, {dim}], got {list(x.shape)}"
+                )
+            if x.dtype is not self.dtype:
+                raise DTypeError(
+                    f"KVCache: expected {name} of {self.dtype.name}, got {x.dtype.name}"
+                )
+        self._check_room(k.shape[2])
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self.capacity:
+            raise KVCacheFullError(
+                f"KVCache: {tokens:,} tokens at once; the capacity is {self.capacity:,}"
+            )
+
+    def _write(self, k: Tensor, v: Tensor, layer: int, starts: Tensor) -> None:
+        keys, values = self._layers[layer]
+        apply_all(get("cache_write"), (keys.value, values.value, k, v, starts), {})
+
+    # -- going back -------------------------------------------------------------------------------
+
+    def truncate(self, length: int | Iterable[int]) -> None:
+        """Forget what comes after a length, of all sequences or of each: what a rollback needs.
+
+        Raises:
+            ShapeError: longer than what is there.
+        """
+        batch = self.shape[0]
+        each = length if isinstance(length, Iterable) else (length,) * batch
+        wanted = integers("truncate", "lengths", (each,))
+        self._filled.cut(wanted)
+        if len(set(wanted)) == 1:
+            lengths = full((batch,), wanted[0], i32, self.device)
+        else:
+            lengths = asarray(list(wanted), i32, self.device)
+        apply_all(get("cache_step"), (self._steps.value, lengths), {"tokens": 0})
+        self._steps.mark(lambda filled: filled.cut(wanted))
+
+    def reset(self) -> None:
+        """Zeros everywhere, as after a failure that left no content; memory stays.
+
+        `truncate(0)` forgets as much and writes only the lengths.
+        """
+        for state in (self._steps, *(state for pair in self._layers for state in pair)):
+            state.assign(full((), 0, state.dtype, self.device))
+        self._steps.mark(lambda filled: filled.cut((0,) * self.shape[0]))
+
+    # -- reading it -------------------------------------------------------------------------------
+
+    def attend(
+        self, q: Tensor, layer: int = 0, *, scale: float | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Attention of this step's queries over the past and themselves, causally, in one op.
+
+        Args:
+            q: [batch, heads, tokens, head_dim], heads a multiple of `num_kv_heads`.
+            scale: default 1 / sqrt(head_dim).
+            mask: additive, over [.., tokens, capacity].
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+
+        Raises:
+            ContractError: the layer has not been given this step's keys and values.
+        """
+        self._check_layer(layer)
+        check_tensors("attend", q)
+        if not self._has(layer):
+            raise ContractError(
+                f"attend: layer {layer} has no keys and values of this step; append them first"
+            )
+        b, heads, _, dim = self.shape
+        tokens = self._filled.tokens
+        fits = q.ndim == 4 and (q.shape[0], q.shape[2], q.shape[3]) == (b, tokens, dim)
+        if not fits or q.shape[1] % heads:
+            raise ShapeError(
+                f"attend: expected q [{b}, a multiple of {heads}, {tokens}, {dim}], got "
+                f"{list(q.shape)}"
+            )
+        keys, values = self._layers[layer]
+        return attention(q, keys.value, values.value, starts=self.positions, scale=scale, mask=mask)

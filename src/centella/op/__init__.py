@@ -1,0 +1,1 @@
+"""What an operation is, and how its work may be divided."""

@@ -1,0 +1,135 @@
+"""What an op is: a shape rule, a NumPy formula, kernels and a choice among them.
+
+An op knows no backend and no Tensor. Everything else about it (recording, planning, running,
+testing) is generic over this class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import Array, DType, narrow, widen
+from centella.emit.program import Call, HostProgram
+from centella.op.axes import Axes
+from centella.specs import Caps, Shape, Spec
+
+Attrs = tuple[tuple[str, Any], ...]
+Out = tuple[Shape, DType]
+
+
+class Lowered(Struct, frozen=True):
+    """The launches of an op on a device, with the temporaries they share."""
+
+    calls: tuple[Call, ...]
+    temporaries: tuple[Spec, ...] = ()
+
+
+def anything(index: int, spec: Spec) -> bool:
+    """Takes every layout."""
+    return True
+
+
+def unit_rows(index: int, spec: Spec) -> bool:
+    """Takes tensors whose last dimension has stride 1."""
+    return spec.unit_rows
+
+
+class Op(Struct, frozen=True, eq=False):
+    """One operation.
+
+    Attributes:
+        name: as users call it.
+        rule: `rule(specs, attrs) -> outputs (shape, dtype)`; raises ShapeError or DTypeError.
+        reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays;
+            None for an op that has another host program.
+        lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
+        takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
+        variants: names that `variant=` accepts, for tests and benchmarks.
+        mutates: inputs that it changes in place, each a State: output `i` is the next version of
+            input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
+        overwrites: those of them that it writes whole and never reads: they may hold anything.
+        element: `element(values, numbers, attrs) -> value` on traced values, where each element
+            of the result depends on the same element of each operand alone.
+        formula: `formula(o, values, attrs) -> value` on the operand set `o`, numbers among the
+            attributes; the CPU runs it on blocks, where all operands are f32 or bool. Without it
+            the reference is called with whole arrays.
+        host: `host(inputs, outputs, attrs) -> write(inputs, outputs)`: what the CPU calls instead
+            for operands that it takes as they are; None where the reference has to do.
+        axes: `axes(inputs, outputs, attrs) -> Axes`: how it is divided where an operand is larger
+            than a launch may see; None where it cannot be.
+        flops: `flops(inputs, outputs, attrs) -> int`: arithmetic operations, at most; None where
+            they are few for each byte.
+    """
+
+    name: str
+    rule: Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]
+    reference: Callable[..., Any] | None
+    lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
+    takes: Callable[[int, Spec], bool] = anything
+    variants: tuple[str, ...] = ()
+    mutates: tuple[int, ...] = ()
+    overwrites: tuple[int, ...] = ()
+    element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
+    formula: Callable[[Any, list[Any], dict[str, Any]], Any] | None = None
+    host: (
+        Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], HostProgram | None] | None
+    ) = None
+    axes: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], Axes] | None = None
+    flops: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], int] | None = None
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name in _registry:
+            raise ValueError(f"two ops are called {self.name!r}")
+        _registry[self.name] = self
+
+    def host_program(
+        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+    ) -> HostProgram:
+        """What the CPU runs: it writes its results where they belong.
+
+        An op that has a host program of its own uses that. Else the NumPy formula is called with
+        widened inputs and rounded once, as it is stored; one that changes its operands moves them
+        as they are stored.
+        """
+        plain = {k: v for k, v in attrs.items() if k != "variant"}
+        made = self.host(inputs, outputs, plain) if self.host is not None else None
+        if made is not None:
+            return made
+        wide_in = [s.dtype for s in inputs]
+        targets = [(s.shape, s.dtype) for s in outputs]
+        reference = self.reference
+        assert reference is not None, "an op without a formula has a host program of its own"
+
+        def change(arrays: list[Array], outs: list[Array]) -> None:
+            reference(*arrays, **plain)
+
+        if self.mutates:
+            return HostProgram(f"numpy:{self.name}", self.name, change, self.overwrites)
+
+        def call(arrays: list[Array], outs: list[Array]) -> None:
+            wide = [widen(a, d) for a, d in zip(arrays, wide_in, strict=True)]
+            with np.errstate(all="ignore"):
+                result = reference(*wide, **plain)
+            results = result if isinstance(result, tuple) else (result,)
+            for out, r, (shape, dtype) in zip(outs, results, targets, strict=True):
+                np.copyto(out, narrow(np.broadcast_to(r, shape), dtype))
+
+        return HostProgram(f"numpy:{self.name}", self.name, call)
+
+
+_registry: dict[str, Op] = {}
+
+
+def registry() -> dict[str, Op]:
+    """Every op by name."""
+    return dict(_registry)
+
+
+def get(name: str) -> Op:
+    """The op of that name."""
+    return _registry[name]

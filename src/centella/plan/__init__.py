@@ -1,0 +1,1 @@
+"""From recorded nodes to launches: pure functions."""

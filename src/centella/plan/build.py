@@ -1,0 +1,348 @@
+"""From recorded nodes to an immutable plan, in small passes.
+
+    drop    nodes that nobody reads
+    fuse    element-wise nodes with each other and with the norm or reduction beside them
+    lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU
+    place   buffers: one for each value that stays, temporaries reused by lifetime
+
+A plan holds no tensors: buffers are given when it runs. Its key is the structure and the shapes of
+what was recorded, so a plan serves every recording of the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from centella.emit.program import Call, HostProgram, Program, parameter_words
+from centella.errors import CentellaError, LimitError
+from centella.op.op import Op
+from centella.plan import placement
+from centella.plan.divide import divided
+from centella.plan.fuse import fuse
+from centella.record.recording import Form, Node
+from centella.record.values import Place
+from centella.specs import Caps, Spec
+
+MAX_GROUPS = 1 << 31  # what every backend can launch
+
+Wanted = Sequence[tuple[bool, ...]]
+
+
+class Source(Struct, frozen=True):
+    """Where an operand comes from: external `index`, or output (node, `index`)."""
+
+    node: int
+    index: int
+    offset: int
+
+
+class PlanNode(Struct, frozen=True):
+    """A node without its values: what a plan is made of."""
+
+    form: Form
+    inputs: tuple[Source, ...]
+    wanted: tuple[bool, ...]
+
+    @property
+    def op(self) -> Op:
+        """The operation."""
+        return self.form.op
+
+
+class Step(Struct, frozen=True):
+    """One launch.
+
+    Attributes:
+        slots, views: its operands' buffers, and how each is seen; the first `inputs` are read.
+        words: raw parameters, with the static part of every offset.
+        patches: (word, operand) of each offset: that of an external buffer is added when the plan
+            runs, and a window's beginning taken off.
+        node: index of the node that it belongs to.
+    """
+
+    program: Program | HostProgram
+    slots: tuple[int, ...]
+    views: tuple[tuple[Spec, int], ...]
+    inputs: int
+    words: tuple[int, ...]
+    patches: tuple[tuple[int, int], ...]
+    groups: int
+    node: int
+
+
+class Plan(Struct, frozen=True):
+    """An immutable run list.
+
+    Attributes:
+        externals: how many buffers come from outside; they are slots 0 .. externals - 1.
+        buffers: bytes of each further slot, and in `makers` the node that uses it first.
+        results: (node, output) of each value that stays, and its slot.
+        steps: launches in order.
+        nodes: what was planned, for `explain`.
+        dropped: how many of them nobody reads.
+        fused: how many became part of another.
+        values: what needs those buffers, and how long.
+    """
+
+    externals: int
+    buffers: tuple[int, ...]
+    makers: tuple[int, ...]
+    results: Mapping[Place, int]
+    steps: tuple[Step, ...]
+    nodes: tuple[PlanNode, ...]
+    dropped: int
+    fused: int = 0
+    values: tuple[placement.Lifetime, ...] = ()
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Bytes of buffers that do not outlive the plan."""
+        kept = set(self.results.values())
+        first = self.externals
+        return sum(n for i, n in enumerate(self.buffers) if first + i not in kept)
+
+    def launches_of(self, node: int) -> int:
+        """Launches that compute a node."""
+        return sum(step.node == node for step in self.steps)
+
+    def changers(self, slot: int) -> list[int]:
+        """The nodes that change what lies in an external slot, in place."""
+        owners = _owners(self.nodes)
+        return [node for (node, _), owner in owners.items() if owner == (-1, slot)]
+
+    def label(self, node: int) -> str:
+        """The op of a node; for a chain that became one launch, those that it is made of."""
+        form = self.nodes[node].form
+        steps = dict(form.attrs).get("steps", ()) if form.op.name == "fused" else ()
+        return " + ".join(step.name for step in steps) or form.op.name
+
+    def explain(self) -> str:
+        """Nodes, fusions, copies, launches, bytes, peak memory: a table to read."""
+        from centella.plan.explain import explain
+
+        return explain(self)
+
+
+EMPTY = Plan(0, (), (), {}, (), (), 0)
+
+
+def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) -> tuple[Any, ...]:
+    """The structure of a recording: equal keys, equal plans.
+
+    Args:
+        externals: id of each outside value to its slot; how many there are is part of the key, as
+            it numbers the slots that follow.
+    """
+    key: list[Any] = [len(externals)]
+    for node, kept in zip(nodes, wanted, strict=True):
+        key.append(node.form)
+        for value, (maker, output), offset in node.inputs:
+            key.append(maker)
+            key.append(output if value is None else externals[id(value)])
+            key.append(offset)
+        key.append(kept)
+    return tuple(key)
+
+
+def build(
+    nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps,
+    forms: MutableMapping[Any, Form] | None = None,
+) -> Plan:  # fmt: skip
+    """Plan recorded nodes.
+
+    Args:
+        nodes: in recorded order.
+        externals: id of each outside value to its slot.
+        wanted: for each node, which outputs must outlive the plan.
+        forms: fused forms made before on this device; None to fuse nothing.
+
+    Raises:
+        CentellaError: from an op's choice of kernels; names the op and the line.
+    """
+    plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
+    alive = _alive(plain)
+    needed = alive
+    if forms is not None:
+        plain, alive = fuse(plain, alive, caps, forms)
+    for index, node in enumerate(plain):
+        if alive[index]:
+            try:
+                _lower(node.form, caps)
+            except CentellaError as error:
+                nodes[index].refuse(error)
+                raise
+    owners = _owners(plain)
+    values = _lifetimes(plain, alive, owners)
+    slots, sizes, makers = placement.place(values)
+    first = len(externals)
+    where: dict[Place, int] = {
+        (v.node, v.output): first + s for v, s in zip(values, slots, strict=True)
+    }
+    for version, owner in owners.items():
+        where[version] = owner[1] if owner[0] < 0 else where[owner]
+    return Plan(
+        first,
+        sizes,
+        makers,
+        {(i, o): where[i, o] for i, n in enumerate(plain) for o, w in enumerate(n.wanted) if w},
+        tuple([s for i, n in enumerate(plain) if alive[i] for s in _steps(i, n, where)]),
+        tuple(plain),
+        sum(not a for a in needed),
+        sum(needed) - sum(alive),
+        tuple(values),
+    )
+
+
+def _plain(node: Node, externals: Mapping[int, int], wanted: tuple[bool, ...]) -> PlanNode:
+    sources = tuple(
+        Source(*place, offset) if value is None else Source(-1, externals[id(value)], offset)
+        for value, place, offset in node.inputs
+    )
+    return PlanNode(node.form, sources, wanted)
+
+
+def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
+    """Nodes that change a State, whose outputs are wanted, or that a node alive reads."""
+    alive = [any(n.wanted) or bool(n.op.mutates) for n in nodes]
+    for index in range(len(nodes) - 1, -1, -1):
+        if alive[index]:
+            for source in nodes[index].inputs:
+                if source.node >= 0:
+                    alive[source.node] = True
+    return alive
+
+
+def _owners(nodes: Sequence[PlanNode]) -> dict[Place, Place]:
+    """Each version of a State, and the value whose memory it is: (-1, slot) for an outside one."""
+    owners: dict[Place, Place] = {}
+    for index, node in enumerate(nodes):
+        for output, operand in enumerate(node.op.mutates):
+            source = node.inputs[operand]
+            before = (source.node, source.index)
+            owners[index, output] = owners.get(before, before)
+    return owners
+
+
+def _lifetimes(
+    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Place, Place]
+) -> list[placement.Lifetime]:
+    """What needs memory: results, temporaries and what nodes need for themselves."""
+    last: dict[Place, int] = {}
+    kept: set[Place] = set()
+    for index, node in enumerate(nodes):
+        if alive[index]:
+            for source in node.inputs:
+                place = (source.node, source.index)
+                last[owners.get(place, place)] = index
+            for output, wanted in enumerate(node.wanted):
+                if wanted:
+                    kept.add(owners.get((index, output), (index, output)))
+    values: list[placement.Lifetime] = []
+    for index, node in enumerate(nodes):
+        if not alive[index]:
+            continue
+        for output, spec in enumerate(node.form.outputs):
+            place = (index, output)
+            if place not in owners:
+                end = last.get(place, index)
+                values.append(
+                    placement.Lifetime(index, output, spec.storage_bytes, end, place in kept)
+                )
+        if node.form.lowered is not None:
+            for number, nbytes in enumerate(node.form.lowered.scratch):
+                values.append(placement.Lifetime(index, -1 - number, nbytes, index, False))
+    return values
+
+
+def _steps(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[Step]:
+    lowered: _Lowering | None = node.form.lowered
+    if lowered is None:
+        return []
+    inputs = [s.index if s.node < 0 else where[s.node, s.index] for s in node.inputs]
+    outputs = [where[index, i] for i in range(len(node.form.outputs))]
+    scratch = [where[index, -1 - i] for i in range(len(lowered.scratch))]
+    slots = (*inputs, *outputs, *scratch)
+    offsets = [s.offset for s in node.inputs]
+    shift = {i: offset for i, offset in enumerate(offsets) if offset}
+    return [_step(index, each, slots, shift, len(inputs)) for each in lowered.launches]
+
+
+class _Launch(Struct, frozen=True):
+    """A launch before its buffers are known; `operands` count inputs, outputs, temporaries."""
+
+    program: Program | HostProgram
+    operands: tuple[int, ...]
+    views: tuple[tuple[Spec, int], ...]
+    words: tuple[int, ...]
+    patched: tuple[tuple[int, int], ...]
+    groups: int
+
+
+class _Lowering(Struct, frozen=True):
+    """What a Form becomes: launches, and bytes of the temporaries they share."""
+
+    launches: tuple[_Launch, ...]
+    scratch: tuple[int, ...]
+
+
+def _lower(form: Form, caps: Caps) -> None:
+    """Find the launches of a Form, unless they are known or there is nothing to compute."""
+    if form.lowered is not None or not any(spec.size for spec in form.outputs):
+        return
+    attrs = dict(form.attrs)
+    if caps.target == "numpy":
+        program = form.op.host_program(form.inputs, form.outputs, attrs)
+        seen = (*form.inputs, *form.outputs) if program.views is None else program.views
+        views = tuple((spec, 0) for spec in seen)
+        launch = _Launch(program, tuple(range(len(views))), views, (), (), 1)
+        form.lowered = _Lowering((launch,), ())
+        return
+    lowered = divided(form.op, form.inputs, form.outputs, attrs, caps)
+    form.lowered = _Lowering(
+        tuple(_launch(call, caps) for call in lowered.calls if call.groups),
+        tuple(spec.storage_bytes for spec in lowered.temporaries),
+    )
+
+
+def _launch(call: Call, caps: Caps) -> _Launch:
+    if call.groups >= MAX_GROUPS:
+        raise LimitError(
+            f"kernel {call.kernel.name!r}: expected fewer than {MAX_GROUPS:,} groups, got "
+            f"{call.groups:,}"
+        )
+    dtypes = tuple(r.spec.dtype for r in call.tensors)
+    unit = tuple(r.spec.unit_rows for r in call.tensors)
+    program = call.kernel.program(caps, dtypes, unit, call.constants, call.workgroup, call.face)
+    words, patched = parameter_words(call, program.ir)
+    return _Launch(
+        program,
+        tuple(r.index for r in call.tensors),
+        tuple((r.spec, r.offset) for r in call.tensors),
+        tuple(words),
+        tuple(patched),
+        call.groups,
+    )
+
+
+def _step(
+    index: int,
+    launch: _Launch,
+    where: tuple[int, ...],
+    shift: Mapping[int, int],
+    inputs: int,
+) -> Step:
+    """A launch on its slots; `shift` has the elements that an input begins later by."""
+    operands = launch.operands
+    slots = tuple([where[i] for i in operands])
+    words, views = launch.words, launch.views
+    if shift:
+        moved = list(words)
+        for position, operand in launch.patched:
+            moved[position] += shift.get(operands[operand], 0)
+        words = tuple(moved)
+        pairs = zip(views, operands, strict=True)
+        views = tuple([(spec, offset + shift.get(i, 0)) for (spec, offset), i in pairs])
+    return Step(launch.program, slots, views, inputs, words, launch.patched, launch.groups, index)

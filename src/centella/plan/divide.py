@@ -1,0 +1,332 @@
+"""Ops whose operands are larger than a launch may see: launches on parts of them.
+
+An op states how its work is divided (`Op.axes`); here the sizes of the parts are chosen, the op is
+asked for the launches of each part, and these get the operands' parts as views. Nothing here knows
+what an op computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from msgspec.structs import replace
+
+from centella.dtypes import dtype_of
+from centella.emit.program import Call, Ref
+from centella.errors import LimitError
+from centella.op.axes import Along, Axes, Dims, Fold, Part
+from centella.op.op import Attrs, Lowered, Op
+from centella.ops.fused import FUSED
+from centella.ops.steps import Step
+from centella.specs import Caps, Spec, make_spec
+
+CHUNK, WORD = 16, 4  # bytes
+Range = tuple[int, int]
+Specs = tuple[Spec, ...]
+View = tuple[Spec, int]  # an operand's part, and the element of the operand that it begins at
+
+
+def divided(op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps) -> Lowered:
+    """The launches of an op, each of which sees no more of a buffer than the device can bind.
+
+    Raises:
+        LimitError: an operand or a temporary is too large, and no axis of it can be divided.
+    """
+    found = division(op, inputs, outputs, attrs, caps)
+    lowered = found.lower() if found else op.lower(inputs, outputs, attrs, caps)
+    while too := [t for t in lowered.temporaries if t.storage_bytes > caps.max_binding]:
+        found = found or Division(op, inputs, outputs, attrs, caps)
+        if not found.halve():
+            raise found.refusal(too[0], "a temporary ")
+        lowered = found.lower()
+    return lowered
+
+
+def divisible(op: Op, inputs: Specs, outputs: Specs, attrs: Attrs, caps: Caps) -> bool:
+    """Whether an op's operands can be made to fit the device's bindings, and it takes the parts."""
+    try:
+        if division(op, inputs, outputs, dict(attrs), caps) is not None:
+            divided(op, inputs, outputs, dict(attrs), caps)
+    except LimitError:
+        return False
+    return True
+
+
+def division(
+    op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps
+) -> Division | None:
+    """How an op is divided so that its operands fit; None where they do as they are.
+
+    Raises:
+        LimitError: no axis of an operand that is too large can be divided.
+    """
+    most = max((spec.storage_bytes for spec in (*inputs, *outputs)), default=0)
+    if most <= caps.safe_binding:
+        return None
+    found = Division(op, inputs, outputs, attrs, caps)
+    left = found.fit()
+    if left is not None and most > caps.max_binding:
+        found = Division(op, inputs, outputs, attrs, caps, WORD)
+        left = found.fit()
+    if left is None:
+        return found
+    if most <= caps.max_binding:
+        return None  # each fits where it has a buffer of its own
+    raise found.refusal(left)
+
+
+class Division:
+    """The parts of an op: of each letter, its extent, what its parts are a multiple of, their size.
+
+    Args:
+        boundary: where parts of operands begin. On a CHUNK, kernels read and write chunks as they
+            do of the whole; on a WORD (results alone), no two parts write one word.
+    """
+
+    def __init__(
+        self, op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps,
+        boundary: int = CHUNK,
+    ) -> None:  # fmt: skip
+        self._op, self._inputs, self._outputs = op, inputs, outputs
+        self._attrs, self._caps = attrs, caps
+        self._axes: Axes = _none(inputs, outputs)
+        if op.axes is not None:
+            self._axes = op.axes(inputs, outputs, attrs)
+        self._operands: list[tuple[Spec, Dims]] = [
+            *zip(inputs, self._axes.inputs, strict=True),
+            *zip(outputs, self._axes.outputs, strict=True),
+        ]
+        self._extents: dict[str, int] = {}
+        self._units: dict[str, int] = {}
+        for index, (spec, dims) in enumerate(self._operands):
+            chunks = spec.aligned and boundary == CHUNK
+            self._note(spec, dims, CHUNK if chunks else WORD if index >= len(inputs) else 1)
+        self._sizes = dict(self._extents)
+        self._calls: list[Call] = []
+        self._scratch: list[Spec] = []
+
+    def _note(self, spec: Spec, dims: Dims, boundary: int) -> None:
+        """Extents of letters, and what their parts are a multiple of to begin on a boundary."""
+        for extent, stride, along in zip(spec.shape, spec.strides, dims, strict=True):
+            if along is not None:
+                letter, step, start = along
+                least = (start + extent) // step
+                self._extents[letter] = max(self._extents.get(letter, 1), least)
+                apart = boundary // math.gcd(boundary, step * stride * spec.dtype.itemsize)
+                unit = 1 if start else apart
+                self._units[letter] = math.lcm(self._units.get(letter, 1), unit)
+
+    # -- sizes ------------------------------------------------------------------------------------
+
+    def fit(self) -> Spec | None:
+        """Make the parts so small that every operand's fits a binding; an operand that cannot."""
+        for spec, dims in self._operands:
+            while self._bytes(spec, dims) > self._caps.safe_binding:
+                axis = self._outermost(spec, dims)
+                if axis is None:
+                    return spec
+                self._shrink(spec, dims, axis)
+        return None
+
+    def halve(self) -> bool:
+        """Make the parts of the results smaller; False where that cannot be."""
+        for spec, dims in self._operands[len(self._inputs) :]:
+            axis = self._outermost(spec, dims)
+            along = None if axis is None else dims[axis]
+            if along is not None:
+                self._set(along.letter, self._sizes[along.letter] // 2)
+                return True
+        return False
+
+    def _lengths(self, spec: Spec, dims: Dims) -> list[int]:
+        return [
+            n if along is None else min(n, self._sizes[along.letter] * along.step)
+            for n, along in zip(spec.shape, dims, strict=True)
+        ]
+
+    def _bytes(self, spec: Spec, dims: Dims) -> int:
+        return replace(spec, shape=tuple(self._lengths(spec, dims))).storage_bytes
+
+    def _outermost(self, spec: Spec, dims: Dims) -> int | None:
+        """The axis with the largest stride whose parts can be smaller."""
+        able = [
+            axis
+            for axis, (along, n) in enumerate(zip(dims, self._lengths(spec, dims), strict=True))
+            if n > 1
+            and spec.strides[axis] > 0
+            and along is not None
+            and self._sizes[along.letter] > self._units[along.letter]
+        ]
+        return max(able, key=lambda axis: spec.strides[axis], default=None)
+
+    def _shrink(self, spec: Spec, dims: Dims, axis: int) -> None:
+        """The largest parts along an axis that let an operand fit, else the smallest there are."""
+        along, stride = dims[axis], spec.strides[axis]
+        assert along is not None, "an axis that can be divided has a letter"
+        lengths = self._lengths(spec, dims)
+        lengths[axis] = 1
+        rest = replace(spec, shape=tuple(lengths)).span
+        room = self._caps.safe_binding // spec.dtype.itemsize - rest
+        self._set(along.letter, (room // stride + 1) // along.step if room >= 0 else 0)
+
+    def _set(self, letter: str, most: int) -> None:
+        """Parts of at most so many elements of a letter, or of its unit; all of about one size."""
+        extent, unit = self._extents[letter], self._units[letter]
+        largest = max(most // unit, 1) * unit
+        parts = -(-extent // largest)
+        self._sizes[letter] = -(-extent // (parts * unit)) * unit
+
+    # -- launches ---------------------------------------------------------------------------------
+
+    def lower(self) -> Lowered:
+        """The launches of all parts."""
+        self._calls, self._scratch = [], []
+        fold, chosen = self._axes.fold, self._axes.chosen
+        last = chosen + (fold.letter if fold is not None else "")
+        for ranges in self._ranges([c for c in self._extents if c not in last]):
+            if fold is not None and self._sizes[fold.letter] < self._extents[fold.letter]:
+                self._fold(fold, ranges)
+                continue
+            for more in self._ranges([c for c in self._extents if c in chosen]):
+                self._part({**ranges, **more})
+        return Lowered(tuple(self._calls), tuple(self._scratch))
+
+    def _ranges(self, letters: Sequence[str]) -> Iterator[dict[str, Range]]:
+        """Every combination of parts of some letters."""
+        cuts = []
+        for letter in letters:
+            size, extent = self._sizes[letter], self._extents[letter]
+            starts = range(0, extent, size) if size < extent else (0,)
+            cuts.append([(first, min(first + size, extent)) for first in starts])
+        for each in product(*cuts):
+            yield dict(zip(letters, each, strict=True))
+
+    def _part(
+        self, ranges: Mapping[str, Range], target: tuple[int, Spec] | None = None,
+        changed: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """The launches of one part.
+
+        Args:
+            target: the temporary that gets its result, instead of the op's own.
+            changed: attributes that are not those of the whole.
+        """
+        views = [_view(spec, dims, ranges) for spec, dims in self._operands]
+        inputs = tuple(spec for spec, _ in views[: len(self._inputs)])
+        outputs = tuple(spec for spec, _ in views[len(self._inputs) :])
+        reserved = 0
+        if target is not None:
+            outputs, reserved = (target[1],), 3
+        for index, spec in enumerate(inputs):
+            if not self._op.takes(index, spec):
+                raise self.refusal(self._inputs[index])
+        attrs = {**self._attrs, **(changed or {})}
+        told = [c for c in self._axes.told + self._axes.chosen if c in ranges]
+        if told:
+            attrs["parts"] = {
+                c: Part(ranges[c][0], ranges[c][1] - ranges[c][0], self._extents[c]) for c in told
+            }
+        lowered = self._op.lower(inputs, outputs, attrs, self._caps)
+        count = len(views)
+        for number, spec in enumerate(lowered.temporaries):
+            self._reserve(reserved + number, spec)
+
+        def place(ref: Ref) -> Ref:
+            if ref.index >= count:
+                return replace(ref, index=ref.index + reserved)
+            if target is not None and ref.index >= len(inputs):
+                return replace(ref, index=count + target[0])
+            return replace(ref, offset=ref.offset + views[ref.index][1])
+
+        for call in lowered.calls:
+            self._calls.append(replace(call, tensors=tuple(map(place, call.tensors))))
+
+    def _reserve(self, number: int, spec: Spec) -> None:
+        """Room for temporary `number`, which every part uses anew."""
+        while len(self._scratch) <= number:
+            self._scratch.append(spec)
+        if spec.storage_bytes > self._scratch[number].storage_bytes:
+            self._scratch[number] = spec
+
+    def _fold(self, fold: Fold, ranges: Mapping[str, Range]) -> None:
+        """The parts along a letter that no result has, each put together with those before."""
+        (out, start), count = self._out(ranges), len(self._operands)
+        wide = dtype_of(out.dtype.value)
+        partial = make_spec(out.shape, wide, self._caps.row_alignment)
+        for number in range(3):
+            self._reserve(number, partial)
+        total, fresh, free = 0, 1, 2
+        parts = list(self._ranges([fold.letter]))
+        for number, part in enumerate(parts):
+            into = fresh if number else total
+            self._part({**ranges, **part}, (into, partial), dict(fold.attrs))
+            if not number:
+                continue
+            last = number == len(parts) - 1
+            result = Ref(count - 1, out, start) if last else Ref(count + free, partial)
+            refs = (Ref(count + total, partial), Ref(count + fresh, partial), result)
+            self._combine(fold, refs, last)
+            total, fresh, free = free, total, fresh
+
+    def _out(self, ranges: Mapping[str, Range]) -> View:
+        spec, dims = self._operands[-1]
+        return _view(spec, dims, ranges)
+
+    def _combine(self, fold: Fold, refs: tuple[Ref, Ref, Ref], last: bool) -> None:
+        """One launch: two results together; the last is what the op gives."""
+        wide, out = refs[0].spec.dtype, refs[2].spec
+        steps = [Step(fold.by, (0, 1), (), (), wide.name)]
+        numbers: dict[str, float] = {}
+        if last and fold.factor is not None:
+            numbers["1.factor"] = fold.factor
+            steps.append(Step("scale", (2,), (), ("factor",), wide.name))
+        if out.dtype is not wide:
+            dtype = (("dtype", out.dtype.name),)
+            steps.append(Step("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
+        attrs = {"steps": tuple(steps), **numbers}
+        operands = (refs[0].spec, refs[1].spec)
+        (call,) = FUSED.lower(operands, (out,), attrs, self._caps).calls
+        tensors = (replace(refs[r.index], spec=r.spec) for r in call.tensors)
+        self._calls.append(replace(call, tensors=tuple(tensors)))
+
+    def refusal(self, spec: Spec, what: str = "") -> LimitError:
+        """The error for an operand or temporary that cannot be divided."""
+        why = "no axis of it can be divided further"
+        if self._op.axes is None:
+            why = "a kernel of your own is not divided: pass slices to it"
+        return LimitError(
+            f"{self._op.name}: {what}{list(spec.shape)} of {spec.dtype.name} has "
+            f"{spec.storage_bytes:,} bytes, of which this device binds {self._caps.max_binding:,} "
+            f"at once; {why}"
+        )
+
+
+def _none(inputs: Specs, outputs: Specs) -> Axes:
+    """Nothing can be divided."""
+    return Axes(
+        tuple((None,) * len(s.shape) for s in inputs),
+        tuple((None,) * len(s.shape) for s in outputs),
+    )
+
+
+def _view(spec: Spec, dims: Dims, ranges: Mapping[str, Range]) -> View:
+    """The part of an operand that parts of letters need."""
+    shape, first = list(spec.shape), 0
+    for axis, along in enumerate(dims):
+        if along is not None and along.letter in ranges:
+            low, high = _along(along, ranges[along.letter], shape[axis])
+            shape[axis] = high - low
+            first += low * spec.strides[axis]
+    if 0 in shape:
+        first = 0
+    aligned = spec.aligned and first * spec.dtype.itemsize % 16 == 0
+    return Spec(tuple(shape), spec.dtype, spec.strides, aligned), first
+
+
+def _along(along: Along, part: Range, extent: int) -> Range:
+    """The elements of an axis that a part of its letter has."""
+    low, high = (min(max(i * along.step - along.start, 0), extent) for i in part)
+    return low, high

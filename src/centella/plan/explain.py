@@ -1,0 +1,123 @@
+"""What a plan does, as a table to read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from centella.emit.program import Program
+from centella.op.op import get
+from centella.ops.fused import along_rows
+from centella.plan.placement import largest_live
+from centella.specs import Spec
+
+MOVES = ("copy", "reshape")
+LISTED = 8
+
+
+def explain(plan: Any) -> str:
+    """Nodes, fusions, copies with their reason, launches, bytes, peak memory of a `Plan`."""
+    copies = sum(plan.nodes[s.node].op.name in MOVES for s in plan.steps)
+    live, alive = largest_live(plan.values)
+    lines = [
+        f"{len(plan.nodes)} nodes ({plan.dropped} dropped, {plan.fused} fused), "
+        f"{len(plan.steps)} launches ({copies} copies), peak {sum(plan.buffers):,} bytes in "
+        f"{len(plan.buffers)} buffers ({plan.temporary_bytes:,} temporary)"
+    ]
+    if alive:
+        largest = sorted(alive, key=lambda v: (-v.nbytes, v.node))
+        parts = [f"{_made(plan.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
+        more = [f"{len(largest) - LISTED} more"] if len(largest) > LISTED else []
+        lines.append(f"  largest live set {live:,} bytes: {', '.join(parts + more)}")
+    return "\n".join([*lines, *_launches(plan)])
+
+
+def _made(nodes: Any, value: Any) -> str:
+    name = label(nodes[value.node])
+    return name if value.output >= 0 else f"scratch of {name}"
+
+
+def _launches(plan: Any) -> Iterator[str]:
+    readers: dict[int, list[tuple[Any, int]]] = {}
+    for index in dict.fromkeys(step.node for step in plan.steps):
+        for operand, source in enumerate(plan.nodes[index].inputs):
+            readers.setdefault(source.node, []).append((plan.nodes[index], operand))
+    launches = Counter(step.node for step in plan.steps)
+    for step in plan.steps:
+        node = plan.nodes[step.node]
+        shapes = " ".join(str(list(s.shape)) for s in node.form.inputs)
+        outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in node.form.outputs)
+        what = _reason(node, readers.get(step.node, [])) or label(node)
+        moved = _moved(step, node if launches[step.node] == 1 else None)
+        yield (
+            f"  {what:<14} {step.program.name:<20} {shapes} -> {outs}  groups {step.groups}, "
+            f"reads {moved[0]:,}, writes {moved[1]:,} bytes"
+        )
+
+
+def _moved(step: Any, node: Any) -> tuple[int, int]:
+    """Bytes read and written: of the op's own operands where the launch is all of the op."""
+    specs: Sequence[Spec] = [spec for spec, _ in step.views]
+    written = [i >= step.inputs for i in range(len(specs))]
+    if node is not None:  # a launch may see rows of memory where the op sees a view
+        specs = (*node.form.inputs, *node.form.outputs)
+        written = [i >= len(node.form.inputs) for i in range(len(specs))]
+    elif isinstance(step.program, Program):
+        written = [arg.writable for arg in step.program.ir.args]
+    sizes = [min(spec.nbytes, spec.storage_bytes) for spec in specs]
+    out = sum(n for n, w in zip(sizes, written, strict=True) if w)
+    return sum(sizes) - out, out
+
+
+def label(node: Any) -> str:
+    """A node's op; what is fused reads `norm <- add add -> mul`: what it loads and stores by."""
+    if node.op.name != "fused":
+        return str(node.op.name)
+    steps = dict(node.form.attrs)["steps"]
+    op = along_rows(steps)
+    if op is None:
+        return _names([s.name for s in steps])
+    at = next(i for i, s in enumerate(steps) if s.name == op)
+    inputs = len(node.form.inputs)
+    before, waiting = set[int](), [k - inputs for k in steps[at].operands]
+    while waiting:
+        index = waiting.pop()
+        if index >= 0:
+            before.add(index)
+            waiting += [k - inputs for k in steps[index].operands]
+    sides = [[s.name for i, s in enumerate(steps) if i != at and (i in before) is b] for b in
+             (True, False)]  # fmt: skip
+    text = f"{op} <- {_names(sides[0])}" if sides[0] else op
+    return f"{text} -> {_names(sides[1])}" if sides[1] else text
+
+
+def _names(names: list[str]) -> str:
+    more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
+    return " ".join(names[:LISTED] + more)
+
+
+def _reason(node: Any, readers: list[tuple[Any, int]]) -> str:
+    """Why elements are moved; "" for other ops."""
+    if node.op.name not in MOVES:
+        return ""
+    spec: Spec = node.form.inputs[0]
+    if node.op.name == "reshape":
+        outer = [s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1]
+        padded = spec.unit_rows and outer == sorted(outer, reverse=True)
+        return "reshape across padding" if padded else "reshape of dimensions in another order"
+    for reader, operand in readers:
+        for op, position in _operands_of(reader, operand):
+            if not get(op).takes(position, spec):
+                what = "apart by no one pitch" if spec.unit_rows else "not contiguous"
+                return f"copy for {op} operand {position}: rows are {what}"
+    return "copy"
+
+
+def _operands_of(node: Any, operand: int) -> Iterator[tuple[str, int]]:
+    """The ops that read an operand of a node, and which of theirs it is."""
+    if node.op.name != "fused":
+        yield node.op.name, operand
+        return
+    for step in dict(node.form.attrs)["steps"]:
+        yield from ((step.name, i) for i, k in enumerate(step.operands) if k == operand)

@@ -1,0 +1,311 @@
+"""The fusion pass: element-wise nodes become one node, with at most one norm or reduction.
+
+A node joins those that read it when nothing else does and nobody keeps its result, so what Python
+names are alive decides what is fused and never what is computed. What comes before a norm or a
+reduction is computed where its rows are loaded, what comes after it where they are stored. Groups
+end at 64 nodes and where the device can bind no more operands or parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from centella.emit.program import exact
+from centella.op.op import get
+from centella.ops import norm, reduce
+from centella.ops.elements import NUMBERS
+from centella.ops.fused import ALONG_ROWS, FUSED
+from centella.ops.steps import Step, weight
+from centella.plan.divide import divisible
+from centella.record.recording import Form
+from centella.record.values import Place
+from centella.specs import Caps, Shape, Spec
+
+LONGEST = 64
+PARAMETERS = 56  # launch parameters that leave room for the number of groups
+STATEMENTS = 4000  # of a kernel, estimated: two thirds of what it may have
+FORMS = 4096  # of a device, with their weights, before they are forgotten
+
+BEFORE, AFTER = 0, 1
+Operand = tuple[Any, Spec]  # a plan's Source, and how it is seen
+
+
+def fuse(
+    nodes: Sequence[Any], alive: list[bool], caps: Caps, forms: MutableMapping[Any, Form]
+) -> tuple[list[Any], list[bool]]:
+    """Nodes with chains fused, and which of them are still alive.
+
+    Args:
+        nodes: `PlanNode`s in order; alive: those that must run.
+        forms: fused forms made so far on this device.
+    """
+    if len(forms) >= FORMS:
+        forms.clear()
+    graph = _Graph(nodes, _readers(nodes, alive), _changed(nodes), caps, forms)
+    fused, left = list(nodes), list(alive)
+    for last in range(len(nodes) - 1, -1, -1):
+        if last in graph.taken or not left[last] or not _fusable(nodes[last]):
+            continue
+        group = _Group(graph, last)
+        if len(group.sides) < 2:
+            continue
+        chain = _chain(sorted(group.sides), nodes, forms)
+        if not divisible(
+            chain.form.op, chain.form.inputs, chain.form.outputs, chain.form.attrs, caps
+        ):
+            continue  # rows of a reduction that one by one are divided, and chains are not
+        fused[last] = chain
+        for index in group.sides:
+            left[index] = index == last
+        graph.taken |= group.sides.keys()
+    return fused, left
+
+
+def _fusable(node: Any) -> bool:
+    op = node.op
+    return (op.element is not None or op.name in ALONG_ROWS) and node.form.outputs[0].size > 0
+
+
+def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
+    found: dict[Place, set[int]] = {}
+    for index, node in enumerate(nodes):
+        if alive[index]:
+            for source in node.inputs:
+                found.setdefault((source.node, source.index), set()).add(index)
+    return found
+
+
+def _changed(nodes: Sequence[Any]) -> set[Place]:
+    """Values that a node changes in place: their readers stay where they were recorded."""
+    return {(node.inputs[i].node, node.inputs[i].index) for node in nodes for i in node.op.mutates}
+
+
+class _Graph(Struct, eq=False):
+    """What is fused: the nodes, who reads each, values that change, nodes that have a group."""
+
+    nodes: Sequence[Any]
+    readers: Mapping[Place, set[int]]
+    changed: set[Place]
+    caps: Caps
+    forms: MutableMapping[Any, Any]
+    taken: set[int] = field(default_factory=set)
+
+    def movable(self, index: int) -> bool:
+        """Whether a node can run where its only readers run."""
+        node = self.nodes[index]
+        return (
+            index not in self.taken
+            and _fusable(node)
+            and not node.wanted[0]
+            and not any((s.node, s.index) in self.changed for s in node.inputs)
+        )
+
+    def weight(self, form: Form) -> int:
+        """Statements of an element-wise form for one element."""
+        found: int | None = self.forms.get(form)
+        if found is None:
+            found = weight(_step(form, ()), tuple(s.dtype for s in form.inputs))
+            self.forms[form] = found
+        return found
+
+
+class _Size(NamedTuple):
+    """What a kernel of a group has to hold.
+
+    Attributes:
+        reads: operands of the nodes BEFORE (and of the norm or reduction) and AFTER.
+        numbers: that ride with the launch.
+        statements: for one element, in all passes.
+        lanes: elements that a thread takes at a time, at most.
+    """
+
+    reads: tuple[frozenset[Operand], frozenset[Operand]]
+    numbers: int
+    statements: int
+    lanes: int
+
+
+class _Group:
+    """The nodes that become one with the last of them.
+
+    Attributes:
+        sides: of each member, whether it comes BEFORE the norm or reduction, or is it or comes
+            AFTER it.
+        anchor: the norm or reduction.
+    """
+
+    def __init__(self, graph: _Graph, last: int) -> None:
+        self._graph, self._nodes = graph, graph.nodes
+        self.sides: dict[int, int] = {last: AFTER}
+        self.anchor: int | None = None
+        self._out: Spec = self._nodes[last].form.outputs[0]
+        self._shapes: list[Shape] = [self._out.shape, self._out.shape]
+        if self._nodes[last].op.element is None:
+            self._hold(last)
+        self._size = self._with(last, AFTER, _Size((frozenset(), frozenset()), 0, 0, 1))
+        self._grow(last)
+
+    def _hold(self, index: int) -> None:
+        self.anchor = index
+        self._shapes[BEFORE] = self._nodes[index].form.inputs[0].shape
+
+    def _grow(self, last: int) -> None:
+        waiting = _sources(self._nodes[last])
+        while waiting and len(self.sides) < LONGEST:
+            index = max(waiting)
+            waiting.discard(index)
+            if self._graph.movable(index):
+                side = self._side(index)
+                if side is not None and self._take(index, side):
+                    waiting |= _sources(self._nodes[index])
+
+    def _side(self, index: int) -> int | None:
+        """Where a node would stand; None where it cannot."""
+        readers = self._graph.readers[index, 0]
+        if not readers <= self.sides.keys():
+            return None
+        made = self._nodes[index].form.outputs[0]
+        sides: set[int] = set()
+        for reader in readers:
+            held = reader == self.anchor
+            sides.add(BEFORE if held else self.sides[reader])
+            for position, (source, spec) in enumerate(_operands(self._nodes[reader])):
+                other = source.offset or spec != made or (held and position)
+                if source.node == index and other:  # a view, or a norm's weight
+                    return None
+        alike = self._shapes[BEFORE] == self._shapes[AFTER]
+        side = min(sides)
+        return side if (len(sides) == 1 or alike) and made.shape == self._shapes[side] else None
+
+    def _take(self, index: int, side: int) -> bool:
+        """Take a node in, unless the group would become more than a kernel can be."""
+        holds = self._nodes[index].op.element is None
+        if holds and (self.anchor is not None or side == BEFORE):
+            return False
+        size = self._with(index, side, self._size)
+        anchor = index if holds else self.anchor
+        if not self._fits(size, anchor):
+            return False
+        self.sides[index] = side
+        self._size = size
+        if holds:
+            self._hold(index)
+        return True
+
+    def _with(self, index: int, side: int, size: _Size) -> _Size:
+        """The size with one more node, all of whose readers are members."""
+        node = self._nodes[index]
+        form = node.form
+        reads = [frozenset([r for r in each if r[0].node != index]) for each in size.reads]
+        holds = node.op.element is None
+        own = holds or form.outputs[0] is self._out  # what it stores, or holds, sets the width
+        lanes = form.outputs[0].dtype.per_chunk if own else 1
+        if holds:
+            lanes = max(lanes, self._held(form)[0])
+        reads[BEFORE if holds else side] |= frozenset(_operands(node))
+        numbers = sum([isinstance(v, NUMBERS) for _, v in form.attrs])
+        statements = 0
+        if not holds and self._graph.caps.target != "numpy":
+            statements = self._graph.weight(form)
+            if side == BEFORE and self.anchor is not None:
+                statements *= self._held(self._nodes[self.anchor].form)[1]
+        return _Size(
+            (reads[BEFORE], reads[AFTER]),
+            size.numbers + numbers,
+            size.statements + statements,
+            max(size.lanes, lanes),
+        )
+
+    def _held(self, form: Form) -> tuple[int, int]:
+        """Elements that a thread of a norm or reduction has at a time, and how often it does."""
+        caps = self._graph.caps
+        if caps.target == "numpy":
+            return 1, 1
+        if form.op.name == "norm":
+            return norm.held(form.inputs, form.outputs[0], caps)
+        return reduce.held(form.inputs, self._out, caps), 1
+
+    def _fits(self, size: _Size, anchor: int | None) -> bool:
+        caps = self._graph.caps
+        operands = len(size.reads[BEFORE] | size.reads[AFTER])
+        shape = self._shapes[BEFORE]
+        if anchor is not None:
+            shape = self._nodes[anchor].form.inputs[0].shape
+        own = 3 if anchor is None else 8
+        parameters = own + len(shape) + (len(shape) + 1) * (operands + 1) + size.numbers
+        return (
+            operands < min(caps.max_storage_buffers, 16)
+            and parameters <= PARAMETERS
+            and size.statements * size.lanes <= STATEMENTS
+            and (anchor is None or self._suits(self._nodes[anchor], size))
+        )
+
+    def _suits(self, node: Any, size: _Size) -> bool:
+        """Whether a norm or a reduction can have what the group has before and after it."""
+        before, after = size.reads
+        if node.op.name == "reduce":
+            return not before & after  # one operand is read in one way
+        if self._graph.caps.target == "numpy":
+            return True
+        if any(not spec.unit_rows for _, spec in before | after):
+            return False  # each pass would walk across memory
+        return norm.stores(node.form.inputs, node.form.outputs[0], self._out)
+
+
+def _sources(node: Any) -> set[int]:
+    return {source.node for source in node.inputs if source.node >= 0}
+
+
+def _operands(node: Any) -> Iterable[tuple[Any, Spec]]:
+    """Where each operand of a node comes from, and how it is seen."""
+    return zip(node.inputs, node.form.inputs, strict=True)
+
+
+def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec], int]:
+    """The operands of a group that no node of it makes, numbered in order of first use."""
+    found: dict[tuple[Any, Spec], int] = {}
+    members = sorted(group)
+    inside = set(members)
+    for index in members:
+        for source, spec in _operands(nodes[index]):
+            if source.node not in inside:
+                found.setdefault((source, spec), len(found))
+    return found
+
+
+def _step(form: Form, operands: tuple[int, ...]) -> Step:
+    riding = tuple(n for n, v in form.attrs if isinstance(v, NUMBERS))
+    rest = tuple((n, v) for n, v in form.attrs if n not in riding)
+    return Step(form.op.name, operands, rest, riding, form.outputs[0].dtype.name)
+
+
+def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Form]) -> Any:
+    """The fused node of a group, in place of its last."""
+    outside = _outside(group, nodes)
+    places: dict[int, int] = {}
+    steps: list[Step] = []
+    numbers: dict[str, Any] = {}
+    for count, index in enumerate(group):
+        node = nodes[index]
+        operands = tuple(
+            places[source.node] if source.node in places else outside[source, spec]
+            for source, spec in _operands(node)
+        )
+        step = _step(node.form, operands)
+        steps.append(step)
+        numbers.update({f"{count}.{n}": v for n, v in node.form.attrs if n in step.numbers})
+        places[index] = len(outside) + count
+    last = nodes[group[-1]]
+    inputs = tuple(spec for _, spec in outside)
+    attrs = (("steps", tuple(steps)), *sorted(numbers.items()))
+    key = (inputs, last.form.outputs, exact(tuple(v for _, v in attrs[1:])), attrs[0])
+    form = forms.get(key)
+    if form is None:
+        form = forms[key] = Form(
+            get(FUSED.name), inputs, attrs, last.form.outputs, last.form.nbytes, ()
+        )
+    return replace(last, form=form, inputs=tuple(source for source, _ in outside))

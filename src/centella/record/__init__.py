@@ -1,0 +1,1 @@
+"""What was asked for: values, nodes in order, and the history of a value."""

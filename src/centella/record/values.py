@@ -1,0 +1,211 @@
+"""Values, and memory that changes in place, of which they are versions.
+
+A `Value` is immutable data on a device: pending until its recording is run, then ready. A tensor
+views a value; a recording refers to its values weakly, so that what no tensor refers to any more
+need not be kept. Everything here happens under the device's lock.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+from msgspec import Struct
+
+from centella.backends.base import Buffer
+from centella.errors import CentellaError, ContractError, DiscardedError
+from centella.ledger.call_sites import NOWHERE, Site, line_of
+from centella.specs import Spec
+
+PENDING, READY, DISCARDED, FAILED = "pending", "ready", "discarded", "failed"
+Place = tuple[int, int]
+OUTSIDE: Place = (-1, 0)
+
+
+class Cell:
+    """Memory that changes in place, and the Value that stands for what it holds now.
+
+    Every change gives a new version; using an older one raises. Readers of a version that have not
+    run yet come before the change: their recordings are run first, or are the changer's own. A cell
+    belongs to who can change it: a State, or a replay. Versions refer to it weakly, so that memory
+    is free as soon as nobody has a handle; the newest then stays as it is.
+
+    Attributes:
+        what: how errors call it.
+        memory: a value in the memory where every version lies, its content undefined; None for a
+            replay's result, whose versions have nothing in common but the memory.
+        current: the newest version, recorded or computed.
+    """
+
+    __slots__ = ("__weakref__", "_readers", "_self", "current", "memory", "what")
+
+    def __init__(self, what: str, memory: Value | None = None) -> None:
+        self.memory: Value | None = memory
+        self.what: str = what
+        self.current: Value | None = None
+        self._readers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._self: ref[Cell] = ref(self)
+
+    def read_by(self, recording: Any) -> None:
+        """Note that a recording reads the current version."""
+        self._readers[recording] = recording.generation
+
+    def unread(self, changer: Any) -> list[Any]:
+        """Recordings other than `changer` that have yet to read the current version.
+
+        Raises:
+            ContractError: one of them is a batch, which runs when its owner says so.
+        """
+        if not self._readers:
+            return []
+        waiting: list[Any] = []
+        for found, generation in list(self._readers.items()):
+            if found is changer or found.generation != generation:
+                continue  # it has run since
+            if found.explicit:
+                raise ContractError(
+                    f"{self.what}: a batch that has not been executed reads it; execute that first"
+                )
+            waiting.append(found)
+        return waiting
+
+    def advance(self, value: Value) -> None:
+        """`value` is the next version."""
+        before = self.current
+        if before is not None:
+            before.stale = Stale(self.what, value.site, self.memory is None)
+            value.note = before.note
+            value.before = before if value.state == PENDING else None
+        value.version_of = self._self
+        self.current = value
+        if self._readers:
+            self._readers.clear()
+
+    def roll_back(self) -> None:
+        """Changes that failed will not happen: the version before is there again, if one is."""
+        current = self.current
+        while current is not None and current.state == FAILED and current.before is not None:
+            current = current.before
+            current.stale = None
+        self.current = current
+        self._readers.clear()
+
+
+class Stale(NamedTuple):
+    """Why a version may not be used any more: what changed, and the line that changed it."""
+
+    what: str
+    site: Site
+    result: bool
+
+
+class Value(Struct, eq=False, weakref=True):
+    """Data on a device, or data that a recorded node will make.
+
+    Attributes:
+        what: the op that makes it, or how it came here.
+        place: (node, output) in its recording; `OUTSIDE` for what no node makes.
+        offset: elements from the buffer's start.
+        reason: why it will never be computed, when it has failed; `error`: what it failed with.
+        stale: what has changed since, of what it is a version of.
+        version_of: the memory that it is one version of, which may have gone: see `cell`.
+        before: the version before, until it is known that this one will be computed.
+        note: what its owner on the host knows about this version.
+        made: the plan that computed it, or what a replay says in its place; else None.
+        events: what has happened to it since; see `history`.
+    """
+
+    spec: Spec
+    device: Any
+    what: str
+    recording: Any = None
+    place: Place = OUTSIDE
+    site: Site = NOWHERE
+    state: str = PENDING
+    buffer: Buffer | None = None
+    offset: int = 0
+    reason: str = ""
+    error: CentellaError | None = None
+    stale: Stale | None = None
+    before: Value | None = None
+    version_of: ref[Cell] | None = None
+    note: Any = None
+    made: Any = None
+    events: Any = None
+
+    @property
+    def cell(self) -> Cell | None:
+        """The memory that it is one version of, while that can change in place."""
+        return None if self.version_of is None else self.version_of()
+
+    @property
+    def is_version(self) -> bool:
+        """Whether it is one of memory that changes in place, or did."""
+        return self.version_of is not None
+
+    def ready(self, buffer: Buffer, offset: int = 0) -> None:
+        """The data is (or, in submission order, will be) in this buffer."""
+        self.buffer = buffer
+        self.offset = offset
+        self.state = READY
+        self.recording = None
+        self.before = None
+
+    def drop(self, state: str, reason: str = "") -> None:
+        """It will not be computed: DISCARDED or FAILED."""
+        self.state = state
+        self.reason = reason
+        self.recording = None
+        cell = self.cell
+        if cell is not None and state == FAILED:
+            cell.roll_back()
+
+    def lose(self, reason: str) -> None:
+        """It has failed half way: of what it is a version of, no content is left."""
+        self.before = None
+        self.drop(FAILED, reason)
+
+    def refuse(self, error: CentellaError) -> None:
+        """It cannot be computed: who uses it gets this error."""
+        self.error = copy(error)  # the original's traceback refers to what failed
+        self.drop(FAILED, str(error))
+
+    def check_current(self) -> None:
+        """Raise unless it is the newest version of what it is a version of.
+
+        Raises:
+            ContractError: its memory has changed since.
+        """
+        if self.stale is not None:
+            what, site, result = self.stale
+            keep = "keep a result by .copy()" if result else "take .value again"
+            raise ContractError(
+                f"{what}: a stale version (of {line_of(self.site)}); it was changed at "
+                f"{line_of(site)}: {keep}"
+            )
+
+    def require(self) -> Buffer:
+        """The buffer of a ready value.
+
+        Raises:
+            DiscardedError: the batch was told not to keep it.
+            ContractError: it was recorded in a batch that failed or has not been executed.
+            CentellaError: what it, or an operand of it, could not be planned or compiled for.
+        """
+        if self.state == READY:
+            assert self.buffer is not None
+            return self.buffer
+        if self.error is not None:
+            raise copy(self.error)
+        label = f"{self.what} (recorded at {line_of(self.site)})"
+        if self.state == DISCARDED:
+            raise DiscardedError(
+                f"{label} was not kept: declare it in execute(outputs=[...]) or batch.keep(t)"
+            )
+        if self.state == FAILED:
+            cell, until = self.cell, ""
+            if cell is not None and cell.memory is not None:
+                until = f"; {cell.what} has no content until it is assigned"
+            raise ContractError(f"{label} was never computed: {self.reason}{until}")
+        raise ContractError(f"{label} is not computed yet: call execute() on its batch first")

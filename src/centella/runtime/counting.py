@@ -1,0 +1,69 @@
+"""What a submission adds to the ledger, and to the timed scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from centella.backends.base import Submission, Ticket
+from centella.ledger.call_sites import Site, line_of
+from centella.ledger.counts import count, noted, noted_work
+from centella.plan.build import Plan
+
+
+def count_work(work: Submission, *, peek: bool = False) -> None:
+    """Count what was handed over.
+
+    Args:
+        peek: its read-backs are for debugging.
+    """
+    amounts: dict[str, int] = {}
+    if work.uploads:
+        amounts.update(uploads=len(work.uploads), upload_bytes=_bytes_up(work))
+    if work.copies:
+        amounts.update(copies=len(work.copies), copy_bytes=sum(c.nbytes for c in work.copies))
+    if work.launches or work.copies:
+        amounts.update(submissions=1, launches=len(work.launches))
+    if work.reads and peek:
+        amounts.update(peeks=len(work.reads), peek_bytes=_bytes_back(work))
+    elif work.reads:
+        amounts.update(downloads=1, download_bytes=_bytes_back(work))
+    if amounts:
+        count(**amounts)
+
+
+def note_work(
+    device: Any, work: Submission, ticket: Ticket, begin: int, made: Plan | None,
+    sites: Sequence[Site], *, peek: bool = False,
+) -> None:  # fmt: skip
+    """Note in the timed scopes what was handed over, and ask for the times of its launches.
+
+    Args:
+        device: its engine; begin: when, in ns.
+        made: the plan; sites: the line that recorded each node of it.
+    """
+    if work.reads:
+        name = "peek" if peek else "download"
+        noted(name, begin, device.name, bytes=_bytes_back(work))
+    if work.uploads:
+        noted("upload", begin, device.name, bytes=_bytes_up(work))
+    noted("submit", begin, launches=len(work.launches), copies=len(work.copies))
+    if made is None or not work.launches:
+        return
+    from centella.ledger.timeline import Launch, Work
+
+    launches = tuple(
+        Launch(bound.program.name, made.label(step.node), line_of(sites[step.node]))
+        for step, bound in zip(made.steps, work.launches, strict=True)
+    )
+    clock = device.backend.clock
+    waiting = ticket if not clock.missing else None
+    noted_work(Work(device.name, begin, launches, waiting, clock.missing, clock.host))
+
+
+def _bytes_up(work: Submission) -> int:
+    return sum(data.nbytes for _, data in work.uploads)
+
+
+def _bytes_back(work: Submission) -> int:
+    return sum(read.nbytes for read in work.reads)

@@ -1,0 +1,304 @@
+"""A device as applications call it, and how one is opened: once for each name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+from centella.backends.opening import GPUS, choose, forked, kind_of, open_backend, spelled
+from centella.errors import DeviceError
+from centella.ledger.counts import Ledger, on_flush
+from centella.record.recording import innermost
+from centella.record.values import Value
+from centella.runtime.recorder import Recorder
+
+
+class Device(Recorder):
+    """One open device; `ct.device(...)` gives it.
+
+    Attributes:
+        name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
+        caps: what it can do.
+        cache: its PipelineCache.
+        pool: its memory; `pool.trim()` gives what is kept for reuse back to the driver.
+        last_plan: what ran last: `print(device.last_plan.explain())`.
+        fault: what its self-check found wrong, "" for nothing; see `ct.device`.
+    """
+
+    fault: str = ""
+
+    def __repr__(self) -> str:
+        return f"<centella.Device {self.name}>"
+
+    def __copy__(self) -> Device:
+        return self  # there is one, whoever copies what refers to it
+
+    def __deepcopy__(self, _: Any) -> Device:
+        return self
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError(f"{self.name}: a device stays in its process; pickle its name")
+
+    @property
+    def native(self) -> Any:
+        """The driver's own device, or None on the CPU.
+
+        On WebGPU a wgpu device; on CUDA `ordinal`, `context` and `stream` (where work of this
+        thread goes now), which also is a stream to libraries that know `__cuda_stream__`.
+        """
+        return self.backend.native
+
+    def describe(self) -> dict[str, Any]:
+        """Name, driver and limits, as `centella info` prints them."""
+        return self.backend.describe()
+
+    def native_of(self, value: Value) -> Any:
+        """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
+        buffer = self.materialise(value)
+        with self.border:
+            return self.backend.shown(buffer)
+
+    def lend(self, value: Value, stream: Any) -> tuple[int, Any]:
+        """The address of a value for a library that works on a stream, and what that holds.
+
+        Raises:
+            BufferError: there is no such stream.
+            ContractError: it waits for a batch that has not been executed.
+        """
+        buffer = self.materialise(value)
+        with self.border:
+            return self.backend.lend(buffer, stream)
+
+    def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A function captured for arguments like these, to be replayed: see `ct.jit`.
+
+        Args:
+            fn: takes and returns tensors; runs once, with placeholders.
+            args, kwargs: examples: tensors and NumPy arrays become inputs, the rest is fixed.
+
+        Raises:
+            ContractError: it reads a value, or gives no tensors and changes no State.
+        """
+        from centella.tensors.jit import Compiled
+
+        return Compiled(fn, args, kwargs, self)
+
+    def batch(self) -> Any:
+        """A CommandBatch on this device."""
+        from centella.tensors.batch import CommandBatch
+
+        return CommandBatch(self)
+
+    @contextmanager
+    def stream(self, stream: Any = None) -> Iterator[Any]:
+        """Inside `with device.stream(s):`, what this thread submits goes to a CUDA stream.
+
+        What was recorded lazily is submitted at either end. All work of a device stays in one
+        order, whatever streams it goes to; what the application puts on `s` inside the block
+        comes after what was submitted before, and before what is submitted later.
+
+        Args:
+            stream: a handle, or a stream of torch, CuPy, cuda.core or whatever knows
+                `__cuda_stream__`; default: a new one, for this block.
+
+        Returns:
+            `device.native` with that stream.
+
+        Raises:
+            DeviceError: the device has no streams, or this is none of its streams.
+        """
+        enter = getattr(self.backend, "on_stream", None)
+        if enter is None:
+            raise DeviceError(f"stream: expected a CUDA device, got {self.name}")
+        self.flush_thread()
+        with enter(stream) as native:
+            yield native
+            self.flush_thread()
+
+
+_opened: dict[str, Device] = {}
+_opened_lock = threading.Lock()
+_made: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a lock
+_default: Device | None = None
+
+
+def device(name: str | Device | None = None, *, native: Any = None, **options: Any) -> Device:
+    """Open a device, or give the one that is open under this name.
+
+    A GPU computes a few cases at the first use of its adapter and driver with this version of the
+    library, and what they gave is remembered (`CENTELLA_SELF_CHECK`: 0 leaves that out, `always`
+    repeats it). Wrong numbers, or a device that is lost, are logged as one warning. Where no device
+    was named, the next choice is taken, at last the CPU; one that was named is given all the same.
+
+    Args:
+        name: "cpu", "simulator", "webgpu", "webgpu:<index or word>", "cuda", "cuda:<index>", or
+            None: `CENTELLA_DEVICE`, else cuda, else a hardware WebGPU adapter, else the CPU.
+        native: a device that the application already has, which stays its own: a wgpu device; an
+            ordinal or a device of torch, CuPy or cuda.core; a CUcontext. The same one gives the
+            same Device.
+        options: `pool="exact"` or "poison", `cache=PipelineCache()`, `memory_limit=` bytes,
+            `minimum=True` (WebGPU's guaranteed limits): these open a device of their own.
+
+    Raises:
+        DeviceError: unknown name or option, no adapter, or a device that cannot be opened; says
+            what is missing.
+    """
+    if isinstance(name, Device):
+        return name
+    if name is None and native is None:
+        if options:
+            raise DeviceError(f"device: name the device that {', '.join(options)} is meant for")
+        return default_device()
+    if not isinstance(name, str | None):
+        raise DeviceError(f"device: expected a name or a Device, got {name!r}")
+    with _opened_lock:
+        if native is not None:
+            name = name or kind_of(native)
+            return _of_native(name, native, options) or _open_native(name, native, options)
+        assert name is not None
+        name = spelled(name)
+        if options:
+            return _create(name, None, options)
+        found = _opened.get(name)
+        if found is None or found.lost:
+            found = _opened[name] = _create(name, None, {})
+        return found
+
+
+def _of_native(name: str, native: Any, options: dict[str, Any]) -> Device | None:
+    if not options:
+        for made in devices():
+            if made.backend.runs_on(native) and made.name.startswith(name):
+                return made
+    return None
+
+
+def _open_native(name: str, native: Any, options: dict[str, Any]) -> Device:
+    plain = not options
+    made = _create(name, native, options)
+    # An ordinal, or an object that stands for one, is another spelling of a name.
+    if plain and made.name.startswith("cuda:") and made.backend.runs_on(int(made.name[5:])):
+        _opened[made.name] = made
+    return made
+
+
+def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
+    global _made
+    own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
+    pool = options.pop("pool", os.environ.get("CENTELLA_POOL", "reuse"))
+    backend = open_backend(name, native, options)
+    try:
+        made = Device(backend, pool=pool, **own)
+        if name.partition(":")[0] in GPUS:  # NumPy is what a device is compared with
+            made.fault = _first_use(made)
+    except BaseException:
+        backend.close()
+        raise
+    _watch_forks()
+    _made = (*[r for r in _made if r() is not None], ref(made))
+    return made
+
+
+def _first_use(made: Device) -> str:
+    from centella.check.self_check import check_first_use
+
+    return check_first_use(made)
+
+
+def devices() -> list[Device]:
+    """The devices that are open."""
+    return [d for r in _made if (d := r()) is not None and not d.lost]
+
+
+def _flush_all(scope: Ledger | None) -> None:
+    for made in devices():
+        made.flush_thread(scope)
+
+
+on_flush(_flush_all)
+
+
+def trusted(name: str) -> Device:
+    """The device of a name, for a choice that is nobody's own.
+
+    Raises:
+        DeviceError: it cannot be opened, or its self-check failed.
+    """
+    found = device(name)
+    if found.fault:
+        raise DeviceError(f"{found.name} failed its self-check: {found.fault}")
+    return found
+
+
+def current_device() -> Device:
+    """The device of the innermost open batch of this thread and task, else the default device."""
+    inside = innermost()
+    return default_device() if inside is None else inside.device
+
+
+def default_device() -> Device:
+    """The device used when none is named: chosen once, logged with the reason."""
+    global _default
+    name = os.environ.get("CENTELLA_DEVICE")
+    if name:
+        try:
+            return device(name)
+        except DeviceError as error:
+            raise DeviceError(f"CENTELLA_DEVICE={name}: {error}") from error
+    if _default is not None and not _default.lost:
+        return _default
+    found, why = choose(trusted)
+    import logging
+
+    logging.getLogger("centella.device").info("default device %s: %s", found.name, why)
+    _default = found
+    return found
+
+
+# -- fork: a child lacks the threads that might hold a lock, so whoever forks holds them all -------
+
+_held: list[Device] = []
+_forks_watched = False
+
+
+def _watch_forks() -> None:
+    """Register what a fork needs: with the first device, once.
+
+    Hooks run before a fork in the reverse order of their registration. The executor's own holds a
+    lock that work under a device's needs, so it has to be registered first.
+    """
+    global _forks_watched
+    if _forks_watched or not hasattr(os, "register_at_fork"):
+        return
+    try:
+        import concurrent.futures.thread  # noqa: F401
+    except RuntimeError:  # the process ends, and has no executors any more
+        return
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(child=False),
+        after_in_child=lambda: _after_fork(child=True),
+    )
+    _forks_watched = True
+
+
+def _before_fork() -> None:
+    _opened_lock.acquire()
+    for made in devices():
+        made.lock.acquire()
+        _held.append(made)
+        made.backend.before_fork()
+
+
+def _after_fork(*, child: bool) -> None:
+    for made in _held:
+        if not made.backend.after_fork(child=child):
+            forked.add(made.name.partition(":")[0])
+            made.lose("the process was forked")
+        made.lock.release()
+    _held.clear()
+    _opened_lock.release()

@@ -1,0 +1,386 @@
+"""Running recordings on a backend: plan, compile, allocate, submit, count, read back.
+
+What can fail comes first and leaves the recording as it was; the submission itself comes last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count as counter
+from typing import Any
+
+from centella.backends.base import Backend, DoneTicket, Load, Submission, Ticket
+from centella.emit.program import Program
+from centella.errors import (
+    CentellaError,
+    ContractError,
+    DeviceError,
+    DeviceLostError,
+    LimitError,
+    OutOfMemoryError,
+    SimulationError,
+)
+from centella.ledger.counts import began, count, noted, permit, timelines
+from centella.plan import build as plan
+from centella.record.recording import Recorded, Recording, innermost
+from centella.record.values import PENDING, Value
+from centella.runtime import prepare
+from centella.runtime.counting import count_work, note_work
+from centella.runtime.in_flight import Border, Flight
+from centella.runtime.memory import Memory, Pool
+from centella.runtime.pipelines import PipelineCache
+from centella.runtime.prepare import Planned, Span
+from centella.runtime.workspace import Share, Workspace
+from centella.specs import Caps
+
+PLANS = 512
+
+
+class Engine:
+    """One backend with its memory, its plans and its compiled programs.
+
+    Attributes:
+        name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
+        caps: what it can do.
+        cache: its PipelineCache.
+        workspace: where its replays compute.
+        lock: held while anything is recorded or run on it; never while somebody waits for it.
+        last_plan: what ran last.
+        border: what calls of the backend stand in, unless they say themselves what is lost.
+        flight: submissions that are not known to be done.
+    """
+
+    _ids = counter(1)
+
+    def __init__(
+        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
+        memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        self.backend: Backend = backend
+        self.name: str = backend.name
+        self.caps: Caps = backend.caps
+        self.cache: PipelineCache = PipelineCache() if cache is None else cache
+        self.pool: Pool = Pool(backend, pool, memory_limit)
+        self.workspace: Workspace = Workspace(self.pool, self.caps.max_binding)
+        self.lock: threading.RLock = threading.RLock()
+        self._id = next(Engine._ids)
+        self._plans: OrderedDict[Any, Planned] = OrderedDict()
+        self.border: Border = Border(self.lose)
+        self.flight: Flight = Flight(self.lose, self.let_go)
+        self._fused: dict[Any, Any] = {}
+        self._lost: str | None = None
+        self.last_plan: plan.Plan = plan.EMPTY
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes in use, kept for reuse, allowed and there, now: print it."""
+        with self.lock, self.border:
+            free, total = (self.backend.memory() if not self.lost else None) or (None, None)
+            pool = self.pool
+            return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
+
+    def reset_peak(self) -> None:
+        """Count `memory.peak` anew, from what is in use now."""
+        self.pool.reset_peak()
+
+    @property
+    def lost(self) -> bool:
+        """True when it was lost or closed."""
+        return self._lost is not None
+
+    def lose(self, reason: str) -> None:
+        """The device cannot be used any more."""
+        if self._lost is None:
+            self._lost = reason
+            import logging
+
+            logging.getLogger("centella.device").info("%s was lost: %s", self.name, reason)
+
+    def check_lost(self) -> None:
+        """Raise unless the device can be used.
+
+        Raises:
+            DeviceLostError: it was lost or closed.
+        """
+        if self._lost is not None:
+            raise self._lost_error()
+
+    def _lost_error(self) -> DeviceLostError:
+        return DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
+
+    def run(
+        self, recording: Recording, *, outputs: Iterable[Value] | None = None,
+        reads: Sequence[Span] = (), cache: PipelineCache | None = None, peek: bool = False,
+        asked: Sequence[Value] | None = None,
+    ) -> Ticket:  # fmt: skip
+        """Plan, compile, allocate, then submit what a recording holds.
+
+        Args:
+            outputs: the values to keep (default: every value that something refers to).
+            reads: values that come back, each with a byte range relative to the value.
+            cache: where to compile into, instead of the device's own.
+            peek: count the read-backs as peeks.
+            asked: what it is run for (default: all of it).
+
+        Raises:
+            CentellaError: before submission; the recording is as it was, but what cannot be planned
+                or compiled is set aside from an implicit one. Raised if that was asked for, or was
+                to change a State; else the rest is run.
+            DeviceLostError: after it; the device cannot be used any more.
+        """
+        with self.lock, self.border:
+            while True:
+                try:
+                    if recording.aside:
+                        self._run_operands(recording)
+                    return self._run(recording, outputs, reads, cache, peek)
+                except CentellaError as error:
+                    given_up = [] if recording.explicit else recording.give_up(error)
+                    mine = asked is None or any(v is w for v in asked for w in given_up)
+                    if mine or not given_up or any(value.is_version for value in given_up):
+                        raise
+
+    def _run_operands(self, recording: Recording) -> None:
+        """Run what a recording waits for; a node whose operand cannot be run is refused."""
+        for node in recording.nodes:
+            for value, _, _ in node.inputs:
+                if value is None or value.state != PENDING or value.recording is recording:
+                    continue
+                try:
+                    self.run(value.recording, asked=(value,))
+                except CentellaError:
+                    node.refused = True
+                    raise
+
+    def _run(
+        self, recording: Recording, outputs: Iterable[Value] | None, reads: Sequence[Span],
+        cache: PipelineCache | None, peek: bool,
+    ) -> Ticket:  # fmt: skip
+        self.check_lost()
+        if reads and not peek:
+            permit(f"read of {reads[0][0].what}", "downloads")
+        taken = recording.take()
+        try:
+            results = prepare.results_of(taken, outputs, reads)
+            outside = prepare.outside_of(taken)
+            planned = self.planned(taken, outside, results, cache)
+            packed = prepare.pack(taken.uploads, outside, self.pool, self.caps.max_buffer)
+            work, meant = self.work(taken, outside, results, planned, packed, reads)
+        except BaseException:
+            recording.restore(taken)
+            raise
+        work.whole = recording.explicit
+        begin = began()
+        if begin:
+            noted("record", recording.begun, self.name, operations=len(taken.nodes),
+                  uploads=len(taken.uploads))  # fmt: skip
+            work.timed = bool(timelines())
+        ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.lose)
+        for upload, arena, offset in packed.places:
+            upload.value.ready(arena, offset)
+        made = planned.plan if planned else None
+        if made is not None:
+            results.settle(work.slots, made)
+            recording.last_plan = self.last_plan = made
+        recording.scopes.clear()
+        if begin:
+            sites = [node.site for node in taken.nodes]
+            note_work(self, work, ticket, begin, made, sites, peek=peek)
+        count_work(work, peek=peek)
+        return ticket
+
+    def planned(
+        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
+        cache: PipelineCache | None = None,
+    ) -> Planned | None:  # fmt: skip
+        """The plan of a recording with its launches; None where nothing is to be launched."""
+        if not taken.nodes:
+            return None
+        cache = self.cache if cache is None else cache
+        planned = self._find_plan(taken, outside, results)
+        if planned.cache is cache and planned.generation == cache.generation:
+            cache.hit(planned.compiled)
+            return planned
+        generation = cache.generation
+        launches = []
+        for step in planned.plan.steps:
+            try:
+                launches.append(prepare.bind(step, self._pipeline(step.program, cache)))
+            except CentellaError as error:
+                taken.nodes[step.node].refuse(error)
+                raise
+        planned.launches, planned.cache, planned.generation = launches, cache, generation
+        planned.again = {}
+        planned.compiled = sum(isinstance(b.program, Program) for b in launches)
+        return planned
+
+    def _find_plan(
+        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results
+    ) -> Planned:
+        key = plan.key_of(taken.nodes, outside.index, results.wanted)
+        found = self._plans.get(key)
+        if found is not None:
+            self._plans.move_to_end(key)
+            return found
+        begin = began()
+        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps, self._fused)
+        count(plans=1)
+        noted("plan", begin, operations=len(taken.nodes), launches=len(made.steps))
+        found = self._plans[key] = Planned(made, [])
+        found.loads = prepare.loads_of(made)
+        found.total = Load(*map(sum, zip(*found.loads, strict=True)))
+        if len(self._plans) > PLANS:
+            self._plans.popitem(last=False)
+        return found
+
+    def _pipeline(self, program: Any, cache: PipelineCache) -> Any:
+        if not isinstance(program, Program):
+            return program
+        return cache.get(
+            self._id, program.key, program.name, lambda: self.backend.compile(program)
+        ).native
+
+    def work(
+        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
+        planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span] = (),
+        temporaries: Share | None = None,
+    ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
+        """The submission of a recording, and which of the bytes that come back are meant.
+
+        Args:
+            temporaries: where to compute, if it is to run more than once.
+        """
+        slots = [
+            packed.where[i] if i in packed.where else v.require()
+            for i, v in enumerate(outside.values)
+        ]
+        work = Submission(slots, packed.writes)
+        made: dict[int, tuple[int, int]] = {}
+        if planned is not None:
+            slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
+            work.launches = prepare.launches_of(
+                planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
+            )
+            work.loads, work.total = planned.loads, planned.total
+            if work.launches is planned.launches:
+                work.again = planned.again
+        for value, _, _ in reads:
+            place = results.place_of(value)
+            if place is not None and planned is not None:
+                made[id(value)] = (planned.plan.results[place], 0)
+            elif id(value) in outside.index:
+                slot = outside.index[id(value)]
+                made[id(value)] = (slot, outside.offsets[slot])
+        return work, prepare.add_reads(work, reads, made, self.backend.unit)
+
+    def hand_over(
+        self, work: Submission, meant: Sequence[tuple[int, int]], undo: Callable[[], None],
+        lose: Callable[[str], None],
+    ) -> Ticket:  # fmt: skip
+        """Hand work to the backend.
+
+        Args:
+            meant: which of the bytes that come back were asked for: first and number.
+            undo: called when nothing was submitted and it may be tried again.
+            lose: called with the reason when it cannot: some of it may have run.
+        """
+        try:
+            ticket: Ticket = DoneTicket()
+            if work.launches or work.reads or work.copies:
+                ticket = self.backend.submit(work)
+            else:
+                for slot, data in work.uploads:
+                    self.backend.write(work.slots[slot], data)
+        except (OutOfMemoryError, LimitError):
+            undo()
+            raise
+        except SimulationError as error:
+            lose(str(error))
+            raise
+        except Exception as error:
+            lose("the device was lost")
+            self.lose(str(error))
+            raise self._lost_error() from error
+        except BaseException:
+            lose("its submission was interrupted")
+            raise
+        return self.flight.watch(ticket, meant, work.slots)
+
+    def write_uploads(self, taken: Recorded) -> None:
+        """Write what a recording would upload now, each in memory of its own.
+
+        Raises:
+            TransferForbidden: inside `forbid("transfer")`.
+        """
+        if taken.uploads:
+            permit("upload", "uploads")
+        for upload in taken.uploads:
+            buffer = self.pool.allocate(upload.data.nbytes)
+            self.backend.write(buffer, upload.data)
+            upload.value.ready(buffer)
+            count(uploads=1, upload_bytes=upload.data.nbytes)
+        taken.uploads = []
+
+    def let_go(self) -> None:
+        """Let go of imported memory whose submissions are done, unless the device is busy."""
+        if self.lock.acquire(blocking=False):
+            try:
+                with self.border:
+                    self.flight.sweep()
+                    self.pool.drain()
+            finally:
+                self.lock.release()
+
+    def read(self, reads: Sequence[Span], *, peek: bool = False) -> Ticket:
+        """Read values back in one copy: (value, first byte, bytes) each; runs what they wait for.
+
+        Raises:
+            ContractError: one waits for a batch that has not been executed, or was not kept; or a
+                function is being captured.
+            TransferForbidden: inside `forbid("transfer")`, before anything is run.
+        """
+        inside = innermost(self)
+        if inside is not None and inside.marks is not None:
+            raise ContractError(
+                f"{reads[0][0].what}: read while a function is captured, when there are no values "
+                f"yet: choose by ct.where, decide outside the function, or return it"
+            )
+        with self.lock:
+            self.check_lost()
+            for value, _, _ in reads:
+                value.check_current()
+                if value.state != PENDING or value.recording is None or value.recording.explicit:
+                    value.require()
+            if not peek:
+                permit(f"read of {reads[0][0].what}", "downloads")
+            recordings = dict.fromkeys(v.recording for v, _, _ in reads if v.recording is not None)
+            *others, last = recordings or (Recording(self, explicit=False),)
+            asked = [value for value, _, _ in reads]
+            for other in others:
+                self.run(other, asked=asked)
+            return self.run(last, reads=reads, peek=peek, asked=asked)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything that was submitted."""
+        with self.lock:
+            self.check_lost()
+            try:
+                ticket = self.flight.watch(self.backend.submit(Submission([])), (), ())
+            except DeviceError as error:
+                self.lose(str(error))
+                raise self._lost_error() from error
+        count(syncs=1)
+        begin = began()
+        ticket.wait()
+        noted("wait", begin)
+
+    def close(self) -> None:
+        """Release the device; its tensors cannot be used any more."""
+        with self.lock:
+            if self._lost is None:
+                self._lost = "it was closed"
+                self.pool.close()
+                self.backend.close()
+            self.flight.clear()

@@ -1,0 +1,326 @@
+"""From a recording and its plan to a Submission: buffers, one packed write, launches, read-backs.
+
+Everything here can fail (no memory, a forbidden transfer) and nothing here reaches the device's
+queue, so that a failure leaves the recording as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from centella.backends.base import Array, Bound, Buffer, Load, Read, Submission
+from centella.errors import CentellaError
+from centella.ledger.call_sites import blame
+from centella.ledger.counts import permit
+from centella.plan.build import Plan, Step
+from centella.record.recording import Recorded, Upload
+from centella.record.values import DISCARDED, Place, Value
+from centella.runtime.bind_window import windowed
+from centella.runtime.memory import Pool
+from centella.runtime.pipelines import PipelineCache
+from centella.runtime.workspace import Share
+from centella.specs import Caps, Spec, strided
+
+ARENA = 64 << 20
+UNIT = 256
+
+Span = tuple[Value, int, int]
+
+
+class Outside(Struct, eq=False):
+    """Values that a recording reads but does not compute, each with a slot.
+
+    Attributes:
+        index: id of each value to its slot.
+        offsets: elements from each one's buffer to its start, once it has a buffer.
+    """
+
+    values: list[Value] = field(default_factory=list)
+    index: dict[int, int] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, value: Value) -> None:
+        """Give a value its slot."""
+        if id(value) not in self.index:
+            self.index[id(value)] = len(self.values)
+            self.values.append(value)
+            self.offsets.append(value.offset)
+
+
+def outside_of(taken: Recorded) -> Outside:
+    """What a recording reads: its uploads, then other values in order of first use."""
+    found = Outside()
+    for upload in taken.uploads:
+        found.add(upload.value)
+    index = found.index
+    for node in taken.nodes:
+        for value, _, _ in node.inputs:
+            if value is not None and id(value) not in index:
+                found.add(value)
+    return found
+
+
+class Results(Struct, eq=False):
+    """The values that a recording makes and that something still refers to.
+
+    Attributes:
+        values: each of them, by its place.
+        wanted: for each node, which of its values outlive the submission.
+    """
+
+    values: dict[Place, Value] = field(default_factory=dict)
+    wanted: list[tuple[bool, ...]] = field(default_factory=list)
+
+    def settle(self, slots: Sequence[Buffer], plan: Plan) -> None:
+        """What is kept is ready, made by a plan; the rest is discarded."""
+        for place, value in self.values.items():
+            slot = plan.results.get(place)
+            if slot is None:
+                value.drop(DISCARDED)
+            else:
+                value.ready(slots[slot])
+                value.made = plan
+
+    def place_of(self, value: Value) -> Place | None:
+        """Where a value is made, if it is made here."""
+        return value.place if self.values.get(value.place) is value else None
+
+
+def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence[Span]) -> Results:
+    """Which values a recording must leave behind: those declared, else all that are in use."""
+    kept = None if outputs is None else {id(v) for v in (*outputs, *(v for v, _, _ in reads))}
+    found = Results()
+    values, wanted = found.values, found.wanted
+    for node in taken.nodes:
+        each: tuple[bool, ...] = ()
+        for reference in node.values:
+            value = reference()
+            if value is None:
+                each += (False,)
+                continue
+            values[value.place] = value
+            # What is stale nobody may use.
+            stays = kept is None or id(value) in kept or value.is_version
+            each += (stays and value.stale is None,)
+        wanted.append(each)
+    return found
+
+
+def bind(step: Step, pipeline: Any) -> Bound:
+    """A planned launch with its pipeline, for buffers that begin at their first element."""
+    parameters = np.array([step.groups, *step.words], np.uint32).tobytes()
+    return Bound(
+        step.program, pipeline, step.slots, step.views, step.inputs, parameters, step.groups
+    )
+
+
+class Planned(Struct, eq=False):
+    """A plan with its launches bound to the pipelines of one cache, as it was then.
+
+    Attributes:
+        again: what the backend keeps for the next run of the launches.
+        compiled: how many of the launches run a program that a driver compiled.
+        loads, total: what each launch asks of the device, and all of them.
+    """
+
+    plan: Plan
+    launches: list[Bound]
+    again: dict[Any, Any] = field(default_factory=dict)
+    compiled: int = 0
+    cache: PipelineCache | None = None
+    generation: int = 0
+    loads: Sequence[Load] = ()
+    total: Load = Load()
+
+
+def loads_of(made: Plan) -> list[Load]:
+    """What each launch asks of a device: all that it sees once, and its share of the arithmetic."""
+    flops: dict[int, float] = {}
+    for node, launches in Counter(step.node for step in made.steps).items():
+        form = made.nodes[node].form
+        count = form.op.flops
+        if count is not None:
+            flops[node] = count(form.inputs, form.outputs, dict(form.attrs)) / launches
+    return [
+        Load(flops.get(step.node, 0), sum(spec.storage_bytes for spec, _ in step.views))
+        for step in made.steps
+    ]
+
+
+def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
+    """A launch for external buffers of which some begin before their first element."""
+    moved = [i for i, s in enumerate(step.slots) if s < len(offsets) and offsets[s]]
+    if not moved:
+        return bound
+    views, words = list(bound.views), np.frombuffer(bound.parameters, np.uint32).copy()
+    for index in moved:
+        spec, offset = views[index]
+        views[index] = (spec, offset + offsets[step.slots[index]])
+    for position, operand in step.patches:
+        if operand in moved:
+            words[1 + position] += offsets[step.slots[operand]]
+    return replace(bound, views=tuple(views), parameters=words.tobytes())
+
+
+def launches_of(
+    made: Plan, bound: list[Bound], offsets: Sequence[int], slots: Sequence[Buffer],
+    taken: Recorded, caps: Caps,
+) -> list[Bound]:  # fmt: skip
+    """The launches of a plan on the buffers that it runs with.
+
+    Args:
+        bound: as for buffers that begin at their first element and are bound whole.
+        offsets: elements from each external buffer to its first.
+
+    Raises:
+        LimitError: one would see more of a buffer than the device can bind.
+    """
+    if any(offsets):
+        bound = [shifted(s, b, offsets) for s, b in zip(made.steps, bound, strict=True)]
+    most = caps.max_binding
+    if most >= caps.max_buffer or all([buffer.nbytes <= most for buffer in slots]):
+        return bound
+    found: list[Bound] = []
+    for step, each in zip(made.steps, bound, strict=True):
+        try:
+            found.append(windowed(each, step.patches, slots, caps))
+        except CentellaError as error:
+            taken.nodes[step.node].refuse(error)
+            raise
+    return found
+
+
+def allocate(
+    made: Plan, taken: Recorded, pool: Pool, temporaries: Share | None = None
+) -> list[Buffer]:
+    """The buffers of a plan.
+
+    Args:
+        temporaries: where those come from that do not outlive the plan; default: the pool.
+
+    Raises:
+        OutOfMemoryError, LimitError, TransferForbidden: names the op and line it was for.
+    """
+    inside: Pool | Share = pool if temporaries is None else temporaries
+    kept = set(made.results.values())
+    buffers: list[Buffer] = []
+    for nbytes, maker in zip(made.buffers, made.makers, strict=True):
+        stays = made.externals + len(buffers) in kept
+        try:
+            buffers.append((pool if stays else inside).allocate(nbytes))
+        except CentellaError as error:
+            blame(error, taken.nodes[maker].op.name, taken.nodes[maker].site)
+            raise
+    return buffers
+
+
+class Packed(Struct, eq=False):
+    """A recording's uploads in the buffers that they share.
+
+    Attributes:
+        where: slot of each upload's value to its buffer.
+        places: each upload with its buffer and the element it begins at.
+        writes: (slot, host bytes), as a Submission has them.
+    """
+
+    where: dict[int, Buffer] = field(default_factory=dict)
+    places: list[tuple[Upload, Buffer, int]] = field(default_factory=list)
+    writes: list[tuple[int, Array]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written, padding included."""
+        return sum(data.nbytes for _, data in self.writes)
+
+
+def pack(uploads: Sequence[Upload], outside: Outside, pool: Pool, most: int) -> Packed:
+    """Uploads packed into arenas of at most ARENA bytes: one write each, in most cases one.
+
+    Raises:
+        TransferForbidden: inside `forbid("transfer")`.
+        OutOfMemoryError: there is no room.
+    """
+    packed = Packed()
+    if uploads:
+        permit("upload", "uploads")
+    for group in _arenas(uploads, min(ARENA, most)):
+        total = sum(_rounded(u.data.nbytes) for u in group)
+        try:
+            arena = pool.allocate(total)
+        except CentellaError as error:
+            blame(error, "upload", group[0].value.site)
+            raise
+        whole = group[0].data if len(group) == 1 else np.zeros(total, np.uint8)
+        start = 0
+        for upload in group:
+            if whole is not upload.data:
+                whole[start : start + upload.data.nbytes] = upload.data
+            index = outside.index[id(upload.value)]
+            outside.offsets[index] = start // upload.value.spec.dtype.itemsize
+            packed.where[index] = arena
+            packed.places.append((upload, arena, outside.offsets[index]))
+            start += _rounded(upload.data.nbytes)
+        packed.writes.append((outside.index[id(group[0].value)], whole))
+    return packed
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // UNIT) * UNIT
+
+
+def _arenas(uploads: Sequence[Upload], most: int) -> list[list[Upload]]:
+    groups: list[list[Upload]] = []
+    room = 0
+    for upload in uploads:
+        nbytes = _rounded(upload.data.nbytes)
+        if not groups or nbytes > room:
+            groups.append([])
+            room = most
+        groups[-1].append(upload)
+        room -= nbytes
+    return groups
+
+
+def add_reads(
+    work: Submission, reads: Sequence[Span], slots: dict[int, tuple[int, int]], unit: int
+) -> list[tuple[int, int]]:
+    """Add read-backs to a submission.
+
+    Args:
+        reads: (value, first byte, bytes), the byte counted from the value's own start.
+        slots: id of each value that the submission makes or uploads to its slot and the element
+            it begins at; other values are ready.
+        unit: bytes that a read-back starts and ends on a multiple of.
+
+    Returns:
+        For each, which of the bytes that come back are meant: first and number.
+    """
+    meant: list[tuple[int, int]] = []
+    for value, first, nbytes in reads:
+        slot, offset = slots.get(id(value), (len(work.slots), value.offset))
+        if slot == len(work.slots):
+            work.slots.append(value.require())
+        first += offset * value.spec.dtype.itemsize
+        start = first // unit * unit
+        end = -(-(first + nbytes) // unit) * unit
+        work.reads.append(Read(slot, start, end - start))
+        meant.append((first - start, nbytes))
+    return meant
+
+
+def storage_of(data: Array, spec: Spec, fill: int = 0) -> Array:
+    """Host data as the bytes of a device layout: a copy, pads filled with a byte.
+
+    Args:
+        data: of the spec's shape, in the dtype that holds its bytes on the host.
+    """
+    total = spec.storage_bytes
+    raw = np.full(total, fill, np.uint8) if total != spec.nbytes else np.empty(total, np.uint8)
+    strided(raw, spec)[...] = data
+    return raw

@@ -1,0 +1,294 @@
+"""Where an op is recorded, what has to run before it, and when lazy recordings run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from centella.backends.base import Array, Backend, Buffer
+from centella.emit.program import exact
+from centella.errors import ContractError, DeviceError, LimitError
+from centella.ledger.call_sites import call_site
+from centella.ledger.counts import Ledger, open_scopes, permit
+from centella.op.op import Op
+from centella.plan import build as plan
+from centella.plan.divide import division
+from centella.record.recording import Form, Operand, Recorded, Recording, innermost
+from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
+from centella.runtime import prepare
+from centella.runtime.pipelines import PipelineCache
+from centella.runtime.storage import INDEX_LIMIT, Values
+from centella.specs import Spec
+
+IMPLICIT_NODES = 256
+DIRECT = 64 << 10
+FORMS = 8192
+
+
+class Recorder(Values):
+    """An engine with the recordings of lazily used operators, one for each thread."""
+
+    def __init__(
+        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
+        memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(backend, pool=pool, cache=cache, memory_limit=memory_limit)
+        self._forms: dict[Any, Form] = {}
+        self._local = threading.local()
+        self._implicit: WeakSet[Recording] = WeakSet()
+        self._temporary_limit = max(64 << 20, min(self.caps.max_buffer, 16 << 30) // 16)
+
+    def implicit(self) -> Recording:
+        """The recording of lazily used operators on this thread."""
+        mine = getattr(self._local, "implicit", None)
+        if mine is None:
+            mine = self._local.implicit = Recording(self, explicit=False)
+            with self.lock:
+                self._implicit.add(mine)
+        return mine
+
+    # -- what an op is asked to do ----------------------------------------------------------------
+
+    def form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
+        """What `op` makes of operands that lie so.
+
+        Raises:
+            ShapeError, DTypeError: from the op's rule.
+            LimitError: a result would be larger than the device allows, or an operand is larger
+                than a binding and cannot be divided.
+        """
+        key: Any = (op, specs)
+        if attrs:
+            key = (op, specs, *attrs, *map(exact, attrs.values()))
+        found = self._forms.get(key)
+        if found is None:
+            if len(self._forms) >= FORMS:
+                self._forms.clear()
+            found = self._forms[key] = self._new_form(op, specs, attrs)
+        return found
+
+    def _new_form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
+        outputs = tuple(self.spec(shape, dtype) for shape, dtype in op.rule(specs, attrs))
+        for spec in outputs:
+            if spec.storage_bytes > self.caps.max_buffer:
+                raise LimitError(
+                    f"{op.name}: a result of {spec.storage_bytes:,} bytes; {self.name} allows "
+                    f"{self.caps.max_buffer:,}"
+                )
+        for spec in (*specs, *outputs):
+            if spec.span >= INDEX_LIMIT:
+                raise LimitError(
+                    f"{op.name}: expected tensors of fewer than {INDEX_LIMIT:,} elements, got "
+                    f"{list(spec.shape)}"
+                )
+        copies = () if self.caps.target == "numpy" else tuple(
+            i for i, s in enumerate(specs) if not op.takes(i, s)
+        )  # fmt: skip
+        if not copies:
+            division(op, specs, outputs, attrs, self.caps)  # or it cannot be launched
+        nbytes = sum(spec.storage_bytes for spec in outputs)
+        return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
+
+    # -- recording --------------------------------------------------------------------------------
+
+    def record(
+        self, op: Op, operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
+    ) -> list[Value]:
+        """Record one op; operands are (value, seen as, element offset)."""
+        form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
+        return self.add(form, [(value, offset) for value, _, offset in operands])
+
+    def add(
+        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording | None = None
+    ) -> list[Value]:
+        """Record one op; operands are (value, element offset), seen as the form's inputs say.
+
+        Args:
+            target: where; default: the batch that an operand waits for, else the innermost open
+                batch of this thread and task, else this thread's implicit recording.
+
+        Raises:
+            ContractError: operands wait for two open batches, or were not kept.
+            DeviceError: an operand lives on another device.
+            CentellaError: what had to run first failed; the op is not recorded.
+        """
+        site = call_site(4)  # who called, and who called that, is the library's own as well
+        with self.lock:
+            if self._lost is not None:
+                self.check_lost()
+            target = self._target(form, operands, target)
+            if not target.explicit:
+                self._make_room(target)
+            inputs: list[Operand] = []
+            read: list[Cell] = []
+            for value, offset in operands:
+                if value.version_of is not None:
+                    value.check_current()
+                    cell = value.cell
+                    if cell is not None:
+                        read.append(cell)
+                if value.recording is target:
+                    if value.place is not OUTSIDE:
+                        inputs.append((None, value.place, offset))
+                        continue
+                elif value.state != READY:
+                    value = self._there(value, form.op, len(inputs))
+                inputs.append((value, OUTSIDE, offset))
+            changed = self._changed(form, operands, target) if form.op.mutates else ()
+            # From here on nothing fails: an op that raises is not recorded.
+            made = target.add(form, inputs, site)
+            if read:
+                for cell in read:
+                    cell.read_by(target)
+                for cell, value in zip(changed, made, strict=False):
+                    cell.advance(value)
+        return made
+
+    def _target(
+        self, form: Form, operands: Sequence[tuple[Value, int]], given: Recording | None
+    ) -> Recording:
+        """Where an op is recorded: as `given`, or where its operands and this thread say."""
+        explicit: Recording | None = None
+        for value, _ in operands:
+            if value.device is not self:
+                raise DeviceError(
+                    f"{form.op.name}: operands on {self.name} and {value.device.name}; "
+                    f"move one with .to(device)"
+                )
+            mine = value.recording
+            if mine is None or mine is explicit or given is not None or not mine.explicit:
+                continue
+            if explicit is not None:
+                raise ContractError(
+                    f"{form.op.name}: operands wait for two open batches; execute one of them first"
+                )
+            explicit = mine
+        return given or explicit or innermost(self) or self.implicit()
+
+    def _there(self, value: Value, op: Op, index: int) -> Value:
+        """An operand that waits for another recording, once that has run.
+
+        Where it has failed and will be overwritten whole, its memory as it is.
+
+        Raises:
+            ContractError: it has failed, was discarded, or waits for another batch.
+        """
+        if value.state == PENDING:
+            self._flush_value(value)
+        elif value.state == FAILED and index in op.overwrites:
+            cell = value.cell
+            value = (None if cell is None else cell.memory) or value
+        value.require()
+        return value
+
+    def _changed(
+        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording
+    ) -> list[Cell]:
+        """The cells that an op changes, once everything else that reads them has run."""
+        cells: list[Cell] = []
+        for index in form.op.mutates:
+            value, _ = operands[index]
+            cell = value.cell
+            if cell is None:
+                gone = "'s State is gone: keep it" if value.is_version else " is no State"
+                raise ContractError(f"{form.op.name}: operand {index}{gone}")
+            if sum(other is value for other, _ in operands) > 1:
+                raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
+            for reader in cell.unread(target):
+                self.run(reader, asked=())
+            cells.append(cell)
+        return cells
+
+    def upload(
+        self, data: Array, spec: Spec, target: Recording | None = None, stays: bool = False
+    ) -> Value:
+        """Host data as a value: a snapshot is taken now.
+
+        What is recorded on a batch is written when that is executed. Otherwise small data rides
+        in the next submission's one write; large data is written at once.
+
+        Args:
+            stays: the data changes no more: large data need not be copied where it can be read.
+
+        Raises:
+            TransferForbidden: inside `forbid("transfer")`.
+            LimitError: it is larger than the device allows.
+            CentellaError: what had to run first failed; nothing is recorded.
+        """
+        if spec.size == 0:
+            return self.reserve(spec)
+        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
+        if spec.storage_bytes > self.caps.max_buffer:
+            raise LimitError(
+                f"upload: {spec.storage_bytes:,} bytes; {self.name} allows {self.caps.max_buffer:,}"
+            )
+        site = call_site(2)
+        target = target or innermost(self)
+        if target is None and spec.storage_bytes > DIRECT:
+            return self._write(data, spec, site, stays)
+        raw = self._storage_of(data, spec)
+        with self.lock:
+            self.check_lost()
+            if target is None:
+                target = self.implicit()
+                self._make_room(target)
+            return target.add_upload(spec, raw, site)
+
+    # -- when a lazy recording runs ---------------------------------------------------------------
+
+    def _make_room(self, target: Recording) -> None:
+        """Run an implicit recording that is full, before it gets one more op or upload."""
+        if (
+            len(target.nodes) >= IMPLICIT_NODES
+            or target.result_bytes > self._temporary_limit
+            or len(target.uploads) >= IMPLICIT_NODES
+        ):
+            self.run(target, asked=())
+        target.scopes.update(open_scopes())
+
+    def _flush_value(self, value: Value) -> None:
+        """Make a pending value ready: run the recording it waits for, whole."""
+        recording = value.recording
+        assert recording is not None
+        if recording.explicit:
+            value.require()
+        self.run(recording, asked=(value,))
+
+    def materialise(self, value: Value) -> Buffer:
+        """The buffer of a value, once its recording has been submitted.
+
+        Raises:
+            ContractError: it waits for a batch that has not been executed.
+        """
+        with self.lock:
+            value.check_current()
+            if value.state == PENDING:
+                self._flush_value(value)
+            return value.require()
+
+    def flush_thread(self, scope: Ledger | None = None) -> None:
+        """Run what this thread recorded lazily, and what any thread did inside a ledger's scope."""
+        thread = threading.get_ident()
+        with self.lock:
+            for recording in list(self._implicit):
+                if not recording.empty and (
+                    recording.thread == thread or scope in recording.scopes
+                ):
+                    self.run(recording)
+
+    def synchronize(self) -> None:
+        """Run what this thread recorded lazily and wait until the device has done everything."""
+        self.flush_thread()
+        super().synchronize()
+
+    def explain(self, recording: Recording, outputs: Iterable[Value] | None = None) -> str:
+        """The plan of what a recording holds, or of what it ran last."""
+        with self.lock:
+            if not recording.nodes:
+                last: plan.Plan = recording.last_plan or plan.EMPTY
+                return last.explain()
+            taken = Recorded(recording.nodes, recording.uploads)
+            results = prepare.results_of(taken, outputs, ())
+            return self._find_plan(taken, prepare.outside_of(taken), results).plan.explain()

@@ -1,0 +1,382 @@
+"""A recording that is planned, compiled, allocated and bound once, then submitted again and again.
+
+A replay writes its inputs, runs its launches and nothing else. It owns the buffers of its inputs
+and outputs: what it computed is valid until it runs again. Temporaries lie in memory that all
+replays of the device share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from msgspec import Struct, field
+
+from centella.backends.base import Array, Buffer, Copy, Read, Submission, Ticket
+from centella.errors import ContractError
+from centella.ledger.call_sites import Site
+from centella.ledger.counts import began, permit, timelines
+from centella.plan.build import Plan
+from centella.record.history import Replayed
+from centella.record.recording import Recorded, Recording
+from centella.record.values import FAILED, PENDING, Cell, Place, Value
+from centella.runtime import prepare
+from centella.runtime.counting import count_work, note_work
+from centella.runtime.executor import Engine
+from centella.runtime.prepare import Span
+from centella.specs import strided
+
+UNIT = 256
+DROPPED = "it was recorded while a function was captured; what a captured function returns is kept"
+Mark = tuple[Cell, Callable[[Any], Any]]
+
+
+class Result(Struct, eq=False):
+    """A value that a replay gives: where it lies, and the cell that ends its life at the next.
+
+    Attributes:
+        made: what its history says.
+    """
+
+    value: Value
+    slot: int
+    offset: int
+    cell: Cell
+    made: Replayed
+
+
+class Touched(Struct, eq=False):
+    """A State that the launches read or change, in the buffer that it always has.
+
+    Attributes:
+        slot: of its buffer; made: what the history of each new version says.
+        read: they need what it holds; else they overwrite it whole before they read it.
+    """
+
+    cell: Cell
+    slot: int
+    read: bool = False
+    changed: bool = False
+    made: Replayed | None = None
+
+
+class Inputs(Struct, eq=False):
+    """The operands that a caller gives each time: one arena, one write.
+
+    Attributes:
+        values: as the launches see them; starts: the byte where each begins.
+        slot: of the arena.
+        last: what was copied from device memory the last time, if it is still there.
+    """
+
+    values: Sequence[Value]
+    starts: list[int] = field(default_factory=list)
+    nbytes: int = 0
+    slot: int = -1
+    last: list[ref[Value] | None] = field(default_factory=list)
+
+
+class Replay:
+    """What a recording does, ready to be done again.
+
+    Args:
+        engine: the device.
+        recording: what was captured; it is emptied.
+        inputs: placeholders that the recording reads; `run` gives them data.
+        outputs: values that each run gives.
+        reads: what of them `fetch` brings back: bytes counted from each value's start.
+        what: how errors call it.
+
+    Raises:
+        CentellaError: planning, compiling or allocating failed; nothing was run.
+    """
+
+    def __init__(
+        self, engine: Engine, recording: Recording, inputs: Sequence[Value],
+        outputs: Sequence[Value], reads: Sequence[Span], what: str,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._what = what
+        self._marks: list[Mark] = list(recording.marks or ())
+        self._inputs = Inputs(inputs)
+        self._results: list[Result | Cell] = []
+        taken = recording.take()
+        with engine.lock, engine.border:
+            try:
+                self._build(taken, outputs, reads)
+            finally:
+                taken.fail(DROPPED)
+
+    def _build(self, taken: Recorded, outputs: Sequence[Value], reads: Sequence[Span]) -> None:
+        engine = self._engine
+        for value in outputs:
+            value.check_current()
+        self._place_inputs()
+        engine.write_uploads(taken)
+        results = prepare.results_of(taken, outputs, ())
+        outside = prepare.outside_of(taken)
+        for value in (*self._inputs.values, *outputs):
+            if results.place_of(value) is None:
+                outside.add(value)
+        planned = engine.planned(taken, outside, results)
+        share = engine.workspace.share()
+        work, _ = engine.work(taken, outside, results, planned, prepare.Packed(), (), share)
+        places = planned.plan.results if planned is not None else {}
+        self._slots: list[Buffer] = work.slots
+        self._launches = work.launches
+        self._loads, self._total = work.loads, work.total
+        self._externals = len(outside.values)
+        self.plan: Plan | None = planned.plan if planned is not None else None
+        self._sites = [node.site for node in taken.nodes]
+        self._prepared = engine.backend.prepare(work) if work.launches else None
+        if self._inputs.values:
+            self._inputs.slot = outside.index[id(self._inputs.values[0])]
+        self._touched = _touched(taken, outside)
+        cells = [(value, value.cell) for value in outside.values]
+        self._borrowed = [v for v, cell in cells if cell is not None and cell.memory is None]
+        for touched in self._touched:
+            touched.made = self._changed(touched.slot)
+        lies: dict[int, tuple[int, int]] = {}
+        for value in outputs:
+            place = results.place_of(value)
+            slot = outside.index[id(value)] if place is None else places[place]
+            offset = value.offset if place is None else 0
+            lies[id(value)] = slot, offset
+            state = value.cell
+            if state is not None:
+                self._results.append(state)
+                continue
+            cell = Cell(f"a result of {self._what}")
+            self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
+        self._meant = prepare.add_reads(work, reads, lies, engine.backend.unit)
+        self._reads: list[Read] = work.reads
+        for value in self._inputs.values:  # the arena holds something else from now on
+            value.drop(FAILED, DROPPED)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError(f"{self._what}: a capture is neither copied nor pickled: capture it again")
+
+    def _changed(self, slot: int) -> Replayed | None:
+        """What the history of a State says after each run, if the launches change it."""
+        nodes = [] if self.plan is None else self.plan.changers(slot)
+        if self.plan is None or not nodes:
+            return None
+        launches = sum(self.plan.launches_of(node) for node in nodes)
+        return Replayed(self._what, self.plan.label(nodes[-1]), launches)
+
+    def _made(self, value: Value, place: Place | None) -> Replayed:
+        if place is None or self.plan is None:
+            return Replayed(self._what, value.what, 0)
+        node = place[0]
+        return Replayed(self._what, self.plan.label(node), self.plan.launches_of(node))
+
+    def _place_inputs(self) -> None:
+        """The arena of the inputs, in which each has its place."""
+        given = self._inputs
+        for value in given.values:
+            given.starts.append(given.nbytes)
+            given.nbytes += -(-value.spec.storage_bytes // UNIT) * UNIT
+        given.last = [None] * len(given.values)
+        if not given.values:
+            return
+        arena = self._engine.pool.allocate(given.nbytes)
+        arena.mutable = True
+        for value, start in zip(given.values, given.starts, strict=True):
+            value.ready(arena, start // value.spec.dtype.itemsize)
+
+    @property
+    def launches(self) -> int:
+        """Launches of a run."""
+        return len(self._launches)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that it uses."""
+        return self._inputs.nbytes + sum(b.nbytes for b in self._slots[self._externals :])
+
+    def run(self, given: Sequence[Array | Value], site: Site) -> list[Value]:
+        """Run it once more.
+
+        Args:
+            given: for each input a host array of its shape, or a value on the device that lies so.
+            site: the line that asks.
+
+        Returns:
+            The outputs, valid until the next run.
+
+        Raises:
+            ContractError: a batch that has not been executed reads what this run overwrites, or
+                changes a State that it uses; or a State that it reads has no content.
+        """
+        return self._run(given, site, [], ())[1]
+
+    def fetch(self, given: Sequence[Array | Value], site: Site) -> Ticket:
+        """Run it once more and bring back what it was made to: all in one submission.
+
+        Whoever else runs it meanwhile, this ticket has the data of this run.
+
+        Raises:
+            ContractError: as `run`.
+            TransferForbidden: inside `forbid("transfer")`, before anything is run.
+        """
+        if self._reads:
+            permit(f"read of {self._what}", "downloads")
+        return self._run(given, site, self._reads, self._meant)[0]
+
+    def _run(
+        self, given: Sequence[Array | Value], site: Site, reads: list[Read],
+        meant: Sequence[tuple[int, int]],
+    ) -> tuple[Ticket, list[Value]]:  # fmt: skip
+        engine = self._engine
+        with engine.lock:
+            engine.check_lost()
+            self._settle()
+            undo: list[tuple[Value, Any]] = []
+            begin = began()
+            timed = bool(begin and timelines())
+            try:
+                uploads, copies, slots = self._given(given)
+                undo = self._mark()
+                work = Submission(
+                    slots, uploads, self._launches, reads, copies, self._prepared, timed,
+                    loads=self._loads, total=self._total,
+                )  # fmt: skip
+                ticket = engine.hand_over(
+                    work, meant, lambda: None, lambda why: self._lose(why, site)
+                )
+            except BaseException:
+                _back(undo)
+                self._inputs.last = [None] * len(given)  # what was to be copied was not
+                raise
+            for touched in self._touched:
+                if touched.changed:
+                    self._version(touched, site)
+            values = [self._output(result, site) for result in self._results]
+            if begin:
+                note_work(engine, work, ticket, begin, self.plan, self._sites)
+        count_work(work)
+        return ticket, values
+
+    def _settle(self) -> None:
+        """Run what reads the last outputs and what the States wait for."""
+        for value in self._borrowed:
+            value.check_current()
+        for result in self._results:
+            if isinstance(result, Result):
+                for reader in result.cell.unread(None):
+                    self._engine.run(reader, asked=())
+        for touched in self._touched:
+            current = touched.cell.current
+            if current is not None and current.state == PENDING and current.recording is not None:
+                if current.recording.explicit:
+                    raise ContractError(
+                        f"{self._what}: a batch that has not been executed changes "
+                        f"{touched.cell.what}; execute that first"
+                    )
+                self._engine.run(current.recording, asked=(current,))
+            elif current is not None and touched.read:
+                current.require()
+            if touched.changed:
+                for reader in touched.cell.unread(None):
+                    self._engine.run(reader, asked=())
+
+    def _given(
+        self, given: Sequence[Array | Value]
+    ) -> tuple[list[tuple[int, Array]], list[Copy], list[Buffer]]:
+        """One write for what comes from the host, a copy for what is on the device already."""
+        inputs = self._inputs
+        slots, copies = self._slots, []
+        from_host = any(not isinstance(x, Value) for x in given)
+        packed = np.zeros(inputs.nbytes, np.uint8) if from_host else None
+        for index, (x, start) in enumerate(zip(given, inputs.starts, strict=True)):
+            if isinstance(x, Value):
+                x.check_current()
+                last = inputs.last[index]
+                known = last is not None and last() is x and x.require().owner is None
+                if known and not from_host:
+                    continue  # values do not change: it is there from the last time
+                if slots is self._slots:
+                    slots = list(slots)
+                first = x.offset * x.spec.dtype.itemsize
+                buffer = x.require()
+                room = (buffer.nbytes - first) // 4 * 4  # imported memory may end with the data
+                nbytes = min(inputs.values[index].spec.storage_bytes, room)
+                copies.append(Copy(len(slots), first, inputs.slot, start, nbytes))
+                slots.append(buffer)
+                inputs.last[index] = ref(x)
+            elif packed is not None:
+                strided(packed, inputs.values[index].spec, start)[...] = x
+                inputs.last[index] = None
+        if packed is None:
+            return [], copies, slots
+        permit("upload", "uploads")
+        return [(inputs.slot, packed)], copies, slots
+
+    def _mark(self) -> list[tuple[Value, Any]]:
+        """Bring the host's notes of States up to date; returns what they were."""
+        before: list[tuple[Value, Any]] = []
+        try:
+            for cell, note in self._marks:
+                current = cell.current
+                assert current is not None, "a cell is made with its first version"
+                before.append((current, current.note))
+                current.note = note(current.note)
+        except BaseException:
+            _back(before)
+            raise
+        return before
+
+    def _version(self, touched: Touched, site: Site) -> Value:
+        memory = touched.cell.memory
+        assert memory is not None, "a State has memory"
+        value = Value(memory.spec, self._engine, self._what, site=site)
+        value.ready(memory.require(), memory.offset)
+        value.made = touched.made
+        touched.cell.advance(value)
+        return value
+
+    def _lose(self, reason: str, site: Site) -> None:
+        """Some of it may have run: what it changes has no content, the last outputs are gone."""
+        states = [self._version(t, site) for t in self._touched if t.changed]
+        results = [self._output(r, site) for r in self._results if isinstance(r, Result)]
+        for value in (*states, *results):
+            value.lose(reason)
+
+    def _output(self, result: Result | Cell, site: Site) -> Value:
+        if isinstance(result, Cell):
+            assert result.current is not None, "a cell is made with its first version"
+            return result.current
+        value = Value(result.value.spec, self._engine, self._what, site=site)
+        value.ready(self._slots[result.slot], result.offset)
+        value.made = result.made
+        result.cell.advance(value)
+        return value
+
+
+def _back(before: list[tuple[Value, Any]]) -> None:
+    """Take notes back."""
+    for value, note in reversed(before):
+        value.note = note
+
+
+def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
+    """The States that came from outside, and whether the launches change them."""
+    found: dict[int, Touched] = {}
+    for slot, outer in enumerate(outside.values):
+        cell = outer.cell
+        if cell is not None and cell.memory is not None:
+            found[id(cell)] = Touched(cell, slot)
+    for node in taken.nodes:
+        for index, (operand, _, _) in enumerate(node.inputs):
+            cell = None if operand is None else operand.cell
+            if cell is not None and id(cell) in found:
+                found[id(cell)].read |= index not in node.op.overwrites
+        if node.op.mutates:
+            for reference in node.values:
+                value = reference()
+                cell = None if value is None else value.cell
+                if cell is not None and id(cell) in found:
+                    found[id(cell)].changed = True
+    return list(found.values())

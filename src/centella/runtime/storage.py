@@ -1,0 +1,105 @@
+"""Values that no operation makes: host data written, memory reserved, memory imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella.backends.base import Array
+from centella.dtypes import DType, check_elements
+from centella.errors import LimitError, ShapeError
+from centella.ledger.call_sites import Site, call_site
+from centella.ledger.counts import began, count, noted
+from centella.record.values import Value
+from centella.runtime import prepare
+from centella.runtime.executor import Engine
+from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
+
+INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
+
+
+class Values(Engine):
+    """An engine with the values that lie in its memory from the start."""
+
+    def spec(self, shape: Shape, dtype: Any) -> Spec:
+        """How this device lays out a tensor that it allocates."""
+        return make_spec(shape, dtype, self.caps.row_alignment)
+
+    def _storage_of(self, data: Array, spec: Spec) -> Array:
+        """Host data as the bytes of its layout here: a copy."""
+        return prepare.storage_of(data, spec, 0xFF if self.pool.mode == "poison" else 0)
+
+    def _write(self, data: Array, spec: Spec, site: Site, stays: bool = False) -> Value:
+        """Host data as a value, written now.
+
+        Args:
+            stays: the data changes no more, so the CPU reads it where it is: no upload.
+        """
+        as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous
+        raw = data.reshape(-1).view(np.uint8) if as_is else self._storage_of(data, spec)
+        value = Value(spec, self, "upload", site=site)
+        with self.lock, self.border:
+            self.check_lost()
+            if stays and self.caps.target == "numpy":
+                value.ready(self.pool.adopt(raw))
+                return value
+            buffer = self.pool.allocate(spec.storage_bytes)
+            begin = began()
+            self.backend.write(buffer, raw)
+            noted("upload", begin, self.name, bytes=raw.nbytes)
+        count(uploads=1, upload_bytes=raw.nbytes)
+        value.ready(buffer)
+        return value
+
+    def reserve(self, spec: Spec) -> Value:
+        """A value whose content is undefined; nothing is copied."""
+        value = Value(spec, self, "empty", site=call_site())
+        with self.lock, self.border:
+            self.check_lost()
+            buffer = self.pool.allocate(spec.storage_bytes)
+        value.ready(buffer)
+        return value
+
+    def import_buffer(self, native: Any, shape: Shape, dtype: DType, offset: int) -> Value:
+        """Memory of the application's as a value: neither copied nor freed.
+
+        Args:
+            native: a wgpu buffer, a CUDA array or (address, bytes), a NumPy array; kept alive
+                until the last submission that reads it is done.
+            offset: bytes to the first element; rows follow one another without padding.
+
+        Raises:
+            DeviceError: not memory of this device, or it cannot be bound and read.
+            DTypeError: an array of another type.
+            ShapeError: it has fewer bytes than the shape needs.
+            LimitError: it ends where no kernel counts elements any more, from the buffer's first.
+        """
+        strides = dense_strides(shape)
+        if offset < 0 or offset % dtype.itemsize:
+            raise ShapeError(
+                f"import_buffer: expected an offset that is a multiple of {dtype.itemsize} bytes, "
+                f"got {offset}"
+            )
+        with self.lock, self.border:
+            self.check_lost()
+            buffer = self.pool.adopt(native)
+        check_elements("import_buffer", native, dtype)
+        first = offset // dtype.itemsize
+        plain = Spec(shape, dtype, strides)
+        if offset + plain.nbytes > buffer.nbytes:
+            raise ShapeError(
+                f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
+                f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
+            )
+        if self.caps.target != "numpy" and first + plain.span >= INDEX_LIMIT:
+            raise LimitError(
+                f"import_buffer: expected it within the first {INDEX_LIMIT:,} elements of the "
+                f"buffer, got elements {first:,} to {first + plain.span:,}"
+            )
+        aligned = rows_aligned(shape, strides, dtype.itemsize, first)
+        whole = offset + plain.storage_bytes <= buffer.nbytes
+        value = Value(Spec(shape, dtype, strides, aligned and whole), self, "import_buffer",
+                      site=call_site())  # fmt: skip
+        value.ready(buffer, first)
+        return value

@@ -1,0 +1,1 @@
+"""The kernel IR run by NumPy, with every access checked."""

@@ -1,0 +1,316 @@
+"""Texts to vectors: batches by length, one upload, one submission and one download each.
+
+The model is captured once for each size of batch and replayed after that, so that recording its
+operations costs a batch nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import f32
+from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.ledger.counts import began, noted
+from centella.nn.tree import Tree
+from centella.runtime.pending import Pending
+from centella.tensors.functional import l2_normalize, mean_pool
+from centella.tensors.jit import Jitted
+from centella.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from centella.models import BertModel
+    from centella.tasks.text import Tokenizer
+
+
+Array = np.ndarray[Any, Any]
+POOLINGS = ("mean", "cls")
+STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
+CAPTURES = 40  # sizes of batches that the model is kept captured for
+IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
+
+
+class EmbedderConfig(Struct, frozen=True):
+    """How token states become a vector.
+
+    Attributes:
+        max_length: tokens that a text is cut at, special ones counted.
+        pooling: "mean" over the text's tokens, or "cls": the first token's state.
+        normalize: whether vectors have length 1.
+        lower_case: whether texts are lower-cased before they are tokenised.
+    """
+
+    max_length: int
+    pooling: str = "mean"
+    normalize: bool = False
+    lower_case: bool = False
+
+    @classmethod
+    def from_folder(cls, folder: str | PathLike[str]) -> EmbedderConfig:
+        """Read `modules.json` and what it names; without it: mean, not normalised.
+
+        Raises:
+            WeightsError: a module or pooling that this library does not have.
+
+        Source: the folder format of sentence-transformers.
+        """
+        from pathlib import Path
+
+        from centella.tasks.text import max_length, read_json
+
+        root = Path(folder)
+        pooling, normalize = "mean", False
+        for module in _modules(root):
+            kind = str(module.get("type", "")).rpartition(".")[2]
+            if kind == "Pooling":
+                pooling = _pooling(root / str(module.get("path", "")) / "config.json")
+            elif kind == "Normalize":
+                normalize = True
+            elif kind != "Transformer":
+                raise WeightsError(
+                    f"{root / 'modules.json'}: expected modules Transformer, Pooling, Normalize, "
+                    f"got {module.get('type')!r}"
+                )
+        lower = bool(read_json(root / "sentence_bert_config.json").get("do_lower_case", False))
+        return cls(max_length(root), pooling, normalize, lower)
+
+
+class Forward:
+    """Ids and lengths of a batch to vectors, captured for each size of batch.
+
+    Attributes:
+        captured: (ids [b, l] i32, lengths [b] i32, normalize) to [b, dim].
+    """
+
+    def __init__(self, model: BertModel, config: EmbedderConfig) -> None:
+        def embed(ids: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
+            return _pooled(config, model(ids, lengths), lengths, normalize)
+
+        self._of = (model, config)
+        self._tree = Tree(model)
+        self.captured: Jitted[..., Tensor] = Jitted(embed, model.device, CAPTURES)
+
+    def stands_for(self, model: BertModel, config: EmbedderConfig) -> bool:
+        """Whether it is still what these do: captures hold the parameters that there were."""
+        return self._of == (model, config) and not self._tree.changed
+
+
+class Embedder:
+    """A model that turns texts into vectors; `ct.load` makes it. Threads may share one.
+
+    Attributes:
+        model: the encoder; calling the Embedder calls it.
+        tokenizer: text to token ids.
+        config: length limit (`config.max_length` tokens), pooling, normalisation.
+    """
+
+    def __init__(self, model: BertModel, tokenizer: Tokenizer, config: EmbedderConfig) -> None:
+        if config.pooling not in POOLINGS:
+            raise ShapeError(
+                f"Embedder: expected pooling {' or '.join(POOLINGS)}, got {config.pooling!r}"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        self._told_of_cut = False
+        self._forward: Forward | None = None
+
+    def __repr__(self) -> str:
+        return f"Embedder({type(self.model).__name__}, dim={self.dim}, {self.model.device!r})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The model's token states: `embedder(ids, lengths)`."""
+        return self.model(*args, **kwargs)
+
+    @property
+    def dim(self) -> int:
+        """Numbers in a vector."""
+        return self.model.config.hidden_size
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        batch_size: int = 32,
+        normalize: bool | None = None,
+        progress: bool | Callable[[int, int], None] = False,
+    ) -> Array:
+        """Vectors of texts.
+
+        A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
+        part in its vector. The first that is cut is logged as a warning.
+
+        Args:
+            texts: one text, or any number of them (a list, a generator).
+            batch_size: most texts in one batch on the device.
+            normalize: whether vectors have length 1; None: as the model's folder says.
+            progress: show how far it is: a bar where rich is installed, else log lines; or a
+                function that is called with the number of texts done, and of all.
+
+        Returns:
+            float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
+
+        Raises:
+            DTypeError: for what is no text.
+            ShapeError: for a batch_size below 1.
+        """
+        if type(batch_size) is not int or batch_size < 1:
+            raise ShapeError(f"encode: batch_size: expected 1 or more, got {batch_size!r}")
+        ids = self._tokenize([texts] if isinstance(texts, str) else _listed(texts))
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
+        vectors = np.empty((len(ids), self.dim), np.float32)
+        running: deque[tuple[list[int], Pending[Array]]] = deque()
+        with _progress(len(ids), progress) as advance:
+
+            def finish() -> None:
+                rows, pending = running.popleft()
+                vectors[rows] = pending.result()[: len(rows)]
+                advance(len(rows))
+
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                running.append((rows, self._submit([ids[i] for i in rows], batch_size, normalize)))
+                if len(running) == IN_FLIGHT:
+                    finish()
+            while running:
+                finish()
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
+        """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
+        wanted = self.config.normalize if normalize is None else normalize
+        return _pooled(self.config, states, lengths, wanted)
+
+    def _tokenize(self, texts: list[Any]) -> list[list[int]]:
+        begin = began()
+        if self.config.lower_case:
+            texts = [t.lower() if isinstance(t, str) else t for t in texts]
+        ids = self.tokenizer.encode(texts, self.config.max_length)
+        if not self._told_of_cut:
+            self._tell_of_cut(texts, ids)
+        noted("tokenise", begin, texts=len(texts))
+        return ids
+
+    def _tell_of_cut(self, texts: list[str], ids: list[list[int]]) -> None:
+        most = self.config.max_length
+        for index, (text, found) in enumerate(zip(texts, ids, strict=True)):
+            if len(found) < most or (whole := len(self.tokenizer.encode([text])[0])) <= most:
+                continue
+            import logging
+
+            logging.getLogger("centella.embed").warning(
+                "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
+                "further texts that are cut are not reported", index, whole, most,
+            )  # fmt: skip
+            self._told_of_cut = True
+            return
+
+    def _submit(
+        self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool | None
+    ) -> Pending[Array]:
+        """Start one batch: rows and columns are rounded up, what is added has length 0."""
+        rows = min(batch_size, 1 << (len(ids) - 1).bit_length())
+        longest = max(map(len, ids))
+        columns = max(1, min(-(-longest // STEP) * STEP, self.config.max_length))
+        padded = np.full((rows, columns), self.tokenizer.pad_id or 0, np.int32)
+        lengths = np.zeros(rows, np.int32)
+        for row, tokens in enumerate(ids):
+            padded[row, : len(tokens)] = tokens
+            lengths[row] = len(tokens)
+        forward = self._forward
+        if forward is None or not forward.stands_for(self.model, self.config):
+            forward = self._forward = Forward(self.model, self.config)
+        wanted = self.config.normalize if normalize is None else bool(normalize)
+        return forward.captured.fetch(padded, lengths, wanted)
+
+
+def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
+    first = config.pooling == "cls"
+    pooled = (states[:, 0] if first else mean_pool(states, lengths)).astype(f32)
+    if normalize:
+        return l2_normalize(pooled)
+    return pooled.contiguous()  # of a first token: its own memory, not that of all states
+
+
+def _modules(root: Path) -> list[dict[str, Any]]:
+    file = root / "modules.json"
+    if not file.is_file():
+        return []
+    from centella.tasks.text import read_json_list
+
+    found = read_json_list(file)
+    if not all(isinstance(m, dict) for m in found):
+        raise WeightsError(f"{file}: expected a list of objects, got {found!r:.80}")
+    return found
+
+
+def _pooling(file: Path) -> str:
+    """The one pooling that is on: `pooling_mode`, or a flag for each in older folders."""
+    from centella.tasks.text import read_json
+
+    config = read_json(file)
+    named = config.get("pooling_mode")
+    flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if v is True]
+    modes = [named] if isinstance(named, str) else [f.removesuffix("_tokens") for f in flags]
+    modes = ["cls" if m == "cls_token" else m for m in modes if m != "include_prompt"]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise WeightsError(
+            f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got "
+            f"{', '.join(map(str, modes)) or 'none'}"
+        )
+    return modes[0]
+
+
+def _listed(texts: Any) -> list[Any]:
+    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
+        raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
+    return list(texts)
+
+
+@contextmanager
+def _progress(
+    total: int, show: bool | Callable[[int, int], None]
+) -> Iterator[Callable[[int], None]]:
+    """Gives `advance(texts)`: the caller's own, a bar where rich is installed, else log lines."""
+    if not show:
+        yield lambda texts: None
+        return
+    if callable(show):
+        yield _told(total, show)
+        return
+    from importlib.util import find_spec
+
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield _told(total, _log)
+        return
+    drawn = None if find_spec("ipywidgets") else False  # what rich draws with in a notebook
+    with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
+        task = bar.add_task("encode", total=total)
+        yield lambda texts: bar.advance(task, texts)
+
+
+def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]:
+    done = 0
+
+    def advance(texts: int) -> None:
+        nonlocal done
+        done += texts
+        tell(done, total)
+
+    return advance
+
+
+def _log(done: int, total: int) -> None:
+    import logging
+
+    logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)

@@ -1,0 +1,1 @@
+"""What users hold: tensors, States, functions, batches, captured functions, kernels."""

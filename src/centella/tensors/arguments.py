@@ -1,0 +1,93 @@
+"""What callers give to the public functions, checked before it is used: typed errors for the rest.
+
+Each takes the function's name and the argument's, which begin the error's text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from centella.errors import DTypeError, ShapeError
+from centella.tensors.tensor import Tensor, not_a_tensor
+
+BEYOND = 2.0**128 - 2.0**103  # what rounds to no f32
+
+
+def check_tensors(op: str, *given: Any) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        DTypeError: for anything else, with the way to make one.
+    """
+    for one in given:
+        if not isinstance(one, Tensor):
+            raise not_a_tensor(op, one)
+
+
+def number(op: str, name: str, value: Any) -> int | float:
+    """A number of Python or NumPy, as Python's.
+
+    Raises:
+        DTypeError: for anything else; a tensor is not read back for it.
+    """
+    plain = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(plain, (int, float)):
+        raise DTypeError(f"{op}: expected a number for {name}, got {type(value).__name__}")
+    return plain
+
+
+def real(op: str, name: str, value: Any) -> float:
+    """A number as a float; one beyond the range of f32 is infinite.
+
+    Raises:
+        DTypeError: for anything else, and for an integer that no float holds.
+    """
+    plain = number(op, name, value)
+    try:
+        found = float(plain)
+    except OverflowError as error:
+        raise DTypeError(f"{op}: expected {name} within the range of floats") from error
+    return math.copysign(math.inf, found) if abs(found) >= BEYOND else found
+
+
+def flag(op: str, name: str, value: Any) -> bool:
+    """True or False, of Python or NumPy.
+
+    Raises:
+        DTypeError: for anything else: a text or a tensor would always be true.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise DTypeError(f"{op}: expected True or False for {name}, got {type(value).__name__}")
+    return bool(value)
+
+
+def whole(op: str, name: str, value: Any, least: int = 0) -> int:
+    """A whole number, `least` or more.
+
+    Raises:
+        ShapeError: for anything else.
+    """
+    try:
+        found = index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise ShapeError(f"{op}: expected {name} of {least} or more, got {value!r}")
+    return found
+
+
+def one_of(op: str, name: str, value: Any, known: Iterable[str]) -> str:
+    """One of the names that an argument may have.
+
+    Raises:
+        ShapeError: for another, with those that there are.
+    """
+    names = tuple(known)
+    if not isinstance(value, str) or value not in names:
+        raise ShapeError(f"{op}: expected {name} of {', '.join(names)}, got {value!r}")
+    return value

@@ -1,0 +1,162 @@
+"""Along axes: softmax, norms, sums and other reductions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from centella.errors import DTypeError, ShapeError
+from centella.ops.norm import NAMES as NORMS
+from centella.tensors.arguments import check_tensors, flag, real
+from centella.tensors.tensor import Tensor, apply, apply_with
+from centella.tensors.views import axis_of, integers
+
+Axes = int | tuple[int, ...] | None
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """exp(x) over its sum along an axis.
+
+    The result has the shape and dtype of x.
+
+    Raises:
+        ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
+    """
+    if type(axis) is int and axis == -1:
+        return apply("softmax", x)
+    return _along("softmax", x, axis, lambda rows: apply("softmax", rows))
+
+
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Logarithm of softmax along an axis; raises as `softmax` does."""
+    return _along("log_softmax", x, axis, lambda rows: apply("softmax", rows, log=True))
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016).
+
+    Args:
+        x: [..., n], of floats; weight, bias: [n], either left out by None.
+        eps: added to the variance.
+
+    Raises:
+        ShapeError: a scalar, or vectors of another length; DTypeError: no floats.
+    """
+    return _norm("layer", x, {"weight": weight, "bias": bias}, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
+
+    Args:
+        x: [..., n], of floats; weight: [n], left out by None.
+        eps: added to the mean of squares.
+
+    Raises:
+        ShapeError: a scalar, or a vector of another length; DTypeError: no floats.
+    """
+    return _norm("rms", x, {"weight": weight}, eps)
+
+
+def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12) -> Tensor:
+    """x / max(||x||, eps) along an axis, in the shape and dtype of x.
+
+    Raises:
+        ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
+    """
+    return _along("l2_normalize", x, axis, lambda rows: _norm("l2", rows, {}, eps))
+
+
+def mean_pool(x: Tensor, lengths: Tensor) -> Tensor:
+    """Mean over the first `lengths[b]` positions: x [b, l, d], lengths [b] i32, result [b, d].
+
+    A length below 0 counts as 0, which gives zeros; one above l as l.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these.
+    """
+    return apply("mean_pool", x, lengths)
+
+
+def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Sum over one axis, several, or all.
+
+    Floats are added in f32 and stored in their dtype; integers modulo 2^32, as i32 or u32; of bools
+    those that are true are counted, as i32.
+
+    Raises:
+        ShapeError: there is no such axis, or one twice.
+    """
+    check_tensors("sum", x)
+    return _reduced("sum", x.astype("i32") if x.dtype.kind == "bool" else x, axis, keepdims)
+
+
+def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Mean of floats over one axis, several, or all; of no elements NaN. Raises as `sum` does."""
+    return _reduced("mean", x, axis, keepdims)
+
+
+def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Maximum over one axis, several, or all; NaN where any is NaN.
+
+    Raises:
+        ShapeError: there is no such axis, one twice, or no element; DTypeError: for bools.
+    """
+    return _reduced("max", x, axis, keepdims)
+
+
+def min(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Minimum over one axis, several, or all; NaN where any is NaN. Raises as `max` does."""
+    return _reduced("min", x, axis, keepdims)
+
+
+def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Index (i32) of the largest element along an axis, or of all in row-major order.
+
+    The first of equals; a NaN is larger than every number. Raises as `max` does.
+    """
+    return _over("argmax", x, axis, keepdims, lambda rows: apply("argmax", rows))
+
+
+def _reduced(op: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+    check_tensors(op, x)
+    if x.dtype.kind == "bool":
+        raise DTypeError(f"{op}: expected a numeric dtype, got bool")
+    return _over(op, x, axis, keepdims, lambda rows: apply("reduce", rows, op=op))
+
+
+def _norm(kind: str, x: Tensor, vectors: dict[str, Tensor | None], eps: float) -> Tensor:
+    op = NORMS[kind]
+    check_tensors(op, x, *(v for v in vectors.values() if v is not None))
+    attrs = {"kind": kind, "eps": real(op, "eps", eps)}
+    return apply_with("norm", (x,), "vectors", vectors, attrs)
+
+
+def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `fn` makes of rows along an axis, in the shape of x."""
+    check_tensors(op, x)
+    place, last = axis_of(op, x.shape, axis), x.ndim - 1
+    if place >= last:
+        return fn(x)
+    rest = range(x.ndim)
+    rows = x.permute(*(a for a in rest if a != place), place)
+    return fn(rows).permute(*rest[:place], last, *rest[place:last])
+
+
+def _over(op: str, x: Tensor, axis: Axes, keepdims: bool, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `fn` makes of rows that run along the axes together: an element a row."""
+    check_tensors(op, x)
+    axes = tuple(range(x.ndim)) if axis is None else integers(op, "axes", (axis,))
+    gone = {axis_of(op, x.shape, a) for a in axes}
+    if len(gone) < len(axes):
+        raise ShapeError(f"{op}: expected different axes, got {list(axes)}")
+    kept = [a for a in range(x.ndim) if a not in gone]
+    merged = [a for a in range(x.ndim) if a in gone]
+    length = math.prod([x.shape[a] for a in merged])
+    rows = x.permute(*kept, *merged).reshape(*(x.shape[a] for a in kept), length)
+    result = fn(rows)
+    if keepdims is not False and flag(op, "keepdims", keepdims):
+        return result.reshape([1 if a in gone else n for a, n in enumerate(x.shape)])
+    return result

@@ -1,0 +1,214 @@
+"""Sums of products: matmul, linear, conv1d, dot, attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from centella.dtypes import dtype_of
+from centella.errors import DTypeError, ShapeError
+from centella.op.op import get
+from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.matmul.problem import THIN
+from centella.tensors.arguments import check_tensors, flag, one_of, real, whole
+from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
+
+
+def matmul(
+    a: Tensor, b: Tensor, *, alpha: float = 1.0, dtype: Any = None, variant: str | None = None
+) -> Tensor:
+    """alpha A B: a [..., m, k], b [..., k, n]; leading dimensions broadcast.
+
+    Transposes are views (`.T`) and cost nothing.
+
+    Args:
+        a, b: of one float dtype.
+        dtype: of the result, a float one; default: that of a and b. Sums are f32 and are rounded
+            to it once.
+        variant: force a kernel ("gemv", "skinny", "skinny_mma", "columns", "small", "medium",
+            "large", "mma", "wgmma"), for tests and benchmarks.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these.
+        LimitError: when it runs, for a forced kernel that the device or the shape does not have.
+    """
+    numbers = {"alpha": real("matmul", "alpha", alpha)}
+    return apply(
+        "matmul", a, b, **_attrs("matmul", variant, **numbers, **_rounded("matmul", dtype))
+    )
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    dtype: Any = None,
+    variant: str | None = None,
+) -> Tensor:
+    """f(alpha (x W^T) scale + bias) + residual in one launch, the epilogue on the f32 sums.
+
+    Args:
+        x: [..., in_features]; weight: [out_features, in_features], of any float dtype, or i8 with
+            `scale`, or u8 with `scale` of blocks; bias: [out_features].
+        scale: [out_features], a factor of each output: those of `ct.quantize_int8`; or
+            [out_features, in_features / 32], a factor of each block of 32: those of
+            `ct.quantize_blocks`, whose weight is i8, or u8 [out_features, in_features / 2].
+        activation: relu, gelu, gelu_tanh, gelu_quick, silu, sigmoid or tanh.
+        residual: [..., out_features], added last.
+        dtype: of the result, a float one; default: that of x. The f32 sums are rounded to it once,
+            so that logits of 16-bit weights can be f32.
+        variant: force a kernel, as for `matmul`.
+
+    Returns:
+        [..., out_features].
+
+    Raises:
+        ShapeError, DTypeError: for shapes, names or dtypes that do not fit these.
+        LimitError: as for `matmul`.
+    """
+    numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
+    attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
+    extras = {"scale": scale, "bias": bias, "residual": residual}
+    if scale is None:
+        return apply_with("linear", (x, weight), "extras", extras, attrs)
+    check_tensors("linear", x, weight, scale)
+    if scale.ndim != 2:
+        return apply_with("linear", (x, weight), "extras", extras, attrs)
+    extras.pop("scale")
+    if math.prod(x.shape[:-1]) <= THIN and variant is None:
+        return apply_with("linear_blocks", (x, weight, scale), "extras", extras, attrs)
+    whole = dequantize(weight, scale, x.dtype)
+    return apply_with("linear", (x, whole), "extras", extras, attrs)
+
+
+def dequantize(stored: Tensor, scale: Tensor, dtype: Any = "f32") -> Tensor:
+    """Weights in blocks of 32, made whole: number times factor, in one launch.
+
+    Args:
+        stored: i8 [n, k], or u8 [n, k / 2] with two 4-bit numbers a byte.
+        scale: [n, k / 32], of any float dtype.
+        dtype: of the result, a float one.
+
+    Returns:
+        [n, k].
+
+    Raises:
+        ShapeError, DTypeError: for planes that `ct.quantize_blocks` would not make.
+    """
+    kind = dtype_of(dtype)
+    if not kind.is_float:
+        raise DTypeError(f"dequantize: expected a float dtype, got {kind.name}")
+    return apply("dequantize", stored, scale, dtype=kind.name)
+
+
+def conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0,
+    activation: str | None = None, variant: str | None = None,
+) -> Tensor:  # fmt: skip
+    """f(conv(x, weight) + bias): y[b, o, t] sums x[b, c, t stride + j - padding] weight[o, c, j].
+
+    Args:
+        x: [batch, channels_in, length]; read fastest with channels last, as results lie.
+        weight: [channels_out, channels_in, kernel]; read fastest where it lies [out, kernel, in].
+        bias: [channels_out].
+        stride: positions of x between two results; padding: zeros before and after x.
+        activation: as in `linear`; it acts on the f32 accumulator.
+        variant: force a kernel of the product, for tests and benchmarks.
+
+    Returns:
+        [batch, channels_out, (length + 2 padding - kernel) // stride + 1]; a view of memory in
+        [batch, length_out, channels_out].
+
+    Raises:
+        ShapeError, DTypeError: for shapes, numbers or dtypes that do not fit these.
+    """
+    numbers = {
+        "stride": whole("conv1d", "stride", stride, 1),
+        "padding": whole("conv1d", "padding", padding),
+    }
+    attrs = _attrs("conv1d", variant, activation=_activation("conv1d", activation), **numbers)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return apply_all(get("conv1d"), given, attrs)[0].permute(0, 2, 1)
+
+
+def _rounded(op: str, dtype: Any) -> dict[str, Any]:
+    """The attribute that names the dtype of a result; none where it is the operands'."""
+    if dtype is None:
+        return {}
+    kind = dtype_of(dtype)
+    if not kind.is_float:
+        raise DTypeError(f"{op}: dtype: expected a float one, got {kind.name}")
+    return {"dtype": kind.name}
+
+
+def _activation(op: str, name: str | None) -> str:
+    """The attribute that names what follows a product: "" for nothing."""
+    return "" if name is None else one_of(op, "activation", name, ACTIVATIONS)
+
+
+def _attrs(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
+    """Attributes, with the variant where one is forced."""
+    if variant is not None:
+        attrs["variant"] = one_of(op, "variant", variant, get(op).variants)
+    return attrs
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Sum of products of two vectors of one length and dtype, a scalar; sums as in `sum`.
+
+    Raises:
+        ShapeError, DTypeError: for other shapes, two dtypes, or bools.
+    """
+    return apply("dot", a, b)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    variant: str | None = None,
+) -> Tensor:
+    """Scaled dot-product attention, without a score matrix in memory.
+
+    Args:
+        q: [batch, heads, q_len, head_dim]; k, v: [batch, kv_heads, kv_len, head_dim].
+        lengths: [batch] i32, keys of each sequence that count.
+        key_mask: [batch, kv_len] bool or integer, nonzero where a key counts.
+        mask: additive, [batch or 1, heads or 1, q_len or 1, kv_len or 1].
+        starts: [batch] i32, where query 0 of each sequence stands: query i sees keys up to
+            starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
+        causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
+        scale: default 1 / sqrt(head_dim).
+        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma"), for tests
+            and benchmarks.
+
+    Returns:
+        [batch, heads, q_len, head_dim]; a view of memory in [batch, q_len, heads, head_dim]. A
+        query with no key gives zeros.
+
+    Raises:
+        ShapeError, DTypeError: for shapes or dtypes that do not fit these; for causal and starts.
+        LimitError: as for `matmul`.
+    """
+    check_tensors("attention", q, k, v)
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        raise ShapeError(
+            f"attention: expected rank 4, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
+        )
+    masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts}
+    default = 1.0 / math.sqrt(max(q.shape[-1], 1))
+    factor = default if scale is None else real("attention", "scale", scale)
+    attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
+    return apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)

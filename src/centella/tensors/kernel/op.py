@@ -1,0 +1,94 @@
+"""The op that a user's kernel is: one launch, and the simulator as its host program."""
+
+from __future__ import annotations
+
+from itertools import count as counter
+from typing import Any
+
+import numpy as np
+
+from centella.backends.base import Array
+from centella.emit.program import Call, HostProgram, Kernel, Ref, parameter_words
+from centella.op.op import Lowered, Op
+from centella.specs import Caps, Spec, make_spec, strided
+
+SIMULATED = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storage_buffers=64)
+_names = counter(1)
+
+
+class UserOp(Op, frozen=True, eq=False, kw_only=True):
+    """The op that a user's kernel is: its host program is the simulator.
+
+    The registry, which holds the library's own ops, does not know it; it lives as long as plans
+    or its kernel use it.
+    """
+
+    kernel: Kernel
+
+    def __post_init__(self) -> None:
+        """Stay out of the registry."""
+
+    def host_program(
+        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
+    ) -> HostProgram:
+        """The launch in the simulator, bounds checked only, on words laid out as on a GPU."""
+        padded_in, padded_out = _padded(inputs), _padded(outputs)
+        call = self.lower(padded_in, padded_out, attrs, SIMULATED).calls[0]
+        dtypes = tuple(r.spec.dtype for r in call.tensors)
+        program = self.kernel.program(
+            SIMULATED, dtypes, (True,) * len(dtypes), call.constants, None, None
+        )
+        words, _ = parameter_words(call, program.ir)
+
+        mutates = self.mutates
+
+        from centella.simulator.run import simulate
+
+        def run(arrays: list[Array], outs: list[Array]) -> None:
+            buffers = [_words(a, s) for a, s in zip(arrays, padded_in, strict=True)]
+            buffers += [buffers[i] for i in mutates]
+            fresh = padded_out[len(mutates) :]
+            buffers += [np.zeros(s.storage_bytes // 4, np.uint32) for s in fresh]
+            bound = [buffers[r.index] for r in call.tensors]
+            simulate(program.ir, bound, np.array(words, np.uint32), call.groups, check=False)
+            for out, words_of, spec in zip(outs, buffers[len(arrays) :], padded_out, strict=True):
+                np.copyto(out, strided(words_of, spec).reshape(spec.shape))
+
+        return HostProgram(f"simulated:{self.name}", self.kernel.name, run)
+
+
+def op_of(kernel: Kernel) -> UserOp:
+    """The op of a kernel, with a name of its own."""
+    reads = [param.mode for _, param in kernel.face.tensors if param.mode != "out"]
+    mutates = tuple(i for i, mode in enumerate(reads) if mode == "inout")
+
+    def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
+        return (*((specs[i].shape, specs[i].dtype) for i in mutates), *attrs["outs"])
+
+    def lower(
+        inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+    ) -> Lowered:
+        """One launch."""
+        refs: list[Ref] = []
+        place = {"in": 0, "out": len(inputs) + len(mutates)}
+        for _, param in kernel.face.tensors:
+            kind = "out" if param.mode == "out" else "in"
+            refs.append(Ref(place[kind], (*inputs, *outputs)[place[kind]]))
+            place[kind] += 1
+        scalars, constants = attrs["scalars"], attrs["constants"]
+        return Lowered((Call(kernel, tuple(refs), scalars, constants, attrs["groups"]),))
+
+    name = f"kernel:{kernel.name}:{next(_names)}"
+    return UserOp(name, rule, None, lower, mutates=mutates, kernel=kernel)
+
+
+def _padded(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+    """Rows on 16 bytes, as on a GPU."""
+    return tuple(make_spec(s.shape, s.dtype, 16) for s in specs)
+
+
+def _words(array: Array, spec: Spec) -> Array:
+    """The words that store an array."""
+    words = np.zeros(spec.storage_bytes // 4, np.uint32)
+    strided(words, spec)[...] = array
+    return words

@@ -1,0 +1,157 @@
+"""Replays on CUDA by a driver that only keeps order: one graph, the read-back behind it."""
+
+# ruff: noqa: N802  # the functions are called as the driver calls them
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.runtime.device import devices
+from tests.support.fake_cuda import FakeCuda
+
+MODULE = sys.modules["centella.runtime.device"]  # `centella.device` is the function
+X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
+
+
+class Graphs(FakeCuda):
+    """Graphs of launches, which do not happen either."""
+
+    def __init__(self, driver: Any) -> None:
+        super().__init__(driver)
+        self.alive: Counter[str] = Counter()
+        self.capturing = False
+
+    def cuStreamBeginCapture(self, stream: Any, mode: Any) -> Any:
+        self.capturing = True
+        return self._ok()
+
+    def cuStreamEndCapture(self, stream: Any) -> Any:
+        self.capturing = False
+        self.alive["graphs"] += 1
+        return self._ok(11)
+
+    def cuGraphInstantiate(self, graph: Any, flags: int) -> Any:
+        self.alive["execs"] += 1
+        return self._ok(12)
+
+    def cuGraphDestroy(self, graph: Any) -> Any:
+        assert graph == 11
+        self.alive["graphs"] -= 1
+        return self._ok()
+
+    def cuGraphExecDestroy(self, graph: Any) -> Any:
+        assert graph == 12
+        self.alive["execs"] -= 1
+        return self._ok()
+
+    def cuGraphLaunch(self, graph: Any, stream: Any) -> Any:
+        assert not self.capturing
+        self.put("graph", stream)
+        return self._ok()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    monkeypatch.setattr(MODULE, "_opened", {})  # devices of a real driver are not in sight
+    monkeypatch.setattr(MODULE, "_made", ())
+    made = Graphs(driver)
+    made.install(monkeypatch)
+    yield made
+    for device in devices():
+        if device.name.startswith("cuda"):
+            device.close()
+
+
+def test_a_fetch_is_a_copy_a_graph_and_a_copy_in_order(fake: Graphs) -> None:
+    device = ct.device("cuda", native=0, pool="reuse")
+    fn = device.compile(lambda x: ct.softmax(x * 2.0), X)
+    theirs = fake.new_stream()
+    for stream in (None, theirs):
+        fake.ops.clear()
+        with ct.ledger() as led:
+            if stream is None:
+                fn.fetch(X).result()
+            else:
+                with device.stream(stream):
+                    fn.fetch(X).result()
+        led.expect(uploads=1, submissions=1, downloads=1, launches=fn.launches, allocations=0)
+        assert [op.what for op in fake.ops] == ["copy", "graph", "copy"]
+        where = device.native.stream if stream is None else stream
+        assert {op.stream for op in fake.ops} == {where}
+
+
+def test_a_call_changes_the_context_three_times(
+    fake: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the submission, to ask whether it is done, and to wait."""
+    device = ct.device("cuda", native=0, pool="reuse")
+    cache = ct.MatmulCache(device)
+    cache.upload_weight("w", np.eye(4, dtype=np.float32))
+    cache.matmul("w", X)
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, *args: Any) -> Any:
+        calls[name] += 1
+        return getattr(fake, name)(*args)
+
+    for name in dir(fake):
+        if name.startswith("cu") and hasattr(fake.driver, name):
+            monkeypatch.setattr(fake.driver, name, partial(counted, name))
+    cache.matmul("w", X)
+    assert calls == {
+        "cuCtxPushCurrent": 3, "cuCtxPopCurrent": 3, "cuMemcpyHtoDAsync": 1, "cuGraphLaunch": 1,
+        "cuMemcpyDtoHAsync": 1, "cuEventRecord": 1, "cuEventQuery": 1, "cuEventSynchronize": 1,
+    }  # fmt: skip
+
+
+def test_graphs_go_with_their_captures(fake: Graphs) -> None:
+    device = ct.device("cuda", native=0, pool="reuse")
+    for _ in range(3):
+        fn = device.compile(lambda x: x * 2.0, X)
+        fn.fetch(X).result()
+        del fn
+    assert fake.alive == {"graphs": 0, "execs": 1}  # the last one, until there is another
+    device.close()
+    assert fake.alive == {"graphs": 0, "execs": 0}
+
+
+def test_launches_of_a_graph_overlap_where_a_driver_keeps_it(fake: Graphs) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def taken(config: Any, *_: Any) -> Any:
+        (attribute,) = config.attrs
+        seen.append((attribute.id.name, attribute.value.programmaticStreamSerializationAllowed))
+        assert config.gridDimX and config.blockDimX and config.blockDimZ == config.gridDimZ == 1
+        return fake.cuLaunchKernelEx(config)
+
+    fake.driver.cuLaunchKernelEx = taken
+    for version, overlapped in ((12_020, 0), (12_030, 2)):
+        fake.version = version
+        device = ct.device("cuda", native=0, pool="reuse")
+        device.compile(lambda x: ct.softmax(x * 2.0), X)
+        assert len(seen) == overlapped
+        device.close()
+    assert set(seen) == {("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)}
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(
+    fake: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = ct.device("cuda", native=0, pool="reuse")
+    invalid = fake.driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    with monkeypatch.context() as patch:
+        patch.setattr(fake.driver, "cuLaunchKernelEx", lambda *_: (invalid,))
+        with pytest.raises(ct.DeviceError, match="CUDA_ERROR_INVALID_VALUE"):
+            device.compile(lambda x: x * 2.0, X)
+    assert not fake.capturing
+    assert fake.alive == {"graphs": 0}
+    device.compile(lambda x: x * 2.0, X).fetch(X).result()

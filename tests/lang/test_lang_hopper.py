@@ -1,0 +1,315 @@
+"""Barriers, boxes, warpgroups and roles: what sm_90a alone has, one operation at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella import lang
+from centella.dtypes import DType, bf16, f16, f32, narrow, u32, widen
+from centella.emit.program import program_of
+from centella.emit.ptx import emit_ptx
+from centella.errors import LimitError, SimulationError, TraceError
+from centella.lang import In, InOut, KernelIR, Out, ptx, storage
+from centella.lang.ir import HOPPER
+from centella.simulator.run import simulate
+from centella.specs import Caps
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.lang_common import Tensor, assert_refused, copies, empty, record, tensor
+from tests.support.lang_common import parameters as bits
+
+SIZES = {"rows": 70, "columns": 72, "pitch": 72, "more": 0, "batches": 1}
+HALVES = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+WG = 128
+
+
+def parameters(*names: str) -> list[Any]:
+    return [lang.parameter(n, u32) for n in names]
+
+
+def boxes(x: In[storage], y: Out[storage], z: Out[f32], *, along: bool, fault: str = "") -> None:
+    """One role copies a box in; the other multiplies it with itself and copies it out again."""
+    rows, columns, pitch, more, batches = parameters(*SIZES)
+    tile = ptx.SharedTile(x.dtype, (2, 64, 64))
+    source = ptx.TensorMap(x, tile, (columns, rows, batches), (pitch, more))
+    target = ptx.TensorMap(y, tile, (columns, rows, batches), (pitch, more))
+    full, done = ptx.Barriers(2), ptx.Barriers(1)
+    thread = lang.local_id()
+    with lang.if_(thread == 0):
+        full.init(0, 1)
+        full.init(1, 1)
+        done.init(0, 1)
+        ptx.init_fence()
+    lang.barrier()
+    with ptx.role(0, WG, registers=40), lang.if_(thread == 0):
+        for stage in range(2):
+            full.expect(stage, 8192 if fault != "bytes" else 8208)
+            if fault == "arrivals":
+                full.arrive(stage)
+            ptx.tma_load(source, (8 * stage, 4, 0), stage, full, stage)
+            if fault == "overwritten":
+                ptx.tma_load(source, (8, 4, 0), stage, full, stage)
+        if fault != "never":
+            done.wait(0, 0)
+        ptx.tma_store(target, (0, 0, 0), 0)
+        ptx.tma_store(target, (64, 0, 0), 1)
+        ptx.tma_store_commit()
+        ptx.tma_store_wait()
+    with ptx.role(WG, WG, registers=232):
+        sums = ptx.Fragment(f32, (64, 64))
+        if fault != "early":
+            full.wait(0, 0)
+            full.wait(1, 0 if fault != "phase" else 1)
+        ptx.wgmma_fence()
+        for k in range(0, 64, 16):
+            at = tile.start(0, k, 1) if along else tile.start(k, 0, 1)
+            ptx.wgmma(sums, tile, at, tile, at, a_along_k=along, b_along_k=along,
+                      accumulate=k > 0)  # fmt: skip
+        ptx.wgmma_commit()
+        ptx.wgmma_wait()
+        for register in range(32):
+            row, column = sums.place(register)
+            z[row * 64 + column] = sums[register]
+        held, more = ptx.Fragment(x.dtype, (64, 16)), ptx.Fragment(f32, (64, 64))
+        for register in range(4):  # the first 16 columns, as they lie
+            held[register] = (sums[2 * register], sums[2 * register + 1])
+        ptx.wgmma_fence()
+        ptx.wgmma_held(more, held, tile, tile.start(0, 0, 1), b_along_k=along, accumulate=False)
+        ptx.wgmma_commit()
+        ptx.wgmma_wait()
+        for register in range(32):
+            row, column = more.place(register)
+            z[4096 + row * 64 + column] = more[register]
+        z[8192 + thread % WG] = lang.shuffle_xor(lang.cast(thread, f32), 3)
+        with lang.if_(thread % WG < 8):
+            tile.store(tile.chunk(ptx.warpgroup(), thread % WG), [1.0, 2.0] * 4)
+        if fault != "unfenced":
+            ptx.async_fence()
+        ptx.warpgroup_barrier()
+        with lang.if_(thread == WG):
+            done.arrive(0)
+
+
+def case(dtype: DType, along: bool = True, fault: str = "") -> tuple[KernelIR, dict[str, Tensor]]:
+    rng = np.random.default_rng(1)
+    tensors = {
+        "x": tensor(rng.standard_normal(70 * 72), dtype),
+        "y": empty((70 * 72,), dtype),
+        "z": empty((2 * 64 * 64 + WG,), f32),
+    }
+    return record(boxes, tensors, 2 * WG, along=along, fault=fault), tensors
+
+
+@HALVES
+@pytest.mark.parametrize("along", [True, False], ids=["MK", "KM"])
+def test_boxes_and_products(dtype: DType, along: bool) -> None:
+    ir, tensors = case(dtype, along)
+    tensors["y"].words[:] = tensors["x"].words  # the store covers a part
+    made = copies(tensors)
+    simulate(ir, [t.words for t in made.values()], bits(ir, made, SIZES), 1)
+    x = tensors["x"].numpy().astype(np.float32).reshape(70, 72)
+    box = np.zeros((64, 64), np.float32)
+    box[:, :] = x[4:68, 8:72]
+    factor = box if along else box.T
+    once, again = made["z"].numpy()[:8192].reshape(2, 64, 64)
+    np.testing.assert_allclose(once, factor @ factor.T, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(made["z"].numpy()[8192:], (np.arange(WG) + WG) ^ 3)
+    held = widen(narrow(once[:, :16], dtype), dtype)
+    np.testing.assert_allclose(again, held @ factor.T[:16], rtol=1e-5, atol=1e-3)
+    out = made["y"].numpy().astype(np.float32).reshape(70, 72)
+    np.testing.assert_array_equal(out[0, :64], x[4, :64])
+    np.testing.assert_array_equal(out[1, 1:64:2], np.full(32, 2.0))
+    np.testing.assert_array_equal(out[2:64, :64], x[6:68, :64])
+    np.testing.assert_array_equal(out[:64, 64:], x[4:68, 8:16])
+    np.testing.assert_array_equal(out[64:], x[64:])
+
+
+FAULTS = {
+    "bytes": "deadlock",
+    "phase": "deadlock",
+    "early": "read before a thread has waited for its box",
+    "overwritten": "written before a thread has waited for its box",
+    "never": "read before a thread has waited for its box",
+    "unfenced": "stored without ptx.async_fence",
+    "arrivals": "more arrivals than the barrier waits for",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_simulator_reports(fault: str) -> None:
+    ir, tensors = case(f16, fault=fault)
+    with pytest.raises(SimulationError, match=FAULTS[fault]):
+        simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors, SIZES), 1)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"pitch": 73}, {"rows": 0}, {"batches": 2, "more": 100}], ids=str
+)
+def test_maps_that_the_driver_would_not_make(sizes: dict[str, int]) -> None:
+    ir, tensors = case(f16)
+    words = bits(ir, tensors, SIZES | sizes)
+    with pytest.raises(SimulationError, match="multiples of 16 bytes, got"):
+        simulate(ir, [t.words for t in tensors.values()], words, 1)
+
+
+def test_the_case_covers_every_operation() -> None:
+    ir, _ = case(f16)
+    of_clusters = {"mbar_arrive_at", "tma_multicast"}
+    assert {s[0] for s in ir.body} >= HOPPER - {"grid"} - of_clusters
+
+
+@needs_ptxas
+@HALVES
+@pytest.mark.parametrize("along", [True, False], ids=["MK", "KM"])
+def test_texts_assemble(dtype: DType, along: bool, tmp_path: Path) -> None:
+    ir, _ = case(dtype, along)
+    text = emit_ptx(ir, "sm_90a")
+    report, _ = assemble(text, "sm_90a", tmp_path)
+    assert resources(report)[1] == 0 and "C75" not in report, report
+    assert re.search(r"\.param \.align 64 \.b8 params", text) and ".minnctapersm 1" in text
+
+
+def test_other_targets_refuse() -> None:
+    ir, _ = case(f16)
+    with pytest.raises(TraceError, match="needs sm_90a, got sm_80"):
+        emit_ptx(ir, "sm_80")
+    with pytest.raises(LimitError, match="only NVIDIA GPUs"):
+        program_of(ir, Caps("wgsl", max_shared=48 << 10))
+
+
+def test_the_layout_of_a_tile_is_that_of_its_map_and_descriptor() -> None:
+    """One swizzle; the array on the pattern's own boundary; rows and panels as they lie."""
+    for along in (True, False):
+        ir, _ = case(f16, along)
+        assert [m.swizzle for m in ir.maps] == [128, 128] and ir.shared[0].align == 1024
+        a, b, _ = next(s[3] for s in ir.body if s[0] == "wgmma")
+        assert a == b and a.swizzle == 128 and a.stride == 1024 and a.along_k is along
+        assert a.leading == (16 if along else 8192)
+
+
+def sums() -> ptx.Fragment:
+    return ptx.Fragment(f32, (64, 64))
+
+
+def tile(**more: Any) -> ptx.SharedTile:
+    return ptx.SharedTile(f16, (64, 64), **more)
+
+
+def pending() -> ptx.Fragment:
+    held, factor = sums(), tile()
+    ptx.wgmma(held, factor, factor.start(0, 0), factor, factor.start(0, 0), accumulate=False)
+    return held
+
+
+def read_pending() -> None:
+    held = pending()
+    ptx.wgmma_commit()
+    held[0] + 1
+
+
+def left_pending() -> None:
+    held, factor = sums(), tile()
+    held.fill(0.0)
+    at = factor.start(0, 0)
+    for _ in lang.range(4):
+        ptx.wgmma_wait(0)
+        held[0] + 1
+        ptx.wgmma(held, factor, at, factor, at)
+        ptx.wgmma_commit()
+
+
+def lend(factor: ptx.Fragment) -> ptx.Fragment:
+    ptx.wgmma_held(sums(), factor, tile(), 0, accumulate=False)
+    return factor
+
+
+def read_lent() -> None:
+    factor = ptx.Fragment(f16, (64, 16))
+    factor.fill(0.0)
+    lend(factor)[0] = (1.0, 2.0)
+
+
+def in_role(wrong: Callable[[], Any]) -> Callable[[], None]:
+    def inside() -> None:
+        with ptx.role(0, WG):
+            wrong()
+
+    return inside
+
+
+def set_outside() -> None:
+    count = lang.var(0, uniform=True)
+    with ptx.role(0, WG):
+        count.set(1)
+
+
+def diverge() -> None:
+    with lang.if_(lang.local_id() < 3):
+        pending()
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "pending": (read_pending, "read or written while a wgmma on it is pending"),
+    "filled": (lambda: pending().fill(0.0), "read or written while a wgmma on it is pending"),
+    "left": (left_pending, "a loop reads a Fragment that a wgmma at its end leaves pending"),
+    "divergent": (diverge, "control flow that may differ by thread"),
+    "shape": (lambda: ptx.Fragment(f32, (64, 12)), "in eights"),
+    "narrow": (lambda: ptx.wgmma(ptx.Fragment(f32, (16, 8)), tile(), 0, tile(), 0), "sums of f32"),
+    "pattern": (lambda: ptx.wgmma(sums(), tile(swizzle=0), 0, tile(), 0), "whose swizzle is a"),
+    "barrier": (in_role(lang.barrier), "a barrier inside a ptx.role"),
+    "nested": (in_role(in_role(lambda: None)), "a role inside a ptx.role"),
+    "uniform": (set_outside, "set in a role, which not all threads run"),
+    "threads": (lambda: ptx.role(0, 100).__enter__(), "whole warpgroups of 128"),
+    "beyond": (lambda: ptx.role(WG, 2 * WG).__enter__(), "whole warpgroups of 128"),
+    "registers": (lambda: ptx.role(0, WG, registers=50).__enter__(), "in eights"),
+    "outside": (ptx.warpgroup, "for the inside of a ptx.role"),
+    "barriers": (lambda: ptx.Barriers(0), "a Python number of them"),
+    "number": (lambda: ptx.Barriers(2).arrive(2), "there are 2 barriers"),
+    "held": (lambda: lend(sums()), r"a factor \(64, 16\) and a tile of its dtype"),
+    "empty": (lambda: lend(ptx.Fragment(f16, (64, 16))), "before it was filled or loaded"),
+    "lent": (read_lent, "read or written while a wgmma on it is pending"),
+    "groups": (lambda: ptx.wgmma_wait(-1), "a Python number of groups"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    assert_refused(*REFUSED[name], 2 * WG)
+
+
+def test_maps_refuse_what_they_cannot_describe() -> None:
+    def kernel(x: In[f16], s: InOut[f16], y: Out[f32], *, which: str) -> None:
+        n, pitch = parameters("n", "pitch")
+        held = tile()
+        if which == "number":
+            ptx.TensorMap(x, held, (n, 3), (pitch,))
+        elif which == "strides":
+            ptx.TensorMap(x, held, (n, n), (pitch, pitch))
+        elif which == "mode":
+            ptx.TensorMap(s, held, (n, n), (pitch,))
+        elif which == "dtype":
+            ptx.TensorMap(x, ptx.SharedTile(bf16, (64, 64)), (n, n), (pitch,))
+        elif which == "rows":
+            ptx.TensorMap(x, ptx.SharedTile(f16, (264, 64)), (n, n), (pitch,))
+        else:
+            made = ptx.TensorMap(x, held, (n, n), (pitch,))
+            if which == "coordinates":
+                ptx.tma_load(made, (0,), 0, ptx.Barriers(1), 0)
+            else:
+                ptx.tma_store(made, (0, 0))
+        y[lang.local_id()] = 0.0
+
+    texts = {
+        "number": "u32 launch parameters", "strides": "a stride less", "mode": "In or Out",
+        "dtype": "In or Out argument of rank 1 and bf16", "rows": "at most 256 rows",
+        "coordinates": "as many coordinates", "store": "cannot be written",
+    }  # fmt: skip
+    tensors = {"x": empty((64,), f16), "s": empty((64,), f16), "y": empty((128,), f32)}
+    for which, text in texts.items():
+        with pytest.raises(TraceError, match=text):
+            record(kernel, tensors, WG, which=which)

@@ -1,0 +1,830 @@
+"""KVCache: what a decoder sees step by step is causal attention over everything at once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.check.cases.case import FLOATS
+from centella.check.cases.compare import TOLERANCE
+from centella.dtypes import dtype_of, narrow, widen
+
+Array = np.ndarray[Any, Any]
+BATCH, HEADS, SHARED = 2, 4, 2  # query heads, and those of keys and values
+
+
+def numbers(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
+    """Normal values as `dtype` stores them."""
+    kind = dtype_of(dtype)
+    return widen(narrow(rng.standard_normal(shape).astype(np.float32), kind), kind)
+
+
+@dataclass
+class Past:
+    """The same as a KVCache in float64 on the host: keys and values of one layer, a sequence each.
+
+    Attributes:
+        pairs: for each sequence [2, heads, tokens, head_dim].
+        starts: where the current step began.
+    """
+
+    batch: int
+    dim: int
+    heads: int = SHARED
+    pairs: list[Array] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.truncate([0] * self.batch)
+
+    def append(self, k: Array, v: Array) -> None:
+        self.starts = [p.shape[2] for p in self.pairs]
+        self.pairs = [
+            np.concatenate([p, np.stack([k[b], v[b]])], axis=2) for b, p in enumerate(self.pairs)
+        ]
+
+    def write(self, position: int, k: Array, v: Array) -> None:
+        for b, pair in enumerate(self.pairs):
+            pair[:, :, position : position + k.shape[2]] = np.stack([k[b], v[b]])
+
+    def truncate(self, lengths: list[int]) -> None:
+        none = np.zeros((2, self.heads, 0, self.dim))
+        pairs = self.pairs or [none] * self.batch
+        self.pairs = [p[:, :, :n].copy() for p, n in zip(pairs, lengths, strict=True)]
+
+    def attend(self, q: Array) -> Array:
+        """softmax(q k^T / sqrt(d)) v, each query over the keys up to its own."""
+        found = []
+        for b, (k, v) in enumerate(self.pairs):
+            share, tokens = q.shape[1] // k.shape[0], q.shape[2]
+            k, v = np.repeat(k, share, 0), np.repeat(v, share, 0)
+            scores = q[b].astype(np.float64) @ k.swapaxes(-1, -2) / math.sqrt(self.dim)
+            later = np.arange(k.shape[1]) > self.starts[b] + np.arange(tokens)[:, None]
+            scores[:, later] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            found.append(weights / weights.sum(-1, keepdims=True) @ v)
+        return np.stack(found)
+
+
+def near(got: Array, wanted: Array, dtype: str) -> None:
+    error = np.square(got.astype(np.float64) - wanted).sum() / np.square(wanted).sum()
+    few = wanted.size < 64 and dtype != "f32"  # too few to average the rounding of their stores
+    limit = max(TOLERANCE[dtype][1], few * 1.1 * dtype_of(dtype).epsilon ** 2)
+    assert error <= limit, f"{error:.1e} > {limit:.0e}"
+
+
+@dataclass
+class Decoder:
+    """A cache and its counterpart on the host, given the same steps."""
+
+    device: ct.Device
+    cache: ct.KVCache
+    past: list[Past]
+    rng: np.random.Generator
+    seen: list[tuple[ct.Tensor, Array]] = field(default_factory=list)
+
+    def tensor(self, value: Array) -> ct.Tensor:
+        return ct.asarray(value, self.cache.dtype, self.device)
+
+    def draw(self, heads: int, tokens: int) -> Array:
+        batch, _, _, dim = self.cache.shape
+        return numbers(self.rng, self.cache.dtype.name, batch, heads, tokens, dim)
+
+    def step(self, tokens: int = 1) -> None:
+        """New tokens through every layer."""
+        for layer, past in enumerate(self.past):
+            k, v = self.draw(past.heads, tokens), self.draw(past.heads, tokens)
+            q = self.draw(HEADS, tokens)
+            self.cache.append(self.tensor(k), self.tensor(v), layer)
+            past.append(k, v)
+            self.seen.append((self.cache.attend(self.tensor(q), layer), past.attend(q)))
+
+    def truncate(self, *lengths: int) -> None:
+        whole = len(lengths) == 1
+        self.cache.truncate(lengths[0] if whole else lengths)
+        for past in self.past:
+            past.truncate(list(lengths) * (past.batch if whole else 1))
+
+    def write(self, position: int, tokens: int, layer: int) -> None:
+        k, v = self.draw(SHARED, tokens), self.draw(SHARED, tokens)
+        self.cache.write(position, self.tensor(k), self.tensor(v), layer)
+        self.past[layer].write(position, k, v)
+
+    def check(self) -> None:
+        """Every answer, in one read."""
+        lengths = tuple(pair.shape[2] for pair in self.past[0].pairs)
+        assert self.cache.lengths == lengths
+        assert self.cache.length == max(lengths)
+        for value, (_, wanted) in zip(
+            ct.fetch(*(t for t, _ in self.seen)).result(), self.seen, strict=True
+        ):
+            near(value, wanted, self.cache.dtype.name)
+        self.seen.clear()
+
+
+def decoder(
+    device: ct.Device, *, dtype: str = "f32", batch: int = BATCH, dim: int = 5, capacity: int = 9,
+    layers: int = 1, seed: int = 0,
+) -> Decoder:  # fmt: skip
+    cache = ct.KVCache(batch, SHARED, dim, capacity, num_layers=layers, dtype=dtype, device=device)
+    past = [Past(batch, dim) for _ in range(layers)]
+    return Decoder(device, cache, past, np.random.default_rng(seed))
+
+
+# -- the same as all at once ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capacity", "dim"),
+    [*((t, *sizes) for t in FLOATS for sizes in ((9, 5), (70, 8))), ("bf16", 9, 1), ("f16", 67, 3)],
+)
+def test_prefill_and_decode_equal_full_attention(
+    device: ct.Device, dtype: str, capacity: int, dim: int
+) -> None:
+    """Past capacity 64 the keys of few queries are split; 4 tokens are few."""
+    d = decoder(device, dtype=dtype, dim=dim, capacity=capacity)
+    for tokens in (3, 1, 1, 4):
+        d.step(tokens)
+    d.check()
+
+
+def test_a_long_prefill_and_one_token_more(device: ct.Device) -> None:
+    d = decoder(device, capacity=77, dim=16)
+    for tokens in (66, 1, 10):
+        d.step(tokens)
+    d.check()
+
+
+def test_every_step_is_the_causal_attention_of_the_whole(device: ct.Device) -> None:
+    """Against the same op over all tokens at once, and its float64 formula on the CPU."""
+    rng, n = np.random.default_rng(2), 7
+    q, k, v = (numbers(rng, "f32", BATCH, h, n, 5) for h in (HEADS, SHARED, SHARED))
+    cache = ct.KVCache(BATCH, SHARED, 5, n, device=device)
+    parts = []
+    for at in (slice(0, 3), *(slice(i, i + 1) for i in range(3, n))):
+        one, two, three = (ct.asarray(x[:, :, at], device=device) for x in (q, k, v))
+        cache.append(two, three)
+        parts.append(cache.attend(one))
+    whole = ct.attention(*(ct.asarray(x, device=device) for x in (q, k, v)), causal=True)
+    once, *steps = ct.fetch(whole, *parts).result()
+    np.testing.assert_allclose(np.concatenate(steps, axis=2), once, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_layers_share_positions(device: ct.Device, dtype: str) -> None:
+    d = decoder(device, dtype=dtype, dim=8, layers=3)
+    for tokens in (3, 1, 1):
+        d.step(tokens)
+    d.check()
+
+
+def test_scale_and_mask(device: ct.Device) -> None:
+    d = decoder(device, capacity=4)
+    d.step(2)
+    q = d.draw(HEADS, 2)
+    hidden = np.zeros((1, 1, 2, 4), np.float32)
+    hidden[..., 0] = -np.inf
+    y = d.cache.attend(d.tensor(q), scale=0.0, mask=ct.asarray(hidden, device=device)).numpy()
+    _, v = d.past[0].pairs[0]
+    assert not y[0, :, 0].any()  # its only key is hidden
+    np.testing.assert_allclose(y[0, :, 1], np.repeat(v[:, 1], 2, 0), rtol=1e-6)
+    flat = d.cache.attend(d.tensor(q), scale=0.0).numpy()
+    np.testing.assert_allclose(flat[0, :, 1], np.repeat(v.mean(1), 2, 0), rtol=1e-5)
+
+
+def test_views_are_appended_as_they_lie(device: ct.Device) -> None:
+    """[batch, tokens, heads, dim], as a projection gives it, permuted; a slice off a boundary."""
+    d = decoder(device, dtype="f16", capacity=5, dim=5)
+    k, v, q = d.draw(SHARED, 3), d.draw(SHARED, 3), d.draw(HEADS, 3)
+    turned = d.tensor(np.ascontiguousarray(k.transpose(0, 2, 1, 3))).permute(0, 2, 1, 3)
+    wide = d.tensor(np.concatenate([np.full_like(v[..., :1], np.nan), v], axis=-1))[..., 1:]
+    d.cache.append(turned, wide)
+    d.past[0].append(k, v)
+    near(d.cache.attend(d.tensor(q)).numpy(), d.past[0].attend(q), "f16")
+
+
+# -- positions, and going back --------------------------------------------------------------------
+
+
+def test_positions(device: ct.Device) -> None:
+    cache = ct.KVCache(3, 1, 4, 9, num_layers=2, device=device)
+    k = ct.zeros((3, 1, 2, 4), device=device)
+
+    def append() -> None:
+        for layer in range(2):
+            cache.append(k, k, layer)
+
+    def positions() -> list[int]:
+        return [int(n) for n in cache.positions.numpy()]
+
+    assert positions() == [0, 0, 0]
+    assert [int(n) for n in cache.begin(2).numpy()] == [0, 0, 0]
+    append()
+    assert (positions(), cache.lengths) == ([0, 0, 0], (2, 2, 2))
+    append()
+    assert (positions(), cache.lengths) == ([2, 2, 2], (4, 4, 4))
+    cache.truncate([1, 4, 0])
+    assert (positions(), cache.lengths, cache.length) == ([1, 4, 0], (1, 4, 0), 4)
+    append()
+    assert (positions(), cache.lengths) == ([1, 4, 0], (3, 6, 2))
+    cache.reset()
+    assert (positions(), cache.lengths, cache.length) == ([0, 0, 0], (0, 0, 0), 0)
+
+
+def test_positions_of_a_step_before_are_stale(device: ct.Device) -> None:
+    cache = ct.KVCache(1, 1, 4, 9, device=device)
+    old = cache.begin()
+    k = ct.zeros((1, 1, 1, 4), device=device)
+    cache.append(k, k)
+    assert int(old.numpy()[0]) == 0
+    cache.append(k, k)
+    with pytest.raises(ct.ContractError, match="KVCache positions: a stale version"):
+        old.numpy()
+
+
+def test_truncate_all_and_go_on(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    d.step(5)
+    for length in (3, 3, 2):
+        d.truncate(length)
+        d.step(2)
+    d.check()
+    d.cache.reset()
+    d.past = [Past(BATCH, 5) for _ in d.past]
+    d.step(9)
+    d.check()
+
+
+def test_a_deep_copy_goes_on_by_itself(device: ct.Device) -> None:
+    cache = ct.KVCache(1, 2, 4, 6, device=device)
+    one, two = (ct.full((1, 2, 1, 4), n, device=device) for n in (1, 2))
+    cache.append(one, one)
+    fork = copy.deepcopy(cache)
+    cache.append(one, one)
+    for _ in range(3):
+        fork.append(two, two)
+    assert (cache.lengths, fork.lengths) == ((2,), (4,))
+    q = ct.zeros((1, 2, 1, 4), device=device)  # the mean of the past
+    np.testing.assert_allclose(cache.attend(q).numpy(), 1, rtol=1e-6)
+    np.testing.assert_allclose(fork.attend(q).numpy(), 7 / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sequences_of_different_lengths(device: ct.Device, dtype: str) -> None:
+    d = decoder(device, dtype=dtype, layers=2, capacity=70, dim=8)
+    d.step(7)
+    d.truncate(2, 6)
+    d.step(1)
+    d.step(3)
+    d.truncate(6, 0)
+    d.step(2)
+    d.check()
+    d.truncate(np.int64(1))  # type: ignore[arg-type]  # what numpy.argmax gives
+    d.step(1)
+    d.check()
+
+
+def test_write_replaces_what_is_there(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    d.step(5)
+    d.write(0, 2, 0)
+    d.write(4, 1, 1)
+    q = d.draw(HEADS, 5)
+    for layer, past in enumerate(d.past):  # the step goes on: its queries see what was written
+        near(d.cache.attend(d.tensor(q), layer).numpy(), past.attend(q), "f32")
+    d.truncate(3, 5)
+    d.write(0, 3, 1)
+    d.step(2)
+    d.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_steps(device: ct.Device, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    d = decoder(device, dtype=FLOATS[seed % 3], layers=2, capacity=12, dim=7, seed=seed)
+    for _ in range(12):
+        lengths, room = d.cache.lengths, 12 - d.cache.length
+        match int(rng.integers(5)):
+            case 0 if min(lengths):
+                tokens = int(rng.integers(1, min(lengths), endpoint=True))
+                position = int(rng.integers(min(lengths) - tokens, endpoint=True))
+                d.write(position, tokens, int(rng.integers(2)))
+            case 1:
+                d.truncate(*(int(rng.integers(n, endpoint=True)) for n in lengths))
+            case _ if room:
+                d.step(int(rng.integers(1, min(room, 4), endpoint=True)))
+            case _:
+                d.truncate(min(lengths) // 2)
+    d.check()
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_a_step_in_a_batch_is_one_submission(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    d.step(3)
+    d.check()
+    with ct.ledger() as led:
+        with device.batch():
+            d.step(1)
+            d.step(2)
+        led.expect(submissions=1, downloads=0)
+    d.check()
+
+
+@pytest.mark.parametrize("change", ["step", "begin", "truncate", "write", "reset"])
+def test_a_failed_batch_leaves_lengths_and_content(device: ct.Device, change: str) -> None:
+    d = decoder(device, layers=2)
+    d.step(3)
+    d.truncate(3, 2)
+    d.check()
+    spare = Decoder(device, d.cache, [Past(BATCH, 5) for _ in d.past], d.rng)
+    pair = d.tensor(d.draw(SHARED, 2)), d.tensor(d.draw(SHARED, 2))
+    changes: dict[str, Callable[[], Any]] = {
+        "step": lambda: list(map(spare.step, (2, 1))),
+        "begin": lambda: d.cache.begin(4),
+        "truncate": lambda: d.cache.truncate(1),
+        "write": lambda: d.cache.write(0, *pair),
+        "reset": d.cache.reset,
+    }
+    with pytest.raises(ZeroDivisionError), device.batch():
+        changes[change]()
+        _ = 1 / 0
+    assert d.cache.lengths == (3, 2)
+    d.step(2)
+    d.check()
+
+
+def test_a_failed_batch_between_two_layers(device: ct.Device) -> None:
+    """The step had begun: the layer that failed is given it again."""
+    d = decoder(device, layers=2)
+    k, v, q = d.draw(SHARED, 2), d.draw(SHARED, 2), d.draw(HEADS, 2)
+    pair = (d.tensor(k), d.tensor(v))
+    d.cache.append(*pair)
+    with pytest.raises(ZeroDivisionError), device.batch():
+        d.cache.append(*pair, 1)
+        _ = 1 / 0
+    assert d.cache.lengths == (2, 2)
+    with pytest.raises(ct.ContractError, match="layer 1 has no keys and values of this step"):
+        d.cache.attend(d.tensor(q), 1)
+    d.cache.append(*pair, 1)
+    d.past[0].append(k, v)
+    near(d.cache.attend(d.tensor(q), 1).numpy(), d.past[0].attend(q), "f32")
+
+
+def test_a_cache_made_in_a_batch_that_failed(device: ct.Device) -> None:
+    made: list[ct.KVCache] = []
+    with pytest.raises(ZeroDivisionError), device.batch():
+        made.append(ct.KVCache(1, 1, 4, 3, device=device))
+        _ = 1 / 0
+    with pytest.raises(ct.ContractError, match="never computed: its batch ended with ZeroDivision"):
+        made[0].begin()
+
+
+@ct.kernel(workgroup=1)
+def outside(x: ct.In[ct.f32], y: ct.Out[ct.f32]) -> None:
+    y[0] = x[ct.lang.global_id() + 4096]
+
+
+@pytest.mark.devices("cpu", "simulator")
+def test_a_cache_is_reset_after_a_fault(device: ct.Device) -> None:
+    """What failed is what was to be appended, or something beside it."""
+    d = decoder(device, layers=2)
+    d.step(2)
+    d.check()
+    bad, shape = ct.empty(1, device=device), (BATCH, SHARED, 1, 5)
+    outside(ct.zeros(1, device=device), bad, threads=1)
+    k = bad.reshape(1, 1, 1, 1) + ct.zeros(shape, device=device)
+    d.cache.append(k, k)
+    with pytest.raises(ct.SimulationError):
+        ct.fetch(k, d.cache.attend(ct.zeros((BATCH, HEADS, 1, 5), device=device))).result()
+    d.cache.reset()
+    d.past = [Past(BATCH, 5) for _ in d.past]
+    assert d.cache.lengths == (0, 0)
+    d.step(3)
+    d.step(1)
+    d.check()
+
+
+def test_a_batch_without_with_has_the_whole_step(device: ct.Device) -> None:
+    """A step is recorded where its keys wait, and fails or runs with them."""
+    d = decoder(device)
+    d.step(2)
+    d.check()
+    k, q = np.abs(d.draw(SHARED, 1)), d.draw(HEADS, 1)
+    batch = device.batch()
+    positive = batch.relu(batch.upload(k))
+    d.cache.append(positive, positive)
+    y = d.cache.attend(d.tensor(q))
+    assert d.cache.lengths == (3, 3)
+    with pytest.raises(ct.ContractError, match=r"call execute\(\) on its batch first"):
+        d.cache.positions.numpy()
+    batch.execute()
+    d.past[0].append(k, k)
+    near(batch.read(y), d.past[0].attend(q), "f32")
+
+
+# -- replay ---------------------------------------------------------------------------------------
+
+
+def compiled(d: Decoder) -> tuple[Any, Callable[[], tuple[Array, ...]]]:
+    """One decode step of every layer, captured; and what draws its arguments."""
+
+    def decode(q: Any, k: Any, v: Any) -> list[ct.Tensor]:
+        answers = []
+        for layer in range(d.cache.num_layers):
+            d.cache.append(k[layer], v[layer], layer)
+            answers.append(d.cache.attend(q[layer], layer))
+        return answers
+
+    def arguments() -> tuple[Array, ...]:
+        kinds = (HEADS, SHARED, SHARED)
+        drawn = (np.stack([d.draw(h, 1) for _ in d.past]) for h in kinds)
+        return tuple(narrow(x, d.cache.dtype) for x in drawn)
+
+    return d.device.compile(decode, *arguments()), arguments
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("capacity", [4, 66])
+def test_one_compiled_step_serves_every_length(
+    device: ct.Device, dtype: str, capacity: int
+) -> None:
+    d = decoder(device, dtype=dtype, layers=2, capacity=capacity)
+    fn, arguments = compiled(d)
+    assert d.cache.lengths == (0, 0)
+    simulated = device.caps.target == "ir"
+    if capacity == 66:
+        d.step(61 if simulated else 2)
+        d.check()
+    while d.cache.length < capacity:
+        q, k, v = arguments()
+        with ct.ledger() as led, ct.forbid("compile", "allocation"):
+            got = fn(q, k, v)
+            led.expect(
+                uploads=1, submissions=1, launches=fn.launches, compiles=0, allocations=0,
+                parameter_bytes=0, downloads=0, plans=0, copies=0,
+            )  # fmt: skip
+        values = ct.fetch(*got).result()
+        for layer, past in enumerate(d.past):
+            past.append(*(widen(x[layer], d.cache.dtype) for x in (k, v)))
+            near(values[layer], past.attend(widen(q[layer], d.cache.dtype)), dtype)
+    with ct.ledger() as led:
+        with pytest.raises(
+            ct.KVCacheFullError,
+            match=f"KVCache: {capacity} of {capacity} positions are filled; no room for 1 more",
+        ):
+            fn(*arguments())
+        led.expect(submissions=0, uploads=0)
+    assert d.cache.lengths == (capacity,) * BATCH
+    d.truncate(capacity - 3, 1)
+    d.step(2)  # what is there is as it was
+    d.check()
+
+
+def test_a_compiled_step_equals_the_eager_one(device: ct.Device) -> None:
+    a, b = (decoder(device, layers=2, capacity=8) for _ in range(2))
+    for d in (a, b):
+        d.step(3)
+        d.truncate(3, 1)
+    fn, arguments = compiled(a)
+    for _ in range(3):
+        q, k, v = arguments()
+        replayed = [x.numpy() for x in fn(q, k, v)]
+        for layer in range(2):
+            b.cache.append(b.tensor(k[layer]), b.tensor(v[layer]), layer)
+            eager = b.cache.attend(b.tensor(q[layer]), layer)
+            np.testing.assert_array_equal(replayed[layer], eager.numpy())
+        assert a.cache.lengths == b.cache.lengths
+    np.testing.assert_array_equal(a.cache.positions.numpy(), b.cache.positions.numpy())
+    assert a.cache.lengths == (6, 4)
+
+
+def test_a_compiled_step_waits_for_an_unfinished_one(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    fn, arguments = compiled(d)
+    k = d.tensor(d.draw(SHARED, 1))
+    d.cache.append(k, k)
+    with pytest.raises(ct.ContractError, match=r"layers \[1\] have no keys and values of it"):
+        fn(*arguments())
+    assert d.cache.lengths == (1, 1)
+    d.cache.append(k, k, 1)
+    fn(*arguments())
+    assert d.cache.lengths == (2, 2)
+
+
+def test_going_back_in_a_compiled_function(device: ct.Device) -> None:
+    d = decoder(device)
+    d.step(4)
+    fn = device.compile(lambda: d.cache.truncate(2))
+    assert d.cache.lengths == (4, 4)
+    fn()
+    d.truncate(2)
+    d.step(1)
+    d.check()
+    d.truncate(3, 1)
+    with ct.ledger() as led:
+        with pytest.raises(ct.ShapeError, match=r"lengths of 0 to \[3, 1\], got \[2, 2\]"):
+            fn()
+        led.expect(submissions=0)
+    d.step(1)
+    d.check()
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+def test_appending_and_attending_transfers_nothing(device: ct.Device) -> None:
+    d = decoder(device, layers=2, capacity=70)
+    given = [d.tensor(d.draw(h, t)) for t in (3, 1, 1) for h in (SHARED, HEADS)]
+    ct.fetch(*given).result()
+    with ct.ledger() as led, ct.forbid("transfer"):
+        cache = ct.KVCache(BATCH, SHARED, 5, 70, num_layers=2, device=device)
+        for k, q in zip(given[::2], given[1::2], strict=True):
+            for layer in range(2):
+                cache.append(k, k, layer)
+                cache.attend(q, layer)
+        cache.write(1, given[2], given[2])
+        cache.truncate(2)
+        cache.reset()
+        led.expect(uploads=0, downloads=0, copies=0)
+    with ct.ledger() as led:
+        cache.begin(2)
+        cache.truncate([1, 2])  # lengths that differ are an upload
+        led.expect(uploads=1, downloads=0)
+
+
+def test_no_length_compiles_anything(device: ct.Device) -> None:
+    """1, 2 and 4 tokens warm up; how many queries a group has at once is rounded up to these."""
+    d = decoder(device, layers=2, capacity=70)
+    for tokens in (1, 2, 4):
+        d.step(tokens)
+    d.truncate(2)
+    d.truncate(2, 1)
+    d.write(0, 1, 0)
+    d.check()
+    with ct.ledger() as led, ct.forbid("compile"):
+        for tokens, back in ((5, 4), (3, 3), (8, 2), (2, 1)):
+            d.step(tokens)
+            d.write(back - 1, 1, 1)
+            d.truncate(back, back - 1)
+        d.truncate(0)
+        led.expect(compiles=0)
+    d.step()
+    d.check()
+
+
+def test_one_plan_for_every_step(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    for i in range(9):
+        with ct.ledger() as led:
+            d.step()
+            d.check()
+            if i:
+                led.expect(plans=0, compiles=0, submissions=1)
+
+
+# -- what it says ---------------------------------------------------------------------------------
+
+
+def test_what_it_is() -> None:
+    cache = ct.KVCache(2, 3, 5, 7, num_layers=4, dtype="f16", device="cpu")
+    assert cache.dtype is ct.f16
+    assert (cache.capacity, cache.num_layers, cache.shape) == (7, 4, (2, 3, 7, 5))
+    assert cache.nbytes == 2 * 4 * 2 * 3 * 7 * 5 * 2
+    k = ct.zeros((2, 3, 2, 5), "f16", "cpu")
+    cache.append(k, k)
+    assert repr(cache) == "<KVCache [2, 3, 7, 5] f16, 4 layers, 2 of 7 on cpu>"
+
+
+def _mistakes(d: Decoder) -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
+    cache = d.cache
+    k, q = (d.tensor(d.draw(h, 1)) for h in (SHARED, HEADS))
+    two = d.tensor(d.draw(SHARED, 2))
+    long = ct.zeros((BATCH, SHARED, 5, 5), device=d.device)
+    other = ct.device("cpu", cache=ct.PipelineCache())
+
+    def next_step() -> None:
+        cache.append(k, k, 0)
+
+    def after_a_step(mistake: Callable[[], Any]) -> Callable[[], Any]:
+        def both() -> None:
+            next_step()
+            try:
+                mistake()
+            finally:
+                cache.truncate(2)
+
+        return both
+
+    return {
+        "batch": (lambda: ct.KVCache(0, 1, 1, 1), ct.ShapeError,
+                  "KVCache: expected batch of 1 or more, got 0"),
+        "layers": (lambda: ct.KVCache(1, 1, 1, 1, num_layers=0), ct.ShapeError,
+                   "KVCache: expected num_layers of 1 or more, got 0"),
+        "integers": (lambda: ct.KVCache(1, 1, 1, 1, dtype="i32"), ct.DTypeError,
+                     "KVCache: expected a float dtype, got i32"),
+        "layer": (lambda: cache.append(k, k, 2), ct.ShapeError,
+                  "KVCache: expected a layer below 2, got 2"),
+        "layer from the end": (lambda: cache.attend(q, -1), ct.ShapeError,
+                               "KVCache: expected a layer below 2, got -1"),
+        "heads": (lambda: cache.append(q, q), ct.ShapeError,
+                  "KVCache: expected k [2, 2, tokens, 5], got [2, 4, 1, 5]"),
+        "rank": (lambda: cache.append(k[0], k[0]), ct.ShapeError,
+                 "KVCache: expected k [2, 2, tokens, 5], got [2, 1, 5]"),
+        "tokens of v": (lambda: cache.append(k, two), ct.ShapeError,
+                        "KVCache: expected v [2, 2, tokens, 5], got [2, 2, 2, 5]"),
+        "no tokens": (lambda: cache.append(k[:, :, :0], k[:, :, :0]), ct.ShapeError,
+                      "KVCache: expected k [2, 2, tokens, 5], got [2, 2, 0, 5]"),
+        "dtype": (lambda: cache.append(k, k.astype("f16")), ct.DTypeError,
+                  "KVCache: expected v of f32, got f16"),
+        "array": (lambda: cache.append(k.numpy(), k), ct.DTypeError,  # type: ignore[arg-type]
+                  "KVCache: expected a Tensor, got ndarray; ct.asarray makes one"),
+        "device": (lambda: cache.append(k, ct.zeros(k.shape, device=other)), ct.DeviceError,
+                   f"cache_write: operands on {d.device.name} and cpu; move one with .to(device)"),
+        "another number of tokens": (
+            after_a_step(lambda: cache.append(two, two, 1)), ct.ContractError,
+            "append: this step brings 1 tokens, layer 1 got 2"),
+        "a layer left out": (
+            after_a_step(next_step), ct.ContractError,
+            "KVCache: the last step is unfinished: layers [1] have no keys and values of it; "
+            "append them, or truncate to take the step back"),
+        "beginning twice": (
+            after_a_step(lambda: cache.begin(1)), ct.ContractError,
+            "KVCache: the last step is unfinished: layers [1] have no keys and values of it; "
+            "append them, or truncate to take the step back"),
+        "beginning nothing": (lambda: cache.begin(0), ct.ShapeError,
+                              "begin: expected a number of tokens of 1 or more, got 0"),
+        "full": (lambda: cache.append(two, two), ct.KVCacheFullError,
+                 "KVCache: 2 of 3 positions are filled; no room for 2 more"),
+        "full at the beginning": (lambda: cache.begin(1000), ct.KVCacheFullError,
+                                  "KVCache: 2 of 3 positions are filled; no room for 1,000 more"),
+        "more than there is ever": (lambda: cache.append(long, long), ct.KVCacheFullError,
+                                    "KVCache: 5 tokens at once; the capacity is 3"),
+        "attending first": (
+            after_a_step(lambda: cache.attend(q, 1)), ct.ContractError,
+            "attend: layer 1 has no keys and values of this step; append them first"),
+        "queries": (
+            after_a_step(lambda: cache.attend(d.tensor(d.draw(HEADS, 2)))), ct.ShapeError,
+            "attend: expected q [2, a multiple of 2, 1, 5], got [2, 4, 2, 5]"),
+        "query heads": (
+            after_a_step(lambda: cache.attend(q[:, :3])), ct.ShapeError,
+            "attend: expected q [2, a multiple of 2, 1, 5], got [2, 3, 1, 5]"),
+        "longer": (lambda: cache.truncate(3), ct.ShapeError,
+                   "truncate: expected lengths of 0 to [2, 2], got [3, 3]"),
+        "one of them longer": (lambda: cache.truncate([1, 3]), ct.ShapeError,
+                               "truncate: expected lengths of 0 to [2, 2], got [1, 3]"),
+        "less than nothing": (lambda: cache.truncate(-1), ct.ShapeError,
+                              "truncate: expected lengths of 0 to [2, 2], got [-1, -1]"),
+        "lengths of three": (lambda: cache.truncate([1, 1, 1]), ct.ShapeError,
+                             "truncate: expected lengths of 0 to [2, 2], got [1, 1, 1]"),
+        "past the end": (lambda: cache.write(1, two, two), ct.ShapeError,
+                         "write: expected 2 positions among the 2 that are filled, got a start "
+                         "of 1"),
+        "before the start": (lambda: cache.write(-1, k, k), ct.ShapeError,
+                             "write: expected a position of 0 or more, got -1"),
+        "a position of a fraction": (lambda: cache.write(0.5, k, k),  # type: ignore[arg-type]
+                                     ct.ShapeError,
+                                     "write: expected a position of 0 or more, got 0.5"),
+        "a capacity of a fraction": (
+            lambda: ct.KVCache(1, 1, 1, 1.5), ct.ShapeError,  # type: ignore[arg-type]
+            "KVCache: expected capacity of 1 or more, got 1.5"),
+        "a layer of a fraction": (
+            lambda: cache.append(k, k, 0.5), ct.ShapeError,  # type: ignore[arg-type]
+            "KVCache: expected a layer below 2, got 0.5"),
+        "truncated to a fraction": (
+            lambda: cache.truncate(0.5), ct.ShapeError,  # type: ignore[arg-type]
+            "truncate: expected lengths, got ((0.5, 0.5),)"),
+        "queries of NumPy": (
+            after_a_step(lambda: cache.attend(q.numpy())), ct.DTypeError,  # type: ignore[arg-type]
+            "attend: expected a Tensor, got ndarray; ct.asarray makes one"),
+    }  # fmt: skip
+
+
+MISTAKES = tuple(_mistakes(decoder(ct.device("cpu"), capacity=3)))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_leave_it_as_it_was(device: ct.Device, name: str) -> None:
+    d = decoder(device, layers=2, capacity=3)
+    d.step(2)
+    mistake, kind, text = _mistakes(d)[name]
+    with pytest.raises(kind) as caught:
+        mistake()
+    assert str(caught.value) == text
+    d.step(1)
+    d.check()
+
+
+def test_keys_of_two_batches_begin_nothing(device: ct.Device) -> None:
+    d = decoder(device, capacity=3)
+    d.step(2)
+    one, two = device.batch(), device.batch()
+    k, v = (b.relu(b.upload(d.draw(SHARED, 1))) for b in (one, two))
+    with pytest.raises(ct.ContractError, match="operands wait for two open batches"):
+        d.cache.append(k, v)
+    assert d.cache.lengths == (2, 2)
+    d.step(1)
+    d.check()
+
+
+def test_a_batch_that_has_yet_to_attend_refuses_the_next_step(device: ct.Device) -> None:
+    d = decoder(device, capacity=3)
+    d.step(1)
+    d.check()
+    q = d.tensor(d.draw(HEADS, 1))
+    batch = device.batch()
+    with batch._recording:
+        y = d.cache.attend(q)
+    with pytest.raises(ct.ContractError, match="KVCache keys of layer 0: a batch that has not"):
+        d.step(1)
+    assert d.cache.lengths == (1, 1)
+    batch.execute()
+    near(batch.read(y), d.past[0].attend(q.numpy()), "f32")
+    d.step(2)
+    d.check()
+
+
+def plain_append(
+    cache: ct.KVCache, qkv: ct.Tensor, cos: ct.Tensor, sin: ct.Tensor, layer: int,
+    norms: tuple[ct.Tensor, ...],
+) -> ct.Tensor:  # fmt: skip
+    """What `append_qkv` does in one launch, by the ops that there are for each step of it."""
+    batch, kv, _, dim = cache.shape
+    heads = qkv.shape[2] // dim - 2 * kv
+    x = qkv.reshape(batch, qkv.shape[1], heads + 2 * kv, dim).permute(0, 2, 1, 3)
+    parts = [x[:, :heads], x[:, heads : heads + kv]]
+    if norms:
+        parts = [ct.rms_norm(p, w, eps=1e-6) for p, w in zip(parts, norms, strict=True)]
+    starts = ct.asarray(np.array(cache.lengths, np.int32), device=cache.device)
+    if cache._filled.tokens and not cache._has(layer):
+        starts = starts - qkv.shape[1]
+    q, k = (ct.rope(p, cos, sin, starts) for p in parts)
+    cache.append(k, x[:, heads + kv :], layer)
+    return q
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> None:
+    """A prompt of several tokens, then single ones, in two layers, as by separate ops."""
+    rng, heads, kv, dim = np.random.default_rng(6), 4, 2, 16
+    caches = [ct.KVCache(2, kv, dim, 12, num_layers=2, device=device) for _ in range(2)]
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 12))
+    weights = rng.standard_normal((2, dim)).astype(np.float32)
+    norms = tuple(ct.asarray(w, device=device) for w in weights) if norm else ()
+    qk_norm = ct.asarray(weights, device=device) if norm else None
+    for tokens in (5, 1, 1):
+        for layer in range(2):
+            qkv = rng.standard_normal((2, tokens, (heads + 2 * kv) * dim)).astype(np.float32)
+            x = ct.asarray(qkv, device=device)
+            wanted = plain_append(caches[0], x, cos, sin, layer, norms)
+            got = caches[1].append_qkv(x, cos, sin, layer, qk_norm=qk_norm)
+            assert got.shape == (2, heads, tokens, dim)
+            np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=2e-5, atol=2e-6)
+            y, z = (c.attend(q, layer) for c, q in zip(caches, (wanted, got), strict=True))
+            np.testing.assert_allclose(z.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    assert caches[1].lengths == caches[0].lengths == (7, 7)
+
+
+@pytest.mark.devices("simulator", "webgpu", "cuda")
+def test_a_layer_appends_in_one_launch(device: ct.Device) -> None:
+    """Of a step with two layers: its begin, and one launch a layer; nothing is copied."""
+    cache = ct.KVCache(1, 2, 16, 12, num_layers=2, dtype="f16", device=device)
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(16, 12))
+    norms = ct.ones((2, 16), "f16", device)
+    x = ct.zeros((1, 1, 8 * 16), "f16", device)
+    for _ in range(2):
+        device.synchronize()
+        with ct.ledger() as led:
+            for layer in range(2):
+                cache.append_qkv(x, cos, sin, layer, qk_norm=norms)
+            device.synchronize()
+        led.expect(launches=1 + 2)
+
+
+def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
+    cache = ct.KVCache(1, 2, 8, 4, device=device)
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(8, 12))
+    for shape in ((1, 1, 4 * 8), (1, 1, 7 * 8), (1, 1, 6 * 8 + 1), (2, 1, 48), (1, 48), (1, 0, 48)):
+        with pytest.raises(ct.ShapeError, match=r"append_qkv: expected qkv \[1, tokens, \(heads"):
+            cache.append_qkv(ct.zeros(shape, device=device), cos, sin)
+    x = ct.zeros((1, 1, 48), device=device)
+    with pytest.raises(ct.KVCacheFullError, match="5 tokens at once; the capacity is 4"):
+        cache.append_qkv(ct.zeros((1, 5, 48), device=device), cos, sin)
+    with pytest.raises(ct.DTypeError, match="expected x of f32, a float, got f16"):
+        cache.append_qkv(x.astype("f16"), cos, sin)
+    with pytest.raises(ct.ShapeError, match=r"expected norms \[2, 8\], got \[8\]"):
+        cache.append_qkv(x, cos, sin, qk_norm=ct.ones((8,), device=device))
+    with pytest.raises(ct.ShapeError, match=r"expected cos and sin \[positions, 1 to 4\]"):
+        cache.append_qkv(x, x[0], x[0])
+    with pytest.raises(ct.DTypeError, match="expected f32 tables and float norms"):
+        cache.append_qkv(x, cos.astype("f16"), sin.astype("f16"))
+    assert cache.lengths == (0,)

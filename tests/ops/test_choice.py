@@ -1,0 +1,736 @@
+"""What ops choose, tested without a device: tiles, chunks or words, launches, bindings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from centella.check.cases.case import OWN, Case, In
+from centella.check.cases.products import variant_fits
+from centella.check.cases.table import TABLE
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
+from centella.emit.program import Call
+from centella.op import op
+from centella.ops.attention import choice as attention_choice
+from centella.ops.attention import table as attention_table
+from centella.ops.attention.choice import LEAST_TILE, fits_mma
+from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
+from centella.ops.attention.choice import mma_tile_of as attention_tile_of
+from centella.ops.attention.choice import tile_of as attention_tile
+from centella.ops.attention.lower import LOWER
+from centella.ops.attention.op import VARIANTS as ATTENTION_VARIANTS
+from centella.ops.attention.parts import MOST_SPLITS, Parts
+from centella.ops.attention.teams import Layout
+from centella.ops.matmul import table
+from centella.ops.matmul.choice import (
+    MMA_TILES,
+    choose,
+    columns_of,
+    depth_of,
+    fits,
+    mma_tile_of,
+    skinny_tile_of,
+    splits_of,
+    thin_of,
+    tile_of,
+    wgmma_tile_of,
+)
+from centella.ops.matmul.problem import VARIANTS, Problem
+from centella.ops.matmul.table import TILES
+from centella.ops.matmul.thin import SHARED_WORDS
+from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
+
+MINIMUM = Caps("wgsl", max_shared=16 << 10, max_workgroup=256, max_storage_buffers=8)
+LARGE = Caps("wgsl", max_shared=48 << 10, max_workgroup=1024, max_storage_buffers=32)
+ADAPTERS = (
+    Caps("ptx", max_workgroup=1024, max_shared=48 << 10, arch="sm_90a", family="nvidia"),
+    *(Caps("wgsl", family=f) for f in ("nvidia", "software", "amd")),
+)
+SIZES = (1, 2, 31, 64, 65, 384, 1000, 4096)
+
+
+def problem(m: int, n: int, k: int, batch: int = 1) -> Problem:
+    return Problem(batch, m, n, k, k, k, n, m * k, 0, m * n, True, True)
+
+
+def spec(*shape: int, dtype: DType = f32) -> Spec:
+    """As a device lays it out."""
+    return make_spec(shape, dtype, 16)
+
+
+def view(shape: Shape, strides: Shape, dtype: DType = f32, offset: int = 0) -> Spec:
+    """As a slice or transpose lies."""
+    return Spec(shape, dtype, strides, rows_aligned(shape, strides, dtype.itemsize, offset))
+
+
+def choose_attention(inputs: tuple[Spec, ...], caps: Caps, **attrs: Any) -> str:
+    """The variant, without masks unless said otherwise."""
+    return attention_choice.choose(inputs, {"masks": (), "scale": 0.125, **attrs}, caps)
+
+
+def calls(name: str, *inputs: Spec, **attrs: Any) -> tuple[Call, ...]:
+    declared = op.get(name)
+    outs = tuple(spec(*s, dtype=d) for s, d in declared.rule(inputs, attrs))
+    return declared.lower(inputs, outs, attrs, MINIMUM).calls
+
+
+def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
+    (call,) = calls(name, *inputs, **attrs)
+    return dict(call.constants)
+
+
+def test_names_of_variants_are_those_of_kernels() -> None:
+    assert tuple(v for v in VARIANTS if v in TILES) == tuple(TILES)
+    assert set(LOWER) < set(ATTENTION_VARIANTS)
+
+
+# -- tiles ----------------------------------------------------------------------------------------
+
+
+DTYPES = [(f32, f32), (f16, f16), (f32, i8)]
+
+
+@pytest.mark.parametrize("caps", [MINIMUM, LARGE], ids=["minimum", "large"])
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_the_chosen_kernel_fits(caps: Caps, dtypes: tuple[DType, DType]) -> None:
+    for m in SIZES:
+        for n in SIZES:
+            for whole in (problem(m, n, 384), replace(problem(m, n, 384), b_along_k=False)):
+                variant = choose(whole, dtypes, caps)
+                assert variant in VARIANTS and fits(variant, whole, dtypes, caps)
+                if variant in TILES:
+                    tile = tile_of(variant, min(d.itemsize for d in dtypes), caps)
+                    assert tile is not None
+                    assert tile.shared_bytes <= caps.max_shared
+                    assert tile.threads <= caps.max_workgroup
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_large_products_get_large_tiles_and_small_ones_enough_groups(dtypes: Any) -> None:
+    assert choose(problem(4096, 4096, 4096), dtypes, LARGE) == "large"
+    assert choose(problem(17, 4096, 384), dtypes, LARGE) == "small"
+    few, many = problem(512, 512, 64), problem(512, 512, 64, batch=64)
+    assert choose(few, dtypes, LARGE) != "large"
+    assert choose(many, dtypes, LARGE) == "large"
+
+
+def test_few_rows_get_a_thin_kernel() -> None:
+    assert choose(problem(1, 4096, 4096), (f32, f16), MINIMUM) == "gemv"
+    assert choose(problem(0, 5, 7), (f32, f32), MINIMUM) == "gemv"
+    for m in (2, 3, 8, 16):
+        assert choose(problem(m, 4096, 4096), (f16, i8), MINIMUM) == "skinny"
+    for m in (1, 16):
+        across = replace(problem(m, 4096, 4096), b_along_k=False)
+        assert choose(across, (f16, f16), MINIMUM) == "columns"
+        assert not fits("gemv", across, (f16, f16), MINIMUM)
+        assert not fits("skinny", across, (f16, f16), MINIMUM)
+    assert not fits("gemv", problem(2, 5, 7), (f32, f32), LARGE)
+    assert not fits("skinny", problem(17, 5, 7), (f32, f32), LARGE)
+    assert not fits("columns", problem(2, 5, 7), (f32, f32), LARGE)
+
+
+@pytest.mark.parametrize("threads", [64, 128, 256])
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_thin_groups_divide_among_their_teams(threads: int, dtypes: Any) -> None:
+    caps = replace(MINIMUM, max_workgroup=threads)
+    for m in (1, 2, 3, 4, 5, 8, 9, 16):
+        for k in (0, 1, 64, 384, 1000, 4096, 20_000):
+            thin = thin_of(problem(m, 4096, k), dtypes, caps)
+            assert thin.m >= m and thin.threads <= threads and thin.threads % thin.lanes == 0
+            assert thin.outputs % 2 == 0  # words of 16-bit results
+            assert thin.threads * thin.outs <= SHARED_WORDS
+            columns = columns_of(problem(m, 4096, k), caps)
+            assert columns.m >= m and columns.threads <= threads
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("caps", ADAPTERS, ids=lambda c: c.adapter_class)
+def test_thin_groups_of_every_class_divide_among_their_teams(caps: Caps, dtypes: Any) -> None:
+    for m in (1, 2, 3, 8, 16):
+        for n in (1, 127, 128, 2048, 2049, 1 << 18):
+            for k in (0, 1, 64, 384, 1536, 4096):
+                thin = thin_of(problem(m, n, k), dtypes, caps)
+                steps = -(-k // max(d.per_chunk for d in dtypes))
+                assert thin.m >= m and thin.threads <= 128 and thin.threads % thin.lanes == 0
+                assert thin.lanes <= max(steps, 8)
+                assert thin.outputs % 2 == 0
+                assert thin.threads * thin.outs <= SHARED_WORDS
+
+
+def test_thin_groups_are_those_of_the_table() -> None:
+    def of(
+        caps: Caps, m: int, n: int, x: DType = f32, w: DType = f32, batch: int = 1
+    ) -> tuple[int, int, int]:
+        thin = thin_of(problem(m, n, 4096, batch), (x, w), caps)
+        return thin.lanes, thin.outs, thin.unroll
+
+    cuda, nvidia, software = ADAPTERS[:3]
+    assert [of(cuda, m, 4096) for m in (3, 8, 16)] == [(64, 4, 1), (128, 2, 2), (64, 4, 1)]
+    assert [of(nvidia, m, 4096) for m in (3, 8, 16)] == [(64, 4, 1), (64, 4, 2), (32, 4, 2)]
+    assert [of(nvidia, m, 4096, f16, f16) for m in (3, 16)] == [(64, 4, 2), (32, 4, 1)]
+    for few in (of(nvidia, 16, 2048), of(nvidia, 16, 1024, batch=2)):  # outputs of all batches
+        assert few == (64, 2, 1)
+    assert of(nvidia, 16, 1025, batch=2) == (32, 4, 2)
+    assert of(cuda, 4, 2048) == (128, 2, 2)
+    assert of(nvidia, 16, 4096, f32, i8) == of(MINIMUM, 16, 4096, f32, i8) == (32, 4, 1)
+    assert [of(software, m, 4096) for m in (1, 16)] == [(8, 8, 1)] * 2
+    # A group has 64 outputs then: of fewer its other teams would compute the last again.
+    assert of(software, 16, 127) == of(software, 16, 4096, f32, i8) == (32, 4, 1)
+
+
+def test_thin_groups_walk_whole_steps_where_they_can() -> None:
+    def of(m: int, k: int, dtype: DType = f16) -> tuple[int, int, str]:
+        thin = thin_of(problem(m, 4096, k), (dtype, dtype), MINIMUM)
+        return thin.lanes, thin.unroll, depth_of(thin, k, dtype.per_chunk)
+
+    assert [of(1, k) for k in (4096, 14336, 1536, 4864)] == [
+        (128, 4, "whole"), (128, 2, "whole"), (64, 3, "whole"), (128, 4, "both"),
+    ]  # fmt: skip
+    assert [of(1, k, f32) for k in (384, 31, 1, 0)] == [
+        (32, 3, "whole"), (8, 1, "masked"), (8, 1, "masked"), (8, 1, "masked"),
+    ]  # fmt: skip
+    assert [of(m, 4096) for m in (4, 16)] == [(32, 2, "whole"), (32, 1, "whole")]
+    assert [of(m, 4097) for m in (4, 16)] == [(32, 2, "both"), (32, 1, "masked")]
+
+
+def test_a_depth_is_split_where_columns_are_few() -> None:
+    def of(m: int, k: int, n: int) -> list[tuple[str, int]]:
+        return [(c.kernel.name, c.groups) for c in calls("matmul", spec(m, k), spec(k, n))]
+
+    assert of(1, 4096, 32768) == [("columns", 256)]
+    assert of(1, 4096, 128) == [("columns", 16), ("add_parts", 1)]
+    assert of(1, 100, 128) == [("columns", 1)]
+    assert of(16, 4096, 4096) == [("columns", 256), ("add_parts", 256)]
+    assert of(0, 4096, 128) == [("columns", 0)]
+
+
+def test_thin_products_read_chunks_where_rows_are_aligned() -> None:
+    plain = constants("linear", spec(1, 4096), spec(70, 4096), extras=(), activation="")
+    assert plain["vector_x"] and plain["vector_w"] and not plain["shuffle"]
+    rest = constants("linear", spec(4095), spec(70, 4095, dtype=i8), spec(70), activation="",
+                     extras=("scale",))  # fmt: skip
+    assert rest["vector_x"] and rest["vector_w"]
+    odd = constants("linear", view((2, 32), (33, 1)), view((70, 32), (40, 1), offset=1), extras=(),
+                    activation="")  # fmt: skip
+    assert not odd["vector_x"] and not odd["vector_w"] and odd["dense_x"]
+    turned = constants("matmul", view((3, 64), (1, 3)), view((64, 9), (1, 64)))
+    assert not turned["vector_x"] and turned["vector_w"] and not turned["dense_x"]
+
+
+def test_a_device_of_few_threads_or_little_memory_gets_a_smaller_tile() -> None:
+    whole = problem(4096, 4096, 4096)
+    assert choose(whole, (f16, f16), LARGE) == "large"
+    assert choose(whole, (f16, f16), MINIMUM) == "medium"  # 16-bit tiles are deeper: 32 KB
+    assert choose(whole, (f32, f32), replace(LARGE, max_workgroup=64)) == "small"
+    assert choose(whole, (f32, f32), replace(LARGE, max_shared=8 << 10)) == "small"
+    assert all(tile_of("small", item, MINIMUM) is not None for item in (4, 2, 1))
+
+
+@pytest.mark.parametrize("variant", TILES)
+def test_tiles_divide_among_their_threads(variant: str) -> None:
+    for itemsize in (4, 2):
+        tile = tile_of(variant, itemsize, LARGE)
+        assert tile is not None
+        for side in (tile.bm, tile.bn):
+            assert side * tile.bk % (16 // itemsize * tile.threads) == 0
+
+
+def test_products_read_chunks_where_rows_are_aligned() -> None:
+    plain = constants("matmul", spec(64, 33), spec(33, 64))
+    assert plain["vector_a"] and plain["vector_b"] and plain["vector_y"]
+    assert (plain["a_along_k"], plain["b_along_k"]) == (True, False)
+    turned = constants("matmul", view((64, 32), (1, 64)), view((32, 64), (1, 32)))
+    assert (turned["a_along_k"], turned["b_along_k"]) == (False, True)
+    odd = constants("matmul", view((64, 32), (33, 1)), view((32, 64), (64, 1), offset=1))
+    assert not odd["vector_a"] and not odd["vector_b"] and odd["vector_y"]
+    assert not constants("matmul", spec(64, 32), spec(32, 3))["vector_y"]
+
+
+def test_a_batch_of_no_single_stride_is_copied_first() -> None:
+    a, b = spec(2, 1, 5, 8), spec(3, 8, 4)
+    assert [c.kernel.name for c in calls("matmul", a, b)] == ["copy", "copy", "columns"]
+    assert [c.kernel.name for c in calls("matmul", a, spec(2, 3, 8, 4))] == ["copy", "columns"]
+    assert len(calls("matmul", spec(1, 5, 8), b)) == 1
+    assert len(calls("matmul", spec(5, 8), b)) == 1
+    assert len(calls("matmul", spec(2, 3, 5, 8), spec(2, 3, 8, 4))) == 1
+
+
+def test_tensor_cores_take_16_bit_floats_where_there_are_some() -> None:
+    whole = problem(4096, 4096, 4096)
+    cuda = {arch: Caps("ptx", max_shared=99 << 10, max_workgroup=1024, arch=arch)
+            for arch in ("sm_75", "sm_80", "sm_90a", "sm_120")}  # fmt: skip
+    for arch, caps in cuda.items():
+        for dtypes in ((f16, f16), (bf16, bf16)):
+            assert fits("mma", whole, dtypes, caps) == (arch != "sm_75")
+            assert choose(whole, dtypes, caps) == ("large" if arch == "sm_75" else "mma")
+        for dtypes in ((f32, f32), (f16, bf16), (f16, i8)):
+            assert not fits("mma", whole, dtypes, caps)
+    assert not fits("mma", whole, (f16, f16), LARGE)
+    caps = cuda["sm_90a"]
+    assert mma_tile_of((f16, f16), caps) == MMA_TILES[0]
+    assert mma_tile_of((f16, f16), caps, whole=False) == MMA_TILES[-1]
+    assert mma_tile_of((f16, f16), replace(caps, max_shared=48 << 10)) == MMA_TILES[-1]
+    assert mma_tile_of((f16, f16), replace(caps, max_workgroup=64)) is None
+    assert mma_tile_of((f16, f16), Caps("ir", max_shared=16 << 10)) == MMA_TILES[-1]
+
+
+HOPPER = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
+
+
+def test_hopper_multiplies_by_warpgroups() -> None:
+    """By default, where there are rows to share a weight; another target has no such thing."""
+    for m, n, k in ((33, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
+        for dtype in (f16, bf16):
+            assert choose(problem(m, n, k), (dtype, dtype), HOPPER) == "wgmma"
+        assert choose(problem(m, n, k), (f32, f32), HOPPER) not in ("wgmma", "mma")
+        for other in (replace(HOPPER, arch="sm_100"), replace(HOPPER, max_shared=99 << 10)):
+            assert choose(problem(m, n, k), (f16, f16), other) == "mma"
+        assert choose(problem(m, n, k), (f16, f16), replace(HOPPER, target="ir")) != "wgmma"
+    assert choose(problem(33, 4096, 4096), (f16, f16), HOPPER) == "wgmma"
+
+
+def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
+    """From as many rows on as they are the better kernel, up to 32, on NVIDIA cards from sm_80."""
+    ampere = replace(HOPPER, arch="sm_80", max_shared=163 << 10)
+    for caps in (HOPPER, ampere):
+        for dtypes, first, last in (((f16, f16), 3, 32), ((bf16, bf16), 3, 32), ((f16, i8), 1, 32),
+                                    ((f32, i8), 8, 16)):  # fmt: skip
+            for n, k in ((14336, 4096), (384, 1536), (5, 40)):
+                chosen = [choose(problem(m, n, k), dtypes, caps) == "skinny_mma"
+                          for m in range(40)]  # fmt: skip
+                assert chosen == [first <= m <= last for m in range(40)], (dtypes, n, k)
+    few = problem(8, 4096, 4096)
+    assert choose(few, (f16, f16), HOPPER, whole=False) == "skinny"
+    assert choose(problem(20, 64, 64), (f16, i8), HOPPER, whole=False) == "small"
+    for other in (replace(HOPPER, arch="sm_75"), replace(HOPPER, target="ir"), LARGE):
+        assert choose(few, (f16, f16), other) == "skinny"
+    for dtypes in ((f32, f32), (f32, f16), (f16, bf16)):
+        assert choose(few, dtypes, HOPPER) == "skinny"
+        assert not fits("skinny_mma", few, dtypes, HOPPER)
+    for turned in (replace(few, a_along_k=False), replace(few, b_along_k=False),
+                   replace(few, k=0), replace(few, m=0), replace(few, m=33)):  # fmt: skip
+        assert not fits("skinny_mma", turned, (f16, f16), HOPPER)
+
+
+def test_the_shape_of_a_skinny_group() -> None:
+    """Few warps for short rows, which are one block; of long ones as the table has it."""
+
+    def of(m: int, n: int, k: int, dtypes: tuple[DType, DType] = (f16, f16)) -> tuple[int, ...]:
+        tile = skinny_tile_of(problem(m, n, k), dtypes, HOPPER)
+        assert tile is not None and tile.eights * 8 >= m and tile.shared_bytes <= 48 << 10
+        assert 1 <= tile.together(*dtypes) <= 2048 // tile.threads
+        return tile.sixteens, tile.deep, tile.unroll
+
+    assert [of(16, n, k) for n, k in ((1152, 384), (384, 384), (1536, 384), (384, 1536))] == [
+        (1, 4, 3), (1, 4, 3), (1, 4, 3), (1, 8, 6),
+    ]  # fmt: skip
+    assert [of(m, 14336, 4096) for m in (8, 16, 32)] == [(1, 8, 2), (1, 4, 2), (1, 4, 1)]
+    assert [of(m, 4096, 14336) for m in (8, 16, 32)] == [(1, 8, 4), (1, 8, 4), (1, 8, 3)]
+    assert [of(m, 14336, 4096, (bf16, i8)) for m in (1, 9, 17)] == [(1, 4, 2), (1, 4, 1), (1, 4, 1)]
+    assert [of(1, 100, k, (f16, i8)) for k in (1, 64, 1024)] == [(1, 4, 1), (1, 4, 1), (1, 8, 2)]
+    assert [of(9, 4096, k, (f32, i8)) for k in (4096, 512)] == [(2, 8, 1), (1, 8, 1)]
+
+
+def test_registers_are_asked_for_where_loads_shall_not_wait() -> None:
+    """On NVIDIA GPUs from sm_80 on, for one row and two: of a portable kernel nothing is asked."""
+    inputs = (spec(2, 4096, dtype=f16), spec(64, 4096, dtype=f16))
+    y, attrs = spec(2, 64, dtype=f16), {"extras": (), "activation": ""}
+    found = {}
+    for name, caps in (("sm_90a", HOPPER), ("sm_75", replace(HOPPER, arch="sm_75")), ("", LARGE)):
+        (call,) = op.get("linear").lower(inputs, (y,), attrs, caps).calls
+        found[name] = dict(call.constants)["together"]
+    assert found == {"sm_90a": 5, "sm_75": 0, "": 0}
+
+
+def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
+    """The last round of tiles is as full as it can be; few tiles are narrow ones."""
+    sizes = {
+        (4096, 4096, 4096): 128, (65536, 1536, 384): 128, (1500, 5120, 1280): 160,
+        (1500, 1280, 5120): 128, (512, 2560, 9728): 80, (2048, 2560, 9728): 160,
+        (128, 4096, 4096): 64, (2048, 384, 1536): 64,
+    }  # fmt: skip
+    for size, columns in sizes.items():
+        tile = wgmma_tile_of(problem(*size), (f16, f16), HOPPER)
+        assert tile is not None and tile.bn == columns, size
+    across = replace(problem(2048, 2560, 9728), b_along_k=False)
+    tile = wgmma_tile_of(across, (f16, f16), HOPPER)
+    assert tile is not None and tile.bn in (64, 128)  # rows of the ring are whole panels
+
+
+# -- chunks and words -----------------------------------------------------------------------------
+
+
+def test_tensors_that_lie_alike_are_one_row_of_chunks() -> None:
+    (call,) = calls("add", spec(7, 5), spec(7, 5))
+    found = dict(call.constants)
+    assert (found["rank"], found["chunk"], found["modes"]) == (1, True, ("chunk", "chunk"))
+    assert dict(call.scalars)["threads"] == 7 * 2  # rows of 5 are stored as 8
+
+
+@pytest.mark.parametrize(
+    ("inputs", "chunk", "modes"),
+    [
+        ((spec(6, 8), spec(8)), True, ("chunk", "chunk")),
+        ((spec(6, 8), spec(6, 1)), True, ("chunk", "one")),
+        ((spec(6, 8), spec()), True, ("chunk", "one")),
+        ((spec(6, 8), view((6, 8), (1, 6))), False, ("any", "any")),
+        ((spec(6, 8), view((6, 8), (9, 1))), False, ("any", "any")),
+        ((spec(6, 8), view((8,), (1,), offset=3)), False, ("any", "any")),
+        ((spec(6, 3), spec(3)), False, ("any", "any")),
+    ],
+)
+def test_broadcast_operands_are_chunks_numbers_or_elements(
+    inputs: tuple[Spec, ...], chunk: bool, modes: tuple[str, ...]
+) -> None:
+    found = constants("add", *inputs)
+    assert (found["chunk"], found["modes"]) == (chunk, modes)
+
+
+def test_a_change_of_item_size_goes_word_by_word() -> None:
+    assert not constants("cast", spec(6, 8), dtype="f16")["chunk"]
+    assert constants("cast", spec(6, 8), dtype="i32")["chunk"]
+    condition = spec(6, 8, dtype=dtype_of("bool"))
+    assert not constants("where", condition, spec(6, 8), spec(6, 8))["chunk"]
+    narrow = spec(6, 16, dtype=u8)
+    assert constants("where", spec(6, 16, dtype=dtype_of("bool")), narrow, narrow)["chunk"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "reduce", "norm", "argmax"])
+def test_rows_are_read_in_chunks_where_aligned(name: str) -> None:
+    every: dict[str, dict[str, Any]] = {
+        "reduce": {"op": "sum"},
+        "norm": {"kind": "rms", "eps": 1e-6, "vectors": ()},
+    }
+    attrs = every.get(name, {})
+    assert constants(name, spec(6, 33), **attrs)["chunk"]
+    assert not constants(name, view((6, 33), (33, 1)), **attrs)["chunk"]
+    assert not constants(name, view((6, 32), (64, 1), offset=1), **attrs)["chunk"]
+
+
+def test_groups_follow_the_length_of_a_row() -> None:
+    assert [calls("softmax", spec(3, n))[0].workgroup for n in (8, 256, 2048, 4096, 9000)] == [
+        128, 128, 128, 256, 256,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["reduce", "argmax"])
+def test_long_rows_are_split(name: str) -> None:
+    attrs = {"op": "max"} if name == "reduce" else {}
+    assert [len(calls(name, spec(2, n), **attrs)) for n in (16384, 16385)] == [1, 2]
+    first, second = calls(name, spec(2, 100_000), **attrs)
+    assert (first.groups, second.groups) == (14, 1)  # seven parts a row; two rows in a group
+    assert all(c.groups == 1 for c in calls("reduce", spec(4, 9, dtype=i8), op="max"))
+
+
+def test_heads_wide_and_narrow() -> None:
+    def of(dim: int, length: int, dtype: DType = f16) -> dict[str, Any]:
+        qkv = (spec(1, 2, length, dim, dtype=dtype),) * 3
+        return constants("attention", *qkv, masks=(), causal=False, scale=1.0, variant="stream")
+
+    assert (of(64, 9)["part"], of(64, 9)["queries"]) == (64, 1)
+    assert (of(32, 65)["part"], of(32, 65)["queries"]) == (32, 2)
+    assert (of(128, 9)["part"], of(5, 9)["part"]) == (64, 8)
+    assert of(64, 9)["vector"] and not of(3, 9)["vector"]
+
+
+def test_a_convolution_copies_only_what_does_not_lie_for_it() -> None:
+    def names(x: Spec, weight: Spec, padding: int) -> list[str]:
+        attrs = {"stride": 1, "padding": padding, "activation": ""}
+        return [c.kernel.name for c in calls("conv1d", x, weight, **attrs)]
+
+    first, last = spec(2, 8, 21), view((2, 8, 21), (168, 1, 8))
+    weight, turned = spec(4, 8, 3), view((4, 8, 3), (24, 1, 8))
+    assert names(first, weight, 1) == ["pack_channels", "pack_channels", "gemm"]
+    assert names(first, turned, 1) == names(last, turned, 1) == ["pack_channels", "gemm"]
+    assert names(last, turned, 0) == ["gemm"]
+    assert names(last, spec(4, 8, 1), 0) == ["gemm"]
+    found = [dict(c.constants) for c in calls("conv1d", last, turned, stride=1, padding=1,
+                                              activation="")]  # fmt: skip
+    assert found[0]["vector"] and found[1]["vector_a"] and found[1]["vector_b"]
+    gap = view((2, 8, 21), (336, 1, 16))
+    assert names(gap, turned, 0) == ["pack_channels", "gemm"]
+
+
+def test_heads_turn_in_chunks_where_pairs_allow_it() -> None:
+    def of(x: Spec, half: int, **attrs: Any) -> tuple[bool, bool, bool]:
+        table = spec(64, half)
+        found = constants("rope", x, table, table, **{"interleaved": False, **attrs})
+        return found["chunk"], found["table_chunk"], found["partial"]
+
+    heads = view((2, 4, 9, 32), (1152, 32, 128, 1))  # [batch, seq, heads, head_dim], permuted
+    assert of(heads, 16) == (True, True, False)
+    assert of(heads, 8) == (True, True, True)
+    assert of(heads, 6) == (False, False, True)
+    assert of(heads, 6, interleaved=True) == (True, False, True)
+    assert of(view((2, 4, 9, 30), (1080, 30, 120, 1)), 15) == (False, False, False)
+    assert not constants("rope", spec(1, 1, 9, 32), spec(9, 16), spec(9, 16),
+                         spec(1, dtype=dtype_of("i32")), interleaved=False)["partial"]  # fmt: skip
+
+
+def test_rows_are_gathered_in_chunks() -> None:
+    ids, by = spec(7, dtype=dtype_of("i32")), {"axis": 0}
+    whole = {"along": False, "chunk": True, "keep": False, "rank": 2}
+    assert constants("gather", spec(9, 33), ids, **by) == whole
+    assert not constants("gather", spec(9, 3), ids, **by)["chunk"]
+    assert not constants("gather", view((9, 32), (33, 1)), ids, **by)["chunk"]
+    assert constants("gather", spec(9, 33), ids, axis=1)["along"]
+    assert constants("gather", spec(4, 9, 8), ids, axis=1)["rank"] == 3
+    copies = calls("scatter", spec(9, 8), spec(0, dtype=dtype_of("i32")), spec(0, 8))
+    assert [c.kernel.name for c in copies] == ["copy"]
+    both = calls("scatter", spec(9, 8), ids, spec(7, 8))
+    assert [c.kernel.name for c in both] == ["last_index", "gather"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim", "variant"),
+    [
+        *((1, 64, 128, "split"), (1, 32768, 64, "split"), (8, 1500, 64, "split")),
+        *((9, 1500, 64, "tiled"), (1, 63, 64, "stream"), (0, 64, 64, "split")),
+        *((1, 500, 1024, "split"), (1, 500, 1025, "stream"), (1, 500, 0, "stream")),
+        *((9, 9, 32, "stream"), (9, 9, 128, "tiled"), (9, 9, 129, "stream"), (9, 9, 0, "stream")),
+    ],
+)
+def test_few_queries_of_many_keys_are_split(
+    queries: int, keys: int, dim: int, variant: str
+) -> None:
+    k = spec(2, 2, keys, dim)
+    assert choose_attention((spec(2, 4, queries, dim), k, k), MINIMUM) == variant
+
+
+CLASSES = (
+    "cuda", "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu", "unheard of",
+)  # fmt: skip
+
+
+def adapter(name: str, shared: int = 48 << 10) -> Caps:
+    """A device of a class."""
+    if name == "cuda":
+        return Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a", family="nvidia")
+    return replace(LARGE, max_shared=shared, family=name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_tiles_of_every_class_fit(name: str) -> None:
+    """What the table has for a class fits its devices, the least of them too."""
+    for caps in (adapter(name), adapter(name, 16 << 10)):
+        for dim in (1, 31, 32, 33, 64, 65, 80, 128, 129, 192, 256):
+            q = spec(1, 2, 40, dim)
+            chosen = choose_attention((q, q, q), caps)
+            tile = attention_tile(40, dim, caps)
+            if tile is None:
+                assert dim > 128 and caps.max_shared == 16 << 10 and chosen == "stream"
+                continue
+            assert tile.fits(caps) and tile.columns >= dim
+            assert tile.threads >= tile.bq and tile.across % 8 == 0 == tile.bq // tile.tq % 4
+            assert name not in ("software", "simulator") or chosen == "stream"
+        assert attention_tile(40, 257, caps) is attention_tile(40, 0, caps) is None
+        large = tile_of("large", 4, caps)
+        assert large is not None and large.shared_bytes <= caps.max_shared
+
+
+def test_a_class_without_a_measurement_says_so_and_is_conservative() -> None:
+    for where in (table, attention_table):
+        rows: dict[str, Any] = dict(where.ROWS)
+        assert set(rows) == set(CLASSES[:7])
+        measured = {n for n, row in rows.items() if row.measured}
+        assert measured - {"software"} == {"cuda", "nvidia"}
+        assert not where.CONSERVATIVE.measured
+    unmeasured = [n for n in CLASSES[2:] if n != "software"]
+    assert all(table.row_of(adapter(n)) == table.CONSERVATIVE for n in unmeasured)
+    assert attention_table.row_of(adapter("unheard of")) == attention_table.CONSERVATIVE
+    assert tile_of("large", 4, adapter("nvidia")) != tile_of("large", 4, adapter("amd"))
+
+
+def test_few_queries_take_the_smallest_tile() -> None:
+    caps = adapter("cuda")
+    for dim in (32, 64, 128):
+        few, many = attention_tile(32, dim, caps), attention_tile(33, dim, caps)
+        assert few is not None and many is not None and few.bq == 32 < many.bq
+
+
+def test_the_depth_of_a_product_of_few_tiles_is_split() -> None:
+    """Into equal parts of whole chunks, as few as even out, on classes that measured it."""
+    caps = adapter("cuda")
+    tile = tile_of("large", 4, caps)
+    assert tile is not None
+
+    def of(m: int, n: int, k: int, caps: Caps = caps, batch: int = 1) -> int:
+        return splits_of(problem(m, n, k, batch), tile, caps)
+
+    assert [of(1500, 1280, 5120), of(512, 2560, 9728), of(512, 2560, 4096)] == [4, 8, 8]
+    assert [of(4096, 4096, 4096), of(1500, 5120, 1280), of(512, 19456, 2560)] == [1, 1, 1]
+    assert [of(1500, 1280, k) for k in (512, 1008, 1024, 2049, 2056, 2048)] == [1, 1, 2, 1, 1, 4]
+    assert of(1500, 1280, 5120, batch=3) == of(1500, 1280, 5120, adapter("amd")) == 1
+    assert of(0, 1280, 5120) == of(5, 5, 0) == 1
+    assert choose(problem(512, 2560, 9728), (f32, f32), caps) == "large"
+    assert choose(problem(512, 2560, 9728), (f32, f32), adapter("amd")) == "medium"
+
+
+def test_many_queries_of_16_bits_go_to_tensor_cores() -> None:
+    cuda = {arch: Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch=arch)
+            for arch in ("sm_75", "sm_80", "sm_90a")}  # fmt: skip
+
+    def of(lq: int, lk: int, dim: int, dtype: DType = f16) -> tuple[Spec, ...]:
+        return spec(2, 4, lq, dim, dtype=dtype), *[spec(2, 2, lk, dim, dtype=dtype)] * 2
+
+    for dtype in (f16, bf16):
+        for arch, cores in (("sm_75", False), ("sm_80", True), ("sm_90a", True)):
+            assert (choose_attention(of(17, 5, 64, dtype), cuda[arch]) == "mma") == cores
+    caps = cuda["sm_90a"]
+    for given, cores in (
+        *((of(17, 5, d), True) for d in (16, 20, 256)),
+        *((of(17, 5, d), False) for d in (0, 8, 15, 257)),
+        *((of(n, 5, 64), False) for n in (1, 8, 16)),
+        *((of(17, n, 64), n > 0) for n in (0, 1)),
+        (of(17, 5, 64, f32), False),
+        (of(8, 64, 64), False),
+    ):
+        assert (choose_attention(given, caps) == "mma") == cores
+    assert choose_attention(of(17, 5, 64), Caps("ir")) != "mma"  # it is asked for by name
+    q, k, _ = of(17, 5, 64)
+    whole = view(k.shape, (10 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
+    assert fits_mma((q, whole, whole), caps)
+    assert not fits_mma((q, k, view(k.shape, (10 * 65, 65, 130, 1), f16)), caps)
+
+
+def test_many_queries_on_hopper_go_to_warpgroups() -> None:
+    """What a tensor map describes, with masks and a scale that the softmax folds, heads near 64."""
+    hopper = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
+
+    def of(lq: int, dim: int, dtype: DType = f16, lk: int = 90) -> tuple[Spec, ...]:
+        return spec(2, 4, lq, dim, dtype=dtype), *[spec(2, 2, lk, dim, dtype=dtype)] * 2
+
+    q, k, v = of(65, 64)
+    whole = view(k.shape, (90 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
+    repeated = view(k.shape, (90 * 64, 0, 64, 1), f16)
+    cases: tuple[tuple[tuple[Spec, ...], dict[str, Any], str], ...] = (
+        *((of(65, d), {}, "wgmma") for d in (56, 64, 104, 128)),
+        *((of(65, d), {}, "mma") for d in (16, 32, 48, 72, 96, 136, 256)),
+        (of(65, 128, bf16), {}, "wgmma"),
+        (of(64, 64), {}, "mma"),
+        (of(65, 64, lk=0), {}, "tiled"),
+        (of(65, 64), {"masks": ("lengths", "starts")}, "wgmma"),
+        *((of(65, 64), {"masks": (m,)}, "mma") for m in ("mask", "key_mask")),
+        *((of(65, 64), {"scale": x}, "mma") for x in (-0.125, 0.0, 0.01, 1.0)),
+        ((q, whole, v), {}, "wgmma"),
+        ((q, repeated, v), {}, "mma"),
+        ((q, k, view(k.shape, (90 * 65, 65, 130, 1), f16)), {}, "tiled"),
+    )
+    for given, attrs, chosen in cases:
+        assert choose_attention(given, hopper, **attrs) == chosen, (given[0].shape, attrs)
+    tiles = attention_choice.wgmma_tile_of
+    for lq, lk, dim, parts in ((4096, 1024, 64, 1), (4095, 1024, 64, 2), (4096, 1023, 64, 2),
+                               (4096, 1024, 112, 1), (4096, 1024, 104, 2)):  # fmt: skip
+        tile = tiles(of(lq, dim, bf16, lk), {"masks": (), "scale": 0.125}, hopper)
+        assert tile is not None and tile.parts == parts, (lq, lk, dim)
+    for caps in (replace(hopper, arch="sm_89"), replace(hopper, max_shared=64 << 10)):
+        assert choose_attention(of(65, 64), caps) == "mma"
+
+
+def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
+    hopper, turing = (Caps("ptx", arch=arch) for arch in ("sm_90a", "sm_75"))
+
+    def variant(dim: int, dtype: DType, caps: Caps = hopper, queries: int = 1) -> str:
+        q, k = spec(1, 4, queries, dim, dtype=dtype), spec(1, 2, 100, dim, dtype=dtype)
+        return choose_attention((q, k, k), caps)
+
+    assert {variant(dim, dtype) for dim in (8, 64, 128) for dtype in (f16, bf16)} == {"split_mma"}
+    assert {variant(dim, f16) for dim in (4, 20, 136)} == {"split"}
+    assert variant(64, f32) == variant(64, f16, turing) == variant(64, f16, LARGE) == "split"
+    assert variant(64, f16, Caps("ir")) == "split"
+    assert variant(64, f16, queries=8) == "split_mma"
+    k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
+    assert choose_attention((spec(1, 4, 1, 64, dtype=f16), k, k), hopper) == "split"
+
+
+def test_tiles_of_attention() -> None:
+    caps = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
+
+    def q(lq: int, dim: int, dtype: DType = f16) -> Spec:
+        return spec(2, 4, lq, dim, dtype=dtype)
+
+    for most, large, small in ATTENTION_TILES:
+        for dim in (most // 2 + 1, most):
+            assert attention_tile_of(q(65, dim), (), caps) == large
+            assert attention_tile_of(q(65, dim), ("lengths", "starts"), caps) == large
+            assert attention_tile_of(q(64, dim), (), caps) == small
+            assert attention_tile_of(q(65, dim), ("mask",), caps) == small
+            assert attention_tile_of(q(65, dim), ("key_mask",), caps) == small
+            assert attention_tile_of(q(65, dim, bf16), (), caps) == replace(large, parts=2)
+            assert large.shared_bytes(dim) * large.together <= 227 << 10
+    assert attention_tile_of(q(65, 257), (), caps) is None
+    assert attention_tile_of(q(65, 64), (), Caps("ir", max_shared=16 << 10)) == LEAST_TILE
+    assert attention_tile_of(q(65, 128), (), Caps("ir", max_shared=16 << 10)) is None
+
+
+def test_parts_of_the_keys_follow_from_shapes() -> None:
+    def of(heads: int, keys: int, queries: int = 1, enough: int = 512) -> Parts:
+        return Parts.of(spec(1, heads, queries, 64), spec(1, heads, keys, 64), 64, enough)
+
+    assert [of(8, n).splits for n in (0, 1, 64, 65, 4096, 32768)] == [1, 1, 1, 2, 64, 64]
+    assert [of(n, 32768).splits for n in (1, 3, 64, 256, 257, 9000)] == [
+        MOST_SPLITS, MOST_SPLITS, 8, 2, 1, 1,
+    ]  # fmt: skip
+    assert [of(8, 32768, enough=n).splits for n in (7, 396, 528)] == [1, 49, 66]
+    rows = [of(1, 9, n).rows for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)]
+    assert rows == [1, 1, 2, 4, 4, 8, 8, 8, 8]
+    assert Parts.of(spec(1, 8, 1, 64), spec(1, 1, 9, 64), 64, most=2).blocks == 4
+    assert [of(1, 9, n).blocks for n in (0, 1, 8, 9, 64)] == [0, 1, 1, 2, 8]
+
+
+def test_a_buffer_of_another_length_is_no_other_program() -> None:
+    def of(capacity: int, queries: int = 1, batch: int = 1) -> list[Any]:
+        k = spec(batch, 8, capacity, 128, dtype=f16)
+        lengths = spec(batch, dtype=dtype_of("i32"))
+        q = spec(batch, 32, queries, 128, dtype=f16)
+        parts, whole = calls(
+            "attention", q, k, k, lengths, masks=("lengths",), causal=False, scale=1.0
+        )
+        assert parts.groups == batch * 8 * dict(parts.scalars)["splits"]
+        assert whole.groups == batch * 32 * queries
+        return [c.constants for c in (parts, whole)]
+
+    assert of(64) == of(8192) == of(32768, batch=3)
+    assert dict(of(64)[0])["rows"] == 4 and dict(of(64, 2)[0])["rows"] == 8
+    assert dict(of(64)[0])["vector"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("dim", [1, 5, 17, 64, 67, 80, 128, 192, 256, 1024])
+def test_the_teams_of_a_group_fit(dim: int, rows: int) -> None:
+    lay = Layout(dim, rows, 1)
+    assert lay.lanes * lay.teams <= 128 and lay.teams * rows <= 128 and lay.lanes * 8 >= dim
+    words = lay.scratch + lay.teams * (lay.scores + rows)
+    assert words * 4 <= MINIMUM.max_shared
+
+
+# -- every case of the table fits the smallest device ---------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_kernel_binds_and_holds_what_any_device_has(name: str) -> None:
+    for dtype in TABLE[name].dtypes:
+        for case in TABLE[name].cases:
+            if (not case.dtypes or dtype in case.dtypes) and variant_fits(case, dtype, MINIMUM):
+                for call in of_case(name, case, dtype):
+                    assert len(call.tensors) <= MINIMUM.max_storage_buffers, case
+                    size = call.workgroup or call.kernel.workgroup
+                    assert size <= MINIMUM.max_workgroup, case
+
+
+def laid_out(given: In, dtype: DType, forced: bool) -> Spec:
+    """As a device lays it out; a transposed view where a variant depends on it."""
+    if not forced or given.layout != "transposed":
+        return spec(*given.shape, dtype=dtype)
+    *lead, rows, columns = given.shape
+    stored = spec(*lead, columns, rows, dtype=dtype)
+    strides = (*stored.strides[:-2], stored.strides[-1], stored.strides[-2])
+    return Spec(given.shape, dtype, strides, stored.aligned)
+
+
+def of_case(name: str, case: Case, dtype: str) -> tuple[Call, ...]:
+    forced = "variant" in case.attrs
+    inputs = [laid_out(i, dtype_of(i.dtype or dtype), forced) for i in case.inputs]
+    return calls(name, *inputs, **{k: dtype if v == OWN else v for k, v in case.attrs.items()})

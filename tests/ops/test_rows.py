@@ -1,0 +1,316 @@
+"""Who has a row: every kind of team, with and without shuffles, in the simulator; its registers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import centella as ct
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32, narrow, widen
+from centella.emit.program import Call, parameter_words
+from centella.emit.ptx import emit_ptx
+from centella.lang import KernelIR
+from centella.op import op
+from centella.ops import argmax, softmax
+from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
+from centella.simulator.run import simulate
+from centella.specs import Caps, make_spec
+from tests.ops.test_thin import laid_out
+from tests.support.lang_common import Tensor, assembler
+
+Array = np.ndarray[Any, Any]
+CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
+            subgroups=True, native_f16_pack=True, native_exp2=True, arch="sm_90a",
+            family="nvidia")  # fmt: skip
+LARGE = Caps("wgsl", max_workgroup=1024)  # groups of a desktop's GPU, no shuffles
+LEAST = Caps("ir")
+ROWS = 5
+# Columns that give teams of every size, with whole rows, empty places, and part of an item.
+COLUMNS = (1, 3, 20, 45, 96, 384, 511, 1000, 2048, 3000, 5120, 9000, 20000, 24579)
+NORM = {"kind": "layer", "eps": 1e-5, "vectors": ("weight", "bias")}
+OPS: dict[str, dict[str, Any]] = {"softmax": {}, "norm": NORM}
+VOCABULARIES = (24570, 28672, 32000, 32768, 36864, 50257, 61496, 90140, 100000)
+ASSEMBLED = {"norm": (384, 8192, 24570, 32000), "argmax": (384, 4096, *VOCABULARIES),
+             "softmax": (384, 8192, 20483, *VOCABULARIES)}  # fmt: skip
+
+
+def lowered(
+    name: str, columns: int, dtype: DType, caps: Caps, rows: int = ROWS
+) -> tuple[Call, KernelIR]:  # fmt: skip
+    """The launch of an op on so many rows, and its kernel."""
+    x, vector = make_spec((rows, columns), dtype, 16), make_spec((columns,), dtype, 16)
+    inputs = (x, vector, vector) if name == "norm" else (x,)
+    y = make_spec((rows,), i32, 4) if name == "argmax" else x
+    (call,) = op.get(name).lower(inputs, (y,), OPS.get(name, {}), caps).calls
+    kinds = tuple(r.spec.dtype for r in call.tensors)
+    return call, call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+
+
+def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) -> Array:
+    """The rows of softmax, or indices of argmax, by one team in the simulator."""
+    spec = make_spec(x.shape, dtype, 16)
+    out = make_spec(x.shape[:1], i32, 4) if name == "argmax" else spec
+    module = argmax if name == "argmax" else softmax
+    with (
+        mock.patch.object(module, "team_of", return_value=team),
+        mock.patch.object(argmax, "MANY", 1),
+    ):
+        (call,) = op.get(name).lower((spec,), (out,), {"log": log}, CUDA).calls
+    kinds = tuple(r.spec.dtype for r in call.tensors)
+    ir = call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+    words = [laid_out(x, spec), np.full(out.storage_bytes // 4, 0x7FC07FC0, np.uint32)]
+    simulate(ir, words, np.array(parameter_words(call, ir)[0], np.uint32), call.groups)
+    if name == "argmax":
+        return words[1].view(np.int32)[: len(x)]
+    return Tensor(words[1], dtype, spec.shape, spec.strides, 0).numpy()
+
+
+def wanted_of(name: str, x: Array, *vectors: Array) -> Array:
+    """The result in float64."""
+    if name == "softmax":
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return np.asarray(e / e.sum(-1, keepdims=True))
+    centred = x - x.mean(-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
+    return np.asarray(y * vectors[0] + vectors[1])
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("caps", [CUDA, LARGE, LEAST], ids=["shuffle", "large", "least"])
+def test_every_team_is_right(name: str, caps: Caps) -> None:
+    teams: set[Team] = set()
+    for columns in COLUMNS:
+        for dtype in (f32, f16) if columns < 4000 or columns == 20000 else (f32,):
+            call, ir = lowered(name, columns, dtype, caps)
+            team = dict(call.constants)["team"]
+            assert ir.uses_subgroups == team.shuffle == (caps is CUDA)
+            assert ir.workgroup == team.threads <= caps.max_workgroup
+            assert team.stored or ir.shared_bytes <= 16 << 10
+            teams.add(team)
+            check(name, call, ir, columns, dtype)
+    assert len(teams) > 10
+    assert {(t.sure < t.held, t.parted) for t in teams if t.held} == {
+        (False, False), (True, False), (True, True),
+    }  # fmt: skip
+    assert any(not t.held for t in teams) == (caps is LEAST)
+    assert any(t.stored for t in teams) == (caps is CUDA and name == "softmax")
+
+
+LARGE_NUMBERS = (1e5, 3e6, 1e10, -1e10, 1e20, -1e30)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
+def test_a_row_is_right_wherever_it_is(dtype: DType, log: bool) -> None:
+    """Registers, shared memory, walked: NaN, infinities, the lowest numbers, parts of items."""
+    width = dtype.per_chunk
+    for columns in (64 * width, 64 * width * 3 - 5):
+        rng = np.random.default_rng(columns)
+        x = rng.standard_normal((7 + len(LARGE_NUMBERS), columns)) * 3 + 7
+        low = -65504.0 if dtype is f16 else -3e38
+        for i, number in enumerate(LARGE_NUMBERS, 7):  # masks, and what dwarfs the rest
+            x[i, i % 2 :: 2] = np.clip(number, low, -low)
+        x[1, 5], x[2, 9], x[3], x[4], x[4, 70:90], x[5], x[6, 3] = (
+            np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
+        )  # fmt: skip
+        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        held = -(-columns // (64 * width))
+        made: list[Array] = []
+        parted = columns % width > 0
+        in_registers = Team(64, 128, held, columns // (64 * width), parted, True, 3)
+        in_memory = replace(in_registers, stored=True)
+        for team in (in_registers, in_memory, Team(64, 64, 0, 0, parted, False)):
+            made.append(rows_by("softmax", x, dtype, team, log))
+        with np.errstate(all="ignore"):
+            e = np.exp(x - x.max(-1, keepdims=True))
+            wanted = e / e.sum(-1, keepdims=True)
+            wanted = (
+                x - x.max(-1, keepdims=True) - np.log(e.sum(-1, keepdims=True)) if log else wanted
+            )
+        near = max(dtype.epsilon, 2e-6)
+        stored_as = widen(narrow(wanted.astype(np.float32), dtype), dtype)
+        wanted = np.where(np.isinf(stored_as), stored_as, wanted)  # past the dtype's range
+        for got in made:
+            np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7 if not log else near)
+
+
+@pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
+    """NaN of either sign above all, 0 and -0 alike; held and walked, parts of items."""
+    width = dtype.per_chunk
+    for columns in (64 * width * 2, 64 * width * 3 - 5):
+        x = np.random.default_rng(columns).standard_normal((9, columns))
+        x[0, 7], x[0, 17], x[1, 40], x[2], x[2, -1], x[3] = -np.nan, np.nan, np.nan, -np.inf, -7, -9
+        x[4, -1], x[5], x[5, 90], x[5, 1], x[6, 100], x[6, 50] = 99, -0.0, 0, -1, np.inf, np.inf
+        x[7], x[7, 300:] = -5, -4
+        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        parted, sure = columns % width > 0, columns // (64 * width)
+        for team in (
+            Team(64, 128, -(-columns // (64 * width)), sure, parted, shuffle),
+            Team(128, 128, 0, 0, parted, shuffle),
+        ):
+            np.testing.assert_array_equal(rows_by("argmax", x, dtype, team), np.argmax(x, -1))
+
+
+@pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
+def test_who_has_no_item_has_no_place(shuffle: bool) -> None:
+    """The least number of a type is everybody's first maximum, also of threads past the row."""
+    least = np.full((2, 40), np.iinfo(np.int32).min)
+    least[1, 7:] += 1
+    team = Team(128, 128, 0, 0, False, shuffle)
+    np.testing.assert_array_equal(rows_by("argmax", least, i32, team), [0, 7])
+
+
+def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> None:
+    """Run it on random numbers far from zero; pads hold NaN."""
+    rng = np.random.default_rng(columns)
+    x, *vectors = (
+        widen(narrow(rng.standard_normal(s) + shift, dtype), dtype).astype(np.float64)
+        for s, shift in (((ROWS, columns), 7), ((columns,), 1), ((columns,), 0))
+    )
+    spec = make_spec((ROWS, columns), dtype, 16)
+    given = [x, *vectors][: len(call.tensors) - 1]
+    words = [laid_out(v, make_spec(v.shape, dtype, 16)) for v in given]
+    words.append(np.full(spec.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+    params, _ = parameter_words(call, ir)
+    simulate(ir, words, np.array(params, np.uint32), call.groups)
+    got = Tensor(words[-1], dtype, spec.shape, spec.strides, 0).numpy()
+    near = max(dtype.epsilon * 4, 2e-5)
+    np.testing.assert_allclose(got, wanted_of(name, x, *vectors), rtol=near, atol=near)
+
+
+def test_teams_hold_rows_in_few_registers() -> None:
+    for caps in (CUDA, LARGE, LEAST):
+        for columns in range(1, 40000, 37):
+            for width in (1, 2, 4, 8):
+                team = team_of(columns, width, caps)
+                assert team.lanes & (team.lanes - 1) == 0
+                assert team.threads <= caps.max_workgroup
+                if team.held:
+                    items = -(-columns // width)
+                    places = team.held * team.lanes
+                    assert places - team.lanes < items <= places
+                    assert team.held * width <= MOST
+                    assert team.sure == team.held - (columns < places * width)
+                    assert team.parted == (columns % width > 0)
+    assert not team_of(40000, 4, CUDA).held
+    assert not team_of(8200, 4, LEAST).held
+
+
+def test_a_row_is_shared_as_its_length_allows() -> None:
+    """Whole rows where some team has them whole; a warp as long as one holds the row."""
+    for columns, width, lanes, held in (
+        *((384, 4, 32, 3), (384, 8, 16, 3), (768, 4, 32, 6), (1024, 8, 32, 4)),
+        *((4096, 4, 256, 4), (4096, 8, 256, 2), (5120, 4, 256, 5), (8192, 4, 256, 8)),
+        *((16384, 4, 512, 8), (32000, 4, 1024, 8), (1, 4, 2, 1)),
+    ):
+        team = team_of(columns, width, CUDA)
+        assert (team.lanes, team.held) == (lanes, held)
+    assert ENOUGH < MOST
+    assert team_of(384, 4, CUDA).groups(65536) == 16384
+
+
+def test_long_rows_share_a_multiprocessor() -> None:
+    """Where its shared memory or its registers have room for them."""
+    ampere = replace(CUDA, max_shared=163 << 10, arch="sm_80")
+    ada = replace(CUDA, max_shared=99 << 10, arch="sm_89")
+    for name, columns, dtype, caps, lanes, resident, stored in (
+        *(("softmax", 32000, d, CUDA, 512, 3, True) for d in (f16, bf16)),
+        ("softmax", 50257, f16, CUDA, 512, 2, True), ("softmax", 100000, f16, CUDA, 1024, 1, True),
+        ("softmax", 16384, f16, CUDA, 512, 2, False), ("softmax", 8192, f16, CUDA, 256, 0, False),
+        ("softmax", 32000, f32, CUDA, 1024, 0, False), ("softmax", 50257, f32, CUDA, 1024, 1, True),
+        ("softmax", 60000, f32, CUDA, 256, 0, False), ("softmax", 32000, f16, ampere, 512, 2, True),
+        ("softmax", 32000, f16, ada, 1024, 0, False), ("softmax", 50257, f16, ada, 256, 0, False),
+        *(("argmax", 50257, d, CUDA, 512, 3, False) for d in (f16, bf16)),
+        ("argmax", 32000, f16, ada, 512, 3, False), ("argmax", 32000, f32, CUDA, 512, 2, False),
+        ("argmax", 50257, f32, CUDA, 1024, 1, False), ("argmax", 4096, f16, CUDA, 256, 0, False),
+        ("argmax", 100000, f32, CUDA, 256, 0, False), ("argmax", 32000, f16, LARGE, 1024, 0, False),
+        ("softmax", 50257, f16, LARGE, 256, 0, False), ("softmax", 0, f16, CUDA, 256, 0, False),
+    ):  # fmt: skip
+        team = dict(lowered(name, columns, dtype, caps, rows=600)[0].constants)["team"]
+        assert (team.lanes, team.resident, team.stored) == (lanes, resident, stored), (name, team)
+
+
+def test_stored_rows_fit() -> None:
+    for memory in (48, 99, 100, 163, 227):
+        caps = replace(CUDA, max_shared=memory << 10)
+        for columns in range(1, 120000, 997):
+            for dtype in (f16, f32):
+                call, ir = lowered("softmax", columns, dtype, caps)
+                team = dict(call.constants)["team"]
+                assert ir.shared_bytes <= caps.max_shared
+                if team.stored:
+                    groups = (caps.max_shared + RESERVED) // (ir.shared_bytes + RESERVED)
+                    assert 1 <= team.resident <= groups
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_masks_of_large_numbers(device: ct.Device, dtype: str) -> None:
+    """What was added to hide elements, in part of a row and in all of it."""
+    kind = dtype_of(dtype)
+    x = np.random.default_rng(1).standard_normal((12, 384)).astype(np.float32)
+    most = 65504.0 if dtype == "f16" else 3e38
+    for i, number in enumerate(LARGE_NUMBERS):
+        x[i, i + 1 :: 2] = x[i + 6] = np.clip(number, -most, most)
+    x = widen(narrow(x, kind), kind)
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    got = ct.softmax(ct.asarray(x, kind, device)).astype("f32").numpy()
+    near = max(kind.epsilon, 2e-6)
+    np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=near, atol=1e-7)
+
+
+@pytest.mark.parametrize("columns", [256, 9001])
+def test_small_weights_keep_their_digits(device: ct.Device, columns: int) -> None:
+    """However far below the largest an element is, its weight is within 6 ulp."""
+    x = np.linspace(-75, 0, 16 * columns, dtype=np.float32)
+    x = np.random.default_rng(1).permutation(x).reshape(16, columns)
+    x[:, 7] = 0  # what is taken off is exact
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    got = ct.softmax(ct.asarray(x, device=device)).numpy()
+    np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=6 * 2.0**-23, atol=0)
+
+
+@pytest.mark.parametrize("columns", [32000, 50257])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_long_rows(device: ct.Device, dtype: str, columns: int) -> None:
+    """Rows of vocabularies; NaN, infinities; of equal elements the first."""
+    x = np.random.default_rng(columns).standard_normal((6, columns)).astype(np.float32)
+    x[1, -1], x[2, 700], x[3, :-1], x[4, 9], x[5, 5], x[5, -2] = (
+        np.nan, np.inf, -np.inf, -np.inf, 300, 300,
+    )  # fmt: skip
+    kind = dtype_of(dtype)
+    x = widen(narrow(x, kind), kind)
+    wide, given = x.astype(np.float64), ct.asarray(x, kind, device)
+    with np.errstate(all="ignore"):
+        e = np.exp(wide - wide.max(-1, keepdims=True))
+        wanted = e / e.sum(-1, keepdims=True)
+    near = max(kind.epsilon, 2e-6)
+    got = ct.softmax(given).astype("f32").numpy()
+    np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7)
+    with mock.patch.object(argmax, "MANY", 1):
+        np.testing.assert_array_equal(ct.argmax(given, -1).numpy(), np.argmax(wide, -1))
+
+
+@pytest.mark.parametrize("name", [*OPS, "argmax"])
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
+    tool = assembler()
+    for columns in ASSEMBLED[name]:
+        _, ir = lowered(name, columns, dtype_of(dtype.name), CUDA, rows=600)
+        source = tmp_path / f"{columns}.ptx"
+        source.write_text(emit_ptx(ir, CUDA.arch))
+        done = subprocess.run(
+            [tool, f"-arch={CUDA.arch}", "-v", str(source), "-o", os.devnull],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert re.findall(r"(\d+) bytes spill", done.stderr) == ["0", "0"], (columns, done.stderr)

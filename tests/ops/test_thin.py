@@ -1,0 +1,144 @@
+"""Thin products in every shape of a group, with and without shuffles, in the simulator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella.dtypes import DType, dtype_of, f16, f32, i8, narrow, widen
+from centella.emit.program import Call, parameter_words
+from centella.emit.ptx import emit_ptx
+from centella.lang import KernelIR
+from centella.op import op
+from centella.ops.matmul import launches
+from centella.ops.matmul.choice import thin_of
+from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.thin import Thin
+from centella.simulator.run import simulate
+from centella.specs import Caps, Spec, make_spec
+from tests.emit.test_lang_ptx import execute
+from tests.support.lang_common import Tensor, assembler
+
+Array = np.ndarray[Any, Any]
+CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,
+            subgroups=True, arch="sm_80")  # fmt: skip
+N = 37
+TILES = [
+    Thin(1, 128, 2, 4), Thin(1, 128, 4, 1), Thin(1, 256, 2, 2, 256), Thin(1, 32, 2, 2),
+    Thin(1, 64, 1, 2), Thin(1, 8, 2, 1), Thin(1, 4, 1, 1, 256), Thin(2, 128, 2, 2),
+    Thin(2, 16, 1, 4), Thin(4, 32, 2, 2), Thin(4, 128, 4, 1), Thin(8, 32, 4, 1),
+    Thin(8, 32, 2, 2, 256), Thin(16, 32, 2, 1), Thin(16, 8, 1, 1, 64),
+]  # fmt: skip
+K = 4096
+SHIPPED = {
+    thin_of(Problem(1, m, n, K, K, K, n, 0, 0, 0, True, True), (f32, w), caps)
+    for caps in (CUDA, *(Caps("wgsl", family=f) for f in ("nvidia", "software", "amd")))
+    for m in (1, 4, 16) for n in (64, 4096) for w in (f32, i8)
+}  # fmt: skip
+TILES += sorted(SHIPPED - set(TILES), key=str)
+
+
+def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> tuple[Call, Any]:
+    """The launch of a product of `tile.m` rows and its kernel."""
+    x, w = make_spec((tile.m, k), dtypes[0], 16), make_spec((N, k), dtypes[1], 16)
+    scale, y = make_spec((N,), f32, 16), make_spec((tile.m, N), dtypes[0], 16)
+    attrs = {"extras": ("scale",), "activation": "", "alpha": 1.0, "variant": "skinny"}
+    caps = CUDA if shuffle else Caps("ir")
+    (call,) = op.get("linear").lower((x, w, scale), (y,), attrs, caps).calls
+    constants = tuple((n, shuffle if n == "shuffle" else v) for n, v in call.constants)
+    ir = call.kernel.specialise(
+        tuple(r.spec.dtype for r in call.tensors), (), constants, call.workgroup, call.face
+    )
+    return call, ir
+
+
+def laid_out(value: Array, spec: Spec) -> Array:
+    """An array as a device stores it; pads are NaN."""
+    raw = np.full(spec.storage_bytes, 0xFF, np.uint8).view(spec.dtype.numpy)
+    step = [s * spec.dtype.itemsize for s in spec.strides]
+    np.ndarray(spec.shape, raw.dtype, raw.data, 0, step)[...] = narrow(value, spec.dtype)
+    return raw.view(np.uint32)
+
+
+def check(call: Call, ir: KernelIR, k: int, *, ptx: bool = False) -> None:
+    """Run it on random numbers; its PTX too, bit for bit."""
+    rng = np.random.default_rng(k)
+    x_spec, w_spec = (
+        make_spec((len_, k), r.spec.dtype, 16)
+        for len_, r in zip((dict(call.scalars)["m"], N), call.tensors, strict=False)
+    )
+    x, scale = rng.standard_normal(x_spec.shape), rng.random(N) + 0.5
+    whole = w_spec.dtype is i8
+    w = rng.integers(-127, 128, w_spec.shape) if whole else rng.standard_normal(w_spec.shape)
+    y_spec = call.tensors[-1].spec
+    words = [laid_out(x, x_spec), laid_out(w, w_spec), laid_out(scale, make_spec((N,), f32, 16)),
+             np.full(y_spec.storage_bytes // 4, 0x7FC07FC0, np.uint32)]  # fmt: skip
+    parameters, _ = parameter_words(call, ir)
+    again, params = [w.copy() for w in words], np.array(parameters, np.uint32)
+    simulate(ir, words, params, call.groups, subgroup=32)
+    if ptx:
+        execute(ir, "sm_80", again, params, call.groups)
+        np.testing.assert_array_equal(again[-1], words[-1])
+    wide = [widen(narrow(v, d), d).astype(np.float64)
+            for v, d in ((x, x_spec.dtype), (w, w_spec.dtype))]  # fmt: skip
+    wanted = wide[0] @ wide[1].T * scale.astype(np.float32)
+    got = Tensor(words[-1], y_spec.dtype, y_spec.shape, y_spec.strides, 0).numpy()
+    near = max(y_spec.dtype.epsilon * 4, 1e-5)
+    np.testing.assert_allclose(got, wanted, rtol=near, atol=near * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["shared", "shuffle"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "thin_of", lambda *_: tile)
+    for dtypes in ((f32, f32), (f16, f16), (f32, i8), (f16, f32)):
+        if tile.outputs % dtypes[0].per_word:
+            continue
+        width = max(d.per_chunk for d in dtypes)
+        for k in (1, 67, 2 * tile.lanes * tile.unroll * width):
+            call, ir = lowered(tile, shuffle, k, dtypes)
+            assert dict(call.constants)["tile"] == tile
+            assert ir.shared_bytes <= 16 << 10
+            check(call, ir, k)
+
+
+@pytest.mark.parametrize("tile", [Thin(1, 64, 4, 2, 64), Thin(2, 32, 2, 1, 64)], ids=str)
+def test_ptx_equals_the_simulator(tile: Thin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "thin_of", lambda *_: tile)
+    for dtypes in ((f32, f32), (f16, i8)):
+        call, ir = lowered(tile, True, 67, dtypes)
+        assert ir.uses_subgroups
+        check(call, ir, 67, ptx=True)
+
+
+def test_warps_shuffle_and_others_do_not() -> None:
+    for m, shuffles in ((1, True), (2, True), (3, False), (16, False)):
+        x, w, y = (make_spec(s, f16, 16) for s in ((m, 4096), (64, 4096), (m, 64)))
+        attrs = {"extras": (), "activation": "", "variant": "skinny"}
+        for caps, able in (
+            (CUDA, True),
+            (Caps("wgsl", subgroups=True), False),
+            (Caps("ir"), False),
+        ):
+            (call,) = op.get("linear").lower((x, w), (y,), attrs, caps).calls
+            assert dict(call.constants)["shuffle"] == (shuffles and able)
+
+
+def test_ptxas_accepts_shuffles(tmp_path: Path) -> None:
+    tool = assembler()
+    for dtype in ("f32", "f16", "i8"):
+        stored = dtype_of(dtype)
+        _, ir = lowered(Thin(1, 128, 2, 4), True, 4095, (f32 if stored is i8 else stored, stored))
+        assert ir.uses_subgroups
+        source = tmp_path / f"{dtype}.ptx"
+        source.write_text(emit_ptx(ir, "sm_80"))
+        done = subprocess.run(
+            [tool, "-arch=sm_80", str(source), "-o", os.devnull],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,278 @@
+"""The product by warpgroups: its tiles in the simulator, roles and all, and through `ptxas`."""
+
+from __future__ import annotations
+
+import itertools
+from math import erf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import centella as ct
+from centella.dtypes import DType, bf16, f16, f32, narrow, widen
+from centella.emit.program import Ref, parameter_words
+from centella.emit.ptx import emit_ptx, shared_layout
+from centella.errors import LimitError, SimulationError
+from centella.lang import KernelIR
+from centella.lang.ir import CLUSTER, HOPPER
+from centella.op import op
+from centella.ops.matmul import choice, launches
+from centella.ops.matmul.choice import WGMMA_TILES
+from centella.ops.matmul.wgmma import WgmmaTile
+from centella.simulator.run import mutations, simulate
+from centella.specs import Spec, make_spec
+from centella.tensors.tensor import apply
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.ops.test_mma import CAPS, LAYOUTS, Launch, lies, operands, parameters, result, stored
+
+Array = np.ndarray[Any, Any]
+SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)
+# What the shipped tiles have not: consumers that share a tile, stores from registers.
+TILES = (
+    *WGMMA_TILES,
+    SMALL,
+    WgmmaTile(64, 64, 32, 2),
+    WgmmaTile(128, 64, 64, 2, staged=64),
+)
+PAIRS = (replace(SMALL, cluster=2), WgmmaTile(64, 64, 32, 2, cluster=2))
+# What the sweep on a card tries beside them.
+SWEPT = (
+    WgmmaTile(128, 256, 64, 4, staged=128),
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2),
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2),
+    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2),
+)
+
+
+def name(tile: WgmmaTile) -> str:
+    size = f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
+    return f"{size}x{tile.cluster}"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+
+
+def lowered(
+    m: int, n: int, k: int, dtype: DType = f16, layout: str = "NT", epilogue: bool = False,
+    out: DType | None = None, activation: str = "gelu",
+) -> tuple[Launch, KernelIR]:  # fmt: skip
+    """The launch of alpha A B and its kernel; with an epilogue `linear`, else `matmul`."""
+    y = make_spec((m, n), out or dtype, 16)
+    inputs: tuple[Spec, ...]
+    attrs: dict[str, Any] = {"alpha": 0.5, "variant": "wgmma"}
+    if epilogue:
+        inputs = (lies((m, k), dtype, False), lies((n, k), dtype, False),
+                  make_spec((n,), dtype, 16), make_spec((m, n), dtype, 16))  # fmt: skip
+        attrs |= {"extras": ("bias", "residual"), "activation": activation}
+    else:
+        inputs = lies((m, k), dtype, layout[0] == "T"), lies((k, n), dtype, layout[1] == "T")
+    (call,) = op.get("linear" if epilogue else "matmul").lower(inputs, (y,), attrs, CAPS).calls
+    assert call.kernel.name == "wgmma"
+    dtypes = tuple(r.spec.dtype for r in call.tensors)
+    ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+    return Launch(call, inputs[0], inputs[1]), ir
+
+
+def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
+    """C from the simulator, and in float64."""
+    words, wanted = operands(launch)
+    simulate(ir, words, parameters(launch, ir), launch.call.groups, **options)
+    return result(launch, words), wanted
+
+
+@pytest.mark.parametrize("tile", TILES, ids=name)
+def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles past both edges, each group with several; once around the ring and a tail of k."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
+    layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN") if tile.takes(True, False) else ("NT",)
+    for layout in layouts:
+        launch, ir = lowered(m, n, k, layout=layout)
+        assert dict(launch.call.constants)["tile"] == tile and ir.workgroup == tile.threads
+        got, wanted = ran(launch, ir)
+        np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("tile", PAIRS, ids=name)
+@pytest.mark.parametrize(
+    ("size", "layout", "resident"),
+    [((1, 1, 8), "NT", 2), ((64, 65, 72), "TN", 2), ((150, 70, 104), "NT", 4)],
+    ids=str,
+)
+def test_pairs_of_groups(
+    size: tuple[int, int, int], layout: str, resident: int, tile: WgmmaTile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of some pairs one group has no row of C; a pair takes one tile, or several."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    launch, ir = lowered(*size, layout=layout)
+    assert ir.cluster == 2
+    assert launch.call.groups == 2 * -(-size[0] // 128) * -(-size[1] // 64)
+    got, wanted = ran(launch, ir, resident=resident)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("size", [(1, 1, 8), (17, 9, 40), (130, 70, 31), (64, 64, 32)], ids=str)
+def test_sizes_off_every_boundary(size: tuple[int, int, int], dtype: DType, small: None) -> None:
+    launch, ir = lowered(*size, dtype)
+    got, wanted = ran(launch, ir)
+    near = 2 * dtype.epsilon
+    np.testing.assert_allclose(got, wanted, rtol=near, atol=near * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("resident", [1, 2, 5])
+def test_groups_take_what_there_is(resident: int, small: None) -> None:
+    """One group alone, several with a tile more or less, one for each tile."""
+    launch, ir = lowered(300, 60, 100)
+    assert launch.call.groups == 5
+    got, wanted = ran(launch, ir, resident=resident)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("activation", "tile"), [("", SMALL), ("gelu", SMALL)], ids=str)
+def test_an_epilogue_sees_f32_sums(
+    activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through shared memory, and with both an activation and a residual from registers."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    launch, ir = lowered(70, 72, 40, epilogue=True, activation=activation)
+    assert dict(launch.call.constants)["staged"] is not bool(activation)
+    rng = np.random.default_rng(3)
+    y = launch.call.tensors[-1].spec
+    specs = (launch.a, launch.b, make_spec((72,), f16, 16), y)
+    values = [rng.standard_normal(s.shape) for s in specs]
+    words = [stored(v, s) for v, s in zip(values, specs, strict=True)]
+    words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+    simulate(ir, words, parameters(launch, ir), launch.call.groups)
+    a, b, bias, residual = (widen(narrow(v, f16), f16).astype(np.float64) for v in values)
+    sums = a @ b.T * 0.5 + bias
+    if activation:
+        sums = sums * (1 + np.vectorize(erf)(sums / np.sqrt(2))) / 2
+    wanted = sums + residual
+    np.testing.assert_allclose(result(launch, words), wanted, rtol=2e-3, atol=4e-3)
+
+
+def test_parts_of_a_divided_depth_are_f32(small: None) -> None:
+    launch, ir = lowered(19, 21, 72, out=f32)
+    got, wanted = ran(launch, ir)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_nothing_is_written_outside(small: None) -> None:
+    """Rows past the last and the pads of each row keep what they held."""
+    launch, ir = lowered(65, 9, 16)
+    words, _ = operands(launch)
+    simulate(ir, words, parameters(launch, ir), launch.call.groups)
+    spec = launch.call.tensors[-1].spec
+    rows = words[-1].view(np.uint16)[: 65 * spec.strides[0]].reshape(65, -1)
+    assert rows.shape[1] == 16 and (rows[:, 9:] == 0x7FC0).all()
+    assert (words[-1].view(np.uint16)[65 * spec.strides[0] :] == 0x7FC0).all()
+
+
+@pytest.mark.parametrize("tile", [SMALL, PAIRS[0]], ids=name)
+def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one the simulator reports, or the result is wrong; the same one place further."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    launch, ir = lowered(300, 60, 136)
+    seen: set[str] = set()
+    for what, broken in mutations(ir):
+        kind = what.split()[0] if what[:2] != "no" else what.split()[1]
+        if kind not in HOPPER | CLUSTER:
+            continue
+        words, wanted = operands(launch)
+        try:
+            simulate(broken, words, parameters(launch, ir), launch.call.groups, resident=1)
+        except SimulationError:
+            seen.add(kind)
+            continue
+        wrong = ~np.isclose(result(launch, words), wanted, rtol=2e-2, atol=2e-2)
+        assert wrong.any(), what
+        seen.add(kind)
+    assert seen >= {"mbar_wait", "wgmma_wait", "warpgroup_barrier", "async_fence", "tma_load"}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("tile", [*TILES, *SWEPT], ids=name)
+def test_tiles_stay_in_registers(
+    tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No spills, no stack, no warning, with an epilogue or without."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
+    cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
+    if tile in WGMMA_TILES or tile.cluster > 1:
+        cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
+    for ir in cases:
+        report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
+        registers, stack = resources(report)
+        assert stack == 0 and "C75" not in report, report
+        assert registers * tile.threads <= 65_536
+        assert shared_layout(ir).size <= CAPS.max_shared
+
+
+def test_descriptors_say_a_place_in_the_groups_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of a cluster have bits above it, which would change the distance of panels."""
+    monkeypatch.setattr(choice, "WGMMA_TILES", {PAIRS[0]: 1})
+    text = emit_ptx(lowered(64, 65, 72, layout="NN")[1], "sm_90a")
+    for number in (0, 1):
+        first = f"and.b32 %low{number}, %smem, 0x3ffff;\n  shr.u32 %low{number}, %low{number}, 4;"
+        assert first in text
+
+
+@pytest.mark.devices("cuda")
+@pytest.mark.parametrize("tile", SWEPT, ids=name)
+def test_swept_tiles_on_a_device(
+    device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters past every edge, B along k and across, at once and replayed in a graph."""
+    monkeypatch.setattr(launches, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
+    rng = np.random.default_rng(8)
+
+    def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+        return apply("matmul", x, w, alpha=1.0, variant="wgmma")
+
+    sizes, across = ((3, 5, 8), (1000, 700, 520), (257, 129, 72)), tile.takes(True, False)
+    for (m, n, k), turned in itertools.product(sizes, (True, False) if across else (True,)):
+        a, b = (rng.standard_normal(s).astype(np.float16) for s in ((m, k), (n, k)))
+        held = ct.asarray(b, device=device).T if turned else ct.asarray(b.T.copy(), device=device)
+        given = ct.asarray(a, device=device), held
+        wanted = a.astype(np.float64) @ b.T.astype(np.float64)
+        for got in (product(*given), device.compile(product, *given)(*given)):
+            near = 2e-3 * np.abs(wanted).max()
+            np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-3, atol=near)
+
+
+def test_a_launch_has_what_its_maps_need(small: None) -> None:
+    """Extents and strides ride with the launch: another size is the same program."""
+    one, ir = lowered(300, 200, 136)
+    other, again = lowered(17, 9, 40)
+    assert ir is again and ir.resident and len(ir.maps) == 3
+    words = parameters(one, ir)
+    a, b, y = ir.maps
+    assert [int(words[p]) for p in (*a.extents, *b.extents, *y.extents)] == [
+        136, 300, 1, 136, 200, 1, 200, 300, 1]  # fmt: skip
+    assert int(words[a.strides[0]]) == 136 and a.box == (32, 64, 1) and a.swizzle == 64
+    assert one.call.groups == 20 and other.call.groups == 1
+
+
+def test_operands_off_16_bytes_take_the_other_kernel() -> None:
+    odd = Spec((64, 63), f16, (63, 1), False)
+    y = make_spec((64, 64), f16, 16)
+    whole = make_spec((63, 64), f16, 16)
+    attrs = {"alpha": 1.0, "variant": "wgmma"}
+    for inputs in ((odd, whole), (make_spec((64, 63), f16, 16), replace(odd, shape=(63, 64)))):
+        (call,) = op.get("matmul").lower(inputs, (y,), attrs, CAPS).calls
+        assert call.kernel.name == "mma" and isinstance(call.tensors[0], Ref)
+
+
+def test_a_map_that_cannot_be_made_is_refused_before_it_is_launched(small: None) -> None:
+    launch, ir = lowered(17, 9, 40)
+    scalars = tuple((n, 41 if n == "lda" else v) for n, v in launch.call.scalars)
+    with pytest.raises(LimitError, match=r"kernel 'wgmma': a tensor map .*16 bytes, got \[40, 17"):
+        parameter_words(replace(launch.call, scalars=scalars), ir)

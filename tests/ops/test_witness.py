@@ -1,0 +1,201 @@
+"""Each op's NumPy formula in float64 against values that PyTorch computed (tests/reference)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella.op import op
+from centella.ops.steps import Step
+
+Array = np.ndarray[Any, Any]
+Formula = Callable[..., Any]
+ROWS = json.loads((Path(__file__).parents[1] / "data" / "witness.json").read_text(encoding="utf-8"))
+
+# What moves elements and computes nothing; tests/ops/test_ops.py compares it with NumPy exactly.
+MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step"}
+PLANES = {"linear_blocks", "dequantize"}  # with GGUF's own package: tests/ops/test_planes.py
+OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
+
+
+def formula(name: str, **attrs: Any) -> Formula:
+    """The NumPy formula of an op, with some attributes given."""
+    reference = op.get(name).reference
+    assert reference is not None
+    return lambda *arrays, **more: reference(*arrays, **attrs, **more)
+
+
+def along(fn: Formula) -> Formula:
+    """Over another axis than the last."""
+    return lambda x, axis, **rest: np.moveaxis(fn(np.moveaxis(x, axis, -1), **rest), -1, axis)
+
+
+def reduced(fn: Formula) -> Formula:
+    """Over one axis, several, or all, as `centella.functional` does it."""
+
+    def over(x: Array, axis: Any, keepdims: bool) -> Any:
+        axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+        gone = sorted(a % x.ndim for a in axes)
+        kept = [a for a in range(x.ndim) if a not in gone]
+        outer = tuple(x.shape[a] for a in kept)
+        flat = x.transpose(*kept, *gone).reshape(*outer, math.prod(x.shape[a] for a in gone))
+        shape = tuple(1 if a in gone else n for a, n in enumerate(x.shape))
+        return fn(flat).reshape(shape if keepdims else outer)
+
+    return over
+
+
+def clip(x: Array, min: float | None, max: float | None) -> Any:
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    return formula("clip")(x, low=low, high=high)
+
+
+def matmul(a: Array, b: Array, transpose_a: bool, transpose_b: bool) -> Any:
+    a = a.swapaxes(-1, -2) if transpose_a else a
+    return formula("matmul")(a, b.swapaxes(-1, -2) if transpose_b else b)
+
+
+def linear(x: Array, weight: Array, activation: str | None, **more: Array) -> Any:
+    return formula("linear")(
+        x, weight, *more.values(), extras=tuple(more), activation=activation or ""
+    )
+
+
+def norm(kind: str) -> Formula:
+    def fn(x: Array, eps: float, **more: Array) -> Any:
+        return formula("norm", kind=kind)(x, *more.values(), eps=eps, vectors=tuple(more))
+
+    return fn
+
+
+def attention(
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, **more: Array
+) -> Any:
+    attrs = {"causal": causal, "scale": 1 / math.sqrt(q.shape[-1]) if scale is None else scale}
+    y = formula("attention", masks=tuple(more), **attrs)(q, k, v, *more.values())
+    return y.transpose(0, 2, 1, 3)
+
+
+def arange(start: float, step: float, size: int) -> Any:
+    return formula("arange", dtype="f32")(start=start, step=step, size=size)
+
+
+def rope(x: Array, cos: Array, sin: Array, interleaved: bool, **first: Array) -> Any:
+    return formula("rope")(x, cos, sin, *first.values(), interleaved=interleaved)
+
+
+def conv1d(x: Array, weight: Array, activation: str | None, **more: Any) -> Any:
+    bias = [more.pop("bias")] if "bias" in more else []
+    return formula("conv1d")(x, weight, *bias, activation=activation or "", **more).swapaxes(1, 2)
+
+
+# PyTorch's name: our op, and its formula with PyTorch's parameters.
+FORMULAS: dict[str, tuple[str, Formula]] = {
+    **{name: (name, formula(name)) for name in (
+        "neg", "abs", "sqrt", "exp", "log", "relu", "elu", "sigmoid", "tanh", "gelu", "scale",
+        "add", "sub", "mul", "div", "maximum", "minimum", "where", "cast", "dot")},
+    "silu": ("swish", formula("swish")),
+    "leaky_relu": (
+        "leaky_relu", lambda x, negative_slope: formula("leaky_relu")(x, slope=negative_slope)),
+    "clip": ("clip", clip),
+    "matmul": ("matmul", matmul),
+    "linear": ("linear", linear),
+    "embedding": ("embedding", formula("embedding")),
+    "layer_norm": ("norm", norm("layer")),
+    "rms_norm": ("norm", norm("rms")),
+    "l2_normalize": ("norm", along(norm("l2"))),
+    "softmax": ("softmax", along(formula("softmax"))),
+    "log_softmax": ("softmax", along(formula("softmax", log=True))),
+    **{name: ("reduce", reduced(formula("reduce", op=name))) for name in (
+        "sum", "mean", "max", "min")},
+    "argmax": ("argmax", reduced(formula("argmax"))),
+    "attention": ("attention", attention),
+    **{name: (name, formula(name)) for name in (
+        "sin", "cos", "rsqrt", "square", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
+        "logical_or", "logical_not", "floor_divide", "remainder", "silu_gate", "gather",
+        "scatter")},
+    "arange": ("arange", arange),
+    "rope": ("rope", rope),
+    "conv1d": ("conv1d", conv1d),
+}  # fmt: skip
+
+
+def unpack(packed: dict[str, Any]) -> Array:
+    return np.array(packed["data"], packed["dtype"]).reshape(packed["shape"])
+
+
+def calls(name: str, case: dict[str, Any]) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    """Positional operands and the rest, as the formula takes them."""
+    inputs = {k: unpack(v) for k, v in case["inputs"].items()}
+    named = {"linear", "layer_norm", "rms_norm", "attention", "rope", "conv1d"}
+    if name in named:
+        first = {"linear": 2, "conv1d": 2, "attention": 3, "rope": 3}.get(name, 1)
+        operands = list(inputs.items())
+        return tuple(v for _, v in operands[:first]), {**dict(operands[first:]), **case["params"]}
+    return tuple(inputs.values()), case["params"]
+
+
+def close(got: Any, wanted: Array, what: object) -> None:
+    """Within 1e-13; near 0 within 1e-15, as PyTorch's own erf cancels there."""
+    got = np.asarray(got)
+    assert got.shape == wanted.shape, what
+    np.testing.assert_allclose(got, wanted, rtol=1e-13, atol=1e-15, err_msg=str(what))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_witness(name: str) -> None:
+    _, fn = FORMULAS[name]
+    for case in ROWS[name]:
+        operands, rest = calls(name, case)
+        with np.errstate(all="ignore"):
+            close(fn(*operands, **rest), unpack(case["output"]), case["params"])
+
+
+def test_mean_pool_is_the_mean_of_the_rows_that_count() -> None:
+    for case in ROWS["mean"]:
+        x, params = unpack(case["inputs"]["x"]), case["params"]
+        if x.ndim == 3 and params["axis"] == 1 and not params["keepdims"]:
+            padded = np.concatenate([x, np.full_like(x, np.nan)], 1)
+            lengths = np.full(len(x), x.shape[1], np.int32)
+            close(formula("mean_pool")(padded, lengths), unpack(case["output"]), params)
+            return
+    raise AssertionError("the witness has no mean over the middle axis")
+
+
+def test_a_fused_chain_is_its_ops() -> None:
+    """silu_gate is swish, then mul."""
+    steps = (Step("swish", (0,), (), (), "f32"), Step("mul", (2, 1), (), (), "f32"))
+    for case in ROWS["silu_gate"]:
+        operands, _ = calls("silu_gate", case)
+        close(formula("fused", steps=steps)(*operands), unpack(case["output"]), "fused")
+
+
+def test_what_is_appended_is_normalised_and_turned() -> None:
+    """rms_norm of the heads of q and k, rope, then cache_write."""
+    rng, starts = np.random.default_rng(3), np.array([0, 2], np.int32)
+    caches = rng.standard_normal((2, 2, 1, 5, 8))
+    again, x = caches.copy(), rng.standard_normal((2, 4, 2, 8))
+    weights, tables = rng.standard_normal((2, 8)), rng.standard_normal((2, 9, 4))
+    q, k = (
+        formula("rope")(part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * weight, *tables,
+                        starts, interleaved=False)
+        for part, weight in zip((x[:, :2], x[:, 2:3]), weights, strict=True)
+    )  # fmt: skip
+    formula("cache_write")(*again, k, x[:, 3:], starts)
+    *_, got = formula("rope_cache_write")(*caches, x, *tables, starts, weights, interleaved=False,
+                                          eps=1e-6)  # fmt: skip
+    close(got, q, "q")
+    close(caches, again, "caches")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_has_a_witness(name: str) -> None:
+    witnessed = {FORMULAS[row][0] for row in ROWS}
+    made = {"mean_pool", "fused", "rope_cache_write"} | PLANES  # these have tests
+    assert name in witnessed | MOVES | made

@@ -1,0 +1,267 @@
+"""The arrows of the house: which room may import which, read from the source with `ast`.
+
+A room is a file or folder directly under `src/centella`. An import runs at import time, late
+(inside a function) or for type checkers only. Import-time and typing imports follow the arrows;
+late ones, whatever they import, stand in `LATE` with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "centella"
+
+# Each room and the rooms directly below it; what those may import, it may import too.
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "host": {"errors"},
+    "dtypes": {"errors"},
+    "specs": {"dtypes"},
+    # how a kernel is written, and what becomes of it
+    "lang": {"specs"},
+    "emit": {"lang", "host"},
+    "simulator": {"lang"},
+    # what an operation is, and the operations
+    "op": {"emit"},
+    "ops": {"op"},
+    # what happened; bytes and programs on a device
+    "ledger": {"errors"},
+    "backends": {"emit", "simulator", "ledger"},
+    # what was asked for, what is to run, running it
+    "record": {"op", "backends"},
+    "plan": {"record", "ops"},
+    "runtime": {"plan"},
+    # what users hold
+    "tensors": {"runtime"},
+    "nn": {"tensors"},
+    "models": {"nn"},
+    "weights": {"dtypes"},
+    "tasks": {"models", "weights"},
+    "check": {"tasks"},
+    "cli": {"check"},
+    "__init__": {"tasks"},
+    "__main__": {"cli"},
+    "__pyinstaller": set(),
+}
+
+ANY = "*"
+
+# Late imports: (who, what) and why it waits.
+LATE: dict[tuple[str, str], str] = {
+    ("backends", "backends"): "a backend loads its driver, so only when a device of it is opened",
+    ("ledger", "ledger"): "only a scope with timing=True keeps what happened when",
+    ("runtime", "ledger"): "the same",
+    ("runtime", "check"): "only a GPU computes cases at its first use, with operations",
+    ("check", "check"): "what is remembered is not computed again",
+    ("check", "__init__"): "what is remembered, and a report, name the version",
+    ("runtime", "tensors"): "device.batch() and device.compile() give what is built on devices",
+    ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
+    ("backends", "tempfile"): "as cffi",
+    ("backends", "ast"): "as cffi",
+    ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
+    (
+        "tasks",
+        "models",
+    ): "`import centella` is quick: models load with the first one that is wanted",
+    ("tasks", "weights"): "as models",
+    ("tasks", "tasks"): "as models",
+    ("tasks", "pathlib"): "brings urllib: as models",
+    ("tasks", "huggingface_hub"): "extra `models`",
+    ("tasks", "tokenizers"): "extra `models`",
+    ("tasks", "rich"): "extra `cli`, and only for a progress bar",
+    ("tasks", "importlib"): "as rich",
+    (
+        "runtime",
+        "concurrent",
+    ): "the hooks of a fork have an order, and only an open device has some",
+    (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
+    (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
+    (ANY, "concurrent"): "as logging, which it loads",
+    ("ops", "ops"): "kernels of products and attention load with the first plan of one",
+    ("emit", "emit"): "an emitter loads with the first kernel for its target",
+    ("plan", "plan"): "only who asks for an explanation reads it",
+    ("tensors", "simulator"): "the simulator loads with the first kernel that runs in it",
+    (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
+    ("cli", ANY): "--help answers at once; a subcommand loads what it calls",
+    ("__main__", ANY): "python -m centella is the command line",
+    ("__pyinstaller", ANY): "a function that runs in a process of its own",
+}
+
+# Packages beyond the standard library that a room may import when it is imported itself.
+# `runtime` imports backends late, so their drivers load only then.
+# `cli` is imported by the command line alone, which looks for typer first.
+EAGER: dict[str, set[str]] = {
+    ANY: {"numpy", "msgspec"},
+    "backends": {"wgpu", "cuda"},
+    "cli": {"typer"},
+    "__pyinstaller": {"PyInstaller"},  # which loads it, and nobody else
+    "ledger": {"pytest"},  # the fixture's module, which pytest alone loads
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: where, what it names and when it runs."""
+
+    path: Path
+    line: int
+    target: str
+    when: str  # "import", "late" or "typing"
+
+    @property
+    def room(self) -> str:
+        """The room that imports."""
+        first = self.path.relative_to(SRC).parts[0]
+        return first.removesuffix(".py")
+
+    @property
+    def inside(self) -> str | None:
+        """The room imported, or None for a foreign package."""
+        parts = self.target.split(".")
+        if parts[0] != "centella":
+            return None
+        return parts[1] if len(parts) > 1 else "__init__"
+
+    @property
+    def what(self) -> str:
+        """The room or foreign package imported."""
+        return self.inside or self.target.split(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(SRC)}:{self.line} imports {self.target} ({self.when})"
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a source file."""
+    parts = path.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def targets(node: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
+    """The modules that an import statement names, absolute; submodules where they are files."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        package = ["centella", *path.relative_to(SRC).parts[:-1]]
+        kept = package[: len(package) - node.level + 1]
+        base = ".".join([*kept, base] if base else kept)
+    names = [f"{base}.{alias.name}" for alias in node.names]
+    return [name if is_module(name) else base for name in names]
+
+
+def is_module(name: str) -> bool:
+    """Whether a dotted name is a file or folder of the library, or a room it may get."""
+    parts = name.split(".")
+    if parts[0] != "centella":
+        return False
+    where = SRC.joinpath(*parts[1:])
+    room = len(parts) == 2 and parts[1] in BELOW
+    return room or where.is_dir() or where.with_suffix(".py").is_file()
+
+
+TYPING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def read_imports(source: str, path: Path) -> list[Import]:
+    """Every import in the source of one file."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, when: str) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = dict.fromkeys(targets(node, path))
+            found.extend(Import(path, node.lineno, name, when) for name in names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in TYPING:
+            for guarded in node.body:
+                visit(guarded, "typing")
+            for other in node.orelse:
+                visit(other, when)
+        else:
+            late = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                visit(child, "late" if late else when)
+
+    visit(ast.parse(source), "import")
+    return found
+
+
+def reach(room: str) -> set[str]:
+    """Every room that a room may import: itself and all below it."""
+    seen, todo = {room}, [room]
+    while todo:
+        new = BELOW[todo.pop()] - seen
+        seen |= new
+        todo.extend(new)
+    return seen
+
+
+FILES = sorted(SRC.rglob("*.py"))
+IMPORTS = [i for path in FILES for i in read_imports(path.read_text(encoding="utf-8"), path)]
+INSIDE = [i for i in IMPORTS if i.inside is not None]
+FOREIGN = [i for i in IMPORTS if not i.inside and i.what not in sys.stdlib_module_names]
+
+
+def test_the_arrows_have_no_circle() -> None:
+    graphlib.TopologicalSorter(BELOW).prepare()
+
+
+@pytest.mark.parametrize("room", sorted({p.relative_to(SRC).parts[0] for p in FILES}))
+def test_every_room_is_on_the_map(room: str) -> None:
+    assert room.removesuffix(".py") in BELOW, f"give {room} its place in BELOW"
+
+
+def test_imports_follow_the_arrows() -> None:
+    wrong = [
+        str(i)
+        for i in INSIDE
+        if i.when != "late" and i.room in BELOW and i.inside not in reach(i.room)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_late_imports_are_named_with_a_reason() -> None:
+    late = [i for i in IMPORTS if i.when == "late"]
+    unnamed = [
+        str(i) for i in late if not LATE.keys() & {(i.room, i.what), (i.room, ANY), (ANY, i.what)}
+    ]
+    assert not unnamed, "\n".join(unnamed)
+
+
+def test_import_time_loads_numpy_msgspec_and_nothing_heavier() -> None:
+    wrong = [
+        str(i)
+        for i in FOREIGN
+        if i.when == "import" and i.what not in EAGER[ANY] | EAGER.get(i.room, set())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_import_in_no_circle() -> None:
+    graph: dict[str, set[str]] = {module_name(path): set() for path in FILES}
+    for i in INSIDE:
+        if i.when == "import" and i.target != module_name(i.path):
+            graph[module_name(i.path)].add(i.target)
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from centella.dtypes import f32", ["centella.dtypes import"]),
+        ("from centella import errors, op", ["centella.errors import", "centella.op import"]),
+        ("from . import errors", ["centella.errors import"]),
+        ("from .dtypes import f32, u32", ["centella.dtypes import"]),
+        ("if TYPE_CHECKING:\n import centella.op", ["centella.op typing"]),
+        ("if not TYPE_CHECKING:\n import centella.op", ["centella.op import"]),
+        ("class A:\n def f(self):\n  import wgpu", ["wgpu late"]),
+    ],
+)
+def test_the_reader_of_imports(text: str, expected: list[str]) -> None:
+    found = read_imports(text, SRC / "op.py")
+    assert [f"{i.target} {i.when}" for i in found] == expected

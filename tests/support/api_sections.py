@@ -1,0 +1,135 @@
+"""What stands where on docs/api.md: its sections, in the order in which a user needs them.
+
+A name is one of `centella`, or of `centella.nn` with `nn.` before it. One with `:` is a class that
+has no public name, but whose objects users hold: `module:Class`.
+"""
+
+from __future__ import annotations
+
+INTRO = """\
+# API
+
+Every public name, by what it is for; `import centella as ct` has them all. This page is made of the
+docstrings by `tests/support/make_api.py`; `help(ct.softmax)` shows the same where you work.
+
+```python
+import centella as ct
+
+print(ct.softmax(ct.asarray([[1.0, 2.0, 3.0]], device="cpu"), axis=-1).numpy())
+```
+
+In signatures `Array` is a NumPy array, `Number` an `int` or `float`, `Shape` a tuple of integers,
+`Axes` an integer, a tuple of them or `None`. A dtype is one of the objects [below](#dtypes), its
+name (`"f16"`) or NumPy's; where a device is taken, so is its name (`"cuda:0"`), and without one
+the innermost open batch's counts, else the default. In the texts [b, n] is a shape. A function
+raises at the line that calls it, before anything is recorded: `ShapeError` and `DTypeError` for
+operands that do not fit, `DeviceError` for those of two devices.
+"""
+
+INTEGERS = "abs add sub mul floor_divide remainder neg square maximum minimum clip cast relu"
+
+SECTIONS: tuple[tuple[str, str, str], ...] = (
+    (
+        "Devices and batches",
+        "[Concepts](concepts.md) says when work runs; [other libraries](interop.md) how a device, "
+        "its memory and its streams are shared.",
+        "device Device centella.runtime.memory:Memory CommandBatch PipelineCache CachedPipeline",
+    ),
+    (
+        "Making tensors",
+        "What is made on the device uploads nothing.",
+        "asarray from_host from_dlpack empty zeros ones full arange",
+    ),
+    (
+        "Tensors, and reading them",
+        "A tensor takes `+ - * / // % ** @ < <= > >= & | ~`, `abs(x)`, `x[...]` with integers, "
+        "slices, `None` and `...` (a view), `len(x)`, and iteration over its rows. `np.asarray(x)` "
+        "reads it as `x.numpy()` does, and where it has one element so do `float(x)`, `int(x)` and "
+        "`bool(x)`.",
+        "Tensor fetch Pending Event",
+    ),
+    (
+        "Element-wise",
+        "Neighbours in a formula become one launch. f32 with f16 or bf16 gives f32, another mix of "
+        "dtypes is a `DTypeError`; a number takes the dtype of the tensor. Shapes "
+        "broadcast as NumPy's do. Integers are taken by "
+        f"`{INTEGERS.replace(' ', '`, `')}`; bools by `cast` alone. The arithmetic is the "
+        "[same](kernel-language.md#arithmetic) on every device.",
+        "abs add sub mul div floor_divide remainder neg scale square sqrt rsqrt exp log sin cos "
+        "maximum minimum clip cast relu leaky_relu elu gelu sigmoid swish tanh silu_gate",
+    ),
+    (
+        "Comparisons and where",
+        "`==` of two tensors raises; `ct.eq` compares.",
+        "eq ne lt le gt ge logical_and logical_or logical_not where",
+    ),
+    (
+        "Products and quantisation",
+        "Sums of floats are f32, whatever the dtype of the operands.",
+        "matmul linear dot conv1d MatmulCache centella.nn.matmul_cache:CachedWeight quantize_int8 "
+        "quantize_blocks dequantize",
+    ),
+    (
+        "Along axes",
+        "",
+        "sum mean max min argmax softmax log_softmax layer_norm rms_norm l2_normalize mean_pool",
+    ),
+    (
+        "Moving",
+        "`x[a:b]`, `x.T`, `x.permute` and `x.reshape` are views where they can be: see `Tensor`.",
+        "concat stack split chunk gather scatter embedding interleaved_to_head_first",
+    ),
+    (
+        "Attention, caches, State",
+        "",
+        "attention rope rope_tables KVCache State",
+    ),
+    (
+        "Replay",
+        "[Concepts](concepts.md#replay) has the rules.",
+        "jit centella.tensors.jit:Jitted Compiled",
+    ),
+    (
+        "Modules",
+        "[Modules](nn.md) has examples, and the names that checkpoints give to parameters.",
+        "nn nn.Module nn.parameter nn.Parameter nn.Stored nn.Linear nn.Embedding nn.LayerNorm "
+        "nn.RMSNorm nn.Conv1d nn.SelfAttention nn.CrossAttention nn.split_heads nn.join_heads "
+        "nn.EncoderBlock nn.DecoderBlock nn.ConvFrontend",
+    ),
+    ("Models", "", "load Embedder"),
+    (
+        "Ledger",
+        "[The ledger](ledger.md) shows it at work.",
+        "ledger forbid totals Ledger Counts centella.ledger.timeline:KernelTime",
+    ),
+    (
+        "Your own kernels",
+        "[Your own kernel](own-kernel.md) shows how; [the kernel language](kernel-language.md) "
+        "defines what is in `ct.lang`.",
+        "kernel UserKernel In Out InOut Scalar lang",
+    ),
+    ("DTypes", "", "DType f32 f16 bf16 i32 u32 i8 u8 bool_"),
+    (
+        "Errors",
+        "Each is a `CentellaError`; [troubleshooting](troubleshooting.md#what-each-error-means) "
+        "says what to do.",
+        "CentellaError ShapeError DTypeError DeviceError DeviceLostError LimitError "
+        "OutOfMemoryError ContractError DiscardedError TransferForbidden KVCacheFullError "
+        "TraceError CompileError SimulationError WeightsError AudioError MissingExtraError",
+    ),
+    ("Version", "", "__version__"),
+)
+
+# Public methods that the library's own parts call on one another: they may change.
+INNER: dict[str, str] = {
+    "Device": "add check_lost explain flush_thread form hand_over implicit import_buffer lend "
+    "let_go lose materialise native_of planned read record reserve run spec upload work "
+    "write_uploads",
+    "PipelineCache": "get hit",
+}
+
+# Classes whose objects a function gives: how one is constructed is nobody's business.
+GIVEN = (
+    "Tensor Device Pending Event UserKernel Embedder Ledger Counts DType CachedPipeline Memory "
+    "KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+)

