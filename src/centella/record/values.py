@@ -8,6 +8,7 @@ need not be kept. Everything here happens under the device's lock.
 from __future__ import annotations
 
 from copy import copy
+from itertools import count as counter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -23,6 +24,31 @@ Place = tuple[int, int]
 OUTSIDE: Place = (-1, 0)
 
 
+class Runs:
+    """The runs of one replay: counted once, however many States they change.
+
+    Attributes:
+        what: how errors call the replay.
+        last: the number of its last run among all runs of all replays; 0 before the first.
+        site: the line that asked for that run.
+        alive: whether the replay is still there.
+    """
+
+    __slots__ = ("alive", "last", "site", "what")
+    _numbers = counter(1)
+
+    def __init__(self, what: str) -> None:
+        self.what: str = what
+        self.last: int = 0
+        self.site: Site = NOWHERE
+        self.alive: bool = True
+
+    def ran(self, site: Site) -> None:
+        """Note a run: every State that it changes has a new version."""
+        self.site = site
+        self.last = next(Runs._numbers)
+
+
 class Cell:
     """Memory that changes in place, and the Value that stands for what it holds now.
 
@@ -31,25 +57,87 @@ class Cell:
     belongs to who can change it: a State, or a replay. Versions refer to it weakly, so that memory
     is free as soon as nobody has a handle; the newest then stays as it is.
 
+    A replay notes a run once for all its States: the version that stands for it is created when
+    somebody looks, so that a replay costs the host the same at any number of States.
+
     Attributes:
         what: how errors call it.
         memory: a value in the memory where every version lies, its content undefined; None for a
             replay's result, whose versions have nothing in common but the memory.
-        current: the newest version, recorded or computed.
     """
 
-    __slots__ = ("__weakref__", "_readers", "_self", "current", "memory", "what")
+    __slots__ = ("__weakref__", "_current", "_readers", "_replays", "_seen", "_self", "memory",
+                 "what")  # fmt: skip
 
     def __init__(self, what: str, memory: Value | None = None) -> None:
         self.memory: Value | None = memory
         self.what: str = what
-        self.current: Value | None = None
+        self._current: Value | None = None
         self._readers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._replays: list[tuple[Runs, Any]] = []
+        self._seen: int = 0
         self._self: ref[Cell] = ref(self)
+
+    @property
+    def current(self) -> Value | None:
+        """The newest version, recorded or computed."""
+        if self._replays:
+            self._catch_up()
+        return self._current
+
+    def changed_by(self, runs: Runs, made: Any) -> None:
+        """Every run of a replay changes it from now on, as long as that is there.
+
+        Args:
+            made: what the history of a version says of it.
+        """
+        self._catch_up()
+        self._replays = [pair for pair in self._replays if pair[0].alive]
+        self._replays.append((runs, made))
+
+    def _newest_run(self) -> tuple[Runs, Any] | None:
+        """The replay that has changed it since somebody looked, if one has."""
+        found, last = None, self._seen
+        for pair in self._replays:
+            if pair[0].last > last:
+                found, last = pair, pair[0].last
+        return found
+
+    def _catch_up(self) -> None:
+        """Give the last run of a replay its version, unless it has one."""
+        if self.memory is None or self._newest_run() is None:
+            return
+        with self.memory.device.lock:
+            found = self._newest_run()
+            if found is not None:  # no other thread was quicker
+                runs, made = found
+                self._seen = runs.last
+                self.advance(self.version(runs.what, runs.site, made))
+
+    def version(self, what: str, site: Site, made: Any) -> Value:
+        """A value that stands for what the memory holds, computed by a replay."""
+        memory = self.memory
+        assert memory is not None, "a State has memory"
+        value = Value(memory.spec, memory.device, what, site=site)
+        value.ready(memory.require(), memory.offset)
+        value.made = made
+        return value
+
+    def __del__(self) -> None:
+        """Who has an older version finds that it is stale, also when the State is gone."""
+        found = self._newest_run()
+        if found is not None and self._current is not None:
+            self._current.stale = Stale(self.what, found[0].site, False)
+
+    def _touched(self) -> None:
+        """Replays of this device look at their States again before they run."""
+        if self.memory is not None:
+            self.memory.device.state_events += 1
 
     def read_by(self, recording: Any) -> None:
         """Note that a recording reads the current version."""
         self._readers[recording] = recording.generation
+        self._touched()
 
     def unread(self, changer: Any) -> list[Any]:
         """Recordings other than `changer` that have yet to read the current version.
@@ -72,24 +160,27 @@ class Cell:
 
     def advance(self, value: Value) -> None:
         """`value` is the next version."""
-        before = self.current
+        before = self._current
         if before is not None:
             before.stale = Stale(self.what, value.site, self.memory is None)
             value.note = before.note
             value.before = before if value.state == PENDING else None
         value.version_of = self._self
-        self.current = value
+        self._current = value
+        if value.state != READY:
+            self._touched()
         if self._readers:
             self._readers.clear()
 
     def roll_back(self) -> None:
         """Changes that failed will not happen: the version before is there again, if one is."""
-        current = self.current
+        current = self._current
         while current is not None and current.state == FAILED and current.before is not None:
             current = current.before
             current.stale = None
-        self.current = current
+        self._current = current
         self._readers.clear()
+        self._touched()
 
 
 class Stale(NamedTuple):
@@ -177,6 +268,9 @@ class Value(Struct, eq=False, weakref=True):
         Raises:
             ContractError: its memory has changed since.
         """
+        cell = self.cell
+        if cell is not None:
+            cell.current  # noqa: B018  # a replay may have changed it since somebody looked
         if self.stale is not None:
             what, site, result = self.stale
             keep = "keep a result by .copy()" if result else "take .value again"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any
 
-from centella.backends.base import Backend, DoneTicket, Load, Submission, Ticket
+from centella.backends.base import Backend, Buffer, DoneTicket, Load, Submission, Ticket
 from centella.emit.program import Program
 from centella.errors import (
     CentellaError,
@@ -28,7 +28,7 @@ from centella.record.recording import Recorded, Recording, innermost
 from centella.record.values import PENDING, Value
 from centella.runtime import prepare
 from centella.runtime.counting import count_work, note_work
-from centella.runtime.in_flight import Border, Flight
+from centella.runtime.in_flight import Border, Flight, imported_of
 from centella.runtime.memory import Memory, Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.prepare import Planned, Span
@@ -50,6 +50,7 @@ class Engine:
         last_plan: what ran last.
         border: what calls of the backend stand in, unless they say themselves what is lost.
         flight: submissions that are not known to be done.
+        state_events: how often a State was read or changed by other than replays.
     """
 
     _ids = counter(1)
@@ -71,6 +72,7 @@ class Engine:
         self.flight: Flight = Flight(self.lose, self.let_go)
         self._fused: dict[Any, Any] = {}
         self._lost: str | None = None
+        self.state_events: int = 0
         self.last_plan: plan.Plan = plan.EMPTY
 
     @property
@@ -277,7 +279,7 @@ class Engine:
 
     def hand_over(
         self, work: Submission, meant: Sequence[tuple[int, int]], undo: Callable[[], None],
-        lose: Callable[[str], None],
+        lose: Callable[[str], None], imported: tuple[Buffer, ...] | None = None,
     ) -> Ticket:  # fmt: skip
         """Hand work to the backend.
 
@@ -285,6 +287,7 @@ class Engine:
             meant: which of the bytes that come back were asked for: first and number.
             undo: called when nothing was submitted and it may be tried again.
             lose: called with the reason when it cannot: some of it may have run.
+            imported: the application's memory among its slots, if that is known.
         """
         try:
             ticket: Ticket = DoneTicket()
@@ -306,7 +309,9 @@ class Engine:
         except BaseException:
             lose("its submission was interrupted")
             raise
-        return self.flight.watch(ticket, meant, work.slots)
+        if imported is None:
+            imported = imported_of(work.slots)
+        return self.flight.watch(ticket, meant, imported)
 
     def write_uploads(self, taken: Recorded) -> None:
         """Write what a recording would upload now, each in memory of its own.

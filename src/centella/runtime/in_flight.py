@@ -29,6 +29,11 @@ class Border:
             self._lose(str(error))
 
 
+def imported_of(slots: Sequence[Buffer]) -> tuple[Buffer, ...]:
+    """The buffers that are the application's memory."""
+    return tuple([buffer for buffer in slots if buffer.owner is not None])
+
+
 class Flight:
     """The submissions of one device that are not known to be done, in the order that they end in.
 
@@ -48,15 +53,14 @@ class Flight:
         self._holding: deque[Watched] = deque()
 
     def watch(
-        self, ticket: Ticket, meant: Sequence[tuple[int, int]], slots: Sequence[Buffer]
+        self, ticket: Ticket, meant: Sequence[tuple[int, int]], imported: tuple[Buffer, ...]
     ) -> Watched:
         """A submission's ticket, watched; what was imported lives until it is done.
 
         Args:
             meant: which of the bytes that come back were asked for: first and number.
-            slots: the buffers that it uses.
+            imported: memory of the application's that it uses.
         """
-        imported = tuple([b for b in slots if b.owner is not None])
         # A write alone says nothing of the work before it.
         serial = 0 if isinstance(ticket, DoneTicket) else next(self._serials)
         watched = Watched(self, ticket, serial, meant, imported)

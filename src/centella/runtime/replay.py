@@ -21,10 +21,11 @@ from centella.ledger.counts import began, permit, timelines
 from centella.plan.build import Plan
 from centella.record.history import Replayed
 from centella.record.recording import Recorded, Recording
-from centella.record.values import FAILED, PENDING, Cell, Place, Value
+from centella.record.values import FAILED, PENDING, Cell, Place, Runs, Value
 from centella.runtime import prepare
 from centella.runtime.counting import count_work, note_work
 from centella.runtime.executor import Engine
+from centella.runtime.in_flight import imported_of
 from centella.runtime.prepare import Span
 from centella.specs import strided
 
@@ -134,10 +135,15 @@ class Replay:
         if self._inputs.values:
             self._inputs.slot = outside.index[id(self._inputs.values[0])]
         self._touched = _touched(taken, outside)
+        self._runs = Runs(self._what)
+        self._settled = -1  # the engine's count of events when all States were last looked at
+        self._imported = imported_of(self._slots)
         cells = [(value, value.cell) for value in outside.values]
         self._borrowed = [v for v, cell in cells if cell is not None and cell.memory is None]
-        for touched in self._touched:
+        changed = [touched for touched in self._touched if touched.changed]
+        for touched in changed:
             touched.made = self._changed(touched.slot)
+            touched.cell.changed_by(self._runs, touched.made)
         lies: dict[int, tuple[int, int]] = {}
         for value in outputs:
             place = results.place_of(value)
@@ -154,6 +160,11 @@ class Replay:
         self._reads: list[Read] = work.reads
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
+
+    def __del__(self) -> None:
+        runs = getattr(self, "_runs", None)  # None where building it failed
+        if runs is not None:
+            runs.alive = False
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise TypeError(f"{self._what}: a capture is neither copied nor pickled: capture it again")
@@ -243,16 +254,16 @@ class Replay:
                     slots, uploads, self._launches, reads, copies, self._prepared, timed,
                     loads=self._loads, total=self._total,
                 )  # fmt: skip
+                borrowed = imported_of(slots[len(self._slots) :]) if copies else ()
                 ticket = engine.hand_over(
-                    work, meant, lambda: None, lambda why: self._lose(why, site)
-                )
+                    work, meant, lambda: None, lambda why: self._lose(why, site),
+                    self._imported + borrowed,
+                )  # fmt: skip
             except BaseException:
                 _back(undo)
                 self._inputs.last = [None] * len(given)  # what was to be copied was not
                 raise
-            for touched in self._touched:
-                if touched.changed:
-                    self._version(touched, site)
+            self._runs.ran(site)
             values = [self._output(result, site) for result in self._results]
             if begin:
                 note_work(engine, work, ticket, begin, self.plan, self._sites)
@@ -267,6 +278,9 @@ class Replay:
             if isinstance(result, Result):
                 for reader in result.cell.unread(None):
                     self._engine.run(reader, asked=())
+        events = self._engine.state_events
+        if events == self._settled:
+            return  # nobody but replays has used a State since
         for touched in self._touched:
             current = touched.cell.current
             if current is not None and current.state == PENDING and current.recording is not None:
@@ -281,6 +295,7 @@ class Replay:
             if touched.changed:
                 for reader in touched.cell.unread(None):
                     self._engine.run(reader, asked=())
+        self._settled = events
 
     def _given(
         self, given: Sequence[Array | Value]
@@ -328,18 +343,13 @@ class Replay:
             raise
         return before
 
-    def _version(self, touched: Touched, site: Site) -> Value:
-        memory = touched.cell.memory
-        assert memory is not None, "a State has memory"
-        value = Value(memory.spec, self._engine, self._what, site=site)
-        value.ready(memory.require(), memory.offset)
-        value.made = touched.made
-        touched.cell.advance(value)
-        return value
-
     def _lose(self, reason: str, site: Site) -> None:
         """Some of it may have run: what it changes has no content, the last outputs are gone."""
-        states = [self._version(t, site) for t in self._touched if t.changed]
+        states: list[Value] = []
+        for touched in self._touched:
+            if touched.changed:
+                states.append(touched.cell.version(self._what, site, touched.made))
+                touched.cell.advance(states[-1])
         results = [self._output(r, site) for r in self._results if isinstance(r, Result)]
         for value in (*states, *results):
             value.lose(reason)
