@@ -1,4 +1,4 @@
-"""README's figures are those of the committed runs of `benchmarks/run.py`."""
+"""The figures of README and docs/performance.md are those of committed runs of `benchmarks/run.py`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
 SQUARE, ODD = (4096, 4096, 4096), (4097, 4093, 4099)
 DEVICES = ("cuda", "webgpu")
 
@@ -105,9 +106,9 @@ FLOOR = {
 }
 
 
-def table(header: str) -> dict[str, list[str]]:
-    """The lines of a table of README by their first cell."""
-    below = README.partition(f"\n| {header} |")[2].partition("\n\n")[0].splitlines()[2:]
+def table(header: str, page: str = PAGE) -> dict[str, list[str]]:
+    """The lines of a table of a page by their first cell."""
+    below = page.partition(f"\n| {header} |")[2].partition("\n\n")[0].splitlines()[2:]
     cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in below)
     return {first: rest for first, *rest in cells}
 
@@ -129,6 +130,13 @@ def check(printed: list[str], measured: list[float], where: str) -> None:
 def found(rows: dict[str, list[str]], start: str) -> list[str]:
     (row,) = (cells for first, cells in rows.items() if first.startswith(start))
     return row
+
+
+def test_readme_shows_rows_of_the_page() -> None:
+    rows = table("work", README)
+    assert len(rows) == 5
+    for name, cells in rows.items():
+        assert table("work")[name] == cells
 
 
 @pytest.mark.parametrize("start", PERFORMANCE)
