@@ -1,4 +1,4 @@
-"""docs/architecture.md, "State, flush and ownership": each sentence names the tests that hold it.
+"""docs/rooms/ownership.md: each sentence names the tests that hold it.
 
 Those that no other file has stand here.
 """
@@ -24,7 +24,7 @@ from tests.support.sentences import assert_shown, sentences
 from tests.support.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rooms" / "ownership.md"
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 
 
@@ -530,7 +530,7 @@ SHOWN = {
 
 
 def test_every_sentence_has_a_test() -> None:
-    section = PAGE.read_text("utf-8").partition("## State, flush and ownership\n")[2]
+    section = PAGE.read_text("utf-8").partition("## Rules\n")[2]
     said = sentences(section.partition("\n## ")[0])
     assert len(said) > 25
     assert_shown(said, SHOWN)

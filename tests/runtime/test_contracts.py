@@ -1,4 +1,4 @@
-"""The contracts of docs/architecture.md that hold on every backend, each as a test.
+"""The contracts that hold on every backend, each as a test.
 
 Contract 5 is tested with replay (test_jit.py), contract 6 with the products (test_ops.py).
 """
