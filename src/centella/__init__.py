@@ -121,8 +121,12 @@ from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, fetch
 from centella.weights.quantize import quantize_blocks
 
-if not TYPE_CHECKING:  # which is to say itself what there is not
+if TYPE_CHECKING:  # which is to say itself what there is not
+    from centella import serving  # loads asyncio: with its first use
+else:
     from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401  # Python calls it
+
+    del tensor  # noqa: F821  # the module, which Python set here: `ct.tensor` gets its hint
 
 __version__ = "0.1.0"
 
@@ -241,6 +245,7 @@ __all__ = [
     "rsqrt",
     "scale",
     "scatter",
+    "serving",
     "sigmoid",
     "silu_gate",
     "sin",
