@@ -1,6 +1,6 @@
 """README's picture: MiniLM's rates of a committed run, as bars.
 
-    python benchmarks/picture.py        # writes docs/minilm.svg from results/h200-minilm.json
+python benchmarks/picture.py        # writes docs/minilm.svg from results/h200-minilm.json
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     python benchmarks/run.py gemm --devices cuda,webgpu --json results/gemm.json
     python benchmarks/run.py sweep --devices cuda,webgpu --json results/sweep.json
     python benchmarks/run.py mma --devices cuda --dtypes bf16,f16 --json results/mma.json
+    python benchmarks/run.py imported --devices cuda,webgpu --json results/imported.json
     python benchmarks/run.py attention-cores --devices cuda --json results/attention.json
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
@@ -44,6 +45,7 @@ from cpu import cpu, start
 from decode import decode, decode_sweep
 from encoder import encoder
 from gemv import gemv, thin_sweep
+from imported import imported
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
 from rows import rows
@@ -205,8 +207,9 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 
 BENCHES = {
-    "gemm": gemm, "sweep": sweep, "mma": mma, "gemv": gemv, "thin": thin_sweep,
-    "attention": attention, "tiles": attention_sweep, "table": table, "minilm": minilm,
+    "gemm": gemm, "sweep": sweep, "mma": mma, "imported": imported, "gemv": gemv,
+    "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
+    "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows,
@@ -254,7 +257,7 @@ def main() -> None:
         "--tiles", nargs="?", const="", metavar="WORDS",
         help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
     )  # fmt: skip
-    parser.add_argument("--shapes", default="", help="mma: m x n x k, ...; rows: ops")
+    parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
     parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--json", help="write the rows, with machine and versions, here")

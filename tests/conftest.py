@@ -73,6 +73,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("device", params, indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under minimum limits a case runs in the first of its dtypes; in the others with `-m sweep`.
+
+    Limits choose kernels; what a dtype changes in them is seen on the device with all its limits.
+    """
+    seen = set[tuple[str, ...]]()
+    for item in items:
+        call = getattr(item, "callspec", None)
+        params = dict(call.params) if call else {}
+        if params.get("device") == "webgpu-minimum" and params.pop("dtype", None):
+            case = (item.nodeid.partition("[")[0], *map(str, params.values()))
+            if case in seen:
+                item.add_marker("sweep")
+            seen.add(case)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What tests have to show, whichever process they ran in: `record_property("shown", text)`."""
     for report in terminalreporter.stats.get("passed", ()):

@@ -121,8 +121,11 @@ from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, fetch
 from centella.weights.quantize import quantize_blocks
 
-if not TYPE_CHECKING:  # which is to say itself what there is not
-    from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401  # Python calls it
+if TYPE_CHECKING:  # which is to say itself what there is not
+    from centella import serving  # loads asyncio: with its first use
+else:
+    from centella.tensors.hints import module_dir as __dir__  # noqa: F401  # Python calls both
+    from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401
 
 __version__ = "0.1.0"
 
@@ -241,6 +244,7 @@ __all__ = [
     "rsqrt",
     "scale",
     "scatter",
+    "serving",
     "sigmoid",
     "silu_gate",
     "sin",

@@ -199,6 +199,10 @@ class Caps(Struct, frozen=True):
         native_exp2: True when the target's own power of 2 is as exact as `lang.exp2_native`
             says; of a WebGPU device, as probed when it is opened.
         arch: PTX target ("sm_90a"), else "".
+        rewrites_arithmetic: True when a probe at opening found that the driver gives f32 formulas
+            values other than IEEE's, so that its WGSL keeps the driver from it.
+        max_loop_rounds: rounds of loops, summed, after which the driver stops each loop of a
+            thread; 0: a probe at opening found no such bound.
         family: "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu".
     """
 
@@ -214,6 +218,8 @@ class Caps(Struct, frozen=True):
     subgroups: bool = False
     native_f16_pack: bool = False
     native_exp2: bool = False
+    rewrites_arithmetic: bool = False
+    max_loop_rounds: int = 0
     arch: str = ""
     family: str = "cpu"
 

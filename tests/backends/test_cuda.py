@@ -127,6 +127,23 @@ class TestDevicesOfCuda:
         assert fake.retained == 0
 
 
+def test_a_function_is_loaded_before_it_is_timed(fake: FakeCuda) -> None:
+    """The driver may leave that to the first launch, between whose events it would lie."""
+    device = opened()
+    x = ct.asarray(X, device=device)
+    fake.loaded = False
+    with ct.ledger(timing=True) as led:
+        computed(x + 1.0)
+        computed(x + 1.0)
+    whats = [op.what for op in fake.ops]
+    assert whats.count("load") == 1
+    assert whats.index("load") < whats.index("launch")
+    assert led.spans()["compile"] > 0
+    fake.loaded = False
+    computed(x + 1.0)  # not timed: left to the driver
+    assert not fake.loaded
+
+
 class TestSubmissionsOfCudaThatFindNoMemory:
     """What comes before the launches can be tried again; after them the device is lost."""
 

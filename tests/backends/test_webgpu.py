@@ -29,6 +29,7 @@ class Driver:
     def __init__(self, library: Any) -> None:
         self._library = library
         self.calls: Counter[str] = Counter()
+        self.submitted: int = 0  # command buffers
         self.waits: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -37,7 +38,11 @@ class Driver:
             self.calls[name] += 1
         if name == "wgpuDevicePoll":
             return self._poll
-        return found
+        return self._submit if name == "wgpuQueueSubmit" else found
+
+    def _submit(self, queue: Any, number: int, commands: Any) -> None:
+        self.submitted += number
+        self._library.wgpuQueueSubmit(queue, number, commands)
 
     def _poll(self, device: Any, wait: int, index: Any) -> int:
         self.waits.append(wait)
@@ -228,22 +233,39 @@ def test_a_recorded_plan_on_its_buffers_is_encoded_ahead(device: ct.Device, driv
 
 def test_few_plans_are_encoded_ahead(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     from centella.backends.webgpu import prepared
+    from centella.backends.webgpu.raw import Commands, Encoder
 
     monkeypatch.setattr(prepared, "MOST", 2)
     where = own(device)
     backend: Any = where.backend
-    plans = [where.compile(lambda x, n=n: chain(x, n), X) for n in (16, 17, 18, 15)]
-    for _ in range(3):
-        for plan, n in zip(plans, (16, 17, 18, 15), strict=True):
+    lengths = (16, 17, 18, 19, 20, 15)
+    plans = [where.compile(lambda x, n=n: chain(x, n), X) for n in lengths]
+    for _ in range(4):
+        for plan, n in zip(plans, lengths, strict=True):
             np.testing.assert_allclose(plan(X).numpy(), softmaxed(X, n), rtol=1e-5)
             backend.ahead.encode()
-    ahead = [fn._replay._prepared.spare is not None for fn in plans]
-    assert ahead == [False, True, True, False]  # a short one is encoded when it runs
-    del plans[2], plan
+    ahead = [type(fn._replay._prepared.spare) for fn in plans]
+    none = type(None)  # a short one is encoded when it runs
+    assert ahead == [Commands, Commands, none, Encoder, Encoder, none]
+    del plans[3], plan
     gc.collect()
     backend.ahead.encode()  # a plan that has gone is not encoded
     where.close()
     backend.ahead.encode()
+
+
+def test_finished_commands_are_submitted_but_for_a_few(device: ct.Device, driver: Driver) -> None:
+    """wgpu-native never frees the others."""
+    from centella.backends.webgpu.prepared import MOST
+
+    where = own(device)
+    backend: Any = where.backend
+    fn = ct.jit(chain, maxsize=4)  # of 8 signatures: captures come and go
+    for turn in range(40):
+        for _ in range(3):
+            fn(ct.asarray(X, device=where), 16 + turn % 8).numpy()
+            backend.ahead.encode()
+    assert driver.calls["wgpuCommandEncoderFinish"] - driver.submitted <= MOST
 
 
 def test_parameters_take_their_slots_by_turns(

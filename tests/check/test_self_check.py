@@ -253,6 +253,28 @@ def test_what_cannot_take_its_place_leaves_nothing(
     assert caches.kept("other") is None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pipes in folders")
+def test_a_pipe_in_the_folder_is_no_file(cache: Path) -> None:
+    cache.mkdir()
+    os.mkfifo(cache / "name", 0o600)
+    assert caches.kept("name") is None  # at once: nobody ever writes into it
+    caches.keep("name", b"content")
+    assert caches.kept("name") == b"content"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such rights")
+def test_the_folder_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    before = os.umask(0)
+    try:
+        caches.keep("name", b"content")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "home", tmp_path / "home/cache", tmp_path / "home/cache/centella"]
+    assert [f.stat().st_mode & 0o777 for f in made] == [0o700] * 3
+    assert caches.kept("name") == b"content"
+
+
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import centella as ct
 from centella import DeviceError, Embedder, __version__
 from centella.errors import CompileError
 from centella.op.op import registry
@@ -165,11 +166,23 @@ def test_kernels_lists_each_with_what_it_computes() -> None:
 
 def test_kernels_as_json() -> None:
     listed = json.loads(call("kernels", "--json").stdout)
-    assert listed["softmax"] == "exp(x) over its sum along an axis."
+    assert listed["operations"]["softmax"] == "exp(x) over its sum along an axis."
     (found,) = json.loads(call("kernels", "softmax", "--target", "ptx", "--json").stdout)
     assert (found["target"], found["workgroup"]) == ("ptx", 128)
     assert [a["name"] for a in found["arguments"]] == ["x", "y"]
     assert ".target sm_80" in found["source"]
+
+
+def test_kernels_lists_variants_below_what_has_them_run() -> None:
+    listed = json.loads(call("kernels", "--json").stdout)
+    assert all(hasattr(ct, n) or hasattr(ct.Tensor, n) for n in listed["operations"])
+    assert listed["variants"]["gemv"]["of"] == "linear"
+    assert listed["operations"].keys() | listed["variants"].keys() == kernels.samples().keys()
+    lines = call("kernels").output.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("linear "))
+    below = [line.split()[0] for line in lines[at:] if line.startswith("  ") and line[2] != " "]
+    assert below[:3] == ["gemv", "linear_blocks", "skinny"]
+    assert all(any(li.startswith(f"  {n} ") for li in lines) for n in kernels.VARIANTS)
 
 
 def test_every_op_has_a_sample() -> None:
@@ -261,13 +274,20 @@ def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
     options = ("--model", TINY, "--device", "cpu", "--batch-size", 2)
     result = call("embed", "--file", lines, "--output", array, *options)
     saved = np.load(array)
-    assert f"out.npy: 3 x {saved.shape[1]} float32" in result.output.replace("\n", "")
-    assert "lines.txt: blank lines have no vector: 1 left out (2)" in result.stderr
-    piped = call("embed", "--file", "-", "--json", *options, stdin="first\nsecond\nthird\n")
-    vectors = np.array(
-        [row["embedding"] for row in json.loads(piped.stdout)["embeddings"]], np.float32
-    )
+    assert f"out.npy: 4 x {saved.shape[1]} float32" in result.output.replace("\n", "")
+    piped = call("embed", "--file", "-", "--json", *options, stdin="first\n\nsecond\nthird\n")
+    rows = json.loads(piped.stdout)["embeddings"]
+    assert [row["text"] for row in rows] == ["first", "", "second", "third"]
+    vectors = np.array([row["embedding"] for row in rows], np.float32)
     np.testing.assert_allclose(saved, vectors, atol=1e-6)
+
+
+def test_an_empty_text_has_a_vector_as_in_the_library() -> None:
+    options = ("--model", TINY, "--device", "cpu", "--json")
+    rows = json.loads(call("embed", "", " ", "one", *options).stdout)["embeddings"]
+    assert [row["text"] for row in rows] == ["", " ", "one"]
+    vectors = ct.load(TINY, device="cpu").encode(["", " ", "one"])
+    np.testing.assert_allclose([row["embedding"] for row in rows], vectors, atol=1e-6)
 
 
 def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
@@ -276,14 +296,34 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     assert "not both" in failed("embed", "a", "--file", "b", *tiny)
     nope = tmp_path / "nope.txt"
     assert failed("embed", "--file", nope, *tiny).endswith(f"{nope}: no such file or directory")
-    assert failed("embed", "--file", tmp_path, *tiny).endswith(f"{tmp_path}: is a directory")
-    assert "expected texts, got an empty one (number 2)" in failed("embed", "a", " ", *tiny)
-    (tmp_path / "latin.txt").write_bytes("a\ngrüße\n".encode("latin-1"))
-    text = failed("embed", "--file", tmp_path / "latin.txt", *tiny)
-    assert text.endswith("latin.txt: line 2 is no UTF-8 text")
+    assert failed("embed", "--file", tmp_path, *tiny).endswith(f"{tmp_path}: a folder, no file")
+    (tmp_path / "zeros.txt").write_bytes(b"a\nb\0\n")
+    text = failed("embed", "--file", tmp_path / "zeros.txt", *tiny)
+    assert text.endswith("zeros.txt: binary: it has NUL bytes")
+    (tmp_path / "none.txt").write_bytes(b"")
+    assert "no text; try" in failed("embed", "--file", tmp_path / "none.txt", *tiny)
     assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
     missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
     assert "expected a model folder" in missing
+
+
+@pytest.mark.parametrize(
+    ("option", "exists"),
+    [
+        (("--dtype", "f64"), ("'auto'", "'f32'", "'f16'", "'bf16'")),
+        (("--dtype", "i8"), ("'auto'", "'f32'", "'f16'", "'bf16'")),
+        (("--device", "gpu"), ("cpu", "webgpu", "cuda", "simulator")),
+        (("--device", "cpu:1"), ("cpu", "webgpu", "cuda", "simulator")),
+    ],
+)
+def test_a_wrong_value_lists_those_that_exist(
+    option: tuple[str, str], exists: tuple[str, ...]
+) -> None:
+    result = call("embed", "a", "--model", TINY, *option)
+    assert result.exit_code in (1, 2)
+    assert f"'{option[1]}'" in result.stderr
+    said = result.stderr.partition(f"'{option[1]}'")[2]
+    assert all(name in said for name in exists) and "i32" not in said
 
 
 def test_lines_are_those_of_the_file() -> None:
@@ -293,11 +333,8 @@ def test_lines_are_those_of_the_file() -> None:
     assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
-def test_what_is_no_text_is_said_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_text_is_said_in_one_line() -> None:
     options = ("--model", TINY, "--device", "cpu")
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("grüße".encode("latin-1"))
-    assert "latin.txt: line 1 is no UTF-8 text" in failed("embed", "--file", latin, *options)
     lone = "\udcff"  # what Python makes of a byte of the command line that is not UTF-8
     assert "expected valid Unicode, got a lone surrogate" in failed("embed", lone, *options)
     asked = call("demo", lone, "--over", ROOT / "README.md", *options)  # says its device first
@@ -473,30 +510,37 @@ def test_demo_finds_by_meaning(tmp_path: Path) -> None:
 
 
 def test_the_documentation_is_there_to_search() -> None:
-    found = passages.read_passages(passages.documentation())
+    found, _ = passages.read_passages(passages.documentation())
     assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= {p.file for p in found}
 
 
 def test_the_demo_leaves_out_the_tables_of_names() -> None:
     folder = passages.documentation()
-    names = {p.file for p in passages.read_passages(folder)}
-    kept = {p.file for p in passages.read_passages(folder, skip=passages.TABLES)}
+    names = {p.file for p in passages.read_passages(folder)[0]}
+    kept = {p.file for p in passages.read_passages(folder, skip=passages.TABLES)[0]}
     assert names - kept == set(passages.TABLES)
 
 
-def test_the_demo_piped_says_at_once_where_it_runs_and_then_how_far_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_the_demo_piped_says_at_once_where_it_runs_and_now_and_then_how_far_it_is(
+    tmp_path: Path, seconds: int
+) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     arguments = ["demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu"]
-    code = f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n{RUN}"
+    code = (
+        f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n"
+        f"from centella.cli import demo; demo.SECONDS = {seconds}\n{RUN}"
+    )
     run = subprocess.run(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     # In one pipe the lines of stdout stand before those of stderr only where they were flushed.
-    assert [line[:15].strip() for line in run.stdout.splitlines()[:6]] == [
-        "device", "first embedding", "embedded 16 of", "embedded 20 of", "passages", "question",
+    told = [] if seconds else ["embedded 16 of", "embedded 20 of"]
+    assert [line[:15].strip() for line in run.stdout.splitlines()[: 4 + len(told)]] == [
+        "device", "first embedding", *told, "passages", "question",
     ]  # fmt: skip
 
 
@@ -520,12 +564,17 @@ def test_demo_without_a_question(tmp_path: Path) -> None:
 
 def test_passages_are_text(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_bytes("\ufeffgrüße\n".encode())
-    (tmp_path / "latin.txt").write_bytes("grüße".encode("latin-1"))
     (tmp_path / "zeros.txt").write_bytes(b"a\0b")
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "blank.txt").write_bytes(" \n\u200b\n\n".encode())
-    assert passages.read_passages(tmp_path) == [passages.Passage("good.txt", 1, "grüße")]
-    assert "no UTF-8 text" in failed("demo", "--over", tmp_path / "latin.txt")
+    found, skipped = passages.read_passages(tmp_path)
+    assert found == [passages.Passage("good.txt", 1, "grüße")]
+    assert {s.file: s.why for s in skipped} == {
+        "zeros.txt": "binary: it has NUL bytes",
+        "empty.txt": "no text in it",
+        "blank.txt": "no text in it",
+    }
+    assert "NUL" in failed("demo", "--over", tmp_path / "zeros.txt")
 
 
 def test_the_example_skips_empty_files(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ NAMES = [name for _, _, names in SECTIONS for name in names.split()]
 
 def public() -> set[str]:
     """The names that are to be on the page."""
-    return {*ct.__all__, *(f"nn.{name}" for name in ct.nn.__all__)}
+    modules = {"nn": ct.nn.__all__, "serving": ct.serving.__all__}
+    return {*ct.__all__, *(f"{module}.{n}" for module, names in modules.items() for n in names)}
 
 
 def misplaced() -> set[str]:
@@ -148,3 +149,5 @@ def test_a_signature_is_that_of_the_source() -> None:
         '    dtype: ct.DType = ct.f32, kind: str = "none",\n) -> tuple[int, ...]'
     )
     assert signature("f", ct.forbid) == "f(*kinds: str) -> ContextManager[None]"
+    encode = ct.serving.Batcher.encode
+    assert signature("f", encode, bound=True) == "f(text: str) -> Awaitable[Array]"

@@ -1,4 +1,4 @@
-"""The figures of README and docs/performance.md are those of committed runs of `benchmarks/run.py`."""
+"""Figures of README and docs/performance.md are those of committed runs of `benchmarks/run.py`."""
 
 from __future__ import annotations
 

@@ -183,6 +183,10 @@ OPERATIONS: dict[str, Operation] = {
     "max.NaN.bf16x2": lambda a, b: on_halves(np.maximum, dtypes.bf16, a, b),
     "cvt.rn.bf16x2.f32": lambda hi, lo: bf16_bits(hi) << 16 | bf16_bits(lo),
 }  # fmt: skip
+ATOMICS: dict[str, Operation] = {
+    "exch": lambda before, value: value,
+    "cas": lambda before, expected, value: value if before == expected else before,
+}
 
 
 @dataclass
@@ -350,6 +354,14 @@ class Thread:
                     self.registers[name] = int(words[index + lane])
                 else:
                     words[index + lane] = self.registers[name]
+        elif op[0] in ("atom", "red"):
+            address, *operands = rest if op[0] == "atom" else operands
+            words, index = self.words(op[1], address, 1)
+            before = int(words[index])
+            step = ATOMICS.get(op[2]) or OPERATIONS[f"{op[2]}.{op[3]}"]
+            words[index] = step(before, *map(self.value, operands))
+            if op[0] == "atom":
+                self.registers[target] = before
         elif op[0] == "mov" and target[0] == "{":
             low, high = target.strip("{}").split(", ")
             word = self.value(rest[0])
@@ -716,6 +728,19 @@ def subgroups(x: In[f32], u: In[u32], y: Out[f32], z: Out[u32]) -> None:
     z[i] = lang.subgroup_sum(u[i]) * lane + least + lang.cast(most, u32)
 
 
+def atomics(x: InOut[u32], y: InOut[i32]) -> None:
+    everyone, me = lang.global_id(), lang.local_id()
+    tile = lang.shared(u32, 32)
+    tile[me] = me
+    for array, i in ((x, everyone), (y, everyone), (tile, me)):
+        value = lang.cast(i * 3, array.dtype if array is y else u32)
+        for name in ("add", "min", "max", "and", "or", "xor", "exchange"):
+            getattr(lang, f"atomic_{name}")(array, i, value)
+        seen = lang.atomic_add(array, i, 1)
+        lang.atomic_compare_exchange(array, i, seen + 1, seen + seen)
+    x[everyone] = tile[me] + lang.bitcast(y[everyone], u32)
+
+
 def row_sum(x: In[f32, 2], y: Out[f32], n: u32) -> None:
     row, me = lang.group_id(), lang.local_id()
     total = lang.var(0.0)
@@ -808,6 +833,7 @@ CASES: dict[str, Case] = {
     "static_shared": Case(shared_words, constants={"words": 256}),
     "dynamic_shared": Case(shared_words, constants={"words": 12544}),
     "subgroups": Case(subgroups, workgroup=64),
+    "atomics": Case(atomics),
     "row_sum": Case(row_sum, workgroup=40, params={"n": 70, **matrix(2, 70, "x")}),
     "row_softmax": Case(row_softmax, params={"n": 50, **matrix(2, 50, "x", "y")}),
     "half_softmax": Case(row_softmax, 64, {"x": f16}, params={"n": 50, **matrix(2, 50, "x", "y")}),

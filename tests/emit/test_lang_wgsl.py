@@ -809,6 +809,21 @@ def test_statements_are_counted() -> None:
         assert count_statements(ir) == len(body)
 
 
+def test_a_users_kernel_has_no_bound() -> None:
+    @ct.kernel(workgroup=64)
+    def kernel(x: ct.In[f32], y: ct.Out[f32]) -> None:
+        i = lang.global_id()
+        total = lang.var(0.0)
+        a = x[i]
+        for _ in range(8_000):
+            total.set(lang.fma(a, a, total))
+        y[i] = total
+
+    x = ct.asarray(np.ones(64, np.float32), device="cpu")
+    kernel(x, ct.empty((64,), device="cpu"), threads=64)
+    assert kernel.source("wgsl").count("fma(") >= 8_000
+
+
 def test_long_expressions_are_cut() -> None:
     def chain(a: Any) -> Any:
         for _ in range(10 * MAX_DEPTH):

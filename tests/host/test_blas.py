@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,38 @@ def test_a_small_product_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     y = ct.linear(ct.asarray(x, device=device), ct.asarray(w, device=device)).numpy()
     np.testing.assert_allclose(y, x @ w.T, rtol=1e-4, atol=1e-5)
     assert setting.seen == [2, 1, 2, 1, 2]
+
+
+def test_a_sentence_is_done_alone_and_a_batch_by_threads_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The products and the attention of 128 tokens; then of 2000, by rows."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    setting = Setting(2)
+    monkeypatch.setattr(blas, "BLAS", setting.threads)
+    device = ct.device("cpu", pool="reuse")
+    w = ct.asarray(RNG.standard_normal((384, 1536), np.float32), device=device)
+    works: tuple[Callable[[ct.Tensor], ct.Tensor], ...] = (
+        lambda x: ct.linear(x, w),
+        lambda x: ct.matmul(x, w.T.copy()),
+        lambda x: ct.attention(*(x.reshape(1, 12, 128, 128),) * 3),
+    )
+    for work in works:
+        setting.seen[:] = [2]
+        x = ct.asarray(RNG.standard_normal((128, 1536), np.float32), device=device)
+        work(x).numpy()
+        assert setting.seen == [2, 1, 2], work
+    seen = set()
+    matmul = np.matmul
+
+    def noted(a: Any, b: Any, **to: Any) -> Any:
+        seen.add((len(a), setting.seen[-1]))
+        return matmul(a, b, **to)
+
+    monkeypatch.setattr(np, "matmul", noted)
+    x = ct.asarray(RNG.standard_normal((2000, 1536), np.float32), device=device)
+    ct.linear(x, w).numpy()
+    assert {threads for _, threads in seen} == {1} and max(rows for rows, _ in seen) <= PART
 
 
 @pytest.mark.skipif(BLAS is None, reason="NumPy's BLAS is not an OpenBLAS with threads of its own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 
 import centella as ct
 from centella.host import blockwise
-from centella.host.blockwise import BLOCK, SHARED, blocks_of, cores, share
+from centella.host.blockwise import BLOCK, MOST_THREADS, SHARED, blocks_of, cores, share
 from centella.host.tape import Tape
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.operands import NUMPY, TAPE
@@ -29,6 +30,30 @@ SHAPES = (
     (40, 1000),
     (5, SHARED - 1),
 )
+
+
+def test_who_has_not_begun_is_not_waited_for() -> None:
+    """All helpers are busy elsewhere: the thread that asks does the work and goes on."""
+    busy, free = threading.Barrier(MOST_THREADS + 1), threading.Event()
+
+    def long(part: int) -> None:
+        busy.wait(10)
+        free.wait(60)
+
+    parts = list(range(MOST_THREADS))
+    other = threading.Thread(target=share, args=(long, parts, MOST_THREADS))
+    other.start()
+    busy.wait(10)
+    done: list[int] = []
+    mine = threading.Thread(target=share, args=(done.append, parts, MOST_THREADS))
+    mine.start()
+    mine.join(5)
+    waited = mine.is_alive()
+    free.set()
+    mine.join()
+    other.join()
+    assert not waited
+    assert sorted(done) == parts
 
 
 @pytest.mark.parametrize("whole_rows", [False, True])

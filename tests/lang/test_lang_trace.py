@@ -30,7 +30,6 @@ from centella.dtypes import DType, bool_, f16, f32, i8, i32, u32
 from centella.emit.wgsl import emit_wgsl
 from centella.errors import SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, face_of, storage
-from centella.lang.ir import EFFECTS, PURE
 from centella.lang.kernel_params import TensorParam
 from centella.specs import dense_strides
 from tests.support.lang_common import compute, empty, on_simulator, tensor
@@ -488,6 +487,43 @@ def size_of_argument(x: In[f32], y: Out[f32]) -> None:
     y[0] = x[x.size]  # <- pass sizes as u32 parameters, or use x.shape(axis)
 
 
+def power_of_a_value(x: In[f32], y: Out[f32]) -> None:
+    y[0] = x[0] ** 2  # <- x ** n is not for traced values: write x * x for a square
+
+
+def power_to_a_value(x: In[f32], y: Out[f32]) -> None:
+    y[0] = 2.0 ** x[0]  # <- n ** x is not for traced values: write lang.exp2(x) for 2 ** x
+
+
+def pythons_max(x: In[f32], y: Out[f32]) -> None:
+    y[0] = max(x[0], 0.0)  # <- lang.maximum(a, b) and lang.minimum(a, b) instead of max() and min()
+
+
+def pythons_abs(x: In[f32], y: Out[f32]) -> None:
+    y[0] = abs(x[0])  # <- abs(x) is not for traced values: write lang.abs(x)
+
+
+def pythons_round(x: In[f32], y: Out[f32]) -> None:
+    y[0] = round(x[0])  # <- round(x) is not for traced values: write lang.floor(x + 0.5)
+
+
+def maths_floor(x: In[f32], y: Out[f32]) -> None:
+    y[0] = math.floor(x[0])  # <- math.floor(x) is not for traced values: write lang.floor(x)
+
+
+def pythons_divmod(n: u32, y: Out[u32]) -> None:
+    y[0], y[1] = divmod(n, 2)  # <- divmod(a, b) is not for traced values: write a // b and a % b
+
+
+def element_of_a_value(x: In[f32], y: Out[f32]) -> None:
+    y[0] = x[0][1]  # <- x[i] of a value is not for traced values: write x[i] of a tensor argument
+
+
+def variable_to_a_power(y: Out[f32]) -> None:
+    v = lang.var(2.0)
+    y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
+
+
 WRONG = [
     fn
     for fn in list(globals().values())
@@ -502,7 +538,9 @@ def test_errors_stand_at_the_line(fn: Callable[..., Any]) -> None:
         trace(fn)
     line = marked(fn)
     assert user_line(caught.value) == line
-    assert SOURCE[line - 1].split(MARK)[1].strip() in str(caught.value)
+    text = str(caught.value)
+    assert SOURCE[line - 1].split(MARK)[1].strip() in text
+    assert text.endswith(f" (kernel {fn.__name__!r} at {HERE}:{line})")
     with pytest.raises(TraceError, match="only inside a kernel function"):
         lang.local_id()  # the tracer is gone
 
@@ -547,7 +585,9 @@ def test_messages_name_the_line_of_the_cause() -> None:
     ):
         with pytest.raises(TraceError) as caught:
             trace(fn)
-        for line in re.findall(rf"{re.escape(HERE)}:(\d+)", str(caught.value)):
+        cause, _, kernel = str(caught.value).rpartition(" (kernel ")
+        assert kernel == f"{fn.__name__!r} at {HERE}:{marked(fn)})"
+        for line in re.findall(rf"{re.escape(HERE)}:(\d+)", cause):
             assert what in SOURCE[int(line) - 1] or "break_if" in SOURCE[int(line) - 1]
 
 
@@ -1005,10 +1045,6 @@ def test_outputs_are_fresh_values() -> None:
             doubled(x, threads=20)
 
 
-def test_there_are_no_atomics() -> None:
-    assert not [n for n in (*dir(lang), *PURE, *EFFECTS) if "atomic" in n.lower()]
-
-
 def test_select_computes_both() -> None:
     def kernel(x: In[f32], y: Out[f32]) -> None:
         y[0] = lang.select(x[0] > 0.0, x[1] * 2.0, x[2] * 3.0)
@@ -1295,6 +1331,12 @@ SHOWN = {
     "Scalars annotated": "trace.scalars_ride_with_the_launch",
     "`lang.range(start, stop, step)` reads": "wgsl.bounds_are_read_once_means_once",
     "Like `i += step` anywhere": "trace.counters_wrap",
+    "Mesa's llvmpipe (lavapipe) stops": "rounds.the_probe_says_where_a_driver_stops",
+    "Where a probe at opening finds that a driver does so": "rounds.long_loops_of_a_user "
+    "rounds.nested_loops_of_a_user rounds.bodies_are_repeated_until_a_thread_keeps_to_the_bound",
+    "Where 6 000 statements": "rounds.what_no_text_can_do_is_refused_at_the_launch",
+    "How often a loop turns": "rounds.turns_follow_from_parameters_and_ids "
+    "rounds.what_only_the_device_knows_is_not_counted",
     "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
     # names
     "All are in `centella.lang`": "trace.every_name_is_on_the_page",
@@ -1308,6 +1350,7 @@ SHOWN = {
     "| `const(value": "wgsl.constants_keep_every_bit trace.scalars_ride_with_the_launch",
     "| `var(init": "trace.variables_and_lists_of_them",
     "| `shared(dtype": "trace.chunks_of_shared_memory_by_their_number simulate.shared_races",
+    "| `atomic_add(array, index, value)`, ": "atomics.every_step atomics.an_index_of_rank_two",
     "| `if_(condition)`": "wgsl.control_flow",
     "| `range(start": "wgsl.control_flow",
     "| `select(condition": "trace.select_computes_both",
@@ -1353,7 +1396,8 @@ SHOWN = {
     "Emitters add what a target lacks": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "| operation |": "trace.every_sentence_has_a_test",
     "| `+ - *` f32": "wgsl.arithmetic simulate.float_arithmetic",
-    "| `fma(a, b, c)`": "wgsl.fma_rounds_once_or_twice simulate.fma_rounds_once_or_twice",
+    "| `fma(a, b, c)`": "wgsl.fma_rounds_once_or_twice simulate.fma_rounds_once_or_twice "
+    "ieee.no_two_fma_become_one",
     "| `/` f32": "wgsl.arithmetic simulate.float_division_by_zero",
     "| `sqrt`": "wgsl.arithmetic simulate.float_functions",
     "| `+ - *` i32": "wgsl.arithmetic simulate.integer_arithmetic",
@@ -1379,9 +1423,29 @@ SHOWN = {
     "| `exp exp2": "wgsl.formulas_keep_their_bounds math.error_is_within_the_stated_bound",
     "| `exp2_native` |": "wgsl.powers_by_the_target tiles.sums_that_become_a_factor",
     "| `workgroup_reduce`": "wgsl.reduction_is_bitwise_repeatable simulate.workgroup_reduce",
+    "WGSL lets a driver rewrite": "ieee.a_probe_sees_each_formula_rewritten",
+    "Where a probe at opening finds one": "ieee.formulas_have_the_values_of_their_operations "
+    "ieee.zero_by_zero_is_nan ieee.a_driver_that_keeps_to_it_has_the_plain_text",
+    "On such a device fused": "ieee.fused_programs_have_the_same_bits",
     "Masks are finite": "shipped.masks_are_finite",
-    "There are no float atomics": "trace.there_are_no_atomics",
+    "There are no float atomics": "atomics.refused",
     "Softmax, statistics": "shipped.statistics_are_f32_whatever_the_storage",
+    # atomics
+    "| atomic |": "trace.every_sentence_has_a_test",
+    "| `atomic_add(array, index, value)` |": "atomics.every_step atomics.launched",
+    "| `atomic_min(...)`": "atomics.every_step",
+    "| `atomic_and(...)`": "atomics.every_step",
+    "| `atomic_exchange(...)`": "atomics.every_step",
+    "| `atomic_compare_exchange(": "atomics.every_step atomics.a_compare_exchange_loop",
+    "An atomic is one indivisible step": "atomics.every_step atomics.launched",
+    "Words are i32 or u32": "atomics.refused",
+    "An array that some atomic changes": "atomics.refused",
+    "Its `x[i]` and `x[i] = v`": "atomics.atomics_race_with_plain_accesses",
+    "Several threads' steps on one word": "atomics.histogram atomics.compaction",
+    "What `add`": "atomics.histogram atomics.a_compare_exchange_loop",
+    "Which thread saw what": "atomics.compaction",
+    "They order nothing else": "atomics.atomics_race_with_plain_accesses",
+    "On PTX they are seen": "atomics.a_result_that_nobody_wants_costs_nothing atomics.texts_assemble",
     # effects
     "Statements run in program order": "trace.effects_keep_their_order wgsl.random_programs",
     "Stores, variable assignments": "trace.effects_keep_their_order wgsl.random_programs",
@@ -1486,7 +1550,8 @@ SHOWN = {
     # identity
     "The IR is a flat list": "trace.the_ir_is_flat",
     "The SHA-256 of its canonical text": "trace.identity_is_equal_in_every_process",
-    "A portable kernel emits at most": "shipped.statements_are_few wgsl.statements_are_counted",
+    "The portable kernels that the": "shipped.statements_are_few wgsl.statements_are_counted",
+    "A kernel of yours may have": "wgsl.a_users_kernel_has_no_bound",
 }
 
 

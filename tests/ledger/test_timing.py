@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -338,3 +341,55 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     with ct.ledger(timing=True) as led:
         pass
     check_format(traced(led, tmp_path))
+
+
+# -- compiling is not running ---------------------------------------------------------------------
+
+COLD = """
+import json
+import numpy as np
+import centella as ct
+
+device = ct.device("webgpu")
+x = np.ones((8, 64), np.float32)
+
+
+def timed(run):
+    with ct.ledger(timing=True) as led:
+        run()
+    return {
+        "kernels": {row.kernel: row.milliseconds for row in led.kernels()}, **led.spans(),
+        "counts": led.as_dict(),
+    }
+
+
+def lazily():
+    a = ct.asarray(x, device=device)
+    ct.softmax(a @ a.T).numpy()
+
+
+fn = device.compile(lambda a: ct.layer_norm(a), x)
+print(json.dumps([timed(lazily), timed(lazily), timed(lambda: fn(x).numpy()),
+                  timed(lambda: fn(x).numpy())]))
+"""
+
+
+@pytest.mark.devices("webgpu")
+def test_a_kernel_that_is_compiled_at_its_first_use_is_not_slow(device: ct.Device) -> None:
+    """lavapipe without its cache compiles at the first dispatch."""
+    if not timed(device):
+        pytest.skip(device.backend.clock.missing)
+    without_cache = {**os.environ, "MESA_SHADER_CACHE_DISABLE": "1", "CENTELLA_SELF_CHECK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COLD], env=without_cache, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    scopes = json.loads(done.stdout)
+    for cold, warm in zip(scopes[::2], scopes[1::2], strict=True):
+        spent = sum(cold["kernels"].values())
+        assert cold["kernels"].keys() == warm["kernels"].keys()
+        assert cold["compile"] > 4 * spent
+        assert cold["submit"] < cold["compile"]
+        assert "compile" not in warm
+        for name in ("submissions", "launches", "uploads", "downloads"):
+            assert cold["counts"][name] == warm["counts"][name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import centella as ct
 from centella import nn
 from centella.dtypes import dtype_of, narrow, widen
 from centella.errors import ContractError, DTypeError, WeightsError
+from centella.nn.tree import Tree
+from centella.tensors.hints import OF_LAYER
 from centella.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -171,6 +175,144 @@ def test_modules_by_path() -> None:
     assert dict(Block().named_modules())["norm"].__class__ is nn.LayerNorm
 
 
+class Heads(nn.Module):
+    """Modules in every kind of container."""
+
+    def __init__(self) -> None:
+        self.heads = {"name": nn.Linear(4, 2, bias=False), "place": nn.LayerNorm(4)}
+        self.pair = (nn.RMSNorm(4), nn.RMSNorm(4))
+        self.deep = [[nn.Linear(2, 2)], {"a": (nn.Embedding(3, 2),)}]
+        self.sizes = {"name": 2}
+        self.empty: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads["name"](self.pair[0](x))
+
+
+HEADS = {
+    "heads.name.weight": (2, 4), "heads.place.weight": (4,), "heads.place.bias": (4,),
+    "pair.0.weight": (4,), "pair.1.weight": (4,), "deep.0.0.weight": (2, 2), "deep.0.0.bias": (2,),
+    "deep.1.a.0.weight": (3, 2),
+}  # fmt: skip
+
+
+def test_modules_in_lists_tuples_and_dicts(device: ct.Device) -> None:
+    module = Heads()
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in HEADS)
+    assert [name for name, _ in module.named_modules()] == ["", *paths]
+    given = {n: np.full(s, i, np.float32) for i, (n, s) in enumerate(HEADS.items())}
+    module.load_parameters(given, device=device)
+    state = module.state_dict()
+    assert {n: t.shape for n, t in state.items()} == HEADS
+    for name, tensor in state.items():
+        np.testing.assert_array_equal(tensor.numpy(), given[name])
+    x = np.ones((1, 4), np.float32)
+    got = module(ct.asarray(x, device=device)).numpy()
+    np.testing.assert_allclose(got, (3 * x) @ given["heads.name.weight"].T, rtol=1e-5)
+
+
+def test_a_tree_follows_tuples_and_dicts() -> None:
+    module: Any = Heads()
+    tree = Tree(module)
+    assert not tree.changed
+    for owner in (module.heads["name"], module.pair[1], module.deep[1]["a"][0]):
+        owner.weight = nn.parameter(1)
+        assert tree.changed
+        tree = Tree(module)
+    module.heads["third"] = nn.RMSNorm(1)
+    assert tree.changed
+
+
+def test_state_dict_is_what_load_parameters_takes(device: ct.Device) -> None:
+    """Stacked products included; on the same device the tensors themselves are shared."""
+    first, again, narrow = Block(), Block(), Block()
+    with pytest.raises(ContractError, match=r"^state_dict: no data yet: both\.weight, .*load_para"):
+        first.state_dict()
+    first.load_parameters(tensors(), device=device)
+    state = first.state_dict()
+    assert list(state) == PATHS
+    again.load_parameters(state, device=device)
+    assert all(t is state[n] for n, t in again.named_parameters())
+    x = ct.asarray(np.ones((2, 4), np.float32), device=device)
+    np.testing.assert_array_equal(again(x).numpy(), first(x).numpy())
+    narrow.load_parameters(state, device="cpu", dtype="bf16", vector_dtype="f32")
+    for name, tensor in narrow.state_dict().items():
+        assert (tensor.device.name, tensor.dtype.name) == ("cpu", ["bf16", "f32"][tensor.ndim == 1])
+        np.testing.assert_allclose(tensor.numpy(), state[name].numpy(), rtol=2.0**-8)
+
+
+def test_a_state_dict_that_does_not_fit() -> None:
+    block = Block()
+    block.load_parameters(tensors(), device="cpu")
+    state: dict[str, Any] = block.state_dict()
+    cases: list[tuple[dict[str, Any], str]] = [
+        (
+            {**state, "norm.bias": state["norm.bias"][:2]},
+            r"norm\.bias: expected shape \[4\], got \[2",
+        ),
+        (
+            {**state, "norm.bias": state["norm.bias"].astype("i32")},
+            "expected f32, f16 or bf16, got",
+        ),
+        ({**state, "more": state["norm.bias"]}, "missing: none; left over: more$"),
+        (
+            {n: t for n, t in state.items() if n != "norm.bias"},
+            r"missing: norm\.bias; left over: none",
+        ),
+    ]
+    for given, text in cases:
+        with pytest.raises(WeightsError, match=text):
+            Block().load_parameters(given, device="cpu")
+    with pytest.raises(
+        WeightsError, match=r"already loaded \(make the module anew\): both\.weight"
+    ):
+        block.load_parameters(state, device="cpu")
+
+
+def test_a_module_is_printed_as_a_tree() -> None:
+    block = Block()
+    block.load_parameters({n: a.astype(np.float16) for n, a in tensors().items()}, device="cpu")
+    assert (
+        repr(block)
+        == """\
+Block(
+  (both): Linear(weight [5, 4] f16, bias [5] f16)
+  (layers.0): Linear(weight [4, 5] f16)
+  (layers.1): Linear(weight [4, 4] f16, bias [4] f16)
+  (norm): LayerNorm(weight [4] f16, bias [4] f16)
+)"""
+    )
+    outer: Any = nn.Module()
+    outer.scale = nn.parameter(3)
+    outer.layers = [nn.RMSNorm(2), nn.RMSNorm(2), nn.RMSNorm(2), nn.RMSNorm(3)]
+    outer.named = {"a": nn.RMSNorm(2), "b": nn.RMSNorm(2)}
+    assert (
+        repr(outer)
+        == """\
+Module(
+  scale [3] without data
+  (layers.0-2): 3 x RMSNorm(weight [2] without data)
+  (layers.3): RMSNorm(weight [3] without data)
+  (named.a): RMSNorm(weight [2] without data)
+  (named.b): RMSNorm(weight [2] without data)
+)"""
+    )
+    assert repr(nn.Module()) == "Module()"
+
+
+def test_names_that_modules_of_torch_have() -> None:
+    layer: Any = nn.Linear(2, 3)
+    for name, hint in OF_LAYER.items():
+        with pytest.raises(AttributeError) as raised:
+            getattr(layer, name)
+        assert str(raised.value) == f"'Linear' object has no attribute {name!r}: {hint}"
+        for ours in re.findall(r"module\.(\w+)", hint):
+            assert hasattr(layer, ours), hint
+    with pytest.raises(AttributeError, match=r"^'Linear' object has no attribute 'wieght'$"):
+        layer.wieght  # noqa: B018
+    assert copy.deepcopy(layer).weight.shape == (3, 2)
+
+
 def test_names_that_mean_a_path_and_names_that_are_ignored() -> None:
     block = Block()
     renamed = {f"model.{n}": t for n, t in tensors().items()}
@@ -258,6 +400,21 @@ def test_a_module_without_data_says_so() -> None:
         _ = block.device
     with pytest.raises(ContractError, match=r"shape \[5, 4\] has no data yet: call load_param"):
         block(ct.asarray(np.zeros((1, 4), np.float32), device="cpu"))
+
+
+def test_a_parameter_without_data_is_named_by_its_path() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            self.blocks = [Block(), Block()]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks[1](x)
+
+    twice = Twice()
+    text = r"^Twice: parameter blocks\.1\.both\.weight of shape \[5, 4\] has no data yet"
+    with pytest.raises(ContractError, match=text) as caught:
+        twice(ct.asarray(np.zeros((1, 4), np.float32), device="cpu"))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 # -- the page -------------------------------------------------------------------------------------

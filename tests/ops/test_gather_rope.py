@@ -77,7 +77,7 @@ def test_convolutions_of_other_lengths_compile_nothing(device: ct.Device) -> Non
 
 
 def test_the_last_of_equal_indices_counts(device: ct.Device) -> None:
-    at = np.array([4, 4, 1, 4, -1, 9, 1], np.int32)
+    at = np.array([4, 4, 1, -1, -6, 9, 1], np.int32)
     values = np.arange(21, dtype=np.float16).reshape(7, 3)
     wanted = np.zeros((5, 3))
     wanted[4], wanted[1] = values[3], values[6]
@@ -87,6 +87,29 @@ def test_the_last_of_equal_indices_counts(device: ct.Device) -> None:
     assert np.array_equal(y.numpy(), wanted)
     assert np.array_equal(again.numpy(), wanted)
     assert not x.numpy().any()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "u8", "bool"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_negative_indices_count_from_the_end(device: ct.Device, dtype: str, axis: int) -> None:
+    shape = (5, 3, 4)
+    data = ct.asarray(np.arange(60).reshape(shape) % 7 - 2 * (dtype[0] != "u"), dtype, device)
+    x, n = data.numpy(), shape[axis]
+    at = np.array([[-1, 0, -n], [n - 1, -2, 1]], np.int32)
+    got = ct.gather(data, ct.asarray(at, device=device), axis)
+    np.testing.assert_array_equal(got.numpy(), np.take(x, at, axis))
+    outside = ct.asarray(np.array([-n - 1, n, -(2**31), 2**31 - 1], np.int32), device=device)
+    nothing = ct.gather(data, outside, axis).numpy()
+    assert np.isnan(nothing).all() if dtype in ("f32", "f16") else not nothing.any()
+
+
+def test_scattered_rows_count_from_the_end(device: ct.Device) -> None:
+    x, values = np.zeros((5, 3), np.float32), np.arange(1, 19, dtype=np.float32).reshape(6, 3)
+    at = np.array([-1, -5, 2, -6, 5, -(2**31)], np.int32)
+    wanted = x.copy()
+    wanted[at[:3]] = values[:3]
+    tensors = [ct.asarray(a, device=device) for a in (x, at, values)]
+    np.testing.assert_array_equal(ct.scatter(*tensors).numpy(), wanted)
 
 
 def test_heads_and_parts_are_views(device: ct.Device) -> None:

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import centella as ct
-from centella.check.cases.case import Array, rng_of
+from centella.check.cases.case import Array, Case, rng_of
 from centella.check.cases.compare import TOLERANCE, difference, differences
+from centella.check.cases.products import variant_fits
 from centella.check.cases.table import TABLE, cases_of
 from centella.dtypes import dtype_of, narrow, widen
 from centella.op import op
 from centella.ops.operands import NUMPY
+from centella.specs import Caps
 from centella.tensors import functional
 from centella.tensors.tensor import apply_all
 
@@ -33,12 +35,19 @@ def check(got: ct.Tensor, value: Array, wanted: Array, limit: float, what: objec
     assert found is None, f"{what}: {found}"
 
 
-def rows() -> list[Any]:
-    return [
-        pytest.param(name, dtype, id=f"{name}-{dtype}")
-        for name, row in TABLE.items()
-        for dtype in row.dtypes
-    ]
+def rows() -> list[tuple[str, str]]:
+    return [(name, dtype) for name, row in TABLE.items() for dtype in row.dtypes]
+
+
+def repeats(case: Case, name: str, dtype: str, caps: Caps) -> bool:
+    """Whether it is one of a sweep, and its variant runs here in an earlier dtype, too."""
+    dtypes = case.dtypes or TABLE[name].dtypes
+    return case.sweep and dtype != next(d for d in dtypes if variant_fits(case, d, caps))
+
+
+def in_rows(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    made = [pytest.param(*pair, id="-".join(pair)) for pair in pairs]
+    return pytest.mark.parametrize(("name", "dtype"), made)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -47,11 +56,22 @@ def test_every_op_has_a_row_and_a_docstring(name: str) -> None:
     assert OPS[name].doc.strip(), f"{name} has no docstring"
 
 
-@pytest.mark.parametrize(("name", "dtype"), rows())
-def test_op(device: ct.Device, name: str, dtype: str) -> None:
-    cases = cases_of(name, dtype, device.caps)
+def check_cases(device: ct.Device, name: str, dtype: str, repeated: bool) -> None:
+    caps = device.caps
+    cases = [c for c in cases_of(name, dtype, caps) if repeats(c, name, dtype, caps) is repeated]
     wrong = list(differences(device, name, dtype, cases, TABLE[name]))
     assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
+
+
+@in_rows(rows())
+def test_op(device: ct.Device, name: str, dtype: str) -> None:
+    check_cases(device, name, dtype, repeated=False)
+
+
+@pytest.mark.sweep
+@in_rows([(n, d) for n, d in rows() if any(c.sweep for c in TABLE[n].cases)])
+def test_op_in_the_other_dtypes_of_sweeps(device: ct.Device, name: str, dtype: str) -> None:
+    check_cases(device, name, dtype, repeated=True)
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPS.items() if o.variants])
@@ -179,6 +199,28 @@ def test_a_query_without_keys_gives_zeros(device: ct.Device, masks: str, variant
     assert not got[:, :, :1].any()
     assert masks in ("causal", "starts") or not got.any()
     assert masks not in ("causal", "starts") or got[:, :, 1:].all()
+
+
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5), (2, 1, 3, 5), (1, 2, 1, 5), (5,)])
+def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
+    device: ct.Device, shape: tuple[int, ...], variant: str | None
+) -> None:
+    """Leading extents may be left out, as everywhere; True is a key that a query sees."""
+    rng = rng_of("bools", *shape)
+    q, k, v = (
+        ct.asarray(rng.standard_normal((2, 2, n, 8)), "f32", device) for n in (3, 5, 5)
+    )  # fmt: skip
+    seen = rng.random(shape) < 0.6
+    seen[..., 0] = seen.size > 5  # where it is a row for all, some query sees no key
+    added = np.where(seen, np.float32(0), np.float32(-np.inf))
+    full = (1,) * (4 - len(shape)) + shape
+    expected = ct.attention(q, k, v, mask=ct.asarray(added.reshape(full), device=device))
+    for mask in (seen, added):
+        got = ct.attention(q, k, v, mask=ct.asarray(mask, device=device), variant=variant)
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=2e-6, atol=2e-6)
+    nothing = ct.attention(q, k, v, mask=ct.zeros((3, 5), "bool", device), variant=variant)
+    assert not nothing.numpy().any()
 
 
 # Of the third kernel see `test_attention_wgmma.py`.
@@ -480,6 +522,7 @@ def _written(k: ct.Tensor, v: ct.Tensor, starts: ct.Tensor) -> Any:
     return apply_all(op.get("cache_write"), (*caches, k[None, None], v[None, None], starts), {})
 
 
+ARRAY: Any = np.ones((3, 3), np.float32)
 MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "shapes": (
         lambda x, h, i: x + x[:, :2],
@@ -659,7 +702,20 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
     "a mask of another shape": (
         lambda x, h, i: functional.attention(
             *[x.reshape(1, 1, 3, 5)] * 3, mask=x.reshape(1, 1, 3, 5)),
-        _error("attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], got [1, 1, 3, 5]")),
+        _error("attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], or with leading extents "
+               "left out, got [1, 1, 3, 5]")),
+    "a mask of rank 2 of another shape": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, mask=x),
+        _error("attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], or with leading extents "
+               "left out, got [3, 5]")),
+    "a mask of rank 5": (
+        lambda x, h, i: functional.attention(
+            *[x.reshape(1, 1, 3, 5)] * 3, mask=x[None, None, None, :, :3]),
+        _error("attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], or with leading extents "
+               "left out, got [1, 1, 1, 3, 3]")),
+    "a mask that is an array": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, mask=ARRAY),
+        _error("attention: expected a Tensor, got ndarray; ct.asarray makes one", ct.DTypeError)),
     "ids": (
         lambda x, h, i: functional.embedding(x, x),
         _error("embedding: expected i32 ids, got f32", ct.DTypeError)),
@@ -673,10 +729,11 @@ MISTAKES: dict[str, tuple[Any, tuple[type[Exception], str]]] = {
         lambda x, h, i: functional.attention(
             x.reshape(1, 3, 1, 5), x[:2].reshape(1, 2, 1, 5), x[:2].reshape(1, 2, 1, 5)),
         _error("attention: expected k and v [1, a divisor of 3, lk, 5], got [1, 2, 1, 5]")),
-    "a mask of bools": (
-        lambda x, h, i: functional.attention(
-            *[x.reshape(1, 1, 3, 5)] * 3, mask=i[:, :3].astype("bool").reshape(1, 1, 3, 3)),
-        _error("attention: expected a float mask, got bool", ct.DTypeError)),
+    "a mask of integers": (
+        lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, mask=i[:, :3]),
+        _error("attention: expected a float mask, which is added to the scores, or a bool one, "
+               "True where a query sees a key, got i32; mask.astype('bool') is one",
+               ct.DTypeError)),
     "starts": (
         lambda x, h, i: functional.attention(*[x.reshape(1, 1, 3, 5)] * 3, starts=x[0, :1]),
         _error("attention: expected i32 starts, got f32", ct.DTypeError)),

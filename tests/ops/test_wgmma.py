@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.dtypes import DType, bf16, f16, f32, narrow, widen
-from centella.emit.program import Ref, parameter_words
+from centella.emit.program import parameter_words
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
@@ -259,16 +259,6 @@ def test_a_launch_has_what_its_maps_need(small: None) -> None:
         136, 300, 1, 136, 200, 1, 200, 300, 1]  # fmt: skip
     assert int(words[a.strides[0]]) == 136 and a.box == (32, 64, 1) and a.swizzle == 64
     assert one.call.groups == 20 and other.call.groups == 1
-
-
-def test_operands_off_16_bytes_take_the_other_kernel() -> None:
-    odd = Spec((64, 63), f16, (63, 1), False)
-    y = make_spec((64, 64), f16, 16)
-    whole = make_spec((63, 64), f16, 16)
-    attrs = {"alpha": 1.0, "variant": "wgmma"}
-    for inputs in ((odd, whole), (make_spec((64, 63), f16, 16), replace(odd, shape=(63, 64)))):
-        (call,) = op.get("matmul").lower(inputs, (y,), attrs, CAPS).calls
-        assert call.kernel.name == "mma" and isinstance(call.tensors[0], Ref)
 
 
 def test_a_map_that_cannot_be_made_is_refused_before_it_is_launched(small: None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copy
 import inspect
+import math
 import pickle
 import re
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella import errors
+from centella import errors, nn
 from tests.support.foreign import foreign
 
 TREE = {
@@ -36,7 +37,7 @@ TREE = {
 }
 MADE: dict[str, tuple[Any, ...]] = {
     "CompileError": ("gelu", "a\nb", "line 2: no"),
-    "MissingExtraError": ("gguf", "models"),
+    "MissingExtraError": ("tokenizers", "models"),
 }
 
 
@@ -90,9 +91,10 @@ def test_a_compile_error_shows_numbered_source_and_the_log() -> None:
 
 
 def test_a_missing_extra_has_the_line_to_type() -> None:
-    error = ct.MissingExtraError("gguf", "models")
-    assert (error.package, error.extra) == ("gguf", "models")
-    assert str(error) == "'gguf' is not installed; install it with: pip install 'centella[models]'"
+    error = ct.MissingExtraError("tokenizers", "models")
+    assert (error.package, error.extra) == ("tokenizers", "models")
+    wanted = "'tokenizers' is not installed; install it with: pip install 'centella[models]'"
+    assert str(error) == wanted
 
 
 @pytest.mark.devices("webgpu")
@@ -140,6 +142,21 @@ MISTAKES: list[tuple[str, Any, type[Exception], str]] = [
     ("axis", lambda x: ct.softmax(x, axis=2), ct.ShapeError, r"axis of \[3, 4\], got 2"),
     ("kind", lambda x: ct.gelu(x, "erf"), ct.ShapeError,
      "gelu: expected approximate of none, tanh, quick"),
+]  # fmt: skip
+
+
+MISTAKES += [
+    (f"eps {eps}", lambda x, eps=eps, norm=norm: norm(x, eps=eps), ct.ShapeError,
+     rf"\w+: expected a finite eps of 0 or more, got {eps}")
+    for norm in (ct.rms_norm, ct.layer_norm, ct.l2_normalize, lambda x, eps: nn.RMSNorm(4, eps),
+                 lambda x, eps: nn.LayerNorm(4, eps))
+    for eps in (-1, -1e-9, math.nan, math.inf)
+]  # fmt: skip
+MISTAKES += [
+    (f"{choice.__name__} of nothing", lambda x, choice=choice: choice(x[:, None, :0], axis=2),
+     ct.ShapeError,
+     rf"{choice.__name__}: expected at least one element along axis 2, got \[3, 1, 0\]")
+    for choice in (ct.max, ct.min, ct.argmax)
 ]  # fmt: skip
 
 

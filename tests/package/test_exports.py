@@ -47,11 +47,11 @@ def test_init_defines_nothing() -> None:
     assert ast.get_docstring(tree)
     nodes = tree.body[1:]
     for node in nodes:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "not TYPE_CHECKING":
-            nodes += node.body  # what a type checker is not to see, is held to the same
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes += node.body + node.orelse  # what one of both is not to see, is held to the same
             continue
         names = [ast.unparse(t) for t in node.targets] if isinstance(node, ast.Assign) else []
-        allowed = isinstance(node, ast.Import | ast.ImportFrom) or names in (
+        allowed = isinstance(node, ast.Import | ast.ImportFrom | ast.Delete) or names in (
             ["__all__"],
             ["__version__"],
         )

@@ -17,13 +17,17 @@ from pathlib import Path
 
 import pytest
 
+from centella.cli import info
+from tests.package.test_layers import FOREIGN
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-# What no user may get from us; `test` and `reference` are for work on the library itself.
+# What no user may get from us, nor who runs the tests; two extras are for work on the library.
 HEAVY = re.compile(r"torch|transformers|triton|cuda-toolkit|nvidia-.*")
-OURS_ALONE = {"test", "reference"}
+OURS_ALONE = {"ptxas", "reference"}
+FOR_WORK = {"test", "ptxas", "lint", "reference"}
 
 
 def pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -99,6 +103,15 @@ def test_every_extra_resolves_and_stays_small(
         if heavy and extra not in OURS_ALONE:
             brought[extra] = heavy
     assert brought == {}
+
+
+def test_each_package_that_users_get_is_imported() -> None:
+    """`info.EXTRAS` holds the packages of all extras for users: test_cli.py compares them."""
+    modules = {"cuda-core": "cuda", "cuda-bindings": "cuda"}
+    imported = {i.target.split(".")[0] for i in FOREIGN}
+    packages = {p for packages in info.EXTRAS.values() for p in packages}
+    assert {p for p in packages if modules.get(p, p) not in imported} == set()
+    assert set(EXTRAS) - FOR_WORK - {"all", "cuda12", "cuda13"} == set(info.EXTRAS)
 
 
 def test_wheel_is_pure(wheel: Path) -> None:

@@ -24,14 +24,14 @@ BELOW: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "specs": {"dtypes"},
     # how a kernel is written, and what becomes of it
-    "lang": {"specs"},
-    "emit": {"lang", "host"},
+    "lang": {"specs", "host"},
+    "emit": {"lang"},
     "simulator": {"lang"},
     # what an operation is, and the operations
     "op": {"emit"},
     "ops": {"op"},
     # what happened; bytes and programs on a device
-    "ledger": {"errors"},
+    "ledger": {"host"},
     "backends": {"emit", "simulator", "ledger"},
     # what was asked for, what is to run, running it
     "record": {"op", "backends"},
@@ -40,12 +40,13 @@ BELOW: dict[str, set[str]] = {
     # what users hold
     "tensors": {"runtime"},
     "nn": {"tensors"},
-    "models": {"nn"},
     "weights": {"dtypes"},
-    "tasks": {"models", "weights"},
+    "models": {"nn", "weights"},
+    "tasks": {"models"},
+    "serving": {"tasks"},
     "check": {"tasks"},
     "cli": {"check"},
-    "__init__": {"tasks"},
+    "__init__": {"serving"},
     "__main__": {"cli"},
     "__pyinstaller": set(),
 }
@@ -68,7 +69,7 @@ LATE: dict[tuple[str, str], str] = {
     (
         "tasks",
         "models",
-    ): "`import centella` is quick: models load with the first one that is wanted",
+    ): "`import centella` is quick: models load with the first that is wanted",
     ("tasks", "weights"): "as models",
     ("tasks", "tasks"): "as models",
     ("tasks", "pathlib"): "brings urllib: as models",
@@ -79,13 +80,14 @@ LATE: dict[tuple[str, str], str] = {
     (
         "runtime",
         "concurrent",
-    ): "the hooks of a fork have an order, and only an open device has some",
+    ): "the hooks of a fork have an order; only an open device has some",
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
     (ANY, "concurrent"): "as logging, which it loads",
     ("ops", "ops"): "kernels of products and attention load with the first plan of one",
     ("emit", "emit"): "an emitter loads with the first kernel for its target",
     ("plan", "plan"): "only who asks for an explanation reads it",
+    ("tensors", "serving"): "it loads asyncio, which only a service needs",
     ("tensors", "simulator"): "the simulator loads with the first kernel that runs in it",
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
     ("cli", ANY): "--help answers at once; a subcommand loads what it calls",

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +75,9 @@ def test_names_that_are_none(name: Any, text: str) -> None:
 def test_options_that_are_none() -> None:
     with pytest.raises(ct.DeviceError, match="cpu: unknown option among minimum"):
         ct.device("cpu", minimum=True)
-    with pytest.raises(ct.DeviceError, match="pool: expected one of reuse, exact, poison, got 'x'"):
+    with pytest.raises(
+        ct.DeviceError, match="pool: expected one of reuse, exact, clear, poison, got 'x'"
+    ):
         ct.device("cpu", pool="x")
     with pytest.raises(ct.DeviceError, match="name the device that pool is meant for"):
         ct.device(pool="exact")
@@ -262,6 +265,29 @@ def test_pool_modes(device: ct.Device, mode: str) -> None:
             half = ct.asarray(np.ones((3, 5), np.float16), device=where)
             assert half.native[1] % 256 == 0
             np.testing.assert_array_equal((half + half).numpy(), np.full((3, 5), 2))
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ("1GB", 10**9), ("1.5 gb", 1_500_000_000), ("512 MiB", 512 << 20), ("2KiB", 2048),
+        ("3 T", 3 * 10**12), ("4096", 4096), ("4096 B", 4096), (1 << 20, 1 << 20), (None, None),
+    ],
+)  # fmt: skip
+def test_a_memory_limit_may_be_a_text(said: Any, count: int | None) -> None:
+    assert ct.device("simulator", pool="reuse", memory_limit=said).memory.budget == count
+
+
+def test_options_are_checked_before_a_device_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    module = sys.modules["centella.runtime.device"]  # `ct.device` is the function
+    monkeypatch.setattr(module, "open_backend", lambda name, *_: opened.append(name))
+    for wrong in ("1 XB", "GB", "-1", -1, 0, "0", True, 1.5, [1], "1e9 GB"):
+        with pytest.raises(ct.DeviceError, match=r"memory_limit= in bytes, .* such as '1\.5 GB'"):
+            ct.device("simulator", memory_limit=wrong)
+    with pytest.raises(ct.DeviceError, match="expected a PipelineCache as cache=, got 'x'"):
+        ct.device("simulator", cache="x")
+    assert not opened
 
 
 def test_memory_is_told() -> None:
@@ -637,6 +663,7 @@ def test_fork_while_another_thread_captures_a_function_or_traces_a_kernel() -> N
 FORKED = """
 import os, sys, numpy as np, centella as ct
 name = {name!r}
+advice = "GPU drivers do not survive a fork. Start processes by multiprocessing."
 device = ct.device(name)
 x = ct.asarray(np.arange(4, dtype=np.float32), device=device)
 y = x + 1.0
@@ -655,13 +682,13 @@ if child == 0:
                 try:
                     use()
                 except ct.DeviceLostError as error:
-                    assert "the process was forked" in str(error), error
+                    assert "was lost: the process was forked; " + advice in str(error), error
                 else:
                     raise AssertionError
             try:
                 ct.device(name)
             except ct.DeviceError as error:
-                assert "do not survive a fork" in str(error), error
+                assert f"had a {{name}} device open when it forked; " + advice in str(error), error
             else:
                 raise AssertionError
         z = ct.asarray([1.0, 2.0], device="cpu") * 2.0
@@ -676,6 +703,32 @@ assert y.numpy().tolist() == [1, 2, 3, 4]
 assert running.numpy().tolist() == [0, 3, 6, 9]
 print("parent")
 """
+
+
+FOLLOWED = """
+import multiprocessing, os, sys, numpy as np, centella as ct
+def total(device):
+    return float((ct.asarray(np.ones(4, np.float32), device=device) + 1.0).numpy().sum())
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as children:  # before the parent opens it
+        print(children.apply(total, ("webgpu",)))
+    print(total("webgpu"))
+    with multiprocessing.get_context("forkserver").Pool(1) as children:
+        print(children.apply(total, ("webgpu",)))
+    with multiprocessing.get_context("spawn").Pool(1) as children:
+        print(children.apply(total, ("webgpu",)))
+    with multiprocessing.get_context("fork").Pool(1) as children:
+        print(children.apply(total, ("cpu",)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_what_the_error_after_a_fork_advises_works(tmp_path: Path) -> None:
+    needs("webgpu")
+    script = tmp_path / "followed.py"
+    script.write_text(FOLLOWED)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "8.0\n" * 5, "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -113,7 +113,8 @@ def test_threads_that_look_at_once_see_one_version(device: ct.Device) -> None:
     step, (state,) = stepping(device, 1)
     for _ in range(50):
         step(X)
-        start, seen = threading.Barrier(4), []
+        start = threading.Barrier(4)
+        seen: list[ct.Tensor] = []
 
         def look(start: threading.Barrier = start, seen: list[ct.Tensor] = seen) -> None:
             start.wait()

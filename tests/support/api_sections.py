@@ -1,7 +1,7 @@
 """What stands where on docs/api.md: its sections, in the order in which a user needs them.
 
-A name is one of `centella`, or of `centella.nn` with `nn.` before it. One with `:` is a class that
-has no public name, but whose objects users hold: `module:Class`.
+A name is one of `centella`, or of its modules with `nn.` or `serving.` before it. One with `:` is a
+class that has no public name, but whose objects users hold: `module:Class`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,11 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "nn.RMSNorm nn.Conv1d nn.SelfAttention nn.CrossAttention nn.split_heads nn.join_heads "
         "nn.EncoderBlock nn.DecoderBlock nn.ConvFrontend",
     ),
-    ("Models", "", "load Embedder"),
+    (
+        "Models",
+        "[A service](service.md) embeds the texts of many requests together.",
+        "load Embedder serving serving.Batcher",
+    ),
     (
         "Ledger",
         "[The ledger](ledger.md) shows it at work.",
@@ -122,8 +126,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
 
 # Public methods that the library's own parts call on one another: they may change.
 INNER: dict[str, str] = {
-    "Device": "add check_lost explain flush_thread form hand_over implicit import_buffer lend "
-    "let_go lose materialise native_of planned read record reserve run spec upload work "
+    "Device": "add check_lost explain flush_thread form glance hand_over implicit import_buffer "
+    "lend let_go lose materialise native_of planned read record reserve run spec upload work "
     "write_uploads",
     "PipelineCache": "get hit",
 }

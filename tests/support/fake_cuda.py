@@ -42,6 +42,7 @@ class FakeCuda:
     retained: int = 0
     syncs: int = 0  # waits for a whole context
     waits: int = 0  # waits for a stream or an event
+    loaded: bool = True  # functions; else at their first launch
     made: int = 0  # streams that were created, or destroyed
     streams: dict[int, int] = field(default_factory=dict)  # handle to context
     devices: dict[int, int] = field(default_factory=lambda: {PRIMARY: 0, PRIMARY + 1: 1})
@@ -242,6 +243,16 @@ class FakeCuda:
         return self._ok(2)
 
     def cuFuncSetAttribute(self, *_: Any) -> Any:
+        return self._ok()
+
+    def cuFuncIsLoaded(self, function: Any) -> Any:
+        states = self.driver.CUfunctionLoadingState
+        return self._ok(states(int(self.loaded)))
+
+    def cuFuncLoad(self, function: Any) -> Any:
+        assert not self.loaded
+        self.loaded = True
+        self.put("load", 0)
         return self._ok()
 
     def cuLaunchKernel(self, *args: Any) -> Any:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 import centella as ct
 from centella import lang
+from centella.backends.webgpu import arithmetic
 from centella.dtypes import DType, f32, i32, narrow, u32, widen
 from centella.emit.wgsl import emit_wgsl
 from centella.errors import CentellaError, TraceError
@@ -177,6 +178,17 @@ def webgpu() -> Any:
 
 
 @cache
+def source_of(ir: KernelIR) -> str:
+    """The WGSL of a kernel as the device runs it."""
+    return emit_wgsl(ir, settle_floats=_rewrites())
+
+
+@cache
+def _rewrites() -> bool:
+    return arithmetic.rewrites(webgpu())
+
+
+@cache
 def _pipeline(source: str) -> Any:
     device = webgpu()
     module = device.create_shader_module(code=source)
@@ -192,7 +204,7 @@ def on_webgpu(
 ) -> None:
     """Run a kernel as WGSL; the tensors change in place."""
     device = webgpu()
-    pipeline = _pipeline(emit_wgsl(ir))
+    pipeline = _pipeline(source_of(ir))
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
     buffers = []
     for arg in ir.args:
@@ -204,7 +216,7 @@ def on_webgpu(
     launch[0] = groups
     launch[1 : 1 + len(ir.params)] = parameters(ir, tensors, scalars)
     bound = [*buffers, device.create_buffer_with_data(data=launch, usage=wgpu.BufferUsage.UNIFORM)]
-    used = emit_wgsl(ir)
+    used = source_of(ir)
     entries = [
         {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
         for i, b in enumerate(bound)

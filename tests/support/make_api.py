@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 import re
 import sys
 import textwrap
@@ -38,7 +39,7 @@ def found(name: str) -> Any:
     module, _, attribute = name.rpartition(":")
     if module:
         return getattr(importlib.import_module(module), attribute)
-    return getattr(ct.nn if name.startswith("nn.") else ct, name.removeprefix("nn."))
+    return operator.attrgetter(name)(ct)
 
 
 def shown(name: str) -> str:
@@ -61,9 +62,12 @@ def signature(name: str, function: Any, *, bound: bool = False, width: int = 0) 
     inner = inspect.unwrap(function)
     if inner is not function and inspect.isgeneratorfunction(inner):
         returned = Text(returned.replace("Iterator", "ContextManager"))
+    if inspect.iscoroutinefunction(function):
+        returned = Text(f"Awaitable[{returned}]")
     params = [
         p.replace(annotation=note(p.annotation), default=default(p.default))
         for p in list(asked.parameters.values())[bound:]
+        if not (p.kind is p.VAR_KEYWORD and p.annotation == "Never")  # takes no argument
     ]
     call = f"{name}{inspect.Signature(params)}"
     arrow = f" -> {returned}" if returned else ""

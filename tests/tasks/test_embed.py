@@ -143,8 +143,12 @@ def test_threads_share_one(tiny: Embedder) -> None:
         (None, {}, DTypeError, "expected str or an iterable of str, got NoneType"),
         ({"a": 1}, {}, DTypeError, "expected str or an iterable of str, got dict"),
         (["bad \ud800"], {}, ValueError, "lone surrogate"),
-        (["ok"], {"batch_size": 0}, ShapeError, "batch_size: expected 1 or more, got 0"),
-        (["ok"], {"batch_size": 2.0}, ShapeError, r"batch_size: expected 1 or more, got 2\.0"),
+        (["ok"], {"batch_size": 0}, ShapeError, "batch_size of 1 or more, got 0"),
+        (["ok"], {"batch_size": 2.0}, ShapeError, r"batch_size of 1 or more, got 2\.0"),
+        (["ok"], {"batch_size": "a"}, DTypeError, "encode: expected a whole number for batch_size"),
+        (["ok"], {"batch_size": True}, DTypeError, "a whole number for batch_size, got True"),
+        (["ok"], {"normalize": "yes"}, DTypeError, "encode: expected True or False for normalize"),
+        (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
     ],
 )
 def test_what_encode_refuses(
@@ -153,6 +157,18 @@ def test_what_encode_refuses(
     with pytest.raises(error, match=text), ct.ledger() as led:
         on_cpu.encode(texts, **options)
     assert led.submissions == 0
+
+
+def test_what_pool_and_an_embedder_refuse(on_cpu: Embedder) -> None:
+    states, lengths = ct.zeros((1, 2, 48), device="cpu"), ct.ones((1,), "i32", "cpu")
+    wrong: Any = "yes"
+    with pytest.raises(DTypeError, match="pool: expected True or False for normalize, got str"):
+        on_cpu.pool(states, lengths, normalize=wrong)
+    config = EmbedderConfig(16, normalize=wrong)
+    with pytest.raises(DTypeError, match=r"Embedder: expected True or False for config\.normalize"):
+        Embedder(on_cpu.model, on_cpu.tokenizer, config)
+    with pytest.raises(ShapeError, match=r"config\.max_length of 1 or more, got 0"):
+        Embedder(on_cpu.model, on_cpu.tokenizer, EmbedderConfig(0))
 
 
 def test_it_calls_the_model(on_cpu: Embedder) -> None:
@@ -315,19 +331,21 @@ def test_vectors_of_first_tokens_keep_no_states(device: ct.Device) -> None:
 
 
 @pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
-def test_a_thousand_batches_compile_nothing(tiny: Embedder) -> None:
+@pytest.mark.parametrize("batches", [100, pytest.param(1000, marks=pytest.mark.sweep)])
+def test_many_batches_compile_nothing(tiny: Embedder, batches: int) -> None:
     """The last of them has one text of three: its rows are rounded up to a power of two."""
     rng = np.random.default_rng(3)
-    texts = [" ".join(rng.choice(WORDS, rng.integers(0, 50))) for _ in range(2998)]
+    texts = [" ".join(rng.choice(WORDS, rng.integers(0, 50))) for _ in range(3 * batches - 2)]
     with ct.ledger() as led:
         for words in (1, 20, 50):  # 16, 32 and 48 tokens
             tiny.encode([" ".join(WORDS[:words])] * 3, batch_size=3)
         tiny.encode([""], batch_size=3)  # as many rows as the last batch has
         warm = led.compiles
         vectors = tiny.encode(texts, batch_size=3)
-    led.expect(compiles=warm, uploads=1004, submissions=1004, downloads=1004)
+    calls = batches + 4
+    led.expect(compiles=warm, uploads=calls, submissions=calls, downloads=calls)
     assert led.plans <= 40
-    some = slice(0, None, 500)
+    some = slice(0, None, batches // 2)
     np.testing.assert_allclose(vectors[some], tiny.encode(texts[some], 1), atol=1e-5)
 
 
@@ -472,6 +490,12 @@ def test_lower_case(on_cpu: Embedder) -> None:
         def encode(self, texts: list[str], longest: int) -> list[list[int]]:
             seen.extend(texts)
             return [[2, 3]] * len(texts)
+
+        def check_pad_id(self, vocab_size: int) -> None:
+            assert self.pad_id < vocab_size
+
+        def check_ids(self, ids: list[list[int]], vocab_size: int) -> None:
+            assert max(map(max, ids)) < vocab_size
 
         pad_id = 0
 

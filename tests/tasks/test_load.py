@@ -86,10 +86,10 @@ def test_the_device_is_opened_while_the_folder_is_read(monkeypatch: pytest.Monke
         assert reading.wait(30) and scope.get() == "the caller's"
         return ct.device(name)
 
-    def from_folder(folder: Path) -> Any:
+    def from_folder(folder: Path, vocab_size: int) -> Any:
         assert reading.is_set() or asked.wait(30)
         reading.set()
-        return read(folder)
+        return read(folder, vocab_size)
 
     read = Tokenizer.from_folder
     monkeypatch.setattr(MODULE, "open_device", opening)
@@ -273,3 +273,34 @@ def test_a_repository_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"centella\[models\]"):
         load("owner/name", device="cpu")
+
+
+# -- a file that changes after it was loaded ------------------------------------------------------
+
+IN_USE = """
+import os, sys
+import numpy as np
+import centella as ct
+
+embedder = ct.load(sys.argv[1], sys.argv[2])
+file, text = os.path.join(sys.argv[1], "model.safetensors"), "the rain of light"
+before = embedder.encode(text)
+size = os.path.getsize(file)
+with open(file, "r+b") as weights:
+    weights.seek(size // 4)
+    weights.write(b"\\x11" * (size // 2))
+np.testing.assert_array_equal(embedder.encode(text), before)
+np.testing.assert_array_equal(embedder.encode("a storm"), embedder.encode(["a storm"])[0])
+os.truncate(file, 0)
+np.testing.assert_array_equal(embedder.encode(text), before)
+"""
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_weights_stay_when_their_file_changes(device: ct.Device, tmp_path: Path) -> None:
+    """In a process of its own: a map of a file that became shorter ends it."""
+    folder = Path(shutil.copytree(DATA / "tiny-bert", tmp_path / "model"))
+    name = device.name.partition(":")[0]
+    command = [sys.executable, "-c", IN_USE, str(folder), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr

@@ -142,6 +142,35 @@ def test_keep_serves_one_execution(device: ct.Device) -> None:
         second.numpy()
 
 
+def test_outputs_of_others_are_refused(device: ct.Device) -> None:
+    """Else the batch's own results would be discarded for a tensor that needs no keeping."""
+    foreign = ct.asarray(X, device=device) * 2.0
+    foreign.numpy()
+    lazy = ct.asarray(X, device=device) + 1.0
+    batch = device.batch()
+    y = batch.relu(foreign)
+    before = batch.keep(batch.add(y, 1.0))
+    for wrong in ([foreign], [y, foreign], [lazy], foreign.T[1:]):
+        with pytest.raises(
+            ct.ContractError, match=rf"^outputs: .* got \w+ \(recorded at .*{HERE}:"
+        ):
+            batch.execute(outputs=wrong)
+        with pytest.raises(ct.ContractError, match=r"^outputs: "):
+            batch.explain(outputs=wrong)
+    assert not y.is_resident
+    batch.execute(outputs=[y])
+    np.testing.assert_array_equal(y.numpy(), 2 * RELU)
+    np.testing.assert_array_equal(before.numpy(), 2 * RELU + 1)
+    z = batch.add(y, 1.0)
+    with pytest.raises(ct.ContractError, match=r"^outputs: .* is ready and stays readable unnamed"):
+        batch.execute(outputs=[y])
+    batch.execute(outputs=[z])
+    with pytest.raises(ct.DiscardedError):
+        discarded = batch.add(z, 1.0)
+        batch.execute(outputs=[batch.add(z, 2.0)])
+        batch.execute(outputs=[discarded])
+
+
 def test_outputs_may_be_one_tensor_or_views(device: ct.Device) -> None:
     batch = device.batch()
     y = batch.relu(batch.upload(X))

@@ -53,6 +53,66 @@ def test_names_that_nobody_has() -> None:
         x[0] = 1
 
 
+def test_classes_are_not_called_with_data() -> None:
+    maker: Any = ct.Tensor
+    for data in ([1, 2], [1], 2.0, ct.asarray(X, device="cpu")):
+        with pytest.raises(ct.DTypeError, match=r"^Tensor: .*; ct\.asarray\(data\) makes one$"):
+            maker(data)
+    with pytest.raises(ct.DTypeError, match=r"ct\.asarray"):
+        maker()
+    opener: Any = ct.Device
+    with pytest.raises(ct.DeviceError, match=r"^Device: .*; ct\.device\('cpu'\) opens one$"):
+        opener("cpu", memory_limit=3)
+
+
+REDUCTIONS: tuple[Any, ...] = (
+    ct.sum, ct.mean, ct.max, ct.min, ct.argmax, ct.softmax, ct.log_softmax, ct.l2_normalize,
+)  # fmt: skip
+
+
+def test_other_names_of_arguments() -> None:
+    x: Any = ct.asarray(X, device="cpu")
+    for function in REDUCTIONS:
+        name = function.__name__
+        with pytest.raises(ct.DTypeError, match=rf"^{name}: unknown argument dim=; write axis=$"):
+            function(x, dim=0)
+        with pytest.raises(ct.DTypeError, match=rf"^{name}: unknown argument keepdim=; write keep"):
+            function(x, keepdim=True)
+        with pytest.raises(ct.DTypeError, match=rf"^{name}: unknown argument out=$"):
+            function(x, out=x)
+    indices = ct.asarray([0], device="cpu")
+    joins: list[tuple[Any, tuple[Any, ...]]] = [
+        (ct.concat, ([x, x],)), (ct.stack, ([x, x],)), (ct.split, (x, 1)), (ct.chunk, (x, 2)),
+        (ct.gather, (x, indices)),
+    ]  # fmt: skip
+    for function, given in joins:
+        with pytest.raises(ct.DTypeError, match=f"^{function.__name__}: .* dim=; write axis=$"):
+            function(*given, dim=0)
+
+
+def test_the_axis_of_a_new_dimension() -> None:
+    """Each spelling of the hint is right for its axis."""
+    x: Any = ct.asarray(X, device="cpu")
+    with pytest.raises(AttributeError) as raised:
+        x.unsqueeze(0)
+    said = dict(
+        (int(axis), spelling) for spelling, axis in re.findall(r"(x\[.*?\]) for axis (-?\d)",
+                                                              str(raised.value))
+    )  # fmt: skip
+    assert set(said) == {0, 1, -1}
+    for axis, spelling in said.items():
+        assert eval(spelling).shape == np.expand_dims(X, axis).shape
+
+
+def test_a_traced_value_is_no_tensor() -> None:
+    def kernel(x: ct.In[ct.f32], y: ct.Out[ct.f32]) -> None:
+        value: Any = x[0]
+        y[0] = ct.exp(value)
+
+    with pytest.raises(ct.DTypeError, match=r"exp: .* got Expr; lang\.exp takes a traced value"):
+        ct.kernel(kernel).source("wgsl")
+
+
 def test_numpys_functions(device: ct.Device) -> None:
     x: Any = ct.asarray(X, device=device)
     cases: list[tuple[Any, str]] = [

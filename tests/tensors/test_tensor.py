@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import sys
 import weakref
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 import centella as ct
 from centella.specs import make_spec
+from centella.tensors.display import as_html
 from centella.tensors.views import indexed, reshaped
 from tests.support.foreign import foreign, wgpu_buffer
 
@@ -288,9 +291,71 @@ def test_other_printers_show_what_repr_does() -> None:
 def test_repr_never_copies(device: ct.Device) -> None:
     x = ct.asarray(X, device=device) + 1.0
     with ct.ledger() as led, ct.forbid("transfer"):
-        assert repr(x) == f"<Tensor [3, 4] f32 on {device.name}, ready>"
-        assert repr(x * 2.0) == f"<Tensor [3, 4] f32 on {device.name}, pending>"
-    led.expect(downloads=0)
+        said, html = repr(x), x._repr_html_()
+        y = x * 2.0
+        assert repr(y) == f"<Tensor [3, 4] f32 on {device.name}, pending>"
+        assert y._repr_html_() == f"<div><code>{escape(repr(y)[1:-1])}</code></div>"
+    led.expect(downloads=0, syncs=0)
+    head = f"Tensor [3, 4] f32 on {device.name}, ready"
+    if device.name != "cpu":
+        assert (said, html) == (f"<{head}>", f"<div><code>{escape(head)}</code></div>")
+        return
+    values = np.array2string(X + 1, separator=", ", prefix=" ")
+    assert said == f"<{head}:\n {values}>"
+    assert html == f"<div><code>{escape(head)}</code><pre>{values}</pre></div>"
+
+
+def test_html_is_escaped() -> None:
+    heading, values = 'Tensor on webgpu:<GPU> & "co"', "['<b>']"
+    wanted = f"<div><code>{escape(heading)}</code><pre>{escape(values)}</pre></div>"
+    assert as_html(heading, values) == wanted
+
+
+ENDS = np.array2string(np.arange(2_000_001), separator=", ")
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype", "values"),
+    [
+        (1.5, "f32", ": 1.5"),
+        (True, "bool", ": True"),
+        ([1, 2, 3], "i32", ": [1, 2, 3]"),
+        ([0.5, -0.0, math.nan, math.inf], "f16", ": [ 0.5, -0. ,  nan,  inf]"),
+        ([1.0, 2.5], "bf16", ": [1. , 2.5]"),
+        ([], "f32", ": []"),
+        (np.zeros((2, 0, 3)), "f32", ": []"),
+        (np.arange(2_000_001), "i32", f": {ENDS}"),
+        (np.zeros((2,) * 11), "u8", ""),  # 2048 elements and no dimension to shorten
+    ],
+)
+def test_repr_shows_values_in_the_hosts_memory(data: Any, dtype: str, values: str) -> None:
+    device = ct.device("cpu")
+    x = ct.asarray(data, dtype, device)
+    device.synchronize()
+    shape = list(np.shape(data))
+    assert repr(x) == f"<Tensor {shape} {dtype} on cpu, ready{values}>"
+
+
+def test_repr_of_views_and_of_large_rows() -> None:
+    device = ct.device("cpu")
+    data = np.arange(6000, dtype=np.float32).reshape(40, 150)
+    x = ct.asarray(data, device=device)
+    device.synchronize()
+    for view, array in ((x, data), (x.T[3:], data.T[3:]), (x[5, ::50], data[5, ::50])):
+        text = np.array2string(array, separator=", ", prefix=" ")
+        assert repr(view).endswith(f"{text}>")
+
+
+def test_repr_of_what_has_failed_or_changed(device: ct.Device) -> None:
+    state = ct.State(X, device=device)
+    state.numpy()
+    before = state.value
+    state.assign(state.value + 1.0)
+    state.numpy()
+    assert repr(before) == f"<Tensor [3, 4] f32 on {device.name}, ready>"  # it holds others now
+    failed = ct.asarray(X, device=device) + 1.0
+    device.implicit().fail()
+    assert repr(failed) == f"<Tensor [3, 4] f32 on {device.name}, failed>"
 
 
 def test_sizes(device: ct.Device) -> None:

@@ -1,9 +1,12 @@
-"""The safetensors reader: what it maps, and that every malformed file is a WeightsError."""
+"""The safetensors reader: what it reads, and that every malformed file is a WeightsError."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +66,35 @@ def test_every_dtype(tmp_path: Path, name: str, dtype: dtypes.DType | None, nump
         assert tensor.array.dtype == dtype.numpy
 
 
-def test_views_map_the_file_and_cannot_be_written(tmp_path: Path) -> None:
+def test_data_is_read_each_time_into_memory_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path / "m.safetensors", {"x": entry([4], 0, 16)}, bytes(16))
-    array = read_file(file)["x"].array
-    assert type(array) is np.ndarray
-    assert not array.flags.writeable
-    assert not array.flags.owndata
-    with pytest.raises(ValueError, match="read-only"):
-        array[0] = 1
+    tensor = read_file(file)["x"]
+    first, second = tensor.array, tensor.array
+    assert not np.shares_memory(first, second)
+    first[0] = 1
+    np.testing.assert_array_equal(second, np.zeros(4, np.float32))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "shorter": lambda file: os.truncate(file, file.stat().st_size - 4),
+    "empty": lambda file: os.truncate(file, 0),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"more"),
+    "other bytes": lambda file: file.write_bytes(file.read_bytes()[:-1] + b"\1"),
+    "another file": lambda file: Path(shutil.copy(file, file.with_suffix(".new"))).replace(file),
+    "gone": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_while_it_is_open(tmp_path: Path, change: str) -> None:
+    file = write(tmp_path / "m.safetensors", {"x": entry([4], 0, 16)}, bytes(16))
+    os.utime(file, (1, 1))
+    tensor = read_file(file)["x"]
+    np.testing.assert_array_equal(tensor.array, np.zeros(4, np.float32))
+    CHANGES[change](file)
+    text = "cannot be read" if change == "gone" else "written since: load it again"
+    with pytest.raises(WeightsError, match=rf"m\.safetensors: .*{text}"):
+        _ = tensor.array
 
 
 def test_scalar_empty_unaligned_and_metadata(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ class Submission(Struct, eq=False):
         copies: done before the launches.
         prepared: what `Backend.prepare` made of the launches, if they are run again.
         timed: put time stamps around each launch, where the device can.
+        begun: when a timed one was handed to the backend, in ns.
         again: where a backend keeps what it finds for these launches until they come again.
         loads, total: what each launch asks of the device, and all of them.
         whole: it is a batch, which the device gets at once.
@@ -121,6 +122,7 @@ class Submission(Struct, eq=False):
     copies: list[Copy] = field(default_factory=list)
     prepared: Any = None
     timed: bool = False
+    begun: int = 0
     again: dict[Any, Any] = field(default_factory=dict)
     loads: Sequence[Load] = ()
     total: Load = Load()
@@ -259,6 +261,13 @@ class Backend(Protocol):
         """The launches of a submission in a form that can be run again, on the same slots."""
         ...
 
+    def warm(self, work: Submission) -> None:
+        """Have done what the driver leaves to the first launch of a program; waits for it.
+
+        Called before a timed submission; notes the time as that of compiling. Raises as `submit`.
+        """
+        ...
+
     def submit(self, work: Submission) -> Ticket:
         """Start a submission.
 
@@ -279,6 +288,16 @@ class Backend(Protocol):
 
     def after_fork(self, *, child: bool) -> bool:
         """Go on; False in a child where the driver cannot."""
+        ...
+
+    def finish(self, patience: float) -> bool:
+        """The process ends: wait until everything is done, and let no other thread in any more.
+
+        Called from the main thread, which keeps the device's lock and may go on using it.
+
+        Returns:
+            False where it was not done after `patience` seconds.
+        """
         ...
 
     def close(self) -> None:

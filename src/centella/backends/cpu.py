@@ -12,11 +12,8 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -24,15 +21,15 @@ import numpy as np
 from centella.backends.base import Array, Bound, Buffer, Clock, Copy, Submission, Times
 from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
-from centella.host.workers import pool
+from centella.host.interrupts import GRACE, checkpoint, uninterrupted
+from centella.host.workers import Dropped, Job, Worker
 from centella.ledger.counts import count
 from centella.specs import Caps, Spec
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
 T = TypeVar("T")
 LINE = 64  # bytes
+DROPPED = "it was dropped, by Ctrl-C or as the process ended: compute it again"
+SOON = 1.0  # seconds that a value which is printed is waited for
 
 
 class Failed:
@@ -45,6 +42,8 @@ class Failed:
     def error(self) -> CentellaError:
         """A new exception to raise: several threads may ask."""
         error = self._error
+        if isinstance(error, Dropped):
+            return DeviceError(f"{self._name}: {DROPPED}")
         text = f"{self._name} failed on the CPU: {str(error) or type(error).__name__}"
         if isinstance(error, SimulationError):
             return SimulationError(text)
@@ -100,14 +99,11 @@ def copied(work: Submission, copy: Copy) -> None:
     target[copy.start : copy.start + data.size] = data
 
 
-def _done(call: Callable[..., T], *args: Any) -> Future[T]:
+def _done(call: Callable[..., T], *args: Any) -> Job[T]:
     """What a call has given or raised."""
-    made: Future[T] = Future()
-    try:
-        made.set_result(call(*args))
-    except Exception as error:
-        made.set_exception(error)
-    return made
+    job = Job(call, args)
+    job.run()
+    return job
 
 
 class Shown:
@@ -125,28 +121,27 @@ class CpuTicket:
         stamps: what the worker fills, where launches are timed.
     """
 
-    def __init__(self, future: Future[list[Array]], stamps: list[tuple[int, int]] | None) -> None:
-        self._future = future
+    def __init__(self, job: Job[list[Array]], stamps: list[tuple[int, int]] | None) -> None:
+        self._job = job
         self._stamps = stamps
 
     def done(self) -> bool:
         """True once the device has finished it."""
-        return self._future.done()
+        return self._job.done()
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has finished; raises what a formula failed with."""
-        try:
-            self._future.result(timeout)
-        except FutureTimeout as error:
-            raise TimeoutError(f"not done after {timeout} s") from error
+        if not self._job.wait(timeout):
+            raise TimeoutError(f"not done after {timeout} s")
+        self._job.result()
 
     def data(self, index: int) -> Array:
         """Bytes of one read-back; a copy that the caller owns."""
-        return self._future.result()[index]
+        return self._job.result()[index]
 
     def times(self) -> Times | None:
         """When each formula began and ended."""
-        self._future.exception()
+        self._job.wait()
         return self._stamps
 
 
@@ -173,10 +168,8 @@ class CpuBackend:
         self._start()
 
     def _start(self) -> None:
-        self._last: Callable[[], Future[Any] | None] = lambda: None
-        self._worker: ThreadPoolExecutor | None = None
-        with suppress(RuntimeError):  # the process ends
-            self._worker = pool(1, "centella-cpu")
+        self._last: Callable[[], Job[Any] | None] = lambda: None
+        self._worker: Worker | None = Worker("centella-cpu")
 
     def runs_on(self, native: Any) -> bool:
         """No driver has a device of it."""
@@ -220,6 +213,14 @@ class CpuBackend:
         array.flags.writeable = False
         return array
 
+    def glance(self, buffer: Buffer, spec: Spec, offset: int) -> Array | None:
+        """The array that a Spec describes; None where it failed, or is not there soon."""
+        try:
+            job = self._put(view, buffer, spec, offset)
+            return job.result() if job.wait(SOON) else None
+        except (CentellaError, Dropped, RuntimeError):  # the last: the device is closed
+            return None
+
     def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
         """The address of the host array, computed, and the array itself."""
         if stream not in (None, -1):
@@ -234,15 +235,19 @@ class CpuBackend:
     def prepare(self, work: Submission) -> None:
         """Nothing: formulas are called as they are."""
 
+    def warm(self, work: Submission) -> None:
+        """Nothing: no driver compiles."""
+
     def submit(self, work: Submission) -> CpuTicket:
         """Hand a submission to the worker."""
         stamps: list[tuple[int, int]] | None = [] if work.timed else None
         return CpuTicket(self._put(self._run, work, stamps), stamps)
 
-    def _put(self, call: Callable[..., T], *args: Any) -> Future[T]:
+    @uninterrupted
+    def _put(self, call: Callable[..., T], *args: Any) -> Job[T]:
         """Work for the worker, in order; what it raises is raised by who asks for the result.
 
-        At the end of the process there are no workers any more: what is asked for then, by
+        At the end of the process there is no worker any more: what is asked for then, by
         `atexit` or by a thread that goes on, is done by who asks.
         """
         with self._gate:
@@ -287,6 +292,7 @@ class CpuBackend:
         for index in bound.program.overwrites:
             _start_anew(work.slots[ins[index]])
         try:
+            checkpoint(GRACE)
             arrays = [
                 view(work.slots[slot], spec, offset)
                 for slot, (spec, offset) in zip(ins, bound.views[: bound.inputs], strict=True)
@@ -320,14 +326,20 @@ class CpuBackend:
         """Let the worker finish and end it."""
         self._closed = True
         if self._worker is not None:
-            self._worker.shutdown(wait=True)
+            self._worker.shutdown()
+
+    def finish(self, patience: float) -> bool:
+        """Let the worker finish, then drop what is left; from now on who asks does the work."""
+        with self._gate:
+            worker, self._worker = self._worker, None
+        return worker is None or worker.shutdown(patience)
 
     def before_fork(self) -> None:
         """Let the worker finish, so that the child finds every result."""
         self._gate.acquire()
         last = self._last()
         if last is not None:  # it has not been forgotten, as what is done soon is
-            last.exception()
+            last.wait()
 
     def after_fork(self, *, child: bool) -> bool:
         """Go on; a child has no threads but its own and starts a new worker."""

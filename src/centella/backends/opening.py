@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,11 @@ from centella.errors import CentellaError, DeviceError
 T = TypeVar("T")
 
 GPUS = ("webgpu", "cuda")
+AFTER_FORK = (
+    "GPU drivers do not survive a fork. Start processes by multiprocessing.get_context('spawn') "
+    "or 'forkserver', or open the device in the children alone; the CPU works on either side"
+)
+BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*(?:([kmgt])(i)?)?b?")
 forked: set[str] = set()  # kinds that the parent process had open: drivers do not survive a fork
 
 
@@ -27,8 +33,7 @@ def open_backend(name: str, native: Any, options: dict[str, Any]) -> Backend:
     kind, _, which = name.partition(":")
     if kind in forked:
         raise DeviceError(
-            f"{name}: the parent process had it open and GPU drivers do not survive a fork; start "
-            f"processes by multiprocessing.get_context('spawn')"
+            f"{name}: the parent process had a {kind} device open when it forked; {AFTER_FORK}"
         )
     try:
         return _backend(kind, which, native, options)
@@ -36,6 +41,26 @@ def open_backend(name: str, native: Any, options: dict[str, Any]) -> Backend:
         if not options:
             raise
         raise DeviceError(f"{name}: unknown option among {', '.join(options)}") from error
+
+
+def byte_count(asked: Any) -> int:
+    """Bytes as a number, or as a text with a unit: "512 MiB" (powers of 1024), "1.5 GB" (of 1000).
+
+    Raises:
+        DeviceError: it is neither, or less than one byte.
+    """
+    count = -1
+    if type(asked) is int:
+        count = asked
+    elif isinstance(asked, str) and (match := BYTES.fullmatch(asked.strip().lower())):
+        number, prefix, binary = match.groups()
+        count = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix or " "))
+    if count < 1:
+        raise DeviceError(
+            f"device: expected memory_limit= in bytes, an integer or a text such as '1.5 GB' or "
+            f"'512 MiB', got {asked!r:.80}"
+        )
+    return count
 
 
 def spelled(name: str) -> str:

@@ -151,6 +151,9 @@ class SimulatorBackend:
         """The parameters of each launch."""
         return [_parameters(bound) for bound in work.launches]
 
+    def warm(self, work: Submission) -> None:
+        """Nothing: no driver compiles."""
+
     def submit(self, work: Submission) -> DoneTicket:
         """Run a submission."""
         for slot, data in work.uploads:
@@ -213,6 +216,10 @@ class SimulatorBackend:
 
     def after_fork(self, *, child: bool) -> bool:
         """Go on."""
+        return True
+
+    def finish(self, patience: float) -> bool:
+        """It is: whoever submits does the work."""
         return True
 
     def close(self) -> None:

@@ -18,5 +18,6 @@ def main() -> None:
             print(f"centella: {MissingExtraError(package, 'cli')}", file=sys.stderr)
             sys.exit(1)
     from centella.cli.app import build
+    from centella.cli.process import run
 
-    build()(prog_name="centella")
+    sys.exit(run(lambda: build()(prog_name="centella")))

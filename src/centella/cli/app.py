@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from centella.cli import bench, check, demo, embed, info, kernels
+from centella.cli.output import err, in_line, out, printable
+from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError
 
 
@@ -106,6 +109,11 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
 class Commands(TyperGroup):
     """Prints an error of the library, of a file or of a text in one line; --debug raises it."""
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse the options before a subcommand."""
+        with _printable_errors():
+            return super().make_context(*args, **options)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`centella info --debug` is `centella --debug info`."""
         end = args.index("--") if "--" in args else len(args)
@@ -116,29 +124,50 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named."""
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # the reader of our output has left: Typer ends quietly
-            raise
+            with _printable_errors():
+                return super().invoke(ctx)
+        except BrokenPipeError:
+            raise typer.Exit(READER_LEFT) from None
         except (CentellaError, OSError, UnicodeError) as error:
             if ctx.params.get("debug"):
                 raise
-            typer.echo(f"centella: {_said(error)}", err=True)
+            err(f"centella: {_said(error)}")
             raise typer.Exit(1) from None
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Typer prints its own errors, which quote the command line."""
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "message", None)
+        if isinstance(message, str):
+            vars(error)["message"] = in_line(message)
+        raise
 
 
 def _said(error: CentellaError | OSError | UnicodeError) -> str:
     """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    first, *more = str(error).splitlines() or [type(error).__name__]
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{in_line(str(error.filename))}: {reason(error)}"
+    first, *more = str(error).split("\n") if str(error) else [type(error).__name__]
     return f"{first} (all of it: --debug)" if more else first
+
+
+class _Printable(logging.Formatter):
+    """Lines of the log, which name files and devices."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record as text."""
+        return printable(super().format(record))
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         from centella import __version__
 
-        typer.echo(f"centella {__version__}")
+        out(f"centella {__version__}")
         raise typer.Exit
 
 
@@ -154,4 +183,6 @@ def options(
     """What stands before a subcommand."""
     if debug:
         logging.basicConfig(level=logging.WARNING)
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_Printable(logging.BASIC_FORMAT))
         logging.getLogger("centella").setLevel(logging.DEBUG)

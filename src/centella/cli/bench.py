@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from centella.cli.options import Device, Json
+from centella.cli.output import err, out, out_json, show
 
 if TYPE_CHECKING:
     from centella.check.bench import Figure, Report
@@ -43,28 +43,26 @@ def run(what: What, device: Device = None, small: Small = False, as_json: Json =
 
     report = floor(device, small=small, progress=_tell if sys.stderr.isatty() else None)
     if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
+        out_json(report.as_dict())
     else:
         _show(report)
 
 
 def _tell(what: str) -> None:
     """What begins, on a terminal."""
-    typer.echo(f"{what} ...", err=True)
+    err(f"{what} ...")
 
 
 def _show(report: Report) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    console.print(f"device  {report.device}", markup=False, soft_wrap=True)
+    out(f"device  {report.device}")
     for note in report.notes:
-        console.print(f"note    {note}", markup=False, soft_wrap=True)
+        out(f"note    {note}")
     for part, title in TITLES.items():
         figures = [f for f in report.figures if f.part == part]
         shape = " x ".join(map(str, figures[0].shape))
-        console.print(f"\n{title}, {shape}", markup=False, soft_wrap=True)
+        out(f"\n{title}, {shape}")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("", min_width=32)
         theirs = "theirs, full size" if report.small else "theirs"
@@ -72,7 +70,7 @@ def _show(report: Report) -> None:
             table.add_column(name, justify="right")
         for f in figures:
             table.add_row(f.what, _said(f, f.theirs), _said(f, f.ours), _said(f, f.worst))
-        console.print(table)
+        show(table)
 
 
 def _said(figure: Figure, number: float | None) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from centella.cli.options import Device
+from centella.cli.output import out, out_json
+from centella.host.files import expect_writable, replaced
 
 if TYPE_CHECKING:
     from centella.check import DeviceReport, ModelReport
@@ -40,7 +40,7 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
     """
     report: DeviceReport | ModelReport
     if json_file is not None and json_file != "-":
-        _expect_writable(Path(json_file))  # before the work is done
+        expect_writable(json_file)  # before the work is done
     if model is not None:
         from centella.check import check_model
 
@@ -51,24 +51,17 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
         with _progress() as tell:
             report = check_device(device, progress=tell)
     if json_file is not None:
-        text = json.dumps({"ok": report.ok, **report.as_dict()}, indent=2, allow_nan=False)
+        content = {"ok": report.ok, **report.as_dict()}
+        text = json.dumps(content, indent=2, allow_nan=False)
         if json_file == "-":
-            print(text)
+            out_json(content)
         else:
-            Path(json_file).write_text(text + "\n", encoding="utf-8")
+            with replaced(json_file) as file:
+                file.write(f"{text}\n".encode())
     if json_file != "-":
-        print(report.card())
+        out(report.card())
     if not report.ok:
         raise typer.Exit(1)
-
-
-def _expect_writable(file: Path) -> None:
-    """Refuse what could not be written later; nothing is made yet."""
-    if not file.parent.is_dir():
-        raise OSError(f"{file}: there is no folder {file.parent}")
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        kind = "a folder" if file.is_dir() else "none that this user may write"
-        raise OSError(f"{file}: expected a file that can be written, got {kind}")
 
 
 @contextmanager

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import to_builtins
 
 from centella.cli.options import Device, Json, Model
-from centella.cli.passages import TABLES, Passage, documentation, read_passages
+from centella.cli.output import err, every, in_line, out, out_json, printable, show
+from centella.cli.passages import TABLES, Passage, documentation, fitted, read_passages, summary
 from centella.errors import CentellaError
+
+if TYPE_CHECKING:
+    from centella.tasks.embed import Embedder
 
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
 LINES = 7  # lines of each
+SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
 BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be seen
 
 
@@ -47,7 +51,7 @@ def run(
     if not question.strip():
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
-    passages = read_passages(folder, skip=TABLES if over is None else ())
+    passages, skipped = read_passages(folder, skip=TABLES if over is None else ())
     say = _silent if as_json else _fact
     start = time.perf_counter()
     where = open_device(device)
@@ -58,13 +62,16 @@ def run(
     first = time.perf_counter() - start
     say("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
     if where.name == "cpu" and (hint := _busy()):
-        print(hint, file=sys.stderr, flush=True)
+        err(hint)
+    passages = fitted(passages, lambda texts: _tokens(embedder, texts), embedder.config.max_length)
     with ledger() as led:
         start = time.perf_counter()
-        bar = True if sys.stderr.isatty() else _tell
+        bar = True if sys.stderr.isatty() else every(SECONDS, _tell)
         vectors = embedder.encode([p.text for p in passages], BATCH, progress=bar)
         rate = len(passages) / (time.perf_counter() - start)
     say("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
+    if skipped:
+        say("files", summary(skipped))
     say("question", question)
     scores = vectors @ asked
     best = [(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]]
@@ -76,14 +83,15 @@ def run(
             "folder": str(folder),
             "passages": len(passages),
             "passages_a_second": rate,
+            "skipped": to_builtins(skipped),
             "ledger": led.as_dict(),
             "nearest": [{"score": score, **to_builtins(passage)} for score, passage in best],
         }
-        print(json.dumps(found, indent=2))
+        out_json(found)
         return
     _show(best)
-    print(f"ledger of the passages: {led}\n")
-    print(_next(over, model, device))
+    out(f"ledger of the passages: {led}\n")
+    out(_next(over, model, device))
 
 
 def _silent(name: str, value: str) -> None:
@@ -91,8 +99,14 @@ def _silent(name: str, value: str) -> None:
 
 
 def _fact(name: str, value: str) -> None:
-    """A line, at once: what follows may take long, and stdout may be a pipe."""
-    print(f"{name:<16} {value}", flush=True)
+    out(f"{name:<16} {in_line(value)}")
+
+
+def _tokens(embedder: Embedder, texts: list[str]) -> list[int]:
+    """How many tokens the model would read of each text, special ones counted."""
+    if embedder.config.lower_case:
+        texts = [text.lower() for text in texts]
+    return [len(ids) for ids in embedder.tokenizer.encode(texts)]
 
 
 def _busy() -> str:
@@ -105,8 +119,8 @@ def _busy() -> str:
 
 
 def _tell(done: int, total: int) -> None:
-    """How far it is, where there is no terminal to draw a bar on."""
-    print(f"embedded {done} of {total} passages", file=sys.stderr, flush=True)
+    """How far it is."""
+    err(f"embedded {done} of {total} passages")
 
 
 def _show(best: list[tuple[float, Passage]]) -> None:
@@ -114,15 +128,15 @@ def _show(best: list[tuple[float, Passage]]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console()
     for score, passage in best:
-        console.print()
-        console.print(Text(f"{score:.3f}  {passage.file}:{passage.line}", style="bold"))
+        where = f"{in_line(passage.file)}:{passage.line}"
         text = passage.text if passage.file.endswith(".py") else _reflowed(passage.text)
-        lines = Text(text).wrap(console, console.width - 7)
+        lines = Text(printable(text)).wrap(console, console.width - 7)
         shown = [*lines[:LINES], Text("...")] if len(lines) > LINES else lines
-        console.print(Padding(Text("\n").join(shown), (0, 0, 0, 7)))
-    console.print()
+        heading = Text(f"\n{score:.3f}  {where}", style="bold")
+        show(heading, Padding(Text("\n").join(shown), (0, 0, 0, 7)))
+    out()
 
 
 def _reflowed(text: str) -> str:

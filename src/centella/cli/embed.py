@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from centella.cli.options import Device, Json, Model
+from centella.cli.output import err, in_line, out, out_json
+from centella.cli.process import reason
+from centella.cli.reading import NotTextError, decode, read_text
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
+from centella.host.files import expect_writable, replaced
+
+
+class WeightDtype(StrEnum):
+    """What weights are kept in: as `ct.load` takes it."""
+
+    auto = "auto"
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
 File = Annotated[
     str | None,
-    typer.Option(metavar="F", help="One text a line, blank lines left out; - for stdin."),
+    typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin."),
 ]
-Dtype = Annotated[str, typer.Option(metavar="T", help="auto, f32, f16 or bf16.")]
+Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
 Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
@@ -37,7 +52,7 @@ def run(
     file: File = None,
     model: Model = "minilm",
     device: Device = None,
-    dtype: Dtype = "auto",
+    dtype: Dtype = WeightDtype.auto,
     batch_size: BatchSize = 32,
     as_json: Json = False,
     output: Output = None,
@@ -55,20 +70,20 @@ def run(
     from centella.tasks.load import load
 
     if output is not None:
-        _check_output(output)
+        _expect_array(output)
     lines = _texts(texts or [], file)
     stages = Stages(timing)
     with stages:
         with stages.stage("make the model"):
-            embedder = load(model, device, dtype)
+            embedder = load(model, device, dtype.value)
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
         with stages.stage("run and fetch"), ledger() as led:
             vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
     _put(lines, vectors, output, as_json, stages.found)
     if show_ledger:
-        print(f"ledger: {led}", file=sys.stderr)
+        err(f"ledger: {led}")
     if timing and not as_json:
-        print(stages.table(), file=sys.stderr)
+        err(stages.table())
 
 
 def _put(
@@ -76,28 +91,37 @@ def _put(
 ) -> None:
     """Save where an output is named; print JSON, the table, or what was saved."""
     if output is not None:
-        import numpy as np
-
-        np.save(output, vectors)
+        _save(output, vectors)
     if as_json:
         pairs = zip(texts, vectors.tolist(), strict=True)
         made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
         if timing:
             made["timing_ms"] = timing
-        print(json.dumps(made, ensure_ascii=False))
+        out_json(made, indent=None)
     elif output is None:
         _show(texts, vectors)
     else:
-        print(f"{output}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
+        out(f"{in_line(output)}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
 
 
-def _check_output(output: str) -> None:
-    """Refuse, before a model is loaded, a file that `np.save` would rename or cannot open."""
+def _expect_array(output: str) -> None:
+    """Refuse, before a model is loaded, a file that is no .npy or that cannot be written."""
     if not output.endswith(".npy"):
         raise CentellaError(f"embed: --output writes a .npy file; {output} does not end in .npy")
-    folder = Path(output).parent
-    if not folder.is_dir():
-        raise CentellaError(f"embed: --output {output}: there is no folder {folder}")
+    expect_writable(output)
+
+
+def _save(output: str, vectors: Any) -> None:
+    import numpy as np
+
+    class Sink:
+        """A file that NumPy writes to in pieces: of one that it knows, errors have no reason."""
+
+        def __init__(self, write: Callable[[bytes], object]) -> None:
+            self.write = write
+
+    with replaced(output) as file:
+        np.save(Sink(file.write), vectors)
 
 
 def _texts(texts: list[str], file: str | None) -> list[str]:
@@ -105,30 +129,25 @@ def _texts(texts: list[str], file: str | None) -> list[str]:
         raise CentellaError("embed: give texts or --file, not both")
     if file is not None:
         texts = _lines(file)
-    for number, text in enumerate(texts if file is None else (), 1):
-        if not text.strip():
-            raise CentellaError(f"embed: expected texts, got an empty one (number {number})")
     if not texts:
         raise CentellaError("embed: no text; try: centella embed 'a sentence'")
     return texts
 
 
 def _lines(file: str) -> list[str]:
-    """The lines of a file or of stdin; says which were left out."""
-    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    """The lines of a file or of stdin; a blank one is a text too, so that rows are lines."""
     try:
-        whole = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise CentellaError(f"embed: {file}: line {line} is no UTF-8 text") from error
-    lines = [line.rstrip("\n") for line in io.StringIO(whole, newline=None)]
-    blank = [number for number, line in enumerate(lines, 1) if not line.strip()]
-    if blank:
-        which = ", ".join(map(str, blank[:MANY])) + (" ..." if len(blank) > MANY else "")
-        print(
-            f"{file}: blank lines have no vector: {len(blank)} left out ({which})", file=sys.stderr
-        )
-    return [line for line in lines if line.strip()]
+        text = decode(_standard_input()) if file == "-" else read_text(Path(file), pipes=True)
+    except NotTextError as error:
+        raise CentellaError(f"embed: --file {in_line(file)}: {error}") from error
+    return [line.rstrip("\n") for line in io.StringIO(text, newline=None)]
+
+
+def _standard_input() -> bytes:
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise NotTextError(reason(error)) from error
 
 
 def _show(texts: list[str], vectors: Any) -> None:
@@ -136,13 +155,14 @@ def _show(texts: list[str], vectors: Any) -> None:
     import numpy as np
 
     wide = max(4, *(min(len(_line(t)), WIDE) for t in texts))
-    print(f"{'text':<{wide}}  dim    norm  first values")
+    rows = [f"{'text':<{wide}}  dim    norm  first values"]
     for text, vector in zip(texts, vectors, strict=True):
         line = _line(text)
         shown = line if len(line) <= wide else f"{line[: wide - 1]}…"
         first = " ".join(f"{v:+.4f}" for v in vector[:SHOWN])
         norm = float(np.linalg.norm(vector))
-        print(f"{shown:<{wide}}  {vector.shape[0]:>3}  {norm:.4f}  {first} ...")
+        rows.append(f"{shown:<{wide}}  {vector.shape[0]:>3}  {norm:.4f}  {first} ...")
+    out("\n".join(rows))
 
 
 def _line(text: str) -> str:

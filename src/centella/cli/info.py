@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from typing import Any
 
 from centella.cli.options import Json
+from centella.cli.output import out, out_json
 
 # The packages of each extra; CUDA needs both of its own.
 EXTRAS = {
-    "models": ("tokenizers", "safetensors", "gguf", "jinja2", "huggingface_hub"),
+    "models": ("tokenizers", "huggingface_hub"),
     "cli": ("typer", "rich"),
-    "audio": ("soundfile", "soxr"),
     "cuda": ("cuda-core", "cuda-bindings"),
 }
 MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 4
@@ -30,7 +29,7 @@ def run(as_json: Json = False) -> None:
     """Print what is found."""
     found = gather()
     if as_json:
-        print(json.dumps(found, indent=2))
+        out_json(found)
     else:
         _show(found)
 
@@ -156,33 +155,27 @@ def _extra(packages: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    console = Console(highlight=False)
-    line(
+    out(
         f"centella {found['centella']}, Python {found['python']}, NumPy {found['numpy']}, "
         f"{found['platform']}\n"
     )
     for device in found["devices"]:
-        line(f"{device['open_with']:<9} {device['name']}; {device['type']}; {device['driver']}")
+        out(f"{device['open_with']:<9} {device['name']}; {device['type']}; {device['driver']}")
         memory = _size(device["memory_bytes"]) or "not reported by the driver"
         most = _size(min(device["limits"].get("max_tensor_bytes", 0), MOST) or None)
-        line(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
+        out(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
         if "cooperative_matrix" in device:
-            line(f"          cooperative matrices: {device['cooperative_matrix']}")
+            out(f"          cooperative matrices: {device['cooperative_matrix']}")
     for kind, why in found["missing"].items():
-        line(f"{kind:<9} none: {why}")
+        out(f"{kind:<9} none: {why}")
     default = found["default"]
     why = default["why"]
     for kind, text in found["missing"].items():  # which stands above
         why = why.replace(f"{kind}: {text}", f"no {kind}")
-    line(f"\ndefault   {default['name'] or 'none'}: {why}\n")
+    out(f"\ndefault   {default['name'] or 'none'}: {why}\n")
     for name, extra in found["extras"].items():
         state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
-        line(f"extra     {name}: {state}")
+        out(f"extra     {name}: {state}")
 
 
 def _size(nbytes: int | None) -> str:

@@ -6,7 +6,6 @@ recorded op is then lowered for the target that was asked for, as the planner do
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from centella.cli.options import Json
+from centella.cli.output import out, out_json, show
 
 Make = Callable[..., Any]
 
@@ -31,10 +31,25 @@ What = Annotated[Target, typer.Option(help="What to print.")]
 Arch = Annotated[str, typer.Option(metavar="A", help="PTX target.")]
 
 
-def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
-    """Each kernel by its public name: what it computes, and a call of it on f32 tensors.
+# Kernels that no function is named after: what has them run, and what they are for.
+VARIANTS = {
+    "columns": ("matmul", "one row times a matrix, which is read once"),
+    "gemv": ("linear", "one row or a few: each weight is read once"),
+    "linear_blocks": ("linear", "weights of 8 or 4 bits in blocks, each with a factor"),
+    "skinny": ("linear", "few rows by weights of 8 bits with a factor a row"),
+    "assign": ("State.assign", "an array into a State's memory, in place"),
+    "cache_step": ("KVCache.begin", "the positions of a cache's next step"),
+    "cache_write": ("KVCache.append", "rows of k and v into a cache"),
+    "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
+    "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
+}
 
-    The call gets `t(*shape, dtype=f32)`, which makes a tensor.
+
+def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
+    """Each kernel by its name: what it computes, and a call of it on f32 tensors.
+
+    Public operations come first, then `VARIANTS`. The call gets `t(*shape, dtype=f32)`, which makes
+    a tensor.
     """
     from centella.dtypes import bool_, f16, f32, i8, i32, u8
     from centella.op.op import get
@@ -109,10 +124,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),
         "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),
     }  # fmt: skip
-    public = {n: getattr(f, n, None) or getattr(Tensor, n, None) for n in calls}
-    public |= {"gemv": f.linear, "skinny": f.linear, "linear_blocks": f.linear, "columns": f.matmul}
-    docs = {n: (get(n).doc if public[n] is None else public[n].__doc__) or "" for n in calls}
-    lines = {n: docs[n].strip().splitlines()[0].removeprefix(f"{n}: ") for n in sorted(calls)}
+    public = [n for n in sorted(calls) if n not in VARIANTS]
+    docs = {n: (getattr(f, n, None) or getattr(Tensor, n)).__doc__ or "" for n in public}
+    lines = {n: docs[n].strip().splitlines()[0].removeprefix(f"{n}: ") for n in public}
+    lines |= {n: what for n, (_, what) in VARIANTS.items()}
     return {name: (line, calls[name]) for name, line in lines.items()}
 
 
@@ -190,7 +205,7 @@ def run(
     known = samples()
     if name is None:
         if as_json:
-            print(json.dumps({n: what for n, (what, _) in known.items()}, indent=2))
+            out_json(_listed(known))
         else:
             _list(known)
         return
@@ -198,14 +213,22 @@ def run(
         raise CentellaError(f"no kernel {name!r}; there are {', '.join(known)}")
     what, call = known[name]
     if as_json:
-        print(json.dumps([_described(p) for p in programs(call, target.value, arch)], indent=2))
+        out_json([_described(p) for p in programs(call, target.value, arch)])
         return
     mark = "#" if target == "ir" else "//"
     for program in programs(call, target.value, arch):
         tensors = ", ".join(f"{a.name}: {a.dtype.name}" for a in program.ir.args)
-        print(f"{mark} {name}: {what}")
-        print(f"{mark} kernel {program.name}({tensors}), {target}, {program.ir.workgroup} threads")
-        print(program.source.rstrip("\n"))
+        out(f"{mark} {name}: {what}")
+        out(f"{mark} kernel {program.name}({tensors}), {target}, {program.ir.workgroup} threads")
+        out(program.source.rstrip("\n"))
+
+
+def _listed(known: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Operations, and variants with what has them run, as plain data."""
+    return {
+        "operations": {n: what for n, (what, _) in known.items() if n not in VARIANTS},
+        "variants": {n: {"of": of, "computes": what} for n, (of, what) in VARIANTS.items()},
+    }
 
 
 def _described(program: Any) -> dict[str, Any]:
@@ -223,14 +246,19 @@ def _described(program: Any) -> dict[str, Any]:
 
 
 def _list(known: dict[str, tuple[str, Any]]) -> None:
-    from rich.console import Console
+    """A row an operation, its variants indented below it; last what is no operation."""
     from rich.table import Table
 
-    console = Console(highlight=False)
+    below: dict[str, list[str]] = {}
+    for name, (of, _) in VARIANTS.items():
+        below.setdefault(of, []).append(name)
+    operations = [name for name in known if name not in VARIANTS]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("kernel", no_wrap=True)
     table.add_column("computes", overflow="fold")
-    for name, (what, _) in known.items():
-        table.add_row(name, what)
-    console.print(table, markup=False)
-    console.print("\nsource of one: centella kernels softmax --target wgsl (or ptx, ir)")
+    for name in dict.fromkeys([*operations, *below]):
+        table.add_row(name, known[name][0] if name in known else "")
+        for variant in below.get(name, ()):
+            table.add_row(f"  {variant}", known[variant][0])
+    show(table)
+    out("\nsource of one: centella kernels softmax --target wgsl (or ptx, ir)")

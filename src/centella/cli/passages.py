@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
+from centella.cli.output import in_line
+from centella.cli.process import reason
+from centella.cli.reading import NotTextError, read_text
 from centella.errors import CentellaError
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -17,6 +21,8 @@ TABLES = (
     "features.md",
     "from-trueno.md",
 )  # to look things up in, not to read
+NAMED = 3  # skipped files that a line names
+ENDS = [re.compile(end) for end in (r"\n", r"[.!?]['\")\]]*\s|[\u3002\uff01\uff1f]", r"\s")]
 LONG = 560  # characters: of prose some 140 tokens, of dense tables the 256 that MiniLM reads
 
 
@@ -28,6 +34,13 @@ class Passage(Struct, frozen=True):
     text: str
 
 
+class Skipped(Struct, frozen=True):
+    """A file, or a folder with a slash behind it, that has no passage, and why."""
+
+    file: str
+    why: str
+
+
 def documentation() -> Path:
     """The folder of centella's own documentation: in the wheel, or beside a source tree."""
     package = Path(__file__).parents[1]
@@ -35,54 +48,104 @@ def documentation() -> Path:
     return shipped if shipped.is_dir() else source
 
 
-def read_passages(path: Path, skip: Collection[str] = ()) -> list[Passage]:
-    """The passages of a file, or of every text file below a folder; hidden folders are skipped.
+def read_passages(path: Path, skip: Collection[str] = ()) -> tuple[list[Passage], list[Skipped]]:
+    """The passages of a file, or of every text file below a folder, and what has none.
 
-    What is not UTF-8 text is skipped as well, and files that have a name in `skip`.
+    Hidden folders, and files that have a name in `skip`, are in neither.
 
     Raises:
         CentellaError: nothing there, or no text.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         raise CentellaError(f"{path}: no such file or folder")
     root = path if path.is_dir() else path.parent
-    found: list[Passage] = []
-    for file in _files(path):
+    passages: list[Passage] = []
+    skipped: list[Skipped] = []
+    for file in _files(path, skipped):
         if file.name in skip:
             continue
-        text = _text_of(file)
         name = file.relative_to(root).as_posix()
+        try:
+            text = read_text(file)
+        except NotTextError as error:
+            skipped.append(Skipped(name, str(error)))
+            continue
         pieces = split(text, headings=file.suffix == ".md")
-        found += [Passage(name, line, piece) for line, piece in pieces if _visible(piece)]
-    if not found and path.is_file():
-        raise CentellaError(f"{path}: no UTF-8 text")
-    if not found:
-        raise CentellaError(f"{path}: no text in files that end in {' '.join(SUFFIXES)}")
-    return found
+        visible = [Passage(name, line, piece) for line, piece in pieces if _visible(piece)]
+        passages += visible
+        if not visible:
+            skipped.append(Skipped(name, "no text in it"))
+    if not passages and not path.is_dir():
+        raise CentellaError(f"{path}: {skipped[0].why}")
+    if not passages:
+        behind = f"; {summary(skipped)}" if skipped else ""
+        raise CentellaError(f"{path}: no text in files that end in {' '.join(SUFFIXES)}{behind}")
+    return passages, skipped
 
 
-def _text_of(file: Path) -> str:
-    """The text of a file; nothing where it is not UTF-8 text."""
-    raw = file.read_bytes()
-    if b"\0" in raw:
-        return ""
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return ""
+def summary(skipped: Sequence[Skipped]) -> str:
+    """What was skipped, in a line: how many, and the first of them."""
+    named = ", ".join(f"{in_line(s.file)} ({s.why})" for s in skipped[:NAMED])
+    return f"skipped {len(skipped)}: {named}{', ...' if len(skipped) > NAMED else ''}"
 
 
 def _visible(text: str) -> bool:
     return any(c.isprintable() and not c.isspace() for c in text)
 
 
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
+def _files(path: Path, skipped: list[Skipped]) -> Iterator[Path]:
+    """The file, or those below a folder; folders that cannot be entered go to `skipped`."""
+    if not path.is_dir():
         yield path
         return
-    for folder, below, names in os.walk(path):
+
+    def refused(error: OSError) -> None:
+        folder = Path(error.filename).relative_to(path).as_posix()
+        skipped.append(Skipped(f"{folder}/", reason(error)))
+
+    for folder, below, names in os.walk(path, onerror=refused):
         below[:] = sorted(b for b in below if not b.startswith((".", "__pycache__")))
+        links = [Path(folder, b).relative_to(path) for b in below if Path(folder, b).is_symlink()]
+        skipped += [Skipped(f"{link.as_posix()}/", "a link to a folder") for link in links]
         yield from (Path(folder, n) for n in sorted(names) if n.endswith(SUFFIXES))
+
+
+def fitted(
+    passages: Sequence[Passage], count: Callable[[list[str]], list[int]], most: int
+) -> list[Passage]:
+    """Passages of which a model reads every token: longer ones are cut, at the same line number.
+
+    Args:
+        passages: of any length.
+        count: the tokens of each text, special ones counted.
+        most: tokens that the model reads.
+    """
+    fit: list[Passage] = []
+    for passage, tokens in zip(passages, count([p.text for p in passages]), strict=True):
+        long = len(passage.text)
+        if tokens <= most or long == 1:
+            fit.append(passage)
+            continue
+        room = max(1, long * most // tokens * 9 // 10)  # other parts of it may be denser
+        pieces = [Passage(passage.file, passage.line, text) for text in cut(passage.text, room)]
+        fit += fitted(pieces, count, most)
+    return fit
+
+
+def cut(text: str, most: int) -> Iterator[str]:
+    """Pieces of at most `most` characters: cut after a line, a sentence or a word, in this order.
+
+    A piece has half of `most` at least, so that the order yields to the length.
+    """
+    while len(text) > most:
+        half = most // 2
+        ends = (max((m.end() for m in e.finditer(text, half, most)), default=0) for e in ENDS)
+        end = next((e for e in ends if e), most)
+        if piece := text[:end].rstrip():
+            yield piece
+        text = text[end:].lstrip()
+    if text:
+        yield text
 
 
 def split(text: str, headings: bool = False) -> Iterator[tuple[int, str]]:
@@ -110,11 +173,15 @@ def split(text: str, headings: bool = False) -> Iterator[tuple[int, str]]:
         yield start, held
 
 
+def _parts(line: str) -> list[str]:
+    return [line] if len(line) <= LONG else list(cut(line, LONG))
+
+
 def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Blocks between blank lines; a block longer than `LONG` is cut at line ends."""
+    """Blocks between blank lines; one longer than `LONG` is cut at line ends, a line by `cut`."""
     start, held = 1, ""
-    for number, raw in enumerate([*text.splitlines(), ""], 1):
-        line = raw.rstrip()
+    numbered = enumerate([*text.splitlines(), ""], 1)
+    for number, line in ((n, part) for n, raw in numbered for part in _parts(raw.rstrip())):
         if held and (not line or len(held) + len(line) > LONG):
             yield start, held
             held = ""

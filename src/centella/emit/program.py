@@ -7,7 +7,7 @@ NumPy formula. Programs are equal when their keys are: target and content, never
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from centella.errors import LimitError, TraceError
 from centella.host.forks import lock_of
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import REQUIRED, Face, face_of
+from centella.lang.rounds import Copies, copies_within, loops_of, rounds_of, turns_of
 from centella.lang.trace import trace
 from centella.specs import Caps, Spec
 
@@ -114,6 +115,33 @@ class Kernel:
             found = self._programs[key] = program_of(ir, caps, self.trusted, self.moves)
         return found
 
+    def within_rounds(
+        self, program: Program, caps: Caps, words: Sequence[int], groups: int
+    ) -> Program:
+        """A program of this kernel as a launch needs it where drivers stop long loops.
+
+        Raises:
+            LimitError: a thread would run over `caps.max_loop_rounds`, however it is written.
+        """
+        most = caps.max_loop_rounds
+        copies = copies_within(program.ir, words, groups, most)
+        if copies is None:
+            turns = turns_of(program.ir, words, groups)
+            rounds = rounds_of(loops_of(program.ir).outer, turns)
+            raise LimitError(
+                f"kernel {self.name!r}: expected at most {most:,} rounds of its loops in a thread, "
+                f"where the driver of this device stops them, got {rounds:,}; let more threads "
+                f"share the work, or launch it in parts"
+            )
+        if not copies:
+            return program
+        key = (caps, program.key, copies)
+        repeated = self._programs.get(key)
+        if repeated is None:
+            repeated = program_of(program.ir, caps, self.trusted, self.moves, copies)
+            self._programs[key] = repeated
+        return repeated
+
 
 class Program(Struct, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
@@ -158,8 +186,13 @@ class HostProgram(Struct, frozen=True, eq=False):
         return hash(self.key)
 
 
-def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False) -> Program:
+def program_of(
+    ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False, copies: Copies = ()
+) -> Program:
     """Emit a traced kernel for a device.
+
+    Args:
+        copies: how often bodies of loops stand in it (`lang.rounds`).
 
     Raises:
         LimitError: for more shared memory, threads or bindings than the device has, or for
@@ -192,9 +225,14 @@ def program_of(ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = Fa
             )
         from centella.emit.wgsl import emit_wgsl
 
-        keep = caps.family == "software"
-        source = emit_wgsl(ir, native_f16=caps.native_f16_pack, keep_loops=keep)
-        key = f"wgsl:{ir.digest}:{int(caps.native_f16_pack)}{int(trusted)}{int(keep)}"
+        keep, settle = caps.family == "software", caps.rewrites_arithmetic
+        source = emit_wgsl(
+            ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
+            copies=copies,
+        )  # fmt: skip
+        flags = (caps.native_f16_pack, trusted, keep, settle)
+        key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
+        key += "".join(f":{loop}x{n}" for loop, n in copies)
         return Program(key, "wgsl", ir.name, source, ir, trusted)
     if caps.target == "ptx":
         from centella.emit.ptx import emit_ptx
@@ -221,6 +259,7 @@ class Call(Struct, frozen=True):
         scalars: values of the scalar parameters, by name.
         constants: values that choose the program.
         groups: workgroups of the launch.
+        reason: of a launch that only copies an operand for the next: what of it, and why.
     """
 
     kernel: Kernel
@@ -230,6 +269,7 @@ class Call(Struct, frozen=True):
     groups: int
     workgroup: int | None = None
     face: Face | None = None
+    reason: str = ""
 
 
 def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int, int]]]:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
-SMALL = 1 << 24  # multiplications: 0.4 ms of one core, while another may be busy elsewhere
+SMALL = 1 << 27  # multiplications: 2 ms of one core, less than to wait for one that is busy
 MANY = 4  # threads of which the last soon has a core, even where others are busy
 PTHREADS = 1  # of openblas_get_parallel: neither without threads nor with OpenMP's
 NAMES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))  # of builds, around a symbol

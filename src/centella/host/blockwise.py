@@ -11,11 +11,13 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from centella.host.interrupts import GRACE, checkpoint, duty
 from centella.host.workers import pool
 
 if TYPE_CHECKING:
@@ -61,14 +63,17 @@ class _Helpers:
 
     def share(self, work: Callable[[Any], None], parts: Sequence[Any], threads: int) -> None:
         """Call `work` with each part, on this thread and on others; raises what a call raises."""
+        stop = duty.stop or partial(checkpoint, GRACE)
         if threads <= 1 or len(parts) <= 1:
             for part in parts:
+                stop()
                 work(part)
             return
         left = iter(parts)  # of a list or tuple: threads may take from it
 
         def some() -> None:
             for part in left:
+                stop()
                 work(part)
 
         others: list[Future[None]] = []
@@ -85,6 +90,7 @@ class _Helpers:
         try:
             some()
         finally:
+            others = [other for other in others if not other.cancel()]  # who has not begun
             for other in others:
                 other.exception()
         for other in others:

@@ -7,9 +7,11 @@ the next process does the work again.
 from __future__ import annotations
 
 import os
+import stat
 import sys
-import time
 from contextlib import suppress
+
+from centella.host.files import whole
 
 OTHERS = 0 if sys.platform == "win32" else 0o022  # who may write, but for the owner
 
@@ -29,29 +31,25 @@ def cache_folder() -> str:
 def kept(name: str) -> bytes | None:
     """The content of a file of the folder; None for one that is not the user's alone to write."""
     try:
-        with open(_path(name), "rb") as file:
+        with open(_path(name), "rb", opener=_at_once) as file:
             about = os.fstat(file.fileno())
             mine = sys.platform == "win32" or about.st_uid == os.geteuid()
-            return file.read() if mine and not about.st_mode & OTHERS else None
+            alone = mine and stat.S_ISREG(about.st_mode) and not about.st_mode & OTHERS
+            return file.read() if alone else None
     except OSError:
         return None
 
 
 def keep(name: str, content: bytes) -> None:
     """Write a file of the folder; readers see the old one or the new one, never a part."""
-    beside = ""
     try:
         path = _path(name)
-        beside = f"{path}.{os.getpid()}.{time.time_ns()}"
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(beside, "wb", opener=_private) as file:
+        _make_folder(os.path.dirname(path))
+        with whole(path, 0o600) as file:
             file.write(content)
-        os.replace(beside, path)
     except OSError as error:
         import logging
 
-        with suppress(OSError):
-            os.remove(beside)
         logging.getLogger("centella.caches").debug("%s not kept: %s", name, error)
 
 
@@ -63,5 +61,15 @@ def _path(name: str) -> str:
     return os.path.join(folder, name)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL, 0o600)
+def _make_folder(path: str) -> None:
+    """Make a folder, and those above it that are missing, for this user alone."""
+    if os.path.isdir(path):
+        return
+    _make_folder(os.path.dirname(path))
+    with suppress(FileExistsError):  # another process was at it
+        os.mkdir(path, 0o700)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for somebody to write, as a pipe would have it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -7,6 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from centella.dtypes import bf16, bool_, f16, f32, i8, i32, u8, u32
+from centella.lang.atomics import (
+    atomic_add,
+    atomic_and,
+    atomic_compare_exchange,
+    atomic_exchange,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xor,
+)
 from centella.lang.control import (
     break_if,
     const,
@@ -85,6 +95,14 @@ __all__ = [
     "Out",
     "Scalar",
     "abs",
+    "atomic_add",
+    "atomic_and",
+    "atomic_compare_exchange",
+    "atomic_exchange",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xor",
     "barrier",
     "bf16",
     "bitcast",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType, TracebackType
 from typing import Any
 
 from msgspec import Struct, field
@@ -17,12 +18,25 @@ _PACKAGE = __name__.rsplit(".", 1)[0] + "."
 def source_line() -> str:
     """File and line of the nearest frame outside the language."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name != "contextlib" and not name.startswith(_PACKAGE):
-            break
+    while frame.f_back is not None and _inside(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def line_in(trace: TracebackType | None) -> str:
+    """File and line of the innermost frame of a traceback outside the language; "" for none."""
+    line = ""
+    while trace is not None:
+        frame, trace_line, trace = trace.tb_frame, trace.tb_lineno, trace.tb_next
+        if not _inside(frame):
+            line = f"{frame.f_code.co_filename}:{trace_line}"
+    return line
+
+
+def _inside(frame: FrameType) -> bool:
+    """Whether a frame is the language's own."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name == "contextlib" or name.startswith(_PACKAGE)
 
 
 class Block(Struct, eq=False):

@@ -8,7 +8,7 @@ from typing import Any
 from centella.dtypes import DType
 from centella.errors import TraceError
 from centella.lang import math as formulas
-from centella.lang import memory
+from centella.lang import packing
 from centella.lang.control import const
 from centella.lang.tracer import current
 from centella.lang.values import Expr, Operand, common_type, expr_of, traced
@@ -139,7 +139,7 @@ def cast(x: Any, dtype: DType) -> Expr:
 def stored(x: Any, dtype: DType) -> Expr:
     """x as it would be loaded after a store to `dtype`: rounded, or its low bits."""
     tracer = current()
-    return memory.stored(tracer, expr_of(tracer, x, dtype.value), dtype)
+    return packing.stored(tracer, expr_of(tracer, x, dtype.value), dtype)
 
 
 def bitcast(x: Any, dtype: DType | str) -> Expr:

@@ -20,6 +20,9 @@ Operations, by family (args -> result):
     load(i) load4(i) store(i, v) store4(i, a, b, c, d)         attr: argument index; i counts words,
                                                                or chunks where the name ends in 4
     sload(i) sload4(i) sstore(i, v) sstore4(i, a, b, c, d)     attr: shared array index
+    atomic_add(i, v) atomic_min atomic_max atomic_and atomic_or atomic_xor atomic_exchange(i, v)
+    atomic_compare_exchange(i, expected, v) -> the word before; attr: argument index. Of shared
+                                                               memory: satomic_add and so on
     var(init) get(var) set(var, v)
     if(cond) else() end()   for(lo, hi, step)   loop()   break_if(cond)
     barrier()          workgroup_uniform(x)
@@ -96,15 +99,20 @@ FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
 AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
+ATOMICS = "add min max and or xor exchange compare_exchange".split()
+GLOBAL_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMICS)
+SHARED_ATOMICS = frozenset(f"satomic_{name}" for name in ATOMICS)
 EFFECTS = (
     frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
+    | GLOBAL_ATOMICS
+    | SHARED_ATOMICS
     | FRAGMENT_WRITES
     | COPIES
     | ((FROM_90 | HOPPER) - {"grid", "warpgroup", "cluster_rank"})
     | {"resident", "fetch_lines"}
 )
-GLOBAL = frozenset({"load", "load4", "store", "store4"})
-SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"})
+GLOBAL = frozenset({"load", "load4", "store", "store4"}) | GLOBAL_ATOMICS
+SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"}) | SHARED_ATOMICS
 ACCESSES = GLOBAL | SHARED
 INDICES = {  # operands that are indices
     **dict.fromkeys(ACCESSES | {"ldmatrix", "stmatrix", "tma_store", "wgmma_held"}, 1),
@@ -125,13 +133,17 @@ PURE = frozenset(
 
 
 class BufferArg(Struct, frozen=True):
-    """A tensor argument: `mode` is "in", "out", "inout" or "scalar"; `width` words an access."""
+    """A tensor argument: `mode` is "in", "out", "inout" or "scalar"; `width` words an access.
+
+    `atomic`: some of its words change atomically.
+    """
 
     name: str
     mode: str
     dtype: DType
     word: str
     width: int
+    atomic: bool = False
 
     @property
     def writable(self) -> bool:
@@ -149,13 +161,14 @@ class Param(Struct, frozen=True):
 class SharedArray(Struct, frozen=True):
     """Workgroup memory: `words` words of type `word`, accessed `width` words at a time.
 
-    It begins on a multiple of `align` bytes.
+    It begins on a multiple of `align` bytes. `atomic`: some of its words change atomically.
     """
 
     word: str
     words: int
     width: int
     align: int = 16
+    atomic: bool = False
 
 
 class Matrix(Struct, frozen=True):

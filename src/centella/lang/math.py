@@ -12,7 +12,8 @@ What all of them keep to:
   few bits, so that their products are exact anyway (Cody & Waite, Software Manual for the
   Elementary Functions, 1980).
 - The bounds hold where a compiler reassociates: Mesa makes ``a (b + c)`` of ``a b + a c``, and
-  ``(a + b) + 1`` of ``(a + 1) + b``. Terms that must stay apart have an integer operation between.
+  ``(a + b) + 1`` of ``(a + 1) + b``, NVIDIA's for Vulkan ``a (b b)`` of ``(a b) b``. Terms and
+  factors that must stay apart have an integer operation between.
 - Bounds are in ulp of the true value, for division rounded correctly; a target that divides within
   d ulp adds d to tanh and sigmoid. A target may flush subnormal values to zero.
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 _SIGN = 0x80000000
+_REST = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 
 
@@ -85,8 +87,7 @@ def exp2(o: Operands, x: Any) -> Any:
     m = o.floor(o.fma(x, 0.5, 0.5))
     f = o.fma(m, -2.0, x)
     p = _horner(o, f, *_EXP2, 1.0)
-    scale = _power_of_two(o, m)
-    return p * scale * scale
+    return _times_power_of_four(o, p, m)
 
 
 def log(o: Operands, x: Any) -> Any:
@@ -232,6 +233,16 @@ def _power_of_two(o: Operands, m: Any) -> Any:
     return o.from_bits(o.bits(m + 12583039.0) << 23)  # 1.5 * 2^23 + 127
 
 
+def _times_power_of_four(o: Operands, p: Any, m: Any) -> Any:
+    """Return p 2^m 2^m for p > 0 and whole m in [-126, 127].
+
+    No power of 4 is formed, which may be infinite or 0 where the product is neither: clearing a
+    sign that is clear anyway keeps the two factors apart.
+    """
+    scale = _power_of_two(o, m)
+    return o.from_bits(o.bits(p * scale) & _REST) * scale
+
+
 def _apart(o: Operands, m: Any, mask: int = 0xFFFFFF00) -> Any:
     """Return whole m, |m| < 2^16, as a value that a compiler cannot know to be m.
 
@@ -241,13 +252,12 @@ def _apart(o: Operands, m: Any, mask: int = 0xFFFFFF00) -> Any:
 
 
 def _exp_of_clipped(o: Operands, x: Any) -> Any:
-    """Return e^x for |x| <= 105: 16 operations."""
+    """Return e^x for |x| <= 105: 17 operations."""
     m = o.floor(o.fma(x, 0.721347511, 0.4999))  # 1 / (2 ln 2); not 0.5, so that p is never < 0.5
     r = o.fma(m, -1.38629150390625, x)
     r = o.fma(_apart(o, m), -2.85721353e-06, r)
     p = _horner(o, r, *_EXP, 1.0, 1.0)
-    scale = _power_of_two(o, m)
-    return p * scale * scale
+    return _times_power_of_four(o, p, m)
 
 
 def _split(o: Operands, u: Any) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
 """Tensor arguments and workgroup memory, as a kernel function sees them.
 
-Storage is addressed in 32-bit words or 16-byte chunks. Everything about storage types is here:
-emitters and the simulator only know words. Elements are unpacked after a load and packed before a
-store; a store writes whole words, so that no word is shared by two threads.
+Storage is addressed in 32-bit words or 16-byte chunks. Everything about storage types is here and
+in `packing`: emitters and the simulator only know words. Elements are unpacked after a load and
+packed before a store; a store writes whole words, so that no word is shared by two threads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from msgspec.structs import replace
 from centella.dtypes import DType
 from centella.errors import TraceError
 from centella.lang.ir import BufferArg, SharedArray
+from centella.lang.packing import pack, unpack
 from centella.lang.tracer import Tracer
 from centella.lang.values import Expr, Operand, adapt, expr_of
 
 WORD_OF = {"f32": "f32", "i32": "i32"}
+
+
+def no_atomics(dtype: str) -> str:
+    """Why words of a dtype do not change atomically."""
+    return (
+        f"atomics are for i32 and u32, got {dtype}; sums of floats would depend on the order of "
+        f"threads: use lang.workgroup_reduce and a second launch"
+    )
 
 
 def _index(tracer: Tracer, value: Any) -> Expr:
@@ -34,6 +43,16 @@ class _Array:
     """What tensor arguments and workgroup memory share: they hold values and are none."""
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # an array is no value
+    _access: str = ""  # "chunks" or "atomics", once one occurred
+
+    def _accessed(self, how: str) -> None:
+        """Note an access by a chunk or an atomic; WGSL has no array that takes both."""
+        if self._access not in ("", how):
+            raise TraceError(
+                "an array that changes atomically is accessed by words, x[i], not by chunks "
+                "(load, store), in the whole kernel"
+            )
+        self._access = how
 
     def __iter__(self) -> Any:
         raise TraceError("an array cannot be iterated: use lang.range(n) and an index")
@@ -78,14 +97,14 @@ class Argument(_Array):
         self.rank = rank
         self._unit = unit
         self._word = WORD_OF.get(dtype.name, "u32")
-        self._chunked = False
         self._stored = False
 
-    def declaration(self, where: str) -> BufferArg:
-        """What the trace found out about this argument; `where` the kernel stands."""
+    def declaration(self) -> BufferArg:
+        """What the trace found out about this argument."""
         if self.mode == "out" and not self._stored:
-            raise TraceError(f"output {self.name!r} is never written{where}")
-        return BufferArg(self.name, self.mode, self.dtype, self._word, 4 if self._chunked else 1)
+            raise TraceError(f"output {self.name!r} is never written")
+        width, atomic = 4 if self._access == "chunks" else 1, self._access == "atomics"
+        return BufferArg(self.name, self.mode, self.dtype, self._word, width, atomic)
 
     @property
     def shape(self) -> _Extents:
@@ -145,9 +164,21 @@ class Argument(_Array):
         self._may("load")
         if not self._unit:
             raise TraceError(f"{self.name!r}.load needs neighbouring elements (stride 1)")
-        self._chunked = True
+        self._accessed("chunks")
         element = self._element(key)
         return self._shift(element, self.dtype.per_chunk), element
+
+    def atomic(self, key: tuple[Any, ...]) -> tuple[str, Expr]:
+        """The type and index of a word that changes atomically."""
+        if self.mode != "inout":
+            raise TraceError(
+                f"{self.name!r} is an {self.mode} argument: an atomic reads and writes, so it "
+                f"needs InOut (a State) or lang.shared"
+            )
+        if self.dtype.kind not in ("int", "uint") or self.dtype.per_word != 1:
+            raise TraceError(no_atomics(self.dtype.name))
+        self._accessed("atomics")
+        return self._word, self._element(key)
 
     def load_word(self, *key: Any) -> list[Expr]:
         """The 4-byte word starting at an element, as `dtype.per_word` values."""
@@ -233,7 +264,8 @@ class Argument(_Array):
         element = self._element(tuple(key))
         self._stored = True
         index = self._shift(element, len(values))
-        self._chunked = self._chunked or len(values) == self.dtype.per_chunk
+        if len(values) == self.dtype.per_chunk:
+            self._accessed("chunks")
         op = "store4" if len(words) == 4 else "store"
         t.starts[t.effect(op, "", (index, *words), self.position)] = (element.id, len(values))
 
@@ -255,7 +287,7 @@ class ScalarArgument:
         index = t.param((self.name, "offset"), "u32")
         return t.result(t.effect("load", self._word, (index,), self.position), self._word, True)
 
-    def declaration(self, where: str) -> BufferArg:
+    def declaration(self) -> BufferArg:
         """What emitters bind."""
         return BufferArg(self.name, "scalar", self.dtype, self._word, 1)
 
@@ -299,6 +331,15 @@ class Shared(_Array):
         """`store(4 * chunk, values)`, without the shift."""
         self._store_chunk(values, _index(self._tracer, chunk))
 
+    def atomic(self, key: tuple[Any, ...]) -> tuple[str, Expr]:
+        """The type and index of a word that changes atomically."""
+        if self.type not in ("i32", "u32"):
+            raise TraceError(no_atomics(self.type))
+        self._accessed("atomics")
+        t = self._tracer
+        t.shared[self.position] = replace(t.shared[self.position], atomic=True)
+        return self.type, _index(t, *key)
+
     def align(self, nbytes: int) -> None:
         """Have it begin on a multiple of so many bytes."""
         held = self._tracer.shared[self.position]
@@ -315,6 +356,7 @@ class Shared(_Array):
     def _chunked(self) -> None:
         if self.words % 4:
             raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
+        self._accessed("chunks")
         held = self._tracer.shared[self.position]
         self._tracer.shared[self.position] = replace(held, width=4)
 
@@ -337,45 +379,3 @@ class Shared(_Array):
         id_ = t.effect("sstore4", "", (chunk, *typed), self.position)
         if word is not None:
             t.starts[id_] = (word.id, 4)
-
-
-def unpack(t: Tracer, word: Expr, dtype: DType, lane: int) -> Expr:
-    """Element `lane` of a word as a value."""
-    if dtype.per_word == 1:
-        return word
-    if dtype.name == "f16":
-        return t.pure("unpack_f16", "f32", (word,), lane)
-    if dtype.name == "bf16":
-        bits = (word << 16) if lane == 0 else (word & 0xFFFF0000)
-        return t.pure("bitcast", "f32", (bits,))
-    if dtype.name == "i8":
-        top = t.pure("bitcast", "i32", (word << (24 - 8 * lane),))
-        return top >> 24
-    byte = (word >> (8 * lane)) & 0xFF
-    return byte if dtype.name == "u8" else byte != 0
-
-
-def pack(t: Tracer, values: list[Expr], dtype: DType) -> Expr:
-    """The word that stores one to four values of a dtype."""
-    if dtype.per_word == 1:
-        return values[0]
-    if dtype.name in ("f16", "bf16"):
-        return t.pure(f"pack_{dtype.name}", "u32", (values[0], values[1]))
-    word = _byte(t, values[0])
-    for lane in range(1, 4):
-        word = word | (_byte(t, values[lane]) << (8 * lane))
-    return word
-
-
-def stored(t: Tracer, value: Expr, dtype: DType) -> Expr:
-    """A value as it comes back from storage of a dtype."""
-    if dtype.kind == "bool":
-        return value
-    return unpack(t, pack(t, [value] * dtype.per_word, dtype), dtype, 0)
-
-
-def _byte(t: Tracer, value: Expr) -> Expr:
-    """The low eight bits of an integer, 0 or 1 for a bool."""
-    if value.type == "bool":
-        return t.pure("cast", "u32", (value,))
-    return (t.pure("bitcast", "u32", (value,)) if value.type == "i32" else value) & 0xFF

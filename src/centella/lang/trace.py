@@ -6,11 +6,13 @@ act while it runs; the functions of `centella.lang` act on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from centella.dtypes import DType
 from centella.errors import TraceError
+from centella.lang.blocks import line_in
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import Face, TensorParam
 from centella.lang.memory import Argument, ScalarArgument
@@ -40,17 +42,31 @@ def trace(
         The kernel, equal (by digest) for equal arguments in every process.
 
     Raises:
-        TraceError: at the line that the language cannot express.
+        TraceError: at the line that the language cannot express; it names that and the kernel.
     """
     tracer = Tracer(name or fn.__name__, workgroup)
-    operands = {
-        n: _operand(tracer, position, n, param, dtypes.get(n), unit is None or unit.get(n, True))
-        for position, (n, param) in enumerate(face.tensors)
-    }
-    with recording(tracer):
+    with recording(tracer), _located(tracer.name, fn):
+        operands = {
+            n: _operand(
+                tracer, position, n, param, dtypes.get(n), unit is None or unit.get(n, True)
+            )
+            for position, (n, param) in enumerate(face.tensors)
+        }
         scalars = {n: tracer.param((n,), type_) for n, type_ in face.scalars}
         fn(**operands, **scalars, **(constants or {}))
-        return tracer.finish(tuple(o.declaration(_where(fn)) for o in operands.values()))
+        return tracer.finish(tuple(o.declaration() for o in operands.values()))
+
+
+@contextmanager
+def _located(name: str, fn: Callable[..., Any]) -> Iterator[None]:
+    """Put the kernel's name and the line at fault after the text of a TraceError."""
+    try:
+        yield
+    except TraceError as error:
+        line = line_in(error.__traceback__) or _first_line(fn)
+        at = f" at {line}" if line else ""
+        error.args = (f"{error} (kernel {name!r}{at})",)
+        raise
 
 
 def _operand(
@@ -59,7 +75,7 @@ def _operand(
     """A tensor parameter as the function sees it; `dtype` is the storage asked for."""
     storage = param.dtype or dtype
     if storage is None:
-        raise TraceError(f"kernel {tracer.name!r}: say which storage {name!r} has (dtypes=)")
+        raise TraceError(f"say which storage {name!r} has (dtypes=)")
     if dtype is not None and dtype is not storage:
         raise TraceError(f"{name!r} is declared {storage.name}, got {dtype.name}")
     if param.mode == "scalar":
@@ -67,7 +83,7 @@ def _operand(
     return Argument(tracer, position, name, param.mode, storage, param.rank, unit)
 
 
-def _where(fn: Callable[..., Any]) -> str:
-    """The place of a kernel function, as far as it has one."""
+def _first_line(fn: Callable[..., Any]) -> str:
+    """Where a kernel function begins, as far as it has a place."""
     code = getattr(fn, "__code__", None)
-    return f" (kernel {code.co_name!r} at {code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""

@@ -29,6 +29,15 @@ DTYPE_OF_TYPE: dict[str, dtypes.DType] = {
 }
 
 
+def _refused(written: str, instead: str) -> Callable[..., Any]:
+    """A method of Python's that a traced value cannot have, since it records no statement."""
+
+    def refuse(self: Operand, *_: Any) -> Any:
+        raise TraceError(f"{written} is not for traced values: write {instead}")
+
+    return refuse
+
+
 class Operand:
     """Something that stands for a value: an `Expr`, or a `Var` read where it is used."""
 
@@ -47,7 +56,8 @@ class Operand:
     def __bool__(self) -> bool:
         raise TraceError(
             "a traced value has no truth value while the kernel is recorded: use lang.if_(...) for "
-            "control flow, lang.select(cond, a, b) for a choice, & | ~ instead of and / or / not"
+            "control flow, lang.select(cond, a, b) for a choice, lang.maximum(a, b) and "
+            "lang.minimum(a, b) instead of max() and min(), & | ~ instead of and / or / not"
         )
 
     def __index__(self) -> int:
@@ -66,6 +76,22 @@ class Operand:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return answer(ufunc, method, inputs, options)
+
+    __pow__ = _refused(
+        "x ** n", "x * x for a square, lang.sqrt(x), lang.exp2(p * lang.log2(x)) where x > 0"
+    )
+    __rpow__ = _refused(
+        "n ** x", "lang.exp2(x) for 2 ** x, lang.exp2(x * math.log2(n)) where n > 0"
+    )
+    __abs__ = _refused("abs(x)", "lang.abs(x)")
+    __round__ = _refused("round(x)", "lang.floor(x + 0.5)")
+    __floor__ = _refused("math.floor(x)", "lang.floor(x)")
+    __ceil__ = _refused("math.ceil(x)", "lang.ceil(x)")
+    __trunc__ = _refused("math.trunc(x)", "lang.trunc(x)")
+    __divmod__ = __rdivmod__ = _refused("divmod(a, b)", "a // b and a % b")
+    __matmul__ = __rmatmul__ = _refused("a @ b", "a loop over lang.range(n) that adds products")
+    __getitem__ = _refused("x[i] of a value", "x[i] of a tensor argument or of lang.shared")
+    __complex__ = _refused("complex(x)", "two values, the real part and the imaginary one")
 
     def __add__(self, other: Any) -> Expr:
         return binary("add", self, other)
@@ -150,6 +176,9 @@ class Operand:
 
     def __ne__(self, other: object) -> Expr:  # type: ignore[override]  # records, as NumPy does
         return binary("ne", self, other)
+
+    def __pos__(self) -> Expr:
+        return self._expr()
 
     def __neg__(self) -> Expr:
         value = self._expr()

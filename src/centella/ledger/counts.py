@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from centella.errors import ContractError, TransferForbidden
+from centella.host.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from centella.ledger.timeline import KernelTime, Timeline, Work
@@ -213,6 +214,7 @@ def permit(what: str, *names: str) -> None:
             raise TransferForbidden(f"{what}: {kind} inside ct.forbid({kind!r})")
 
 
+@uninterrupted
 def count(**amounts: int) -> None:
     """Add to the totals and to every open scope; `peak_bytes` is a maximum."""
     with _lock:
@@ -258,6 +260,7 @@ def timelines() -> list[Timeline]:
     return [led._timeline for led in _scopes.get() if led._timeline is not None and led._open]
 
 
+@uninterrupted
 def totals() -> Counts:
     """The counts of the whole process, as a copy."""
     with _lock:
@@ -281,6 +284,7 @@ def flush_implicit(scope: Ledger | None = None) -> None:
 
 
 @contextmanager
+@uninterrupted
 def ledger(*, timing: bool = False) -> Iterator[Ledger]:
     """Count what happens inside: `with ct.ledger() as led: ...; led.expect(uploads=1)`.
 
@@ -308,6 +312,7 @@ def ledger(*, timing: bool = False) -> Iterator[Ledger]:
 
 
 @contextmanager
+@uninterrupted
 def forbid(*kinds: str) -> Iterator[None]:
     """Raise TransferForbidden at the line that does one of "transfer", "compile", "allocation".
 

@@ -15,13 +15,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from centella.errors import CentellaError
+from centella.host.files import replaced
 
 Stamps = Sequence[tuple[int, int]]
 HOST = 1  # process ids of the file; devices follow
@@ -195,7 +195,8 @@ class Timeline:
         events += _host_events([s for s in spans if not s.device], threads, zero)
         events += _device_events([s for s in spans if s.device], works, processes, zero)
         document = {"displayTimeUnit": "ms", "traceEvents": events}
-        Path(path).write_text(json.dumps(document), encoding="utf-8")
+        with replaced(path) as file:
+            file.write(json.dumps(document).encode())
 
 
 def _row(

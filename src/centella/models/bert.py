@@ -6,8 +6,9 @@ carry the names that transformers gives the tensors of a checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -18,6 +19,7 @@ from centella.nn import Embedding, LayerNorm, Linear, Module
 from centella.tensors.arguments import check_tensors
 from centella.tensors.functional import attention
 from centella.tensors.tensor import Tensor
+from centella.weights.model_files import show
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -34,7 +36,18 @@ KNOWN: dict[str, tuple[Any, ...]] = {
 
 
 class BertConfig(Struct, frozen=True):
-    """The part of a config.json that the architecture depends on; names as there."""
+    """The part of a config.json that the architecture depends on; names as there.
+
+    Attributes:
+        layer_tensors: tensors that a layer has in a checkpoint.
+        extents: the numbers that are at most an extent of a tensor there.
+    """
+
+    layer_tensors: ClassVar[int] = 16
+    extents: ClassVar[tuple[str, ...]] = (
+        "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size",
+        "max_position_embeddings", "type_vocab_size",
+    )  # fmt: skip
 
     vocab_size: int
     hidden_size: int
@@ -61,10 +74,10 @@ class BertConfig(Struct, frozen=True):
         config = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
         for f in fields(cls):
             value, known = getattr(config, f.name), KNOWN.get(f.name)
-            fits = value in known if known else type(value) is f.type and value > 0
+            fits = value in known if known else type(value) is f.type and 0 < value < math.inf
             if not fits:
                 wanted = ", ".join(map(str, known)) if known else f"{f.type.__name__} over 0"
-                raise WeightsError(f"{origin}: {f.name}: expected {wanted}, got {value!r}")
+                raise WeightsError(f"{origin}: {f.name}: expected {wanted}, got {show(value)}")
         if config.hidden_size % config.num_attention_heads:
             raise WeightsError(
                 f"{origin}: hidden_size: expected a multiple of {config.num_attention_heads} "

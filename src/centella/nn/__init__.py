@@ -8,8 +8,10 @@
         def forward(self, x: Tensor) -> Tensor:
             return self.down(self.up(x, activation="gelu"), residual=x)
 
-Its parameters are `up.weight`, `up.bias`, `down.weight`, `down.bias`. A module is made without
-data; `load_parameters` takes a checkpoint's tensors, each by the path of its attribute.
+Its parameters are `up.weight`, `up.bias`, `down.weight`, `down.bias`. Modules in a list, tuple or
+dict are part of the tree, as `layers.0` and `heads.name`. A module is made without data;
+`load_parameters` takes a checkpoint's tensors, each by the path of its attribute, and `state_dict`
+gives them.
 """
 
 from centella.nn.attention import CrossAttention, SelfAttention, join_heads, split_heads

@@ -68,7 +68,7 @@ class SelfAttention(Module):
 
         Args:
             lengths: [batch] i32, tokens of each sequence; not with a cache, which has its own.
-            mask: additive, as `ct.attention` takes it.
+            mask: as `ct.attention` takes it.
             residual: added to the result, in the same launch.
             cache: the past; this step's keys and values are appended to its `layer`, and attention
                 is causal over all of it.

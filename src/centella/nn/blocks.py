@@ -68,7 +68,7 @@ class EncoderBlock(_Block):
         """[batch, seq_len, width] to the same.
 
         Args:
-            lengths: [batch] i32, tokens of each sequence; mask: additive.
+            lengths: [batch] i32, tokens of each sequence; mask: as `ct.attention` takes it.
         """
         x = self._add(
             lambda y, residual: self.self_attn(y, lengths=lengths, mask=mask, residual=residual),

@@ -15,10 +15,11 @@ from msgspec import Struct
 
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.errors import ContractError, DTypeError, KVCacheFullError, ShapeError
+from centella.host.interrupts import uninterrupted
 from centella.op.op import get
 from centella.record.recording import Recording
 from centella.runtime.device import Device
-from centella.tensors.arguments import check_tensors, real, whole
+from centella.tensors.arguments import check_tensors, epsilon, whole
 from centella.tensors.creation import asarray
 from centella.tensors.functional import attention, full, rms_norm, rope
 from centella.tensors.state import State
@@ -164,6 +165,7 @@ class KVCache:
 
     # -- filling it -------------------------------------------------------------------------------
 
+    @uninterrupted
     def begin(self, tokens: int = 1) -> Tensor:
         """Begin a step of `tokens` tokens; returns their first positions, [batch] i32.
 
@@ -174,6 +176,7 @@ class KVCache:
         self._begin(whole("begin", "a number of tokens", tokens, 1))
         return self.positions
 
+    @uninterrupted
     def _begin(self, tokens: int, where: Recording | None = None) -> None:
         self._begun(self._filled, tokens)
         apply_all(get("cache_step"), (self._steps.value,), {"tokens": tokens}, where)
@@ -189,6 +192,7 @@ class KVCache:
             )
         return filled.begun(tokens, self.capacity)
 
+    @uninterrupted
     def append(self, k: Tensor, v: Tensor, layer: int = 0) -> None:
         """Write the keys and values of this step's tokens; the first layer to do so begins it.
 
@@ -205,6 +209,7 @@ class KVCache:
         self._check(k, v, layer)
         self._append(k.shape[2], layer, lambda starts: self._write(k, v, layer, starts))
 
+    @uninterrupted
     def append_qkv(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
         qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
@@ -242,7 +247,7 @@ class KVCache:
         self._check_room(qkv.shape[1])
         x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
         norms = () if qk_norm is None else (qk_norm,)
-        attrs = {"interleaved": bool(interleaved), "eps": real("append_qkv", "eps", eps)}
+        attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
         states = [state.value for state in self._layers[layer]]
 
         def at_once(starts: Tensor) -> Tensor:
@@ -279,6 +284,7 @@ class KVCache:
         keys.mark(lambda _: self._filled.step)
         return made
 
+    @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:
         """Overwrite keys and values from a position on; lengths stay as they are.
 
@@ -327,6 +333,7 @@ class KVCache:
 
     # -- going back -------------------------------------------------------------------------------
 
+    @uninterrupted
     def truncate(self, length: int | Iterable[int]) -> None:
         """Forget what comes after a length, of all sequences or of each: what a rollback needs.
 
@@ -344,6 +351,7 @@ class KVCache:
         apply_all(get("cache_step"), (self._steps.value, lengths), {"tokens": 0})
         self._steps.mark(lambda filled: filled.cut(wanted))
 
+    @uninterrupted
     def reset(self) -> None:
         """Zeros everywhere, as after a failure that left no content; memory stays.
 
@@ -363,7 +371,7 @@ class KVCache:
         Args:
             q: [batch, heads, tokens, head_dim], heads a multiple of `num_kv_heads`.
             scale: default 1 / sqrt(head_dim).
-            mask: additive, over [.., tokens, capacity].
+            mask: over [.., tokens, capacity], as `ct.attention` takes it.
 
         Returns:
             [batch, heads, tokens, head_dim].

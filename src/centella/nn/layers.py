@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from centella.nn.module import Array, Module, parameter
 from centella.specs import Shape
 from centella.tensors import functional
+from centella.tensors.arguments import epsilon
 from centella.tensors.tensor import Tensor
 
 
@@ -74,7 +75,7 @@ class LayerNorm(Module):
     def __init__(self, features: int, eps: float = 1e-5) -> None:
         self.weight = parameter(features)
         self.bias = parameter(features)
-        self.eps = eps
+        self.eps: float = epsilon("LayerNorm", eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """(x - mean) / sqrt(var + eps) * weight + bias: [..., features] to the same."""
@@ -110,7 +111,7 @@ class RMSNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-6) -> None:
         self.weight = parameter(features)
-        self.eps = eps
+        self.eps: float = epsilon("RMSNorm", eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight: [..., features] to the same."""

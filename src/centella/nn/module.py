@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
 from centella.errors import ContractError, DTypeError, WeightsError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
+from centella.tensors.display import as_tree
+from centella.tensors.hints import layer_getattr
 from centella.tensors.tensor import Tensor, upload
 
 Array = np.ndarray[Any, Any]
+Part = tuple["Stored | Tensor", DType]  # of a parameter: data, and the dtype that it is stored in
 LISTED = 20  # names that an error shows
+LONG = 200  # characters of one that it shows
 
 
 class Stored(Protocol):
@@ -39,6 +44,28 @@ class Stored(Protocol):
         ...
 
 
+class _NotLoadedError(ContractError):
+    """A parameter was used that has no data; each module on the way out names its path in it."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+        super().__init__(self.text("a parameter"))
+
+    def text(self, name: str) -> str:
+        """What is wrong with the parameter of a name."""
+        shape = list(self.parameter.shape)
+        return f"{name} of shape {shape} has no data yet: call load_parameters"
+
+    def name_in(self, module: Module) -> None:
+        """Name its path in a module that it is a part of."""
+        for path, _, _, value in _walk(module, ""):
+            if value is self.parameter:
+                self.args = (self.text(f"{type(module).__name__}: parameter {path}"),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ContractError, self.args
+
+
 class Parameter(Struct, frozen=True):
     """Stands where a tensor will be once it is loaded; used before, it raises ContractError.
 
@@ -51,9 +78,7 @@ class Parameter(Struct, frozen=True):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ContractError(
-            f"a parameter of shape {list(self.shape)} has no data yet: call load_parameters"
-        )
+        raise _NotLoadedError(self)
 
 
 def parameter(*shape: int) -> Any:
@@ -83,7 +108,11 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """`forward`."""
-        return self.forward(*args, **kwargs)
+        try:
+            return self.forward(*args, **kwargs)
+        except _NotLoadedError as error:
+            error.name_in(self)
+            raise
 
     @property
     def device(self) -> Device:
@@ -102,6 +131,35 @@ class Module:
             if isinstance(value, Tensor):
                 yield path, value
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Each parameter's tensor by its path: what `load_parameters` of a module like it takes.
+
+        Raises:
+            ContractError: parameters that have no data yet.
+        """
+        missing = [w.path for w in _wanted(self)]
+        if missing:
+            raise ContractError(
+                f"state_dict: no data yet: {_listed(missing)}; call load_parameters"
+            )
+        return dict(self.named_parameters())
+
+    def __repr__(self) -> str:
+        own, children = [], []
+        for name, value in _items(self):
+            if isinstance(value, Module):
+                children.append((name, repr(value)))
+            elif isinstance(value, Tensor):
+                own.append(f"{name} {list(value.shape)} {value.dtype.name}")
+            elif isinstance(value, Parameter):
+                own.append(f"{name} {list(value.shape)} without data")
+        return as_tree(type(self).__name__, own, children)
+
+    if not TYPE_CHECKING:  # which is to say itself what a Module has not
+
+        def __getattr__(self, name: str) -> Any:
+            return layer_getattr(self, name)
+
     def rename(self, name: str) -> str:
         """The parameter path that a checkpoint's name means."""
         return name
@@ -119,20 +177,23 @@ class Module:
 
     def load_parameters(
         self,
-        tensors: Mapping[str, Stored | Array],
+        tensors: Mapping[str, Stored | Array | Tensor],
         *,
         device: str | Device | None = None,
         dtype: Any = None,
         vector_dtype: Any = None,
         origin: str = "load_parameters",
     ) -> None:
-        """Give every parameter its tensor, sent now; nothing is sent on an error.
+        """Give every parameter its tensor, sent now; on an error no parameter is set.
 
-        A large tensor is an upload of its own, small ones are packed into one. On the CPU large
-        tensors of a checkpoint stay where they are mapped, unless they are converted or stacked.
+        Tensors of a checkpoint are read from its files one after the other, once all names, shapes
+        and dtypes fit. A large tensor is an upload of its own, small ones are packed into one. On
+        the CPU large tensors of a checkpoint stay in the memory that they were read into.
 
         Args:
-            tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives.
+            tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives; by
+                path: Tensors, as `state_dict` gives them, which are shared where they need not
+                move.
             device: where to; default: the default device.
             dtype: of the parameters on the device; None keeps each tensor's own.
             vector_dtype: of those of rank 1 (biases, norms); None: as `dtype`.
@@ -144,12 +205,12 @@ class Module:
             DTypeError: a `dtype` that is no float.
         """
         stored = _by_path(self, tensors, origin)
-        wanted = list(_wanted(self))
+        wanted = [w.given_as(stored) for w in _wanted(self)]
         names = [source for w in wanted for source, _ in w.parts if source]
         _check_names(names, stored, self.ignored, _loaded(self), origin)
-        ready: list[tuple[_Wanted, list[tuple[Array, DType]], DType]] = []
+        ready: list[tuple[_Wanted, list[Part], DType]] = []
         for w in wanted:
-            parts = [
+            parts: list[Part] = [
                 _checked(origin, *stored[source], shape) if source else _zeros(shape)
                 for source, shape in w.parts
             ]
@@ -161,21 +222,39 @@ class Module:
                 raise DTypeError(f"{origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
             ready.append((w, parts, kind))
         where = open_device(device)
-        for w, parts, kind in ready:
+        loaded: list[tuple[_Wanted, Tensor]] = []
+        for w, parts, kind in ready:  # each is read now
+            given = parts[0][0]
+            if isinstance(given, Tensor):
+                loaded.append((w, given.to(where).astype(kind)))
+                continue
             data = w.owner.arranged(w.name, _host(parts, kind))
             stays = not any(isinstance(stored[s][1], _Plain) for s, _ in w.parts if s)
             made = upload("load_parameters", data, kind, where, stays=stays)
-            setattr(w.owner, w.name, made)
+            loaded.append((w, made))
+        for w, tensor in loaded:
+            setattr(w.owner, w.name, tensor)
         where.flush_thread()
 
 
 def _items(module: Module) -> Iterator[tuple[str, Any]]:
-    """Attributes by name; of a list the modules, as "name.0"."""
+    """Attributes by name; of a list, tuple or dict the modules, as "name.0" or "name.key"."""
     for name, value in list(vars(module).items()):
-        if isinstance(value, list):
-            yield from ((f"{name}.{i}", m) for i, m in enumerate(value) if isinstance(m, Module))
+        if isinstance(value, list | tuple | dict):
+            yield from modules_in(value, name)
         else:
             yield name, value
+
+
+def modules_in(
+    value: list[Any] | tuple[Any, ...] | dict[Any, Any], path: str = ""
+) -> Iterator[tuple[str, Module]]:
+    """Path and module of each module in a list, tuple or dict, and in those that it holds."""
+    for key, entry in list(value.items()) if isinstance(value, dict) else enumerate(value):
+        if isinstance(entry, Module):
+            yield f"{path}.{key}", entry
+        elif isinstance(entry, list | tuple | dict):
+            yield from modules_in(entry, f"{path}.{key}")
 
 
 def _modules(module: Module, path: str) -> Iterator[tuple[str, Module]]:
@@ -200,23 +279,36 @@ class _Wanted(Struct, frozen=True):
 
     owner: Module
     name: str
+    path: str
+    shape: Shape
     parts: tuple[tuple[str, Shape], ...]
+
+    def given_as(self, stored: Mapping[str, tuple[str, Stored | Tensor]]) -> _Wanted:
+        """The same, made of the Tensor that stands for it by its own path, if one does."""
+        _, given = stored.get(self.path, ("", None))
+        if not isinstance(given, Tensor):
+            return self
+        return replace(self, parts=((self.path, self.shape),))
 
 
 def _wanted(module: Module) -> Iterator[_Wanted]:
     for path, owner, name, value in _walk(module, ""):
         if isinstance(value, Parameter):
-            yield _Wanted(owner, name, owner.sources(path.removesuffix(name), name, value.shape))
+            shape = value.shape
+            parts = owner.sources(path.removesuffix(name), name, shape)
+            yield _Wanted(owner, name, path, shape, parts)
 
 
 def _loaded(module: Module) -> set[str]:
-    """The checkpoint's names of what has been loaded."""
+    """The checkpoint's names of what has been loaded, and its paths."""
     return {
         source
         for path, owner, name, value in _walk(module, "")
         if isinstance(value, Tensor)
-        for source, _ in owner.sources(path.removesuffix(name), name, value.shape)
-    }
+        for source, _ in (
+            (path, value.shape), *owner.sources(path.removesuffix(name), name, value.shape)
+        )
+    }  # fmt: skip
 
 
 class _Plain(Struct, frozen=True):
@@ -235,21 +327,22 @@ class _Plain(Struct, frozen=True):
 
 
 def _by_path(
-    module: Module, tensors: Mapping[str, Stored | Array], origin: str
-) -> dict[str, tuple[str, Stored]]:
+    module: Module, tensors: Mapping[str, Stored | Array | Tensor], origin: str
+) -> dict[str, tuple[str, Stored | Tensor]]:
     """Checkpoint tensors, and their own names, by the parameter path that they mean."""
-    found: dict[str, tuple[str, Stored]] = {}
+    found: dict[str, tuple[str, Stored | Tensor]] = {}
     for name, tensor in tensors.items():
         path = module.rename(name)
         if path in found:
-            raise WeightsError(f"{origin}: {found[path][0]} and {name} both stand for {path}")
+            both = f"{_shown(found[path][0])} and {_shown(name)}"
+            raise WeightsError(f"{origin}: {both} both stand for {_shown(path)}")
         found[path] = name, _Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
     return found
 
 
 def _check_names(
     wanted: list[str],
-    stored: Mapping[str, tuple[str, Stored]],
+    stored: Mapping[str, tuple[str, Stored | Tensor]],
     ignored: tuple[str, ...],
     loaded: Collection[str],
     origin: str,
@@ -273,27 +366,41 @@ def _check_names(
 def _listed(names: Iterable[str]) -> str:
     every = list(names)
     more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
-    return ", ".join(every[:LISTED]) + more or "none"
+    return ", ".join(map(_shown, every[:LISTED])) + more or "none"
 
 
-def _checked(origin: str, name: str, tensor: Stored, shape: Shape) -> tuple[Array, DType]:
+def _shown(name: str) -> str:
+    """A name of a file, which may be of any length and of characters that no terminal takes."""
+    return name if name.isprintable() and len(name) <= LONG else ascii(name[:LONG])
+
+
+def _checked(origin: str, name: str, tensor: Stored | Tensor, shape: Shape) -> Part:
     """The data of a float tensor of this shape, and its dtype."""
     if tensor.shape != shape:
         raise WeightsError(
-            f"{origin}: tensor {name}: expected shape {list(shape)}, got {list(tensor.shape)}"
+            f"{origin}: tensor {_shown(name)}: expected shape {list(shape)}, "
+            f"got {list(tensor.shape)}"
         )
     if tensor.dtype is None or not tensor.dtype.is_float:
-        got = tensor.array.dtype if tensor.dtype is None else tensor.dtype.name
-        raise WeightsError(f"{origin}: tensor {name}: expected f32, f16 or bf16, got {got}")
-    return tensor.array, tensor.dtype
+        got = tensor.dtype.name if isinstance(tensor, Tensor) else _kind(tensor)
+        raise WeightsError(f"{origin}: tensor {_shown(name)}: expected f32, f16 or bf16, got {got}")
+    return tensor, tensor.dtype
 
 
-def _zeros(shape: Shape) -> tuple[Array, DType]:
+def _kind(tensor: Stored) -> str:
+    return str(tensor.array.dtype) if tensor.dtype is None else tensor.dtype.name
+
+
+def _zeros(shape: Shape) -> tuple[Stored, DType]:
     """What stands for a tensor that a checkpoint's layer does not have."""
-    return np.zeros(shape, np.float32), f32
+    return _Plain(np.zeros(shape, np.float32)), f32
 
 
-def _host(parts: list[tuple[Array, DType]], kind: DType) -> Array:
+def _host(parts: list[Part], kind: DType) -> Array:
     """The parts stacked, as host bytes of `kind`; one part of that dtype is not copied."""
-    arrays = [a if own is kind else narrow(widen(a, own), kind) for a, own in parts]
+    arrays = [
+        part.array if own is kind else narrow(widen(part.array, own), kind)
+        for part, own in parts
+        if not isinstance(part, Tensor)
+    ]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from operator import getitem, is_
 from typing import Any
 
-from centella.nn.module import Module
+from centella.nn.module import Module, modules_in
 
 
 class Tree:
     """The attributes of a module and of every module below it, as they are now.
 
     Args:
-        module: lists of modules are followed, as `named_parameters` does.
+        module: lists, tuples and dicts of modules are followed, as `named_parameters` does.
     """
 
     def __init__(self, module: Module) -> None:
@@ -22,7 +22,7 @@ class Tree:
         self._sizes: list[tuple[Any, int]] = []
         self._add(vars(module))
 
-    def _add(self, home: dict[str, Any] | list[Any]) -> None:
+    def _add(self, home: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> None:
         self._sizes.append((home, len(home)))
         for key, value in home.items() if isinstance(home, dict) else enumerate(home):
             self._homes.append(home)
@@ -30,7 +30,9 @@ class Tree:
             self._values.append(value)
             if isinstance(value, Module):
                 self._add(vars(value))
-            elif isinstance(value, list):
+            elif isinstance(value, list) or (
+                isinstance(value, tuple | dict) and next(modules_in(value), None)
+            ):
                 self._add(value)
 
     @property

@@ -5,7 +5,8 @@ gather   y[a.., j.., b..] = x[a.., indices[j..], b..]   along one axis; an index
 scatter  y[i, ..] = values[j, ..] for the last j with indices[j] = i, else x[i, ..]; an index
                                                         outside is dropped
 
-A negative index is outside. scatter first finds each row's j: a thread a row walks the indices.
+A negative index counts from the end, as in NumPy: -1 is the last row; one below -n is outside, as
+one from n on is. scatter first finds each row's j: a thread a row walks the indices.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def _step(name: str, lane: Any) -> Any:
 
 def _row(indices: Any, at: Any) -> tuple[Any, Any]:
     """Where the row of an index begins, and whether there is one."""
-    index = lang.bitcast(indices[at], u32) - lang.parameter("first", u32)
+    given = indices[at]
+    index = lang.bitcast(given, u32) - lang.parameter("first", u32)
+    index = lang.select(given < 0, index + lang.parameter("wrap", u32), index)
     inside = index < lang.parameter("height", u32)
     return lang.select(inside, index, 0) * lang.parameter("pitch", u32), inside
 
@@ -83,10 +86,12 @@ def _last_index(*, indices: Any, found: Any) -> None:
     """A thread a row: the last place of its number among the indices, or -1."""
     row = lang.global_id()
     number = row + lang.parameter("first", u32)
+    from_end = number - lang.parameter("wrap", u32)  # below 0, as the index that counts so
     with lang.if_(row < lang.parameter("rows", u32)):
         place = lang.var(-1, i32)
         for j in lang.range(lang.parameter("count", u32)):
-            same = lang.bitcast(indices[j], u32) == number
+            index = lang.bitcast(indices[j], u32)
+            same = (index == number) | (index == from_end)
             place.set(lang.select(same, lang.bitcast(j, i32), place))
         found[row] = place
 
@@ -133,6 +138,7 @@ def scatter_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, .
 
 def gather_reference(x: Any, indices: Any, axis: int) -> Any:
     """The NumPy formula."""
+    indices = np.where(indices < 0, indices + x.shape[axis], indices)
     inside = (indices >= 0) & (indices < x.shape[axis])
     y = np.take(x, np.where(inside, indices, 0), axis)
     if not inside.all():
@@ -143,9 +149,9 @@ def gather_reference(x: Any, indices: Any, axis: int) -> Any:
 
 def scatter_reference(x: Any, indices: Any, values: Any) -> Any:
     """The NumPy formula."""
-    y = x.copy()
+    y, rows = x.copy(), x.shape[0]
     for j, index in enumerate(indices):
-        if 0 <= index < x.shape[0]:
+        if -rows <= index < rows:
             y[index] = values[j]
     return y
 
@@ -161,7 +167,8 @@ def gather_lower(
         (*(0 for _ in outer), *indices.strides, *(0 for _ in inner)),
         y.strides,
     )
-    row = (x.shape[axis], x.strides[axis], part_of(attrs, "r", x.shape[axis]).first)
+    part = part_of(attrs, "r", x.shape[axis])
+    row = (x.shape[axis], x.strides[axis], part.first, part.whole)
     tensors = (Ref(0, x), Ref(1, indices), Ref(2, y))
     return Lowered((_call(tensors, y.shape, strides, row),))
 
@@ -175,25 +182,32 @@ def scatter_lower(
         (call,) = OPS["copy"].lower((x,), (y,), {}, caps).calls
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
     found = make_spec(x.shape[:1], i32, caps.row_alignment)
-    origin = part_of(attrs, "r", x.shape[0]).first
-    scalars = (("rows", x.shape[0]), ("count", indices.size), ("first", origin))
+    part = part_of(attrs, "r", x.shape[0])
+    scalars = (
+        ("rows", x.shape[0]), ("count", indices.size), ("first", part.first), ("wrap", part.whole),
+    )  # fmt: skip
     first = Call(last_index, (Ref(1, indices), Ref(4, found)), scalars, (),
                  -(-x.shape[0] // WORKGROUP))  # fmt: skip
     inner = x.strides[1:]
     strides = ((0, *values.strides[1:]), (1, *(0 for _ in inner)), y.strides, x.strides)
     tensors = (Ref(2, values), Ref(4, found), Ref(3, y), Ref(0, x))
-    row = (values.shape[0], values.strides[0], part_of(attrs, "j", values.shape[0]).first)
+    first_value = part_of(attrs, "j", values.shape[0]).first
+    row = (values.shape[0], values.strides[0], first_value, 0)  # -1 is none
     return Lowered((first, _call(tensors, y.shape, strides, row)), (found,))
 
 
 def _call(
-    tensors: tuple[Ref, ...], shape: Shape, strides: tuple[Shape, ...], row: tuple[int, int, int]
+    tensors: tuple[Ref, ...],
+    shape: Shape,
+    strides: tuple[Shape, ...],
+    row: tuple[int, int, int, int],
 ) -> Call:
     """The launch of `pick`: tensors x, indices, y and base, with their strides over y's shape.
 
     Args:
-        row: rows of x that an index chooses from, elements between them, and the number of the
-            first; where that is not 0, what other rows give is there already.
+        row: rows of x that an index chooses from, elements between them, the number of the first
+            (where that is not 0, what other rows give is there already), and what is added to a
+            negative index.
     """
     keep = row[2] > 0
     if keep:
@@ -213,7 +227,8 @@ def _call(
     names = ("x", "i", "y", "base")[: len(tensors)]
     scalars = {
         "items": items, "threads": threads, "columns": sizes[-1], "height": row[0],
-        "pitch": row[1], "first": row[2], **{f"n{axis}": n for axis, n in enumerate(sizes)},
+        "pitch": row[1], "first": row[2], "wrap": row[3],
+        **{f"n{axis}": n for axis, n in enumerate(sizes)},
     }  # fmt: skip
     for name, step in zip(names, steps, strict=True):
         scalars[f"{name}_step"] = step[-1]

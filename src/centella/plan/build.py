@@ -61,6 +61,7 @@ class Step(Struct, frozen=True):
         patches: (word, operand) of each offset: that of an external buffer is added when the plan
             runs, and a window's beginning taken off.
         node: index of the node that it belongs to.
+        reason: of a copy that the node's kernels need: what of, and why.
     """
 
     program: Program | HostProgram
@@ -71,6 +72,7 @@ class Step(Struct, frozen=True):
     patches: tuple[tuple[int, int], ...]
     groups: int
     node: int
+    reason: str = ""
 
 
 class Plan(Struct, frozen=True):
@@ -279,6 +281,7 @@ class _Launch(Struct, frozen=True):
     words: tuple[int, ...]
     patched: tuple[tuple[int, int], ...]
     groups: int
+    reason: str = ""
 
 
 class _Lowering(Struct, frozen=True):
@@ -317,6 +320,8 @@ def _launch(call: Call, caps: Caps) -> _Launch:
     unit = tuple(r.spec.unit_rows for r in call.tensors)
     program = call.kernel.program(caps, dtypes, unit, call.constants, call.workgroup, call.face)
     words, patched = parameter_words(call, program.ir)
+    if caps.max_loop_rounds:
+        program = call.kernel.within_rounds(program, caps, words, call.groups)
     return _Launch(
         program,
         tuple(r.index for r in call.tensors),
@@ -324,6 +329,7 @@ def _launch(call: Call, caps: Caps) -> _Launch:
         tuple(words),
         tuple(patched),
         call.groups,
+        call.reason,
     )
 
 
@@ -345,4 +351,5 @@ def _step(
         words = tuple(moved)
         pairs = zip(views, operands, strict=True)
         views = tuple([(spec, offset + shift.get(i, 0)) for (spec, offset), i in pairs])
-    return Step(launch.program, slots, views, inputs, words, launch.patched, launch.groups, index)
+    program, patched, groups = launch.program, launch.patched, launch.groups
+    return Step(program, slots, views, inputs, words, patched, groups, index, launch.reason)

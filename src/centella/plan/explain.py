@@ -18,7 +18,7 @@ LISTED = 8
 
 def explain(plan: Any) -> str:
     """Nodes, fusions, copies with their reason, launches, bytes, peak memory of a `Plan`."""
-    copies = sum(plan.nodes[s.node].op.name in MOVES for s in plan.steps)
+    copies = sum(bool(s.reason) or plan.nodes[s.node].op.name in MOVES for s in plan.steps)
     live, alive = largest_live(plan.values)
     lines = [
         f"{len(plan.nodes)} nodes ({plan.dropped} dropped, {plan.fused} fused), "
@@ -46,9 +46,12 @@ def _launches(plan: Any) -> Iterator[str]:
     launches = Counter(step.node for step in plan.steps)
     for step in plan.steps:
         node = plan.nodes[step.node]
-        shapes = " ".join(str(list(s.shape)) for s in node.form.inputs)
-        outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in node.form.outputs)
-        what = _reason(node, readers.get(step.node, [])) or label(node)
+        ins, results = node.form.inputs, node.form.outputs
+        if step.reason:  # a copy of one operand, whose memory it sees as one row
+            ins = results = (step.views[-1][0],)
+        shapes = " ".join(str(list(s.shape)) for s in ins)
+        outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in results)
+        what = step.reason or _reason(node, readers.get(step.node, [])) or label(node)
         moved = _moved(step, node if launches[step.node] == 1 else None)
         yield (
             f"  {what:<14} {step.program.name:<20} {shapes} -> {outs}  groups {step.groups}, "

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, TransferForbidden
+from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import Ledger, began
 from centella.op.op import Attrs, Op
@@ -117,11 +118,14 @@ class Recording:
         """True when there is nothing to submit."""
         return not self.nodes and not self.uploads
 
+    @uninterrupted
     def __enter__(self) -> None:
         """Make it the current recording of this thread and task."""
+        guard()
         self.open += 1
         _current.set((*_current.get(), (self, get_ident())))
 
+    @uninterrupted
     def __exit__(self, *_: object) -> None:
         """Undo the last `__enter__`."""
         self.open -= 1
@@ -137,6 +141,7 @@ class Recording:
         nodes, device, name = self.nodes, self.device, form.op.name
         index = len(nodes)
         if not index:
+            guard()
             self.begun = began()
         made: list[Value] = []
         for spec in form.outputs:
@@ -149,6 +154,7 @@ class Recording:
         """Record host data; returns its value."""
         value = Value(spec, self.device, "upload", self, OUTSIDE, site)
         if self.empty:
+            guard()
             self.begun = began()
         self.uploads.append(Upload(value, data))
         return value
@@ -227,6 +233,7 @@ class Recording:
             node.values[place[1]] = ref(value)
         return value
 
+    @uninterrupted
     def fail(self, reason: str = "its recording was dropped") -> None:
         """Drop everything recorded: values of it raise when used, States are as before it."""
         self.take().fail(reason)
@@ -243,6 +250,7 @@ class Recorded(Struct, eq=False):
         made = [value for node in self.nodes for value in node.alive]
         return [*made, *(u.value for u in self.uploads)]
 
+    @uninterrupted
     def fail(self, reason: str) -> None:
         """Give it up before any of it has run: its values raise when used."""
         for value in self._values():

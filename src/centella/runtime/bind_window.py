@@ -1,7 +1,10 @@
-"""Launches on buffers larger than a binding: each operand is bound by the window that it sees.
+"""Operands bound by the window that a launch sees: of buffers larger than a binding, and of users'.
 
 A window begins at the last multiple of the device's offset alignment before the operand's first
 element and ends with its last chunk. The operand's offset, a launch parameter, counts from there.
+A user's kernel may index anything: it gets windows of all operands, so that it reaches no other
+tensor that lies in the same buffer. Tensors of one upload begin on such multiples; before a part of
+a tensor there may be elements of that tensor.
 """
 
 from __future__ import annotations
@@ -12,8 +15,26 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella.backends.base import Bound, Buffer, Window
+from centella.emit.program import HostProgram
 from centella.errors import LimitError
 from centella.specs import Caps, Spec
+
+
+def narrowed(bound: Bound, patches: Sequence[tuple[int, int]], caps: Caps) -> Bound:
+    """A launch of a user's kernel with a window of each operand; any other as it is.
+
+    CUDA has no windows: a kernel there sees all memory.
+
+    Args:
+        patches: (word, operand) of each parameter that is an operand's offset.
+
+    Raises:
+        LimitError: an operand's window is larger than a binding.
+    """
+    program = bound.program
+    if isinstance(program, HostProgram) or program.trusted or caps.target == "ptx":
+        return bound
+    return _bound_by(bound, patches, [_window(*view, caps) for view in bound.views], caps)
 
 
 def windowed(
@@ -27,12 +48,33 @@ def windowed(
     Raises:
         LimitError: an operand's window is larger than a binding.
     """
+    windows: list[Window | None] = [
+        _window(*view, caps) if slots[slot].nbytes > caps.max_binding else None
+        for view, slot in zip(bound.views, bound.slots, strict=True)
+    ]
+    if bound.windows or not any(windows):
+        return bound
+    return ending(_bound_by(bound, patches, windows, caps), slots)
+
+
+def ending(bound: Bound, slots: Sequence[Buffer]) -> Bound:
+    """A launch whose windows end with their buffers: imported memory may end within a chunk."""
+    sizes = [slots[slot].nbytes for slot in bound.slots]
+    windows = tuple(
+        window if window is None or sum(window) <= nbytes else (window[0], nbytes - window[0])
+        for window, nbytes in zip(bound.windows, sizes, strict=False)
+    )
+    return bound if windows == bound.windows else replace(bound, windows=windows)
+
+
+def _bound_by(
+    bound: Bound, patches: Sequence[tuple[int, int]], windows: Sequence[Window | None], caps: Caps
+) -> Bound:
     views = list(bound.views)
-    windows: list[Window | None] = [None] * len(views)
     back = [0] * len(views)  # elements that an offset is less
-    for index, ((spec, offset), slot) in enumerate(zip(bound.views, bound.slots, strict=True)):
-        if slots[slot].nbytes > caps.max_binding:
-            start, nbytes = windows[index] = _window(spec, offset, slots[slot].nbytes, caps)
+    for index, ((spec, offset), window) in enumerate(zip(bound.views, windows, strict=True)):
+        if window is not None:
+            start, nbytes = window
             if nbytes > caps.max_binding:
                 raise LimitError(
                     f"kernel {bound.program.name!r}: {nbytes:,} bytes of an operand; this device "
@@ -40,17 +82,14 @@ def windowed(
                 )
             back[index] = start // spec.dtype.itemsize if spec.size else offset
             views[index] = (spec, offset - back[index])
-    if not any(windows):
-        return bound
     words = np.frombuffer(bound.parameters, np.uint32).copy()
     for position, operand in patches:
         words[1 + position] -= back[operand]
     return replace(bound, views=tuple(views), parameters=words.tobytes(), windows=tuple(windows))
 
 
-def _window(spec: Spec, offset: int, whole: int, caps: Caps) -> Window:
-    """The bytes of a buffer of `whole` bytes that a launch sees as `spec` from an element on."""
+def _window(spec: Spec, offset: int, caps: Caps) -> Window:
+    """The bytes of a buffer that a launch sees as `spec` from an element on."""
     first = offset * spec.dtype.itemsize if spec.size else 0
     start = first - first % caps.binding_alignment
-    end = min(-(-(first + spec.storage_bytes) // 16) * 16, whole)
-    return start, end - start
+    return start, -(-(first + spec.storage_bytes) // 16) * 16 - start

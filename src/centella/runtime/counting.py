@@ -39,9 +39,10 @@ def note_work(
     """Note in the timed scopes what was handed over, and ask for the times of its launches.
 
     Args:
-        device: its engine; begin: when, in ns.
+        device: its engine; begin: when, in ns, unless the work says.
         made: the plan; sites: the line that recorded each node of it.
     """
+    begin = work.begun or begin
     if work.reads:
         name = "peek" if peek else "download"
         noted(name, begin, device.name, bytes=_bytes_back(work))

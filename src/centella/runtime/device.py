@@ -9,12 +9,26 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
-from centella.backends.opening import GPUS, choose, forked, kind_of, open_backend, spelled
+from centella.backends.base import Array, Backend
+from centella.backends.opening import (
+    AFTER_FORK,
+    GPUS,
+    byte_count,
+    choose,
+    forked,
+    kind_of,
+    open_backend,
+    spelled,
+)
 from centella.errors import DeviceError
+from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.counts import Ledger, on_flush
 from centella.record.recording import innermost
-from centella.record.values import Value
+from centella.record.values import READY, Value
+from centella.runtime.pipelines import PipelineCache
+from centella.runtime.process_end import watch_end
 from centella.runtime.recorder import Recorder
+from centella.specs import Spec
 
 
 class Device(Recorder):
@@ -30,6 +44,13 @@ class Device(Recorder):
     """
 
     fault: str = ""
+
+    def __init__(self, backend: Backend, **options: Any) -> None:
+        if not hasattr(backend, "caps"):  # a user's name of one
+            raise DeviceError(
+                f"Device: the class is not to be called; ct.device({backend!r}) opens one"
+            )
+        super().__init__(backend, **options)
 
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"
@@ -61,6 +82,17 @@ class Device(Recorder):
         buffer = self.materialise(value)
         with self.border:
             return self.backend.shown(buffer)
+
+    def glance(self, value: Value, spec: Spec, offset: int) -> Array | None:
+        """What a ready value in the host's memory holds, to be printed; None for any other.
+
+        Nothing is computed, copied or counted.
+        """
+        look = getattr(self.backend, "glance", None)
+        if look is None or value.state != READY or value.stale is not None or value.buffer is None:
+            return None
+        seen: Array | None = look(value.buffer, spec, value.offset + offset)
+        return seen
 
     def lend(self, value: Value, stream: Any) -> tuple[int, Any]:
         """The address of a value for a library that works on a stream, and what that holds.
@@ -126,6 +158,7 @@ _made: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a l
 _default: Device | None = None
 
 
+@uninterrupted
 def device(name: str | Device | None = None, *, native: Any = None, **options: Any) -> Device:
     """Open a device, or give the one that is open under this name.
 
@@ -140,8 +173,10 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
         native: a device that the application already has, which stays its own: a wgpu device; an
             ordinal or a device of torch, CuPy or cuda.core; a CUcontext. The same one gives the
             same Device.
-        options: `pool="exact"` or "poison", `cache=PipelineCache()`, `memory_limit=` bytes,
-            `minimum=True` (WebGPU's guaranteed limits): these open a device of their own.
+        options: `pool=` "clear" (memory is zeroed before it is handed out), "exact" (nothing is
+            reused) or "poison" (it is filled with NaN), `cache=PipelineCache()`, `memory_limit=`
+            bytes or a text ("1.5 GB", "512 MiB"), `minimum=True` (WebGPU's guaranteed limits):
+            these open a device of their own.
 
     Raises:
         DeviceError: unknown name or option, no adapter, or a device that cannot be opened; says
@@ -189,6 +224,10 @@ def _open_native(name: str, native: Any, options: dict[str, Any]) -> Device:
 def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     global _made
     own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
+    if own.get("memory_limit") is not None:
+        own["memory_limit"] = byte_count(own["memory_limit"])
+    if not isinstance(own.get("cache"), PipelineCache | None):
+        raise DeviceError(f"device: expected a PipelineCache as cache=, got {own['cache']!r:.80}")
     pool = options.pop("pool", os.environ.get("CENTELLA_POOL", "reuse"))
     backend = open_backend(name, native, options)
     try:
@@ -198,7 +237,8 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     except BaseException:
         backend.close()
         raise
-    _watch_forks()
+    guard()
+    _watch_process()
     _made = (*[r for r in _made if r() is not None], ref(made))
     return made
 
@@ -214,6 +254,7 @@ def devices() -> list[Device]:
     return [d for r in _made if (d := r()) is not None and not d.lost]
 
 
+@uninterrupted
 def _flush_all(scope: Ledger | None) -> None:
     for made in devices():
         made.flush_thread(scope)
@@ -259,20 +300,25 @@ def default_device() -> Device:
     return found
 
 
-# -- fork: a child lacks the threads that might hold a lock, so whoever forks holds them all -------
+# -- the process: its end, and forks. A child lacks the threads that might hold a lock, so whoever
+# forks holds them all
 
 _held: list[Device] = []
-_forks_watched = False
+_watched = False
 
 
-def _watch_forks() -> None:
-    """Register what a fork needs: with the first device, once.
+def _watch_process() -> None:
+    """Register what the end of the process and a fork need: with the first device, once.
 
     Hooks run before a fork in the reverse order of their registration. The executor's own holds a
     lock that work under a device's needs, so it has to be registered first.
     """
-    global _forks_watched
-    if _forks_watched or not hasattr(os, "register_at_fork"):
+    global _watched
+    if _watched:
+        return
+    _watched = True
+    watch_end(devices)
+    if not hasattr(os, "register_at_fork"):
         return
     try:
         import concurrent.futures.thread  # noqa: F401
@@ -283,7 +329,6 @@ def _watch_forks() -> None:
         after_in_parent=lambda: _after_fork(child=False),
         after_in_child=lambda: _after_fork(child=True),
     )
-    _forks_watched = True
 
 
 def _before_fork() -> None:
@@ -298,7 +343,7 @@ def _after_fork(*, child: bool) -> None:
     for made in _held:
         if not made.backend.after_fork(child=child):
             forked.add(made.name.partition(":")[0])
-            made.lose("the process was forked")
+            made.lose("the process was forked", AFTER_FORK)
         made.lock.release()
     _held.clear()
     _opened_lock.release()

@@ -22,11 +22,13 @@ from centella.errors import (
     OutOfMemoryError,
     SimulationError,
 )
+from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.counts import began, count, noted, permit, timelines
 from centella.plan import build as plan
 from centella.record.recording import Recorded, Recording, innermost
 from centella.record.values import PENDING, Value
 from centella.runtime import prepare
+from centella.runtime.bind_window import narrowed
 from centella.runtime.counting import count_work, note_work
 from centella.runtime.in_flight import Border, Flight, imported_of
 from centella.runtime.memory import Memory, Pool
@@ -73,6 +75,7 @@ class Engine:
         self._fused: dict[Any, Any] = {}
         self._lost: str | None = None
         self.state_events: int = 0
+        self._remedy: str = "open it again"
         self.last_plan: plan.Plan = plan.EMPTY
 
     @property
@@ -92,10 +95,10 @@ class Engine:
         """True when it was lost or closed."""
         return self._lost is not None
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, remedy: str = "open it again") -> None:
         """The device cannot be used any more."""
         if self._lost is None:
-            self._lost = reason
+            self._lost, self._remedy = reason, remedy
             import logging
 
             logging.getLogger("centella.device").info("%s was lost: %s", self.name, reason)
@@ -110,8 +113,9 @@ class Engine:
             raise self._lost_error()
 
     def _lost_error(self) -> DeviceLostError:
-        return DeviceLostError(f"{self.name} was lost: {self._lost}; open it again")
+        return DeviceLostError(f"{self.name} was lost: {self._lost}; {self._remedy}")
 
+    @uninterrupted
     def run(
         self, recording: Recording, *, outputs: Iterable[Value] | None = None,
         reads: Sequence[Span] = (), cache: PipelineCache | None = None, peek: bool = False,
@@ -132,6 +136,7 @@ class Engine:
                 to change a State; else the rest is run.
             DeviceLostError: after it; the device cannot be used any more.
         """
+        guard()
         with self.lock, self.border:
             while True:
                 try:
@@ -209,13 +214,15 @@ class Engine:
         launches = []
         for step in planned.plan.steps:
             try:
-                launches.append(prepare.bind(step, self._pipeline(step.program, cache)))
+                bound = prepare.bind(step, self._pipeline(step.program, cache))
+                launches.append(narrowed(bound, step.patches, self.caps))
             except CentellaError as error:
                 taken.nodes[step.node].refuse(error)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
         planned.again = {}
         planned.compiled = sum(isinstance(b.program, Program) for b in launches)
+        planned.narrowed = any(b.windows for b in launches)
         return planned
 
     def _find_plan(
@@ -262,9 +269,7 @@ class Engine:
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
             slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
-            work.launches = prepare.launches_of(
-                planned.plan, planned.launches, outside.offsets, slots, taken, self.caps
-            )
+            work.launches = prepare.launches_of(planned, outside.offsets, slots, taken, self.caps)
             work.loads, work.total = planned.loads, planned.total
             if work.launches is planned.launches:
                 work.again = planned.again
@@ -291,6 +296,9 @@ class Engine:
         """
         try:
             ticket: Ticket = DoneTicket()
+            if work.timed:
+                self.backend.warm(work)
+                work.begun = began()
             if work.launches or work.reads or work.copies:
                 ticket = self.backend.submit(work)
             else:
@@ -328,6 +336,7 @@ class Engine:
             count(uploads=1, upload_bytes=upload.data.nbytes)
         taken.uploads = []
 
+    @uninterrupted
     def let_go(self) -> None:
         """Let go of imported memory whose submissions are done, unless the device is busy."""
         if self.lock.acquire(blocking=False):
@@ -338,6 +347,7 @@ class Engine:
             finally:
                 self.lock.release()
 
+    @uninterrupted
     def read(self, reads: Sequence[Span], *, peek: bool = False) -> Ticket:
         """Read values back in one copy: (value, first byte, bytes) each; runs what they wait for.
 
@@ -369,18 +379,24 @@ class Engine:
 
     def synchronize(self) -> None:
         """Wait until the device has done everything that was submitted."""
-        with self.lock:
-            self.check_lost()
-            try:
-                ticket = self.flight.watch(self.backend.submit(Submission([])), (), ())
-            except DeviceError as error:
-                self.lose(str(error))
-                raise self._lost_error() from error
+        ticket = self._at_end()
         count(syncs=1)
         begin = began()
         ticket.wait()
         noted("wait", begin)
 
+    @uninterrupted
+    def _at_end(self) -> Ticket:
+        """A ticket that is done when everything is that was submitted."""
+        with self.lock:
+            self.check_lost()
+            try:
+                return self.flight.watch(self.backend.submit(Submission([])), (), ())
+            except DeviceError as error:
+                self.lose(str(error))
+                raise self._lost_error() from error
+
+    @uninterrupted
     def close(self) -> None:
         """Release the device; its tensors cannot be used any more."""
         with self.lock:

@@ -20,10 +20,12 @@ from msgspec import Struct
 
 from centella.backends.base import Backend, Buffer
 from centella.errors import DeviceError, LimitError, OutOfMemoryError
+from centella.host.interrupts import uninterrupted
 from centella.ledger.counts import count, permit
 from centella.plan.placement import size_class
 
-MODES = ("reuse", "exact", "poison")
+MODES = ("reuse", "exact", "clear", "poison")
+FILL = {"clear": 0, "poison": 0xFF}  # each byte of what is handed out
 
 
 class Memory(Struct, frozen=True):
@@ -55,7 +57,8 @@ class Pool:
     """Allocations of one device.
 
     Modes: "reuse" (default); "exact" (sizes as asked, nothing reused: for memory checkers);
-    "poison" (every allocation is filled with NaN, by writes that no ledger counts: for tests).
+    "clear" (every allocation is filled with zeros, so that it shows nothing that was freed) and
+    "poison" (with NaN: for tests), by writes that no ledger counts.
 
     Attributes:
         held: bytes that the driver has given; live: bytes of them in use; peak: most in use.
@@ -74,18 +77,22 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = False
         self.mode = mode
+        self._fill = FILL.get(mode)
         self.budget = budget
         self.held: int = 0
         self.live: int = 0
         self.peak: int = 0
 
+    @uninterrupted
     def release(self, memory: Any, nbytes: int) -> None:
         """Take memory back; safe in a finalizer."""
         self._returned.append((memory, nbytes, False))
 
+    @uninterrupted
     def _release_adopted(self, memory: Any, nbytes: int) -> None:
         self._returned.append((memory, nbytes, True))
 
+    @uninterrupted
     def drain(self) -> None:
         """Take in what finalizers have returned, so that nothing of it is referred to here."""
         if self._returned:
@@ -106,6 +113,7 @@ class Pool:
             else:
                 self._free[nbytes].append(memory)
 
+    @uninterrupted
     def allocate(self, nbytes: int) -> Buffer:
         """Memory for `nbytes`, rounded up to a size class.
 
@@ -127,8 +135,8 @@ class Pool:
             self.peak = max(self.peak, self.live)
             count(peak_bytes=self.live)
         buffer = Buffer(memory, size, self.release)
-        if self.mode == "poison":
-            self._backend.write(buffer, np.full(size, 0xFF, np.uint8))
+        if self._fill is not None:
+            self._backend.write(buffer, np.full(size, self._fill, np.uint8))
         return buffer
 
     def _grow(self, size: int) -> Any:
@@ -157,12 +165,14 @@ class Pool:
         self._backend.free(memory)
         self.held -= size
 
+    @uninterrupted
     def reset_peak(self) -> None:
         """Count the most in use from now on."""
         with self._lock:
             self._drain()
             self.peak = self.live
 
+    @uninterrupted
     def adopt(self, native: Any) -> Buffer:
         """Memory of the application's: neither copied nor freed, kept alive while it is used."""
         with self._lock:
@@ -175,12 +185,14 @@ class Pool:
             while free:
                 self._give_back(free.pop(), size)
 
+    @uninterrupted
     def trim(self) -> None:
         """Give all free memory back to the driver."""
         with self._lock:
             self._drain()
             self._trim()
 
+    @uninterrupted
     def close(self) -> None:
         """Give all memory back to the driver, also what is in use: its device is closed."""
         with self._lock:

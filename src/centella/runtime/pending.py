@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from centella.backends.base import Ticket
+from centella.host.interrupts import uninterrupted
 from centella.ledger.counts import began, count, noted
 
 T = TypeVar("T")
@@ -51,6 +52,10 @@ class Pending(Generic[T]):
             raise TimeoutError(f"not done after {timeout} s") from error
         finally:
             noted("wait", begin)
+        return self._finished()
+
+    @uninterrupted
+    def _finished(self) -> T:
         with self._lock:
             if self._finish is not None:
                 self._result = self._finish()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from centella.host.interrupts import checkpoint, uninterrupted
 from centella.ledger.counts import began, count, noted, permit
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class PipelineCache:
         self.misses: int = 0
         self.generation: int = 0
 
+    @uninterrupted
     def get(self, device: int, key: str, name: str, compile_: Callable[[], Any]) -> CachedPipeline:
         """The pipeline of `key` on a device, compiled by `compile_` when it is new.
 
@@ -55,6 +57,7 @@ class PipelineCache:
         """
         from concurrent.futures import Future
 
+        checkpoint()  # each new program takes a while
         place = (device, key)
         mine: Future[CachedPipeline] = Future()
         with self._lock:
@@ -82,6 +85,7 @@ class PipelineCache:
         mine.set_result(made)
         return made
 
+    @uninterrupted
     def hit(self, launches: int) -> None:
         """Count launches that found their program compiled."""
         with self._lock:
@@ -97,6 +101,7 @@ class PipelineCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @uninterrupted
     def clear(self) -> None:
         """Forget every program; the next use compiles again."""
         with self._lock:

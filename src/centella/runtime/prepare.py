@@ -7,7 +7,7 @@ queue, so that a failure leaves the recording as it was.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from centella.ledger.counts import permit
 from centella.plan.build import Plan, Step
 from centella.record.recording import Recorded, Upload
 from centella.record.values import DISCARDED, Place, Value
-from centella.runtime.bind_window import windowed
+from centella.runtime.bind_window import ending, narrowed, windowed
 from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.workspace import Share
@@ -126,6 +126,7 @@ class Planned(Struct, eq=False):
     Attributes:
         again: what the backend keeps for the next run of the launches.
         compiled: how many of the launches run a program that a driver compiled.
+        narrowed: some are a user's kernels, with windows.
         loads, total: what each launch asks of the device, and all of them.
     """
 
@@ -133,6 +134,7 @@ class Planned(Struct, eq=False):
     launches: list[Bound]
     again: dict[Any, Any] = field(default_factory=dict)
     compiled: int = 0
+    narrowed: bool = False
     cache: PipelineCache | None = None
     generation: int = 0
     loads: Sequence[Load] = ()
@@ -153,11 +155,14 @@ def loads_of(made: Plan) -> list[Load]:
     ]
 
 
-def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
+def shifted(step: Step, bound: Bound, offsets: Sequence[int], caps: Caps) -> Bound:
     """A launch for external buffers of which some begin before their first element."""
     moved = [i for i, s in enumerate(step.slots) if s < len(offsets) and offsets[s]]
     if not moved:
         return bound
+    narrow = bool(bound.windows)
+    if narrow:  # its offsets count from them
+        bound = bind(step, bound.pipeline)
     views, words = list(bound.views), np.frombuffer(bound.parameters, np.uint32).copy()
     for index in moved:
         spec, offset = views[index]
@@ -165,35 +170,45 @@ def shifted(step: Step, bound: Bound, offsets: Sequence[int]) -> Bound:
     for position, operand in step.patches:
         if operand in moved:
             words[1 + position] += offsets[step.slots[operand]]
-    return replace(bound, views=tuple(views), parameters=words.tobytes())
+    made = replace(bound, views=tuple(views), parameters=words.tobytes())
+    return narrowed(made, step.patches, caps) if narrow else made
 
 
 def launches_of(
-    made: Plan, bound: list[Bound], offsets: Sequence[int], slots: Sequence[Buffer],
-    taken: Recorded, caps: Caps,
-) -> list[Bound]:  # fmt: skip
+    planned: Planned, offsets: Sequence[int], slots: Sequence[Buffer], taken: Recorded, caps: Caps
+) -> list[Bound]:
     """The launches of a plan on the buffers that it runs with.
 
     Args:
-        bound: as for buffers that begin at their first element and are bound whole.
         offsets: elements from each external buffer to its first.
 
     Raises:
         LimitError: one would see more of a buffer than the device can bind.
     """
-    if any(offsets):
-        bound = [shifted(s, b, offsets) for s, b in zip(made.steps, bound, strict=True)]
+    made, bound = planned.plan, planned.launches
     most = caps.max_binding
-    if most >= caps.max_buffer or all([buffer.nbytes <= most for buffer in slots]):
-        return bound
+    if planned.narrowed:
+        bound = _each(made, bound, taken, lambda s, b: shifted(s, b, offsets, caps))
+        bound = _each(made, bound, taken, lambda _, b: ending(b, slots))
+    elif any(offsets):
+        bound = [shifted(s, b, offsets, caps) for s, b in zip(made.steps, bound, strict=True)]
+    if most < caps.max_buffer and any([buffer.nbytes > most for buffer in slots]):
+        bound = _each(made, bound, taken, lambda s, b: windowed(b, s.patches, slots, caps))
+    return bound
+
+
+def _each(
+    made: Plan, bound: list[Bound], taken: Recorded, change: Callable[[Step, Bound], Bound]
+) -> list[Bound]:
+    """Launches changed one by one; the same list where none is."""
     found: list[Bound] = []
     for step, each in zip(made.steps, bound, strict=True):
         try:
-            found.append(windowed(each, step.patches, slots, caps))
+            found.append(change(step, each))
         except CentellaError as error:
             taken.nodes[step.node].refuse(error)
             raise
-    return found
+    return bound if all([a is b for a, b in zip(found, bound, strict=True)]) else found
 
 
 def allocate(

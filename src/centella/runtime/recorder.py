@@ -10,6 +10,7 @@ from weakref import WeakSet
 from centella.backends.base import Array, Backend, Buffer
 from centella.emit.program import exact
 from centella.errors import ContractError, DeviceError, LimitError
+from centella.host.interrupts import uninterrupted
 from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.op import Op
@@ -40,6 +41,7 @@ class Recorder(Values):
         self._implicit: WeakSet[Recording] = WeakSet()
         self._temporary_limit = max(64 << 20, min(self.caps.max_buffer, 16 << 30) // 16)
 
+    @uninterrupted
     def implicit(self) -> Recording:
         """The recording of lazily used operators on this thread."""
         mine = getattr(self._local, "implicit", None)
@@ -100,6 +102,7 @@ class Recorder(Values):
         form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
         return self.add(form, [(value, offset) for value, _, offset in operands])
 
+    @uninterrupted
     def add(
         self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording | None = None
     ) -> list[Value]:
@@ -201,6 +204,7 @@ class Recorder(Values):
             cells.append(cell)
         return cells
 
+    @uninterrupted
     def upload(
         self, data: Array, spec: Spec, target: Recording | None = None, stays: bool = False
     ) -> Value:
@@ -256,6 +260,7 @@ class Recorder(Values):
             value.require()
         self.run(recording, asked=(value,))
 
+    @uninterrupted
     def materialise(self, value: Value) -> Buffer:
         """The buffer of a value, once its recording has been submitted.
 
@@ -268,6 +273,7 @@ class Recorder(Values):
                 self._flush_value(value)
             return value.require()
 
+    @uninterrupted
     def flush_thread(self, scope: Ledger | None = None) -> None:
         """Run what this thread recorded lazily, and what any thread did inside a ledger's scope."""
         thread = threading.get_ident()
@@ -283,6 +289,7 @@ class Recorder(Values):
         self.flush_thread()
         super().synchronize()
 
+    @uninterrupted
     def explain(self, recording: Recording, outputs: Iterable[Value] | None = None) -> str:
         """The plan of what a recording holds, or of what it ran last."""
         with self.lock:

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from centella.backends.base import Array, Buffer, Copy, Read, Submission, Ticket
 from centella.errors import ContractError
+from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site
 from centella.ledger.counts import began, permit, timelines
 from centella.plan.build import Plan
@@ -236,11 +237,13 @@ class Replay:
             permit(f"read of {self._what}", "downloads")
         return self._run(given, site, self._reads, self._meant)[0]
 
+    @uninterrupted
     def _run(
         self, given: Sequence[Array | Value], site: Site, reads: list[Read],
         meant: Sequence[tuple[int, int]],
     ) -> tuple[Ticket, list[Value]]:  # fmt: skip
         engine = self._engine
+        guard()
         with engine.lock:
             engine.check_lost()
             self._settle()

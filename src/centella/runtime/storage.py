@@ -9,6 +9,7 @@ import numpy as np
 from centella.backends.base import Array
 from centella.dtypes import DType, check_elements
 from centella.errors import LimitError, ShapeError
+from centella.host.interrupts import uninterrupted
 from centella.ledger.call_sites import Site, call_site
 from centella.ledger.counts import began, count, noted
 from centella.record.values import Value
@@ -30,6 +31,7 @@ class Values(Engine):
         """Host data as the bytes of its layout here: a copy."""
         return prepare.storage_of(data, spec, 0xFF if self.pool.mode == "poison" else 0)
 
+    @uninterrupted
     def _write(self, data: Array, spec: Spec, site: Site, stays: bool = False) -> Value:
         """Host data as a value, written now.
 
@@ -52,6 +54,7 @@ class Values(Engine):
         value.ready(buffer)
         return value
 
+    @uninterrupted
     def reserve(self, spec: Spec) -> Value:
         """A value whose content is undefined; nothing is copied."""
         value = Value(spec, self, "empty", site=call_site())
@@ -61,6 +64,7 @@ class Values(Engine):
         value.ready(buffer)
         return value
 
+    @uninterrupted
     def import_buffer(self, native: Any, shape: Shape, dtype: DType, offset: int) -> Value:
         """Memory of the application's as a value: neither copied nor freed.
 

@@ -1,7 +1,8 @@
 """Memory for the temporaries of replays.
 
 A device runs submissions in order, and what is temporary in one is over with when the next begins:
-so all replays of a device compute in the same buffers, whichever of them are kept ready.
+so all replays of a device compute in the same buffers, whichever of them are kept ready. Where the
+pool clears what it hands out, each has buffers of its own.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Share:
             LimitError, OutOfMemoryError, TransferForbidden: as `Pool.allocate`.
         """
         most = self._workspace.most
+        common = () if self._workspace.pool.mode == "clear" else self._workspace.held
         room = [
-            b for b in self._workspace.held
+            b for b in common
             if nbytes <= b.nbytes and (b.nbytes <= most or nbytes > most) and b not in self._taken
         ]  # fmt: skip
         found = min(room, key=lambda buffer: buffer.nbytes, default=None)

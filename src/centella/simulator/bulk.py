@@ -41,6 +41,10 @@ class Boxes(Flights):
         self._unfenced[words] = True
         return fault or super().write(words, threads, epochs)
 
+    def change(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        """Note that each thread changes its word atomically; the fault, if any."""
+        return self._was_read_afar(words) or super().change(words, threads, epochs)
+
     def fence(self, active: Mask) -> None:
         """What these threads stored is there for asynchronous readers."""
         mine = np.flatnonzero(self._unfenced)
@@ -86,6 +90,10 @@ class Boxes(Flights):
         if fault is None and late.any():
             who = self._name(int(self._writer[words[late.argmax()]]))
             fault = int(late.argmax()), f"race: read here, written by {who}{APART}"
+        if fault is None and self._changes is not None:
+            late = (self._changes.epoch[words] >= met) & (self._changes.thread[words] != NOBODY)
+            if late.any():
+                fault = int(late.argmax()), f"race: read here, changed atomically{APART}"
         self._afar[words] = met
         return fault
 

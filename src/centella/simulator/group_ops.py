@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from centella.lang.arithmetic import REDUCE
-from centella.simulator.machine import Machine
+from centella.simulator.atomics import AtomicMachine
 from centella.simulator.race_check import Ids
 
 
-class GroupMachine(Machine):
+class GroupMachine(AtomicMachine):
     """One launch, of a portable kernel."""
 
     def __init__(self, *args: Any) -> None:

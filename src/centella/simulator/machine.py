@@ -16,6 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from centella.errors import SimulationError
+from centella.host.interrupts import GRACE, checkpoint
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, TYPED, UNFUSED, Array
 from centella.lang.ir import FROM_90, HOPPER, INDICES, OPENS, SUBGROUP, KernelIR, matching
 from centella.simulator.race_check import Buffer, Fault, Ids, Known, Mask, Shadow
@@ -278,6 +279,7 @@ class Machine:
         counter = bounds[0] if bounds else None
         rounds = 0
         while self._narrow(live if counter is None else live & (counter < bounds[1])):
+            checkpoint(GRACE)
             if self.check and rounds == MOST_ITERATIONS:
                 raise self._fault(index, self.first * self.ir.workgroup, f"{rounds} iterations")
             self.values[index] = counter
@@ -365,12 +367,14 @@ class Machine:
         bits = np.stack([np.ascontiguousarray(v).view(np.uint32) for v in lanes])
         words, bits, active = np.broadcast_arrays(words, bits, self.active)
         words, bits = words[active], bits[active]
-        if self.order == "reverse":
-            words, bits = words[::-1], bits[::-1]
-        elif self.order == "shuffled":
-            turn = self.random.permutation(words.size)
-            words, bits = words[turn], bits[turn]
-        region.words[words] = bits
+        turn = self._turn(words.size)
+        region.words[words[turn]] = bits[turn]
+
+    def _turn(self, count: int) -> Ids | slice:
+        """The order in which threads come to a word that several of them change."""
+        if self.order == "shuffled":
+            return self.random.permutation(count)
+        return slice(None, None, -1 if self.order == "reverse" else 1)
 
     def _set(self, index: int) -> None:
         register, value = self.ir.body[index][2]

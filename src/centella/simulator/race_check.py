@@ -31,6 +31,22 @@ class Known:
         return int(known.argmin()), "read, but nobody wrote it"
 
 
+class Changes:
+    """Of each word the threads that changed it atomically in the current epoch, and the groups."""
+
+    def __init__(self, words: int) -> None:
+        self.thread: Ids = np.full(words, NOBODY, np.int64)
+        self.group: Ids = np.full(words, NOBODY, np.int64)
+        self.epoch: Ids = np.zeros(words, np.int64)
+
+    def note(self, words: Ids, threads: Ids, groups: Ids, epochs: Ids) -> None:
+        """Note that each thread changes its word."""
+        now = self.epoch[words] == epochs
+        _join(self.thread, words, threads, np.where(now, self.thread[words], NOBODY))
+        _join(self.group, words, groups, self.group[words])
+        self.epoch[words] = epochs
+
+
 class Shadow(Known):
     """What the simulator remembers about each word of a shared array, which one group has.
 
@@ -45,11 +61,13 @@ class Shadow(Known):
         self._write_epoch = np.zeros(words, np.int64)
         self._reader = np.full(words, NOBODY, np.int64)
         self._read_epoch = np.zeros(words, np.int64)
+        self._changes: Changes | None = None  # since the first atomic
 
     def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread reads its word; the position and text of a fault, if any."""
         fault = super().read(words, threads, epochs)
         fault = fault or self._written_by_another(words, threads, epochs, "read")
+        fault = fault or self._changed_by_another(words, threads, epochs, "read")
         if fault is None:
             now = self._read_epoch[words] == epochs
             before = np.where(now, self._reader[words], NOBODY)
@@ -60,7 +78,8 @@ class Shadow(Known):
     def write(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread writes its word; the position and text of a fault, if any."""
         fault = self._written_by_another(words, threads, epochs, "written")
-        fault = fault or self._read_by_another(words, threads, epochs)
+        fault = fault or self._changed_by_another(words, threads, epochs, "written")
+        fault = fault or self._read_by_another(words, threads, epochs, "written")
         if fault is not None:
             return fault
         self._writer[words] = threads
@@ -73,6 +92,27 @@ class Shadow(Known):
             other = int(self._writer[words[at]])
             return at, f"race: written here by {self._name(other)} too"
         return None
+
+    def change(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+        """Note that each thread changes its word atomically, which races with no other change."""
+        fault = super().read(words, threads, epochs)
+        fault = fault or self._written_by_another(words, threads, epochs, "changed atomically")
+        fault = fault or self._read_by_another(words, threads, epochs, "changed atomically")
+        if fault is None:
+            if self._changes is None:
+                self._changes = Changes(self.known.size)
+            self._changes.note(words, threads, threads // self.workgroup, epochs)
+            self.written[words] = True
+        return fault
+
+    def _changed_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
+        if self._changes is None:
+            return None
+        who, group = self._changes.thread[words], self._changes.group[words]
+        apart = (group != threads // self.workgroup) & (group != NOBODY)
+        others = (who != threads) & (who != NOBODY) & (self._changes.epoch[words] == epochs)
+        others |= apart
+        return self._race(others, apart, who, f"{what} here, changed atomically")
 
     def _written_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
         writer = self._writer[words]
@@ -87,10 +127,11 @@ class Shadow(Known):
         """Whether these are threads of another group: none is."""
         return np.zeros(who.shape, np.bool_)
 
-    def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+    def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
         reader = self._reader[words]
         others = (reader != threads) & (reader != NOBODY) & (self._read_epoch[words] == epochs)
-        return self._race(others, np.zeros(others.shape, np.bool_), reader, "written here, read")
+        nobody = np.zeros(others.shape, np.bool_)
+        return self._race(others, nobody, reader, f"{what} here, read")
 
     def _race(self, race: Mask, apart: Mask, who: Ids, what: str) -> Fault | None:
         """The first of these accesses, and what it collides with."""
@@ -127,11 +168,11 @@ class Buffer(Shadow):
         apart: Mask = who // self.workgroup != threads // self.workgroup
         return apart
 
-    def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
+    def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
         group = self._read_group[words]
         apart = (group != threads // self.workgroup) & (group != NOBODY)
-        fault = self._race(apart, apart, self._reader[words], "written here, read")
-        return fault or super()._read_by_another(words, threads, epochs)
+        fault = self._race(apart, apart, self._reader[words], f"{what} here, read")
+        return fault or super()._read_by_another(words, threads, epochs, what)
 
 
 def _join(table: Ids, words: Ids, who: Ids, before: Ids) -> None:

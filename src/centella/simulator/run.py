@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import SimulationError
+from centella.host.interrupts import GRACE, checkpoint
 from centella.lang.ir import INDICES, KernelIR, Statement
 from centella.simulator.clusters import ClusterMachine
 from centella.simulator.hopper import HopperMachine
@@ -89,6 +90,7 @@ def simulate(
     with np.errstate(all="ignore"):
         machine.bind(buffers, np.asarray(params, np.uint32), initialised)
         for first in range(0, machine.resident, step):
+            checkpoint(GRACE)
             machine.run(first, min(step, machine.resident - first))
     if not check:
         return Report(())

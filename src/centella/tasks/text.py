@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from centella.errors import DTypeError, MissingExtraError, ShapeError, WeightsError
+from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
 
 if TYPE_CHECKING:
     import tokenizers
 
-T = TypeVar("T", dict[str, Any], list[Any])
-
 _FILE = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+_MAX_BYTES = 100_000_000  # of that file; the largest published have 33 MB
+_VALUES = 160_000, 8  # that its JSON may have, and more for each token; a merge has three
+_UNKNOWN = 2**18  # tokens of a vocabulary whose size is not known
 
 
 class Tokenizer:
@@ -24,6 +26,8 @@ class Tokenizer:
     Attributes:
         native: the `tokenizers.Tokenizer`; its own truncation and padding are off.
         pad_id: id of the padding token, None where the folder names none.
+        origin: the file that it is from, for errors.
+        pad_origin: the file that names the padding token, for errors.
     """
 
     def __init__(
@@ -32,11 +36,15 @@ class Tokenizer:
         *,
         pad_id: int | None = None,
         truncation_side: Literal["left", "right"] = "right",
+        origin: str = "tokenizer",
+        pad_origin: str = "tokenizer",
     ) -> None:
         native.no_truncation()
         native.no_padding()
         self.native = native
         self.pad_id = pad_id
+        self.origin = origin
+        self.pad_origin = pad_origin
         self._side = truncation_side
         self._num_special = native.num_special_tokens_to_add(is_pair=False)
 
@@ -44,16 +52,18 @@ class Tokenizer:
         return f"Tokenizer(vocab_size={self.vocab_size}, pad_id={self.pad_id})"
 
     @classmethod
-    def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:
+    def from_folder(cls, path: str | PathLike[str], vocab_size: int = _UNKNOWN) -> Tokenizer:
         """Read `tokenizer.json` of a model folder.
 
         Args:
             path: the folder. The padding token and the side that truncation cuts come from
                 `tokenizer_config.json`, `special_tokens_map.json` or `config.json`.
+            vocab_size: tokens of the model, by which the size of the file is judged.
 
         Raises:
             MissingExtraError: the `tokenizers` package is not installed.
-            WeightsError: no `tokenizer.json`, or one that the library cannot read.
+            WeightsError: no `tokenizer.json`, one that the library cannot read, or one that is
+                too large for the vocabulary.
         """
         try:
             import tokenizers
@@ -61,20 +71,29 @@ class Tokenizer:
             raise MissingExtraError("tokenizers", "models") from error
         folder = Path(path)
         file = folder / _FILE
-        if not file.is_file():
-            raise WeightsError(f"{file}: expected a tokenizer, got no such file")
+        if not is_file(file):
+            found = kind(file).replace("nothing at that path", "no such file")
+            raise WeightsError(f"{file}: expected a tokenizer, got {found}")
+        raw = read_bytes(file, _MAX_BYTES)
+        check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
         try:
-            native = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise WeightsError(f"{file}: expected a tokenizer, got: {error}") from error
-        config = read_json(folder / "tokenizer_config.json")
+            native = tokenizers.Tokenizer.from_buffer(raw)
+        except BaseException as error:
+            raise _of_library(error, f"{file}: expected a tokenizer") from error
+        config = read_json(folder / _CONFIG)
         side = config.get("truncation_side", "right")
         if side not in ("left", "right"):
             raise WeightsError(
-                f"{folder / 'tokenizer_config.json'}: truncation_side: "
-                f"expected 'left' or 'right', got {side!r}"
+                f"{folder / _CONFIG}: truncation_side: expected 'left' or 'right', got {show(side)}"
             )
-        return cls(native, pad_id=_pad_id(folder, config, native), truncation_side=side)
+        pad_origin, pad_id = _pad_id(folder, config, native)
+        try:
+            return cls(
+                native, pad_id=pad_id, truncation_side=side,
+                origin=str(file), pad_origin=str(pad_origin),
+            )  # fmt: skip
+        except BaseException as error:
+            raise _of_library(error, f"{file}: expected a tokenizer") from error
 
     @property
     def vocab_size(self) -> int:
@@ -94,8 +113,8 @@ class Tokenizer:
 
         Raises:
             DTypeError: a text that is no `str`, or one `str` in place of a sequence.
-            ShapeError: no room for the special tokens.
-            UnicodeError: a text that is not valid Unicode.
+            ShapeError: no room for the special tokens; a text that is not valid Unicode.
+            WeightsError: the tokenizer's file has no way to encode the texts.
 
         Source: `truncation=True` of transformers' `PreTrainedTokenizerFast`.
         """
@@ -105,14 +124,46 @@ class Tokenizer:
                 f"encode: max_length: expected at least {self._num_special} "
                 f"(the special tokens), got {max_length}"
             )
+        try:
+            return self._encoded(batch, max_length)
+        except BaseException as error:
+            raise _of_library(error, f"{self.origin}: expected to encode texts") from error
+
+    def _encoded(self, texts: list[str], max_length: int | None) -> list[list[int]]:
         # Cut here and add special tokens after: the library's own truncation is shared state.
-        encodings = self.native.encode_batch_fast(batch, add_special_tokens=False)
+        encodings = self.native.encode_batch_fast(texts, add_special_tokens=False)
         if max_length is not None:
             room = max_length - self._num_special
             for encoding in encodings:
                 if len(encoding) > room:
                     encoding.truncate(room, direction=self._side)
         return [self.native.post_process(encoding).ids for encoding in encodings]
+
+    def check_pad_id(self, vocab_size: int) -> None:
+        """Refuse a padding token that a model of so many tokens has no vector for.
+
+        Raises:
+            WeightsError: it has none.
+        """
+        if self.pad_id is not None and not 0 <= self.pad_id < vocab_size:
+            raise WeightsError(
+                f"{self.pad_origin}: padding token: expected an id from 0 to {vocab_size - 1}, "
+                f"below the vocab_size of the model, got {self.pad_id}"
+            )
+
+    def check_ids(self, ids: Iterable[Sequence[int]], vocab_size: int) -> None:
+        """Refuse ids that a model of so many tokens has no vector for.
+
+        Raises:
+            WeightsError: there is one, with its token.
+        """
+        most = max((max(some) for some in ids if some), default=-1)
+        if most >= vocab_size:
+            token = self.native.id_to_token(most)
+            raise WeightsError(
+                f"{self.origin}: token {show(token)}: expected an id below {vocab_size}, the "
+                f"vocab_size of the model, got {most}"
+            )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
@@ -142,7 +193,7 @@ def max_length(folder: str | PathLike[str]) -> int:
     root = Path(folder)
     places = (
         ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
+        (_CONFIG, "model_max_length"),
         ("config.json", "max_position_embeddings"),
     )
     lengths = [_positive(root / file, key) for file, key in places]
@@ -164,23 +215,41 @@ def _checked(texts: Sequence[str]) -> list[str]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise UnicodeError(
+            raise ShapeError(
                 f"encode: texts[{i}]: expected valid Unicode, got a lone surrogate "
                 f"{error.object[error.start]!r} at {error.start}"
             ) from error
     return list(texts)
 
 
-def _pad_id(folder: Path, config: dict[str, Any], native: tokenizers.Tokenizer) -> int | None:
-    """The padding token's id: by name from the tokenizer's files, else from the model's."""
-    for source in (config, read_json(folder / "special_tokens_map.json")):
+def _pad_id(
+    folder: Path, config: dict[str, Any], native: tokenizers.Tokenizer
+) -> tuple[Path, int | None]:
+    """The padding token's id, and who names it: the tokenizer's files by name, else the model's."""
+    special = folder / "special_tokens_map.json"
+    for file, source in ((folder / _CONFIG, config), (special, read_json(special))):
         token = source.get("pad_token")
         content = token.get("content") if isinstance(token, dict) else token
-        found = native.token_to_id(content) if isinstance(content, str) else None
+        if not isinstance(content, str):
+            continue
+        try:
+            found = native.token_to_id(content)
+        except UnicodeEncodeError as error:
+            raise WeightsError(
+                f"{file}: pad_token: expected valid Unicode, got {show(content)}"
+            ) from error
         if found is not None:
-            return found
-    stored = read_json(folder / "config.json").get("pad_token_id")
-    return stored if isinstance(stored, int) else None
+            return file, found
+    model = folder / "config.json"
+    stored = read_json(model).get("pad_token_id")
+    return model, stored if type(stored) is int else None
+
+
+def _of_library(error: BaseException, expected: str) -> WeightsError:
+    """What stands for an error of the library: it raises bare Exception, and Rust's panics."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return WeightsError(f"{expected}, got: {show(str(error))}")
 
 
 def _positive(file: Path, key: str) -> int | None:
@@ -190,37 +259,5 @@ def _positive(file: Path, key: str) -> int | None:
         return None
     whole = type(value) is int or (isinstance(value, float) and value.is_integer())
     if not whole or value < 1:
-        raise WeightsError(f"{file}: {key}: expected a whole number over 0, got {value!r}")
+        raise WeightsError(f"{file}: {key}: expected a whole number over 0, got {show(value)}")
     return int(value)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of a model folder; {} where the file is missing.
-
-    Raises:
-        WeightsError: for a file that holds none.
-    """
-    return _read(file, dict)
-
-
-def read_json_list(file: Path) -> list[Any]:
-    """A JSON list of a model folder; [] where the file is missing.
-
-    Raises:
-        WeightsError: for a file that holds none.
-    """
-    return _read(file, list)
-
-
-def _read(file: Path, kind: type[T]) -> T:
-    """A JSON value of one kind; an empty one where the file is missing."""
-    if not file.is_file():
-        return kind()
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{file}: expected JSON, got: {error}") from error
-    if not isinstance(value, kind):
-        wanted = "object" if kind is dict else kind.__name__
-        raise WeightsError(f"{file}: expected a JSON {wanted}, got {type(value).__name__}")
-    return value

@@ -6,7 +6,7 @@ Each takes the function's name and the argument's, which begin the error's text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
@@ -55,6 +55,20 @@ def real(op: str, name: str, value: Any) -> float:
     return math.copysign(math.inf, found) if abs(found) >= BEYOND else found
 
 
+def epsilon(op: str, value: Any) -> float:
+    """The eps of a norm: a finite number of 0 or more.
+
+    Raises:
+        DTypeError: for what is no number; ShapeError: for another number, which gives NaN.
+    """
+    if type(value) is float and 0.0 <= value < BEYOND:
+        return value
+    found = real(op, "eps", value)
+    if not 0.0 <= found < math.inf:
+        raise ShapeError(f"{op}: expected a finite eps of 0 or more, got {value!r}")
+    return found
+
+
 def flag(op: str, name: str, value: Any) -> bool:
     """True or False, of Python or NumPy.
 
@@ -70,15 +84,33 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
     """A whole number, `least` or more.
 
     Raises:
-        ShapeError: for anything else.
+        ShapeError: for another number; DTypeError: for what is none.
     """
     try:
-        found = index(value)
-    except TypeError:
-        found = least - 1
+        found = least - 1 if isinstance(value, (float, np.floating)) else index(value)
+    except TypeError as error:
+        raise DTypeError(f"{op}: expected a whole number for {name}, got {value!r:.80}") from error
+    if isinstance(value, bool):
+        raise DTypeError(f"{op}: expected a whole number for {name}, got {value}")
     if found < least:
         raise ShapeError(f"{op}: expected {name} of {least} or more, got {value!r}")
     return found
+
+
+# What other libraries call an argument that has another name here.
+_RENAMED = {"dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims"}
+
+
+def refuse_names(op: str, other: Mapping[str, object]) -> None:
+    """Refuse arguments that a function does not have.
+
+    Raises:
+        DTypeError: if there is one; with the name that it has here, where that is known.
+    """
+    for name in other:
+        ours = _RENAMED.get(name)
+        hint = f"; write {ours}=" if ours else ""
+        raise DTypeError(f"{op}: unknown argument {name}={hint}")
 
 
 def one_of(op: str, name: str, value: Any, known: Iterable[str]) -> str:

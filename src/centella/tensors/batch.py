@@ -18,8 +18,10 @@ from typing import Any
 
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, DTypeError
+from centella.host.interrupts import uninterrupted
+from centella.ledger.call_sites import line_of
 from centella.record.recording import Recording
-from centella.record.values import Value
+from centella.record.values import PENDING, READY, Value
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.runtime.pending import Pending
@@ -170,13 +172,15 @@ class CommandBatch:
         """Run what was recorded since the last time, in one submission.
 
         Args:
-            outputs: the tensors to keep; default: every tensor that something refers to. Reading
-                one that was not kept raises DiscardedError.
+            outputs: the tensors to keep, of those recorded since the last time; default: every
+                tensor that something refers to. Reading one that was not kept raises
+                DiscardedError.
 
         Returns:
             A Pending: `.result()` waits, `await` works; results can be read at once.
 
         Raises:
+            ContractError: an output that this batch has not recorded since it was last executed.
             CentellaError: before anything ran (a kernel that does not compile, no memory); names
                 the op and the line, and the batch is as it was.
         """
@@ -192,6 +196,7 @@ class CommandBatch:
             )
         return self._run(cache, outputs)
 
+    @uninterrupted
     def _run(self, cache: PipelineCache, outputs: Iterable[Tensor] | None) -> Pending[None]:
         wanted = self._wanted(outputs)
         with self.device.lock:
@@ -207,11 +212,26 @@ class CommandBatch:
         declared = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         for tensor in declared:
             self._check("outputs", tensor)
+            self._check_recorded(tensor)
         return [t._value for t in declared] + self._kept
+
+    def _check_recorded(self, tensor: Tensor) -> None:
+        """Refuse an output that waits for nothing here: keeping it would keep no result."""
+        value = tensor._value
+        if value.recording is self._recording:
+            return
+        if value.state not in (READY, PENDING):
+            value.require()  # raises what happened to it
+        raise ContractError(
+            f"outputs: expected what this batch has recorded since it was last executed, got "
+            f"{value.what} (recorded at {line_of(value.site)}), which is {value.state} and stays "
+            f"readable unnamed; name a result of this batch"
+        )
 
     def explain(self, outputs: Iterable[Tensor] | None = None) -> str:
         """The plan of what `execute` would run now, or of what it ran last: a table to read."""
-        return self.device.explain(self._recording, self._wanted(outputs))
+        wanted = self._wanted(outputs) if self._recording.nodes else None
+        return self.device.explain(self._recording, wanted)
 
     def read(self, tensor: Tensor) -> Array:
         """The data of a tensor on the host.
@@ -225,10 +245,12 @@ class CommandBatch:
 
     # -- scope ------------------------------------------------------------------------------------
 
+    @uninterrupted
     def __enter__(self) -> CommandBatch:
         self._recording.__enter__()
         return self
 
+    @uninterrupted
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from centella.dtypes import Array, dtype_of
-from centella.errors import ContractError, DeviceError, ShapeError
+from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
 from centella.record.history import Event, happened, history
 from centella.record.values import READY, Value
 from centella.runtime.device import Device, devices
@@ -17,6 +17,12 @@ from centella.runtime.device import device as open_device
 from centella.runtime.readback import Seen, read_back
 from centella.specs import Described, Shape, Spec, view_spec
 from centella.tensors import views
+from centella.tensors.display import as_html, values_of
+
+
+def _refused() -> Any:
+    """What stands for a missing field: a call by a user, who has data and no Value."""
+    raise DTypeError("Tensor: the class is not to be called; ct.asarray(data) makes one")
 
 
 class Handle(Described, Struct, eq=False, weakref=True):
@@ -26,8 +32,8 @@ class Handle(Described, Struct, eq=False, weakref=True):
         spec: shape, dtype and strides.
     """
 
-    _value: Value
-    spec: Spec
+    _value: Value = field(default_factory=_refused)
+    spec: Spec = field(default_factory=_refused)
     _offset: int = 0
     __rich_repr__: ClassVar[Any] = None  # a Struct's would show the fields: printers take `repr`
 
@@ -145,8 +151,21 @@ class Handle(Described, Struct, eq=False, weakref=True):
         return self.shape[0]
 
     def __repr__(self) -> str:
+        values = self._shown()
+        lead = ":\n " if "\n" in values else ": " if values else ""
+        return f"<{self._heading()}{lead}{values}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self._heading(), self._shown())
+
+    def _heading(self) -> str:
         what = f"{type(self).__name__} {list(self.shape)} {self.dtype.name}"
-        return f"<{what} on {self.device.name}, {self._value.state}>"
+        return f"{what} on {self.device.name}, {self._value.state}"
+
+    def _shown(self) -> str:
+        """Its values, where they lie in the host's memory; "" for what would have to be copied."""
+        array = self.device.glance(*self._seen)
+        return "" if array is None else values_of(array, self.dtype)
 
     # -- values -----------------------------------------------------------------------------------
 

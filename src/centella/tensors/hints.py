@@ -22,11 +22,12 @@ _DATA = "ct.asarray makes a tensor"
 _GRAPH = "centella is for inference: there are no gradients"
 _WHOLE = "the GPU has no 64-bit types here: f32, i32"
 _MADE = "ct.zeros(x.shape, x.dtype, x.device), and so on"
+_NEW_AXIS = "x[None] for axis 0, x[:, None] for axis 1, x[..., None] for axis -1"
 _DRAWN = "draw with NumPy: ct.asarray(rng.standard_normal(shape, np.float32))"
 
 # By name: what stands for it.
 OF_MODULE: dict[str, str] = {
-    "array": _DATA, "as_tensor": _DATA, "from_numpy": _DATA, "arrays": _DATA,
+    "tensor": _DATA, "array": _DATA, "as_tensor": _DATA, "from_numpy": _DATA, "arrays": _DATA,
     "float32": "ct.f32", "float16": "ct.f16", "half": "ct.f16", "bfloat16": "ct.bf16",
     "int32": "ct.i32", "int8": "ct.i8", "uint32": "ct.u32", "uint8": "ct.u8", "bool": "ct.bool_",
     "float64": _WHOLE, "int64": _WHOLE, "double": _WHOLE, "long": _WHOLE,
@@ -37,7 +38,7 @@ OF_MODULE: dict[str, str] = {
     "reshape": "x.reshape(...)", "flatten": "x.reshape(-1)", "ravel": "x.reshape(-1)",
     "transpose": "x.permute(...), or x.T for the last two axes", "permute": "x.permute(...)",
     "permute_dims": "x.permute(...)", "moveaxis": "x.permute(...)", "swapaxes": "x.permute(...)",
-    "squeeze": "x.reshape(...)", "expand_dims": "x[:, None]", "unsqueeze": "x[:, None]",
+    "squeeze": "x.reshape(...)", "expand_dims": _NEW_AXIS, "unsqueeze": _NEW_AXIS,
     "cat": "ct.concat", "concatenate": "ct.concat", "take": "ct.gather",
     "mm": "ct.matmul", "bmm": "ct.matmul", "einsum": "ct.matmul of views by x.permute(...)",
     "argmin": "ct.argmax(-x)", "silu": "ct.swish", "pow": "x ** n", "power": "x ** n",
@@ -49,13 +50,14 @@ OF_MODULE: dict[str, str] = {
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
     **dict.fromkeys(("sort", "argsort", "topk", "unique", "cumsum"), "NumPy's, of x.numpy()"),
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
+    "Batcher": "ct.serving.Batcher",
 }  # fmt: skip
 OF_TENSOR: dict[str, str] = {
     **{name: f"ct.{name}(x)" for name in sorted(FUNCTIONS)},
     "argmin": "ct.argmax(-x)", "pow": "x ** n", "clamp": "ct.clip(x, low, high)",
     "transpose": "x.permute(...), or x.T for the last two axes", "t": "x.T", "mT": "x.T",
     "flatten": "x.reshape(-1)", "ravel": "x.reshape(-1)", "view": "x.reshape(...)",
-    "squeeze": "x.reshape(...)", "unsqueeze": "x[:, None]", "expand": "operators broadcast",
+    "squeeze": "x.reshape(...)", "unsqueeze": _NEW_AXIS, "expand": "operators broadcast",
     "cpu": 'x.to("cpu")', "cuda": 'x.to("cuda")', "to_device": "x.to(device)",
     "float": 'x.astype("f32")', "half": 'x.astype("f16")', "int": 'x.astype("i32")',
     "bool": 'x.astype("bool")', "type": "x.astype(dtype)", "to_numpy": "x.numpy()",
@@ -63,18 +65,40 @@ OF_TENSOR: dict[str, str] = {
     "clone": "x.copy()", "detach": _GRAPH, "backward": _GRAPH, "grad": _GRAPH,
     "requires_grad": _GRAPH, "assign": "a Tensor does not change: ct.State(x) does",
 }  # fmt: skip
+OF_LAYER: dict[str, str] = {
+    "load_state_dict": "module.load_parameters(tensors, device=...) takes arrays or a state_dict()",
+    "parameters": "module.named_parameters(), or module.state_dict()",
+    "children": "module.named_modules()",
+    "modules": "module.named_modules()",
+    **dict.fromkeys(
+        ("to", "cuda", "cpu", "half", "float", "bfloat16"),
+        "load_parameters(tensors, device=..., dtype=...) says where parameters go and as what",
+    ),
+    **dict.fromkeys(("eval", "train", "requires_grad_", "zero_grad"), _GRAPH),
+    "register_parameter": "self.weight = nn.parameter(...)",
+    "register_buffer": "a Tensor or a State that is an attribute",
+}
 _REDUCED = {"add": "ct.sum(x)", "maximum": "ct.max(x)", "minimum": "ct.min(x)"}
 _OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
 _OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg"}
 
 
 def module_getattr(name: str) -> Any:
-    """The `__getattr__` of `centella`.
+    """The `__getattr__` of `centella`: modules that load with their first use.
 
     Raises:
-        AttributeError: always; with what to write, where that is known.
+        AttributeError: for any other name; with what to write, where that is known.
     """
+    if name == "serving":
+        import centella.serving as serving  # `from centella` would ask here again
+
+        return serving
     raise _missing("module 'centella'", sys.modules["centella"], name, OF_MODULE)
+
+
+def module_dir() -> list[str]:
+    """The `__dir__` of `centella`: the public names, and none of the rooms."""
+    return sorted(sys.modules["centella"].__all__)
 
 
 def tensor_getattr(tensor: Any, name: str) -> Any:
@@ -83,6 +107,11 @@ def tensor_getattr(tensor: Any, name: str) -> Any:
     if name.endswith("_") and not name.startswith("_"):  # add_, copy_, ... of torch
         hints = {name: "a Tensor does not change; ct.State(x) does"}
     raise _missing("'Tensor' object", tensor, name, hints)
+
+
+def layer_getattr(layer: Any, name: str) -> Any:
+    """The `__getattr__` of a Module: as `module_getattr`."""
+    raise _missing(f"{type(layer).__name__!r} object", layer, name, OF_LAYER)
 
 
 def _missing(where: str, thing: Any, name: str, hints: dict[str, str]) -> AttributeError:

@@ -25,6 +25,7 @@ import numpy as np
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, ShapeError
 from centella.host.forks import lock_of
+from centella.host.interrupts import interruptible, uninterrupted
 from centella.ledger.call_sites import call_site
 from centella.record.recording import Recording
 from centella.record.values import OUTSIDE, Value
@@ -56,6 +57,7 @@ class Compiled(Generic[R]):
         CentellaError: a kernel does not compile, or there is no memory.
     """
 
+    @uninterrupted
     def __init__(
         self, fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any],
         device: str | Device | None = None,
@@ -92,6 +94,7 @@ class Compiled(Generic[R]):
             [bytes_of(t._value, t.spec, t._offset) for t in outputs if t.size], self.name,
         )  # fmt: skip
 
+    @interruptible
     def _capture(self, fn: Callable[..., R], given: Any, recording: Recording) -> R:
         args, kwargs = given
         try:
@@ -247,6 +250,7 @@ class Jitted(Generic[P, R]):
         call = Call(self._name, self._device, args, kwargs)
         return self._compiled(call, args, kwargs)._fetch(call)
 
+    @uninterrupted
     def _compiled(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
         key = (call.device, call.signature)
         with self._lock:
@@ -275,6 +279,7 @@ class Jitted(Generic[P, R]):
         """Signatures captured and kept, each with buffers of its own."""
         return len(self._made)
 
+    @uninterrupted
     def clear(self) -> None:
         """Forget all captures and release their buffers."""
         with self._lock:

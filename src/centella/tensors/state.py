@@ -14,6 +14,7 @@ import numpy as np
 from centella.backends.base import Array
 from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DTypeError
+from centella.host.interrupts import uninterrupted
 from centella.op.op import get
 from centella.record.recording import innermost
 from centella.record.values import Cell, Value
@@ -111,6 +112,7 @@ class State(Described):
         """What the owner knows of this version on the host; a failed change takes it back too."""
         return self._current.note
 
+    @uninterrupted
     def mark(self, note: Callable[[Any], Any]) -> None:
         """Give this version a note, `note(the one it has)`; a replay calls it again, each time."""
         self._current.note = note(self._current.note)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import centella.ops  # noqa: F401  # every op is registered there
+from centella import lang
 from centella.dtypes import Array, DType, dtype_of, from_host_array, narrow, promote, widen
 from centella.errors import DTypeError
+from centella.lang.values import Operand
 from centella.op.op import Op, get
 from centella.record.recording import Recording
 from centella.record.values import Value
@@ -270,6 +272,8 @@ def not_a_tensor(op: str, got: Any) -> DTypeError:
         hint = "ct.stack and ct.concat join several"
     elif isinstance(getattr(got, "value", None), Tensor):  # a State
         hint = "its .value is one"
+    elif isinstance(got, Operand):  # inside a kernel
+        hint = f"lang.{op} takes a traced value" if hasattr(lang, op) else "see centella.lang"
     return DTypeError(f"{op}: expected a Tensor, got {type(got).__name__}; {hint}")
 
 

@@ -1,20 +1,19 @@
-"""safetensors files by memory map: opening reads the header, tensors are views of the file.
+"""safetensors files: opening reads the header, a tensor is read when it is wanted.
 
     | u64 little-endian N | N bytes of JSON | data |
     {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {}}
 
 Offsets count from the end of the header. Data is little-endian, C order, and the tensors tile it
 without hole or overlap. A large model is several such files and an index that says which file
-holds which tensor. Files are taken as hostile: each number is checked before it is used.
+holds which tensor. Files are taken as hostile: each number is checked before it is used, and a
+header may have no more bytes and values than its file's size lets expect.
 
 Source: the format section of https://github.com/huggingface/safetensors (README, "Format").
 """
 
 from __future__ import annotations
 
-import json
 import math
-import reprlib
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -25,12 +24,27 @@ from msgspec import Struct
 
 from centella.dtypes import Array, DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import WeightsError
+from centella.weights.contents import Contents
+from centella.weights.model_files import (
+    MAX_JSON,
+    MAX_VALUES,
+    check_pointer,
+    inside,
+    is_file,
+    kind,
+    parse_json,
+    read_bytes,
+    show,
+)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _PREFIX = 8  # bytes of the header length
-_MAX_HEADER = 100_000_000  # the reference reader's limit
+_POINTER_BYTES = 64  # that tell what Git LFS leaves in a file's place
+_MAX_HEADER = 100_000_000  # bytes: the reference reader's limit
+_MAX_RANK = 64  # NumPy's
+_LISTED = 20  # names that an error shows
 
 # Name in the file -> storage type (None: no device stores it), NumPy type of the bytes.
 _DTYPES: dict[str, tuple[DType | None, np.dtype[Any]]] = {
@@ -59,20 +73,30 @@ class StoredTensor(Struct, frozen=True, eq=False):
         dtype: its storage type; None for a type that tensors cannot have (float64, int64,
             uint64, int16, uint16), whose conversion is the caller's decision.
         shape: its shape, outermost axis first.
-        array: a read-only view of the mapped file (bf16 as uint16). Reading it reads the disk;
-            it may be unaligned, and it keeps the map alive.
     """
 
     name: str
     file: Path
     dtype: DType | None
     shape: tuple[int, ...]
-    array: Array
+    _contents: Contents
+    _begin: int
+    _numpy: np.dtype[Any]
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self.array.nbytes
+        return math.prod(self.shape) * self._numpy.itemsize
+
+    @property
+    def array(self) -> Array:
+        """Its data (bf16 as uint16), read from the file now: memory of the caller's.
+
+        Raises:
+            WeightsError: the file cannot be read, or was written since it was opened.
+        """
+        data = self._contents.read(self._begin, self._begin + self.nbytes)
+        return data.view(self._numpy).reshape(self.shape)
 
 
 class Checkpoint(Mapping[str, StoredTensor]):
@@ -110,7 +134,7 @@ class Checkpoint(Mapping[str, StoredTensor]):
 
 
 def open_checkpoint(folder: str | PathLike[str]) -> Checkpoint:
-    """Open the weights of a model folder; maps the files, reads only their headers.
+    """Open the weights of a model folder; reads only the headers of the files.
 
     Args:
         folder: holds `model.safetensors`, or `model.safetensors.index.json` and its shards.
@@ -126,18 +150,17 @@ def open_checkpoint(folder: str | PathLike[str]) -> Checkpoint:
     Source: the safetensors format; the index as transformers' `save_pretrained` writes it.
     """
     root = Path(folder)
-    if not root.is_dir():
-        raise WeightsError(f"{root}: expected a model folder, got {_kind(root)}")
-    if (root / SINGLE).is_file():
+    if kind(root) != "a folder":
+        raise WeightsError(f"{root}: expected a model folder, got {kind(root)}")
+    if is_file(root / SINGLE):
         return Checkpoint(root, read_file(root / SINGLE))
-    if (root / INDEX).is_file():
+    if is_file(root / INDEX):
         return Checkpoint(root, _read_shards(root))
-    found = ", ".join(sorted(p.name for p in root.iterdir())) or "an empty folder"
-    raise WeightsError(f"{root}: expected {SINGLE} or {INDEX}, got {found}")
+    raise WeightsError(f"{root}: expected {SINGLE} or {INDEX}, got {_content(root)}")
 
 
 def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
-    """Map one safetensors file.
+    """Open one safetensors file; reads only its header.
 
     Args:
         path: the file.
@@ -149,14 +172,13 @@ def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
         WeightsError: no such file, or a malformed one; names file, tensor, expected, got.
     """
     file = Path(path)
-    mapped = _map(file)
-    start = _data_start(file, mapped)
-    header = _read_header(file, mapped[_PREFIX:start].tobytes())
-    data = mapped[start:]
+    contents = _open(file)
+    start = _data_start(contents)
+    header = _read_header(file, contents.read(_PREFIX, start).tobytes(), contents.size)
     entries = [_parse_entry(file, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda e: (e.begin, e.end))
-    _check_tiling(file, entries, data.size)
-    return {e.name: _view(file, e, data) for e in entries}
+    _check_tiling(file, entries, contents.size - start)
+    return {e.name: _stored(contents, e, start) for e in entries}
 
 
 class _Entry(Struct, frozen=True):
@@ -167,52 +189,59 @@ class _Entry(Struct, frozen=True):
     end: int
 
 
-def _kind(path: Path) -> str:
-    return "a file" if path.is_file() else "nothing at that path"
-
-
-def _map(file: Path) -> Array:
-    """The file's bytes, mapped read-only."""
-    if not file.is_file():
-        got = "a folder" if file.is_dir() else "nothing at that path"
-        raise WeightsError(f"{file}: expected a safetensors file, got {got}")
+def _content(folder: Path) -> str:
+    """The names in a folder, for an error."""
     try:
-        size = file.stat().st_size
-        if size < _PREFIX:  # an empty file cannot be mapped
-            raise WeightsError(f"{file}: expected a header length of 8 bytes, got {size} bytes")
-        return np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
+        names = sorted(p.name for p in folder.iterdir())
     except OSError as error:
-        raise WeightsError(f"{file}: cannot be read: {error}") from error
+        return f"a folder that cannot be read: {error.strerror}"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more or "an empty folder"
 
 
-def _data_start(file: Path, mapped: Array) -> int:
-    """Where the data begins: 8 + the checked header length."""
-    length = int.from_bytes(mapped[:_PREFIX].tobytes(), "little")
-    if length > _MAX_HEADER:
-        raise WeightsError(f"{file}: expected a header up to {_MAX_HEADER} bytes, got {length}")
-    if _PREFIX + length > mapped.size:
+def _open(file: Path) -> Contents:
+    if not is_file(file):
+        raise WeightsError(f"{file}: expected a safetensors file, got {kind(file)}")
+    contents = Contents(file)
+    if contents.size < _PREFIX:
         raise WeightsError(
-            f"{file}: truncated: expected a header of {length} bytes, got {mapped.size - _PREFIX}"
+            f"{file}: expected a header length of 8 bytes, got {contents.size} bytes"
+        )
+    return contents
+
+
+def _data_start(contents: Contents) -> int:
+    """Where the data begins: 8 + the checked header length."""
+    file = contents.file
+    check_pointer(file, contents.read(0, min(_POINTER_BYTES, contents.size)).tobytes())
+    length = int.from_bytes(contents.read(0, _PREFIX).tobytes(), "little")
+    most = min(_MAX_HEADER, 2**22 + contents.size // 16)
+    if length > most:
+        raise WeightsError(
+            f"{file}: expected a header up to {most} bytes in a file of {contents.size}, "
+            f"got {length}"
+        )
+    if _PREFIX + length > contents.size:
+        raise WeightsError(
+            f"{file}: truncated: expected a header of {length} bytes, got {contents.size - _PREFIX}"
         )
     return _PREFIX + length
 
 
-def _read_header(file: Path, raw: bytes) -> dict[str, Any]:
-    """The header without its `__metadata__`."""
-    header = _parse_json(file, raw)
+def _read_header(file: Path, raw: bytes, size: int) -> dict[str, Any]:
+    """The header without its `__metadata__`, of a file of so many bytes."""
+    header = _parse_object(file, raw, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise WeightsError(f"{file}: __metadata__: expected an object, got {_show(metadata)}")
+        raise WeightsError(f"{file}: __metadata__: expected an object, got {show(metadata)}")
     return header
 
 
-def _parse_json(file: Path, raw: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{file}: expected a JSON object, got bad JSON: {error}") from error
+def _parse_object(file: Path, raw: bytes, size: int) -> dict[str, Any]:
+    """A JSON object about so many bytes of tensors."""
+    parsed = parse_json(file, raw, 2 * MAX_VALUES + size // 64, _unique)
     if not isinstance(parsed, dict):
-        raise WeightsError(f"{file}: expected a JSON object, got {_show(parsed)}")
+        raise WeightsError(f"{file}: expected a JSON object, got {show(parsed)}")
     return parsed
 
 
@@ -221,30 +250,35 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the name {_show(key)} comes twice")
+            raise ValueError(f"the name {show(key)} comes twice")
         found[key] = value
     return found
 
 
 def _parse_entry(file: Path, name: str, entry: Any) -> _Entry:
-    where = f"{file}: tensor {_show(name)}"
+    where = f"{file}: tensor {show(name)}"
     if not isinstance(entry, dict):
-        raise WeightsError(f"{where}: expected an object, got {_show(entry)}")
+        raise WeightsError(f"{where}: expected an object, got {show(entry)}")
     dtype = entry.get("dtype")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         names = ", ".join(_DTYPES)
-        raise WeightsError(f"{where}: dtype: expected one of {names}, got {_show(dtype)}")
+        raise WeightsError(f"{where}: dtype: expected one of {names}, got {show(dtype)}")
     shape = entry.get("shape")
     if not _is_sizes(shape):
-        raise WeightsError(f"{where}: shape: expected a list of sizes, got {_show(shape)}")
+        raise WeightsError(f"{where}: shape: expected a list of sizes, got {show(shape)}")
+    if len(shape) > _MAX_RANK:  # before they are multiplied
+        raise WeightsError(
+            f"{where}: shape: expected one that NumPy can hold, of {_MAX_RANK} sizes at most, "
+            f"got {len(shape)}"
+        )
     offsets = entry.get("data_offsets")
     if not _is_sizes(offsets) or len(offsets) != 2:
-        raise WeightsError(f"{where}: data_offsets: expected [begin, end], got {_show(offsets)}")
+        raise WeightsError(f"{where}: data_offsets: expected [begin, end], got {show(offsets)}")
     begin, end = offsets
     expected = math.prod(shape) * _DTYPES[dtype][1].itemsize
     if end - begin != expected:
         raise WeightsError(
-            f"{where}: expected {expected} bytes for {dtype} {_show(shape)}, "
+            f"{where}: expected {expected} bytes for {dtype} {show(shape)}, "
             f"got {end - begin} from data_offsets [{begin}, {end}]"
         )
     return _Entry(name, dtype, tuple(shape), begin, end)
@@ -261,59 +295,54 @@ def _check_tiling(file: Path, entries: list[_Entry], size: int) -> None:
     for e in entries:
         if e.end > size:
             raise WeightsError(
-                f"{file}: tensor {_show(e.name)}: truncated or out of range: "
+                f"{file}: tensor {show(e.name)}: truncated or out of range: "
                 f"expected data up to byte {e.end}, got {size} bytes of data"
             )
         if e.begin != at:
             fault = "overlaps the tensor before it" if e.begin < at else "leaves a hole"
             raise WeightsError(
-                f"{file}: tensor {_show(e.name)} {fault}: expected begin {at}, got {e.begin}"
+                f"{file}: tensor {show(e.name)} {fault}: expected begin {at}, got {e.begin}"
             )
         at = e.end
     if at != size:
         raise WeightsError(f"{file}: expected {at} bytes of data after the header, got {size}")
 
 
-def _view(file: Path, e: _Entry, data: Array) -> StoredTensor:
+def _stored(contents: Contents, e: _Entry, start: int) -> StoredTensor:
     dtype, numpy_dtype = _DTYPES[e.dtype]
     try:
-        array: Array = data[e.begin : e.end].view(numpy_dtype).reshape(e.shape)
+        np.broadcast_to(np.empty((), numpy_dtype), e.shape)
     except (ValueError, OverflowError) as error:  # beyond NumPy: rank over 64, sizes over 2^63
         raise WeightsError(
-            f"{file}: tensor {_show(e.name)}: shape: expected one that NumPy can hold, "
-            f"got {_show(list(e.shape))}: {error}"
+            f"{contents.file}: tensor {show(e.name)}: shape: expected one that NumPy can hold, "
+            f"got {show(list(e.shape))}: {error}"
         ) from error
-    return StoredTensor(e.name, file, dtype, e.shape, array)
+    begin = start + e.begin
+    return StoredTensor(e.name, contents.file, dtype, e.shape, contents, begin, numpy_dtype)
 
 
 def _read_shards(root: Path) -> dict[str, StoredTensor]:
     """The tensors that the folder's index lists, each from its file."""
     index = root / INDEX
-    try:
-        raw = index.read_bytes()
-    except OSError as error:
-        raise WeightsError(f"{index}: cannot be read: {error}") from error
-    places = _parse_json(index, raw).get("weight_map")
+    size = sum(f.stat().st_size for f in root.glob("*.safetensors") if is_file(f))
+    raw = read_bytes(index, MAX_JSON + size // 64)
+    places = _parse_object(index, raw, size).get("weight_map")
     if not isinstance(places, dict):
-        raise WeightsError(f"{index}: weight_map: expected an object, got {_show(places)}")
+        raise WeightsError(f"{index}: weight_map: expected an object, got {show(places)}")
+    files: dict[str, Path] = {}
     for name, shard in places.items():
-        if not isinstance(shard, str) or shard in {"", ".", ".."} or set(shard) & set("/\\:\0"):
+        where = f"{index}: tensor {show(name)}"
+        if not isinstance(shard, str) or shard in {"", ".", ".."} or "/" in shard:
             raise WeightsError(
-                f"{index}: tensor {_show(name)}: expected the name of a file in the folder, "
-                f"got {_show(shard)}"
+                f"{where}: expected the name of a file in the folder, got {show(shard)}"
             )
-    shards = {shard: read_file(root / shard) for shard in dict.fromkeys(places.values())}
+        if shard not in files:
+            files[shard] = inside(root, shard, where)
+    shards = {shard: read_file(file) for shard, file in files.items()}
     for name, shard in places.items():
         if name not in shards[shard]:
             raise WeightsError(
-                f"{root / shard}: tensor {_show(name)}: expected here by {INDEX}, "
+                f"{root / shard}: tensor {show(name)}: expected here by {INDEX}, "
                 f"got a file without it ({len(shards[shard])} tensors)"
             )
     return {name: shards[shard][name] for name, shard in places.items()}
-
-
-def _show(value: Any) -> str:
-    """A value of the file, cut short in size and depth: a hostile one floods no message."""
-    brief = reprlib.Repr()
-    brief.maxstring, brief.maxlist = 120, 12
-    return brief.repr(value)

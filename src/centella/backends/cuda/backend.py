@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from centella.backends.base import Clock, Submission
-from centella.backends.cuda.driver import check, driver, explain
+from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
 from centella.backends.cuda.memory import CudaMemory
@@ -24,7 +24,7 @@ from centella.backends.cuda.ticket import CudaTicket
 from centella.emit.program import HostProgram, Program
 from centella.emit.ptx import entry_name, overlaps, shared_layout
 from centella.errors import CompileError, DeviceError, OutOfMemoryError
-from centella.ledger.counts import count
+from centella.ledger.counts import began, count, noted
 
 LOG_BYTES = 16384
 CAPTURES_OVERLAPS = 12030  # the first driver whose graphs keep them
@@ -101,6 +101,14 @@ class CudaBackend(CudaMemory):
         )))  # fmt: skip
 
     # -- submission -------------------------------------------------------------------------------
+
+    def warm(self, work: Submission) -> None:
+        """Load the functions that the driver leaves to their first launch."""
+        with self._lock, self.current():
+            for bound in work.launches:
+                begin = began()
+                if load(bound.pipeline.function):
+                    noted("compile", begin, kernel=bound.program.name)
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
@@ -213,6 +221,10 @@ class CudaBackend(CudaMemory):
     def after_fork(self, *, child: bool) -> bool:
         """A child has no driver: none survives a fork."""
         return not child
+
+    def finish(self, patience: float) -> bool:
+        """Nothing to wait for: the driver ends its work with the process, and calls nobody back."""
+        return True
 
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""

@@ -73,6 +73,20 @@ def device_count() -> int:
         raise DeviceError(f"no CUDA device: the NVIDIA driver was not found ({error})") from error
 
 
+def load(function: Any) -> bool:
+    """Load a function now that the driver left to its first launch; whether it was so.
+
+    Drivers before CUDA 12.4 do not say.
+    """
+    if check(driver.cuDriverGetVersion()) < 12_040 or not hasattr(driver, "cuFuncIsLoaded"):
+        return False
+    unloaded = driver.CUfunctionLoadingState.CU_FUNCTION_LOADING_STATE_UNLOADED
+    if check(driver.cuFuncIsLoaded(function)) != unloaded:
+        return False
+    check(driver.cuFuncLoad(function))
+    return True
+
+
 def arch_of(major: int, minor: int) -> str:
     """The PTX target of a compute capability; an unknown newer one gets plain sm_90."""
     known = KNOWN.get(10 * major + minor)

@@ -7,6 +7,7 @@ modules.py       shader modules, with the driver's bounds checks or without
 types.py         its types found by name, where it was parsed
 backend.py       memory, programs, submissions
 ticket.py        a submission under way
+warm.py          first use of pipelines, before they are timed
 """
 
 from centella.backends.webgpu.adapter import NO_ADAPTER, adapters, is_software

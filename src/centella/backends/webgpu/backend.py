@@ -18,7 +18,7 @@ import numpy as np
 import wgpu
 
 from centella.backends.base import Array, Bound, Buffer, Clock, Submission
-from centella.backends.webgpu import functions, raw, subgroups
+from centella.backends.webgpu import arithmetic, functions, loops, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
     check_native,
@@ -32,17 +32,10 @@ from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
-from centella.backends.webgpu.raw import (
-    SLOT,
-    Checked,
-    Commands,
-    Dispatch,
-    Encoder,
-    Offsets,
-    Pipeline,
-)
+from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
 from centella.backends.webgpu.stamps import Stamps
-from centella.backends.webgpu.ticket import WebGpuTicket, places_of
+from centella.backends.webgpu.ticket import WebGpuTicket, finished, places_of
+from centella.backends.webgpu.warm import Warm
 from centella.emit.program import HostProgram, Program
 from centella.errors import (
     CompileError,
@@ -51,6 +44,7 @@ from centella.errors import (
     LimitError,
     OutOfMemoryError,
 )
+from centella.host.interrupts import uninterrupted
 from centella.ledger.counts import count
 from centella.specs import Caps
 
@@ -100,11 +94,14 @@ class WebGpuBackend:
             subgroups=subgroups.agree(self.native),
             native_f16_pack=rounds,
             native_exp2=powers,
+            rewrites_arithmetic=arithmetic.rewrites(self.native),
+            max_loop_rounds=loops.most_rounds(self.native),
             family=family_of(adapter),
         )
         self._queue = self.native.queue
         self.groups: Groups = Groups(self.native)
         self.ahead: Ahead = Ahead(self.native)
+        self._warm: Warm = Warm(self.native)
         self._staging: dict[int, list[Any]] = {}
         self._reading: WeakSet[WebGpuTicket] = WeakSet()
         self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
@@ -227,6 +224,12 @@ class WebGpuBackend:
 
     # -- submission -------------------------------------------------------------------------------
 
+    def warm(self, work: Submission) -> None:
+        """Have pipelines compiled that the driver compiles at their first use."""
+        if work.launches and not self.clock.missing:
+            with self.lock, Checked():
+                self._warm.run(work.launches, work.prepared or self._found(work))
+
     def submit(self, work: Submission) -> WebGpuTicket:
         """Start a submission."""
         with self.lock:
@@ -275,7 +278,7 @@ class WebGpuBackend:
         if work.launches:
             again: Prepared = work.prepared or self._found(work)
             cuts = () if self.pace is None else self.pace.cuts(work)
-            spare = again.taken() if stamps is None and not cuts else None
+            spare = self.ahead.taken(again) if stamps is None and not cuts else None
             self.ahead.ran(again)
             if spare is None:
                 encoder = self._launches(encoder, again.dispatches, cuts, stamps)
@@ -322,7 +325,8 @@ class WebGpuBackend:
         """Parameters written, groups bound."""
         launches = work.launches
         with self.lock:
-            params, offsets = self._new_buffer(len(launches) * SLOT, PARAMS), Offsets(len(launches))
+            params = self._new_buffer(len(launches) * SLOT, PARAMS)
+            offsets = raw.Offsets(len(launches))
             with Checked():
                 self._write_params(params, 0, launches)
             natives = [buffer.native for buffer in work.slots]
@@ -341,7 +345,7 @@ class WebGpuBackend:
             if len(work.again) >= BUFFER_SETS:
                 work.again.clear()
             first = self._take_slots(len(launches))
-            offsets = Offsets(len(launches), first)
+            offsets = raw.Offsets(len(launches), first)
             self._write_params(self._params, first, launches)
             groups = self.groups.found(launches, natives, self._params)
             known = prepared(launches, groups, self._params, offsets, self.caps.max_groups)
@@ -370,12 +374,19 @@ class WebGpuBackend:
         }
 
     def before_fork(self) -> None:
-        """Nothing to do."""
+        """Have no thread in the driver that a child would wait for."""
+        raw.gate.acquire()
 
     def after_fork(self, *, child: bool) -> bool:
         """A child has no driver: none survives a fork."""
+        raw.gate.release()
         return not child
 
+    def finish(self, patience: float) -> bool:
+        """Wait for all that was submitted; no other thread is called back any more."""
+        return finished(self.native, patience)
+
+    @uninterrupted
     def close(self) -> None:
         """Release the device; one that the application brought stays open, our buffers go.
 

@@ -51,7 +51,9 @@ def agrees(device: Any) -> tuple[bool, bool]:
 @lru_cache(maxsize=1)
 def probes() -> Array:
     """Bits of f32 numbers where roundings differ: every exponent, next to and at each middle."""
-    exponents = np.arange(127 - 27, 127 + 19, dtype=np.uint32) << 23  # tiny ones, and beyond f16
+    far = (0, 1, 2, 64, 190, 253, 254)  # subnormal in f32, its largest, and between
+    near = range(127 - 27, 127 + 19)  # tiny ones, and beyond f16
+    exponents = np.array([*far, *near], np.uint32) << 23
     kept = np.array([0, 1, 2, 0x155, 0x1FF, 0x200, 0x3FE, 0x3FF], np.uint32) << 13
     rest = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF], np.uint32)
     finite = (exponents[:, None, None] | kept[:, None] | rest).reshape(-1)
@@ -63,13 +65,19 @@ def probes() -> Array:
 
 @lru_cache(maxsize=1)
 def exponents() -> Array:
-    """f32 numbers: whole ones and what is next to them, all between, tiny ones, and the ends."""
-    whole = np.arange(-130, 129, dtype=np.float32)
+    """f32 numbers: whole ones and what is next to them, all between, tiny ones, and the ends.
+
+    Densest where powers are about to be infinite, subnormal and 0.
+    """
+    whole = np.arange(-152, 131, dtype=np.float32)
     near = [np.nextafter(whole, np.float32(end)) for end in (-np.inf, np.inf)]
-    between = np.linspace(-127, 127, 4096, dtype=np.float32)
+    between = [
+        np.linspace(low, high, count, dtype=np.float32)
+        for low, high, count in ((-127, 127, 4096), (-151, -125, 1024), (126, 129, 1024))
+    ]
     tiny = np.float32(2.0) ** np.arange(-149, 0, 7, dtype=np.float32)
-    ends = np.array([-np.inf, np.inf, np.nan, -3.2e38, 3.2e38, -151, -1000, 129, 1000], np.float32)
-    return _whole_groups(np.concatenate([whole, *near, between, tiny, -tiny, ends]))
+    ends = np.array([-np.inf, np.inf, np.nan, -3.2e38, 3.2e38, -1000, 1000], np.float32)
+    return _whole_groups(np.concatenate([whole, *near, *between, tiny, -tiny, ends]))
 
 
 def _whole_groups(values: Array) -> Array:

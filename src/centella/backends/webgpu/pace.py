@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from centella.backends.base import Load, Submission
+from centella.host.interrupts import uninterrupted
 
 log: logging.Logger = logging.getLogger("centella.webgpu")
 
@@ -92,9 +93,11 @@ class Watched:
     def __init__(self) -> None:
         self._threads: list[None] = []
 
+    @uninterrupted
     def __enter__(self) -> None:
         self._threads.append(None)
 
+    @uninterrupted
     def __exit__(self, *_: object) -> None:
         self._threads.pop()
 

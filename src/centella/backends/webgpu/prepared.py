@@ -2,10 +2,16 @@
 
 A command buffer is used once, and encoding takes most of what a submission costs the host. So
 whoever waits for the device encodes meanwhile what has run before and is likely to run again.
+
+wgpu-native (29.0) never frees finished commands that are not submitted, a tenth of a MB each; an
+encoder that was not finished it does free. So a device has `MOST` finished commands that wait for
+their submission, those of plans that have gone counted for good. What is beyond is encoded and left
+unfinished until it is submitted, which leaves less than half of the work.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +22,10 @@ from msgspec import Struct
 from centella.backends.base import Bound
 from centella.backends.webgpu.raw import Checked, Commands, Dispatch, Encoder, Offsets
 from centella.errors import DeviceError
+from centella.host.interrupts import uninterrupted
 
 LEAST = 16  # launches: below, the submission of one more command buffer costs what is saved
-MOST = 8  # plans that have commands ahead
+MOST = 8  # finished commands that wait for their submission; also encoders that wait
 
 
 class Prepared(Struct, weakref=True, eq=False):
@@ -27,7 +34,7 @@ class Prepared(Struct, weakref=True, eq=False):
     Attributes:
         groups, params, offsets: what the dispatches refer to.
         runs: how often it was submitted.
-        spare: its launches encoded for the next time.
+        spare: its launches encoded for the next time; an encoder is yet to be finished.
     """
 
     dispatches: Sequence[Dispatch]
@@ -35,12 +42,7 @@ class Prepared(Struct, weakref=True, eq=False):
     params: Any
     offsets: Any
     runs: int = 0
-    spare: Commands | None = None
-
-    def taken(self) -> Commands | None:
-        """The commands that were encoded ahead, to be submitted now."""
-        spare, self.spare = self.spare, None
-        return spare
+    spare: Commands | Encoder | None = None
 
 
 def prepared(
@@ -68,8 +70,10 @@ class Ahead:
 
     def __init__(self, native: Any) -> None:
         self._native = native
+        self._lock = threading.Lock()
         self._due: deque[ref[Prepared]] = deque(maxlen=MOST)
-        self._spares: deque[ref[Prepared]] = deque()
+        self._unfinished: list[ref[Prepared]] = []
+        self._room: list[None] = [None] * MOST  # for finished commands
 
     def ran(self, prepared: Prepared) -> None:
         """Note a submission: what runs twice is likely to run again."""
@@ -77,28 +81,51 @@ class Ahead:
         if prepared.runs > 1 and len(prepared.dispatches) >= LEAST:
             self._due.append(ref(prepared))
 
+    def taken(self, prepared: Prepared) -> Commands | None:
+        """The commands of a plan that were encoded ahead, to be submitted now."""
+        spare, prepared.spare = prepared.spare, None
+        if isinstance(spare, Encoder):
+            return spare.finish()
+        if spare is not None:
+            self._room.append(None)
+        return spare
+
+    @uninterrupted
     def encode(self) -> None:
         """Encode what is due; called without any lock, from whatever thread waits."""
-        while self._due:
-            try:
-                due = self._due.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            again = due()
-            if again is None or again.spare is not None:
-                continue
-            try:
-                with Checked():
-                    encoder = Encoder(self._native)
-                    encoder.launch(again.dispatches)
+        if not self._lock.acquire(blocking=False):  # another thread does it
+            return
+        try:
+            while self._due:
+                again = self._due.popleft()()
+                if again is not None and again.spare is None:
+                    self._encode(again)
+        finally:
+            self._lock.release()
+
+    def _encode(self, again: Prepared) -> None:
+        spare: Commands | Encoder
+        try:
+            with Checked():
+                spare = encoder = Encoder(self._native)
+                encoder.launch(again.dispatches)
+                if self._room:
                     spare = encoder.finish()
-            except DeviceError:
-                continue  # who runs it once more is told
-            again.spare = spare
-            if due in self._spares:
-                self._spares.remove(due)
-            self._spares.append(due)
-            if len(self._spares) > MOST:
-                oldest = self._spares.popleft()()
-                if oldest is not None:
-                    oldest.spare = None
+                    self._room.pop()
+        except DeviceError:
+            return  # who runs it once more is told
+        again.spare = spare
+        if isinstance(spare, Encoder):
+            self._keep(again)
+
+    def _keep(self, again: Prepared) -> None:
+        """Note a plan that has an encoder; of too many the oldest loses its own."""
+        waiting = [(one, one()) for one in self._unfinished]
+        kept = [
+            (one, plan) for one, plan in waiting
+            if plan is not None and plan is not again and isinstance(plan.spare, Encoder)
+        ]  # fmt: skip
+        kept.append((ref(again), again))
+        for _, plan in kept[:-MOST]:
+            plan.spare = None
+        self._unfinished = [one for one, _ in kept[-MOST:]]

@@ -8,6 +8,7 @@ by wgpu-py; its handles are used here.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from centella.backends.base import Array
 from centella.backends.webgpu.declarations import import_native
 from centella.backends.webgpu.types import quicken
 from centella.errors import DeviceError
+from centella.host.interrupts import uninterrupted
 
 SLOT = 256  # bytes of a launch's parameters
 
@@ -23,6 +25,8 @@ native: Any = import_native()
 lib: Any = native.lib  # its calls are made by cffi: checkers do not see them
 ffi: Any = native.ffi
 quicken(ffi)
+# Held where a device may call back, without its lock; at its end the process keeps it.
+gate: threading.RLock = threading.RLock()
 _errors: Any = native._api.error_handler
 _NO_ENCODER: Any = ffi.new("WGPUCommandEncoderDescriptor *")
 _NO_BUFFER: Any = ffi.new("WGPUCommandBufferDescriptor *")
@@ -119,7 +123,8 @@ class Encoder:
         return Commands(lib.wgpuCommandEncoderFinish(self._handle, _NO_BUFFER))
 
     def __del__(self) -> None:
-        lib.wgpuCommandEncoderRelease(self._handle)
+        if lib is not None:  # modules are empty when the interpreter ends
+            lib.wgpuCommandEncoderRelease(self._handle)
 
 
 class Commands:
@@ -131,7 +136,7 @@ class Commands:
         self.handle: Any = handle
 
     def __del__(self) -> None:
-        if lib is not None:  # modules are empty when the interpreter ends
+        if lib is not None:
             lib.wgpuCommandBufferRelease(self.handle)
 
 
@@ -159,7 +164,8 @@ def poll(device: Any) -> None:
 
     A poll that waits would keep every thread from submitting until it is over (gfx-rs/wgpu 9470).
     """
-    lib.wgpuDevicePoll(device._internal, 0, ffi.NULL)
+    with gate:
+        lib.wgpuDevicePoll(device._internal, 0, ffi.NULL)
 
 
 def on_done(queue: Any, then: Callable[[str], None]) -> None:
@@ -189,12 +195,14 @@ def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
         "WGPUBufferMapCallbackInfo *",
         {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _mapped, "userdata1": key},
     )
-    lib.wgpuBufferMapAsync(buffer._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+    with gate:
+        lib.wgpuBufferMapAsync(buffer._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])
 
 
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back
 
 
+@uninterrupted
 def _call_back(
     status: int, message: Any, key: Any, _: Any,
     ending: Callable[[], bool] = sys.is_finalizing,

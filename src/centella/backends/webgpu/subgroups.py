@@ -19,7 +19,8 @@ log: logging.Logger = logging.getLogger("centella.webgpu")
 
 THREADS = 128  # of a group
 GROUPS = 3
-FIELDS = 6  # words a thread writes
+MASKS = (1, 2, 4, 8, 16, 32, 64)
+FIELDS = 8 + len(MASKS)  # words a thread writes
 SOURCE = """
 @group(0) @binding(0) var<storage, read_write> y: array<u32>;
 
@@ -33,7 +34,11 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
     y[i * {fields}u + 2u] = subgroupAdd(x);
     y[i * {fields}u + 3u] = subgroupMin(x);
     y[i * {fields}u + 4u] = subgroupMax(x);
-    y[i * {fields}u + 5u] = subgroupShuffleXor(x, 1u) + (subgroupShuffleXor(x, 4u) << 12u);
+    let f = f32(x) - 2048.0;
+    y[i * {fields}u + 5u] = bitcast<u32>(subgroupAdd(f));
+    y[i * {fields}u + 6u] = bitcast<u32>(subgroupMin(f));
+    y[i * {fields}u + 7u] = bitcast<u32>(subgroupMax(f));
+{shuffles}
 }}
 """
 
@@ -52,26 +57,34 @@ def agree(device: Any) -> bool:
 def _fields(device: Any) -> np.ndarray[Any, Any]:
     """What each thread finds."""
     count = GROUPS * THREADS
-    source = SOURCE.format(threads=THREADS, fields=FIELDS)
+    shuffles = [  # a mask of as many lanes as there are, or more, asks for nobody's value
+        f"    y[i * {FIELDS}u + {at}u] = "
+        f"select(x, subgroupShuffleXor(x, {mask}u), lanes > {mask}u);"
+        for at, mask in enumerate(MASKS, FIELDS - len(MASKS))
+    ]
+    source = SOURCE.format(threads=THREADS, fields=FIELDS, shuffles="\n".join(shuffles))
     found = run(device, source, np.zeros(count * FIELDS, np.uint32), GROUPS)
     return found.reshape(count, FIELDS)
 
 
 def right(found: np.ndarray[Any, Any]) -> bool:
     """Whether these are the fields [FIELDS, threads of all groups] of neighbours."""
-    lanes, lane, total, least, most, shuffled = found
+    lanes, *got = found
     size = int(lanes[0])
     if (lanes != size).any() or not 8 <= size <= THREADS or size & (size - 1):
         return False
     i = np.arange(len(lanes), dtype=np.uint32)
     x = (i * np.uint32(2654435761)) >> np.uint32(20)
     of_one = x.reshape(-1, size)
+    floats = of_one.astype(np.float32) - np.float32(2048)  # whole: sums are exact in any order
+    reduced = [f(values, 1) for values in (of_one, floats) for f in (np.sum, np.min, np.max)]
     wanted = (
         np.tile(np.arange(size), len(of_one)),
-        np.repeat(of_one.sum(1), size),
-        np.repeat(of_one.min(1), size),
-        np.repeat(of_one.max(1), size),
-        x[i ^ 1] + (x[i ^ 4] << np.uint32(12)),
+        *(np.repeat(_bits(each), size) for each in reduced),
+        *(x[i ^ mask] if mask < size else x for mask in MASKS),
     )
-    got = (lane, total, least, most, shuffled)
     return all((a == b).all() for a, b in zip(got, wanted, strict=True))
+
+
+def _bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values.view(np.uint32) if values.dtype.kind == "f" else values.astype(np.uint32)

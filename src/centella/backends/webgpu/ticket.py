@@ -15,6 +15,7 @@ from centella.backends.webgpu import raw
 from centella.backends.webgpu.pace import Course
 from centella.backends.webgpu.stamps import Stamps
 from centella.errors import DeviceLostError
+from centella.host.interrupts import uninterrupted
 
 SPIN = 0.001  # seconds of waiting in which it is asked again and again, as near its end
 PART, LONGEST = 1 / 256, 0.002  # later it sleeps for this part of the wait, and so much at most
@@ -65,6 +66,7 @@ class WebGpuTicket:
         if self._course is not None:
             self._course.end()
 
+    @uninterrupted
     def done(self) -> bool:
         """True once the device has finished it."""
         if not self._asked:
@@ -84,6 +86,11 @@ class WebGpuTicket:
             if not self.done():
                 with nullcontext() if self._course is None else self._course.watched:
                     self._watch(begin, timeout)
+        self._take()
+
+    @uninterrupted
+    def _take(self) -> None:
+        """Copy what came back, once."""
         with self._lock:
             if self._results is not None:
                 return
@@ -115,6 +122,24 @@ class WebGpuTicket:
     def times(self) -> Times | None:
         """Begin and end of each launch in ns of the device's clock."""
         return None if self._stamps is None else self._stamps.times(self.data(-1))
+
+
+def finished(device: Any, patience: float) -> bool:
+    """Wait until a device has done everything, and keep other threads from being called back.
+
+    Returns:
+        False where that took longer than `patience` seconds.
+    """
+    end = time.monotonic() + patience
+    if not raw.gate.acquire(timeout=patience):
+        return False
+    try:
+        WebGpuTicket(device, None, 0, [], lambda _: None).wait(max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return False
+    except DeviceLostError:
+        pass
+    return True
 
 
 def places_of(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from centella.check.cases.case import FLOATS, LAYOUTS, Case, In, Row, Shape
+from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row, Shape
 
 
 def attend(
     b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
     causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
-    variant: str = "", **options: Any,
+    seen: bool = False, variant: str = "", **options: Any,
 ) -> Case:  # fmt: skip
-    """One attention case; `added` is the shape of the additive mask."""
+    """One attention case; `added` is the shape of the mask, which is of bools if `seen`."""
+    mask = ("bools", "bool") if seen else ("hidden" if hidden else "normal", "f32")
     q, k, v = (
         In(s, values, layout=layout) for s in ((b, h, lq, d), (b, kv, lk, d), (b, kv, lk, d))
     )
     extra = {
         "lengths": In((b,), (0, lk + 2), "i32"),
         "key_mask": In((b, lk), "bools", "bool"),
-        "mask": In(added or (b, h, lq, lk), "hidden" if hidden else "normal", "f32"),
+        "mask": In(added or (b, h, lq, lk), *mask),
         "starts": In((b,), (-2, lk + 2), "i32"),
     }
     attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
@@ -42,6 +43,7 @@ def attention() -> Row:
             attend(2, 2, 1, 4, 20, 8, "mask"),
             attend(2, 2, 1, 4, 6, 8, "mask", added=(1, 2, 1, 6), hidden=True),
             attend(1, 1, 1, 3, 5, 4, "mask", added=(1, 1, 3, 1), hidden=True),
+            attend(2, 2, 1, 4, 7, 8, "mask", added=(1, 1, 4, 7), seen=True),
             attend(2, 2, 2, 4, 9, 8, "lengths", "key_mask", "mask", causal=True),
             attend(1, 1, 1, 3, 5, 8, values="large"),
             attend(1, 1, 1, 3, 0, 4),
@@ -49,6 +51,7 @@ def attention() -> Row:
             attend(1, 2, 1, 70, 19, 67, small=False),
             attend(1, 1, 1, 3, 9, 128, small=False),
             attend(1, 1, 1, 130, 33, 32, small=False),
+            *many_keys(),
             *(attend(2, 2, 1, 6, 7, 5, layout=x) for x in LAYOUTS[1:]),
             *(attend(1, 2, 2, 5, 9, 8, layout=x) for x in ("transposed", "rows", "offset")),
             attend(3, 2, 1, 4, 20, 8, "starts"),
@@ -57,6 +60,7 @@ def attention() -> Row:
             *split_keys(),
             attend(2, 4, 2, 40, 70, 40, "starts", variant="tiled"),
             attend(2, 2, 1, 9, 33, 5, "lengths", "key_mask", "mask", variant="tiled", causal=True),
+            attend(2, 2, 1, 9, 33, 5, "mask", added=(2, 1, 9, 33), seen=True, variant="tiled"),
             attend(1, 1, 1, 3, 0, 4, variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 1, 1, 3, 5, 8, values="large", variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
@@ -70,6 +74,13 @@ def attention() -> Row:
     )  # fmt: skip
 
 
+def many_keys() -> list[Case]:
+    """More than a driver's loops may have rounds; all weigh the same, so that sums are exact."""
+    keys = In((1, 1, DEPTH, 4)), In((1, 1, DEPTH, 4), (0, 7))
+    attrs = {"causal": False, "masks": (), "scale": 0.5}
+    return [Case((In((1, 1, n, 4), (0, 1)), *keys), attrs, ("f32",), small=False) for n in (2, 40)]
+
+
 def tensor_cores() -> list[Case]:
     """The variant for 16-bit dtypes: tiles begun and full, heads that are padded, every mask."""
     shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
@@ -80,6 +91,7 @@ def tensor_cores() -> list[Case]:
         ((2, 2, 1, 17, 40, 8), ("key_mask",), {"causal": True, "sweep": True}),
         ((2, 2, 1, 17, 40, 16), ("mask",), {"added": (1, 2, 1, 40), "hidden": True}),
         ((2, 4, 2, 20, 40, 24), ("lengths", "key_mask", "mask", "starts"), {"sweep": True}),
+        ((2, 2, 1, 17, 40, 16), ("mask",), {"added": (1, 2, 17, 40), "seen": True}),
         ((1, 1, 1, 19, 70, 40), (), {"values": "large", "sweep": True}),
         ((0, 2, 2, 20, 20, 16), (), {"sweep": True}),
         ((1, 2, 1, 130, 200, 128), (), {"small": False}),
@@ -110,6 +122,7 @@ def split_on_tensor_cores() -> list[Case]:
         ((2, 6, 2, 3, 70, 64), ("starts",), {"sweep": True}),
         ((2, 2, 1, 2, 70, 40), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
         ((2, 3, 1, 1, 70, 72), ("key_mask", "mask"), {"hidden": True, "sweep": True}),
+        ((2, 3, 1, 2, 70, 40), ("mask",), {"added": (2, 1, 2, 70), "seen": True}),
         ((1, 1, 1, 1, 70, 16), (), {"values": "large", "sweep": True}),
         ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
     ]
@@ -127,6 +140,7 @@ def split_keys() -> list[Case]:
         ((2, 5, 1, 1, 130, 8), ("mask",), {"hidden": True}),
         ((2, 2, 1, 4, 6, 8), ("mask",), {"added": (1, 2, 1, 6), "hidden": True}),
         ((2, 3, 3, 9, 140, 8), ("mask",), {"added": (2, 1, 9, 1)}),
+        ((2, 3, 3, 2, 139, 8), ("mask",), {"added": (1, 3, 2, 139), "seen": True}),
         ((1, 2, 2, 8, 3, 8), (), {"causal": True, "sweep": True}),
         ((2, 2, 2, 4, 90, 8), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
         ((2, 4, 2, 2, 90, 8), ("lengths", "key_mask", "mask", "starts"), {}),

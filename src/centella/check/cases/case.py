@@ -176,6 +176,7 @@ SHAPES: tuple[Shape, ...] = (
     *((), (1,), (0,), (5,), (127,), (3, 0), (0, 3), (7, 1), (1, 7), (3, 5), (5, 8), (2, 3, 7)),
     (3, 1, 2, 9),
 )
+DEPTH: int = 70_001  # a driver may stop the loops of a thread after 65 535 rounds
 BRIEF: tuple[Shape, ...] = ((), (0,), (33,), (3, 5))
 BROADCASTS: tuple[tuple[Shape, Shape], ...] = (
     *(((3, 5), ()), ((), (4,)), ((3, 8), (8,)), ((3, 1), (1, 5)), ((3, 8), (3, 1))),

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from centella.check.cases.case import (
     ALL,
+    DEPTH,
     FLOATS,
     LAYOUTS,
     NUMBERS,
@@ -100,8 +101,8 @@ def gather() -> Row:
         for shape, indices, axis in PICKS
     ]
     made += [
-        Case((In((9, 8)), In((33,), (-2, 12), "i32")), {"axis": 0}),
-        Case((In((3, 9)), In((33,), (-2, 12), "i32")), {"axis": 1}),
+        Case((In((9, 8)), In((40,), (-12, 12), "i32")), {"axis": 0}),
+        Case((In((3, 9)), In((40,), (-12, 12), "i32")), {"axis": 1}),
         Case((In((2, 0, 3)), In((0,), (0, 1), "i32")), {"axis": 1}),
     ]
     for x in LAYOUTS[1:]:
@@ -114,7 +115,7 @@ def gather() -> Row:
 def scatter() -> Row:
     """Few indices and many, so that some are equal; some outside; rows of one element."""
     made = [
-        Case((In((n, *rest)), In((k,), (-1, n + 1), "i32"), In((k, *rest))))
+        Case((In((n, *rest)), In((k,), (-n - 1, n + 1), "i32"), In((k, *rest))))
         for n, rest, k in (
             *((9, (), 5), (33, (), 40), (9, (5,), 4), (9, (8,), 30), (7, (1,), 3), (3, (2, 7), 5)),
             *((5, (3,), 0), (0, (3,), 4), (4, (0,), 3), (1, (), 1), (300, (3,), 290)),
@@ -126,6 +127,8 @@ def scatter() -> Row:
     made += [
         Case((In((9, 5)), In((6,), (0, 9), "i32", x), In((6, 5)))) for x in ("offset", "strided")
     ]
+    many = (In((9, 4)), In((DEPTH,), (0, 7), "i32"), In((DEPTH, 4)))
+    made.append(Case(many, {}, ("f32",), small=False))
     return Row(ALL, tuple(made), exact=True)
 
 

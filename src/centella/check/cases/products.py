@@ -6,7 +6,7 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from centella.check.cases.case import FLOATS, LAYOUTS, Case, In, Row
+from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of, f16
 from centella.ops.matmul import skinny
 from centella.ops.matmul.choice import WGMMA_TILES, mma_tile_of, tile_of
@@ -152,6 +152,10 @@ def matmul() -> Row:
         made.append(Case((In(a), In(b))))
     made += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
     made.append(Case((In((300, 64)), In((64, 200))), small=False))
+    factor = In((DEPTH, 2), (-3, 4))  # whole numbers, whose sums are exact
+    for rows, lies in ((33, "transposed"), (1, "plain")):
+        operands = (In((rows, DEPTH), (-3, 4)), replace(factor, layout=lies))
+        made.append(Case(operands, {}, ("f32",), small=False))
     for kind, m in product(("f32", "f16", "bf16"), (1, 3, 33)):  # rounded to another dtype
         made.append(Case((In((m, 40)), In((40, 18))), {"dtype": kind}))
     made += tensor_cores()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from centella.check.cases.case import (
+    DEPTH,
     FLOATS,
     INTEGERS,
     LAYOUTS,
@@ -99,4 +100,6 @@ def mean_pool() -> Row:
     ]
     made += laid_out(made[1], *LAYOUTS[1:])
     made += [Case((In((7, 1, 3), "extremes"), In((7,), (0, 3), "i32")))]
+    pair = (DEPTH - 1, DEPTH + 1)
+    made += [Case((In((2, DEPTH, 4), (0, 7)), In((2,), pair, "i32")), {}, ("f32",), small=False)]
     return Row(FLOATS, tuple(made), sums=True)

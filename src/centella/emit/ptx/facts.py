@@ -12,15 +12,28 @@ from typing import Any
 
 from msgspec import Struct
 
-from centella.lang.ir import FRAGMENT_WRITES, INDICES, OPENS, PURE, KernelIR, Statement
+from centella.lang.ir import (
+    FRAGMENT_WRITES,
+    GLOBAL_ATOMICS,
+    INDICES,
+    OPENS,
+    PURE,
+    SHARED_ATOMICS,
+    KernelIR,
+    Statement,
+)
 
 WORDS = ("i32", "u32")
 MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every access
 MAX_TERMS, MAX_DEPTH = 4, 3
 # A u32 of these is a count or a position, whatever its operands: never "below 0".
-_NEVER_BELOW_0 = frozenset(
-    "and shr div rem load sload extract cast param thread group groups lane subgroup_size grid "
-    "warpgroup cluster_rank".split()
+_NEVER_BELOW_0 = (
+    GLOBAL_ATOMICS
+    | SHARED_ATOMICS
+    | frozenset(
+        "and shr div rem load sload extract cast param thread group groups lane subgroup_size grid "
+        "warpgroup cluster_rank".split()
+    )
 )
 # These values are another value's register, an immediate, or a fixed register.
 NO_REGISTER = frozenset({"const", "get", "extract", "group", "groups", "subgroup_size", "for"})

@@ -8,9 +8,9 @@ is exact modulo 2^32 is folded.
 from __future__ import annotations
 
 from centella.emit.ptx.facts import MAX_FOLDED, Term, Terms, leaves
-from centella.emit.ptx.tables import TYPES
+from centella.emit.ptx.tables import ATOMIC, NO_RED, SIGNED, TYPES
 from centella.emit.ptx.writer import Rule, Writer
-from centella.lang.ir import SHARED, Statement
+from centella.lang.ir import GLOBAL_ATOMICS, SHARED, SHARED_ATOMICS, Statement
 
 
 def _term(w: Writer, term: Term) -> str:
@@ -107,7 +107,21 @@ def store(w: Writer, i: int, statement: Statement) -> None:
         w.emit(f"st.{space}.{kind} {address}, {words[0]};")
 
 
+def atomic(w: Writer, i: int, statement: Statement) -> None:
+    """One step on a word; the word before, where somebody wants it."""
+    op, type_, (_, *operands), _ = statement
+    kind, space = op.partition("_")[2], "shared" if op in SHARED else "global"
+    address = _address(w, statement)
+    values = ", ".join([w.in_register(a) for a in operands])
+    what = f"{space}.{ATOMIC[kind].format(SIGNED[type_])}"
+    if w.facts.last[i] < 0 and kind not in NO_RED:
+        w.emit(f"red.{what} {address}, {values};")
+    else:
+        w.emit(f"atom.{what} {w.result(i)}, {address}, {values};")
+
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, atomic),
     **dict.fromkeys(("load", "load4", "sload", "sload4"), load),
     **dict.fromkeys(("store", "store4", "sstore", "sstore4"), store),
     "extract": extract,

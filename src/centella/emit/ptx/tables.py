@@ -82,6 +82,12 @@ CASTS = {  # float to int clamps, and NaN gives 0: PTX's cvt
     ("i32", "bool"): "setp.ne.s32 {d}, {a}, 0;", ("u32", "bool"): "setp.ne.u32 {d}, {a}, 0;",
 }  # fmt: skip
 SIGNED = {"i32": "s32", "u32": "u32"}
+# Relaxed, seen by the whole device: what `atom` and `red` are where the text says no more.
+ATOMIC = {
+    "add": "add.u32", "min": "min.{}", "max": "max.{}", "and": "and.b32", "or": "or.b32",
+    "xor": "xor.b32", "exchange": "exch.b32", "compare_exchange": "cas.b32",
+}  # fmt: skip
+NO_RED = ("exchange", "compare_exchange")  # `red` is `atom` without a result
 
 
 def literal(value: Any, type_: str) -> str:

@@ -7,6 +7,7 @@ from centella.emit.wgsl.functions import FUNCTIONS
 from centella.emit.wgsl.writer import Rule, Writer
 from centella.errors import TraceError
 from centella.lang.ir import PURE, SUBGROUP, BufferArg, KernelIR, SharedArray
+from centella.lang.rounds import Copies
 
 RULES: dict[str, Rule] = dict.fromkeys(PURE, expressions.pure)
 RULES |= expressions.RULES | statements.RULES
@@ -14,7 +15,7 @@ RULES |= expressions.RULES | statements.RULES
 
 def emit_wgsl(
     ir: KernelIR, *, native_f16: bool = False, keep_loops: bool = False,
-    enable_subgroups: bool = False,
+    settle_floats: bool = False, enable_subgroups: bool = False, copies: Copies = (),
 ) -> str:  # fmt: skip
     """The WGSL module of a kernel.
 
@@ -23,24 +24,29 @@ def emit_wgsl(
         native_f16: use `pack2x16float` (only where a probe found it rounding to nearest even).
         keep_loops: keep a driver from unrolling loops. One that compiles for a CPU gains nothing
             by it, and takes milliseconds for each load that it repeats.
+        settle_floats: keep a driver from rewriting float arithmetic (where a probe found it to).
         enable_subgroups: write the `enable subgroups;` line that Tint demands and naga refuses.
+        copies: how often bodies of loops stand, for drivers that count rounds (`lang.rounds`).
 
     Raises:
         TraceError: for an operation that only another target has.
     """
-    w = _written(ir, native_f16, keep_loops)
+    w = _written(ir, native_f16, keep_loops, settle_floats, copies)
     enabled = ["enable subgroups;"] if enable_subgroups and ir.uses_subgroups else []
     return "\n".join([*enabled, *_declarations(w), *_entry(ir), *w.lines, "  }", "}", ""])
 
 
 def count_statements(ir: KernelIR) -> int:
-    """Statements that the WGSL of a kernel holds (a portable kernel keeps to 6 000)."""
+    """Statements that the WGSL of a kernel holds (one that the library ships: 6 000 at most)."""
     return len(_written(ir, False).lines)
 
 
-def _written(ir: KernelIR, native_f16: bool, keep_loops: bool = False) -> Writer:
+def _written(
+    ir: KernelIR, native_f16: bool, keep_loops: bool = False, settle_floats: bool = False,
+    copies: Copies = (),
+) -> Writer:  # fmt: skip
     """The statements of a kernel, a line each."""
-    w = Writer(ir, native_f16, keep_loops)
+    w = Writer(ir, native_f16, keep_loops, settle_floats, copies)
     for i, statement in enumerate(ir.body):
         rule = RULES.get(statement[0])
         if rule is None:
@@ -72,6 +78,8 @@ def _declarations(w: Writer) -> list[str]:
 
 def _element(array: BufferArg | SharedArray) -> str:
     """The element of an array in memory: a word, or a chunk."""
+    if array.atomic:
+        return f"atomic<{array.word}>"
     return array.word if array.width == 1 else f"vec4<{array.word}>"
 
 

@@ -25,6 +25,10 @@ IDS = {
     "subgroup_size": "lanes",
 }  # fmt: skip
 LANES = "xyzw"
+# Float operations that drivers rewrite, where they may. The group's third number, which is 0 in
+# every launch, keeps them from it: results have its bits added, so that no rule reaches past one,
+# and so has the first of two operands, which may be equal.
+REWRITTEN = frozenset({"add", "sub", "mul", "div", "sqrt", "fma", "ex2"})
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -85,6 +89,33 @@ def pure(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _expression(w: Writer, statement: Statement, texts: list[str]) -> str:
+    op, type_, args, _ = statement
+    if not w.settle_floats or type_ != "f32" or op not in REWRITTEN:
+        return _plain(w, statement, texts)
+    texts = [_unknown_zero(w, a, text) for a, text in zip(args, texts, strict=True)]
+    if op in ("add", "sub", "div") and w.ir.body[args[0]][0] != "const":
+        w.need("apart")
+        texts[0] = f"apart({texts[0]}, wid.z)"
+    if op == "fma":  # only another one with a factor of its own would be joined with it
+        body = w.ir.body
+        inner = body[args[2]]
+        if inner[0] == "fma" and any(body[a] == body[b] for a in args[:2] for b in inner[2][:2]):
+            w.need("settled")
+            texts[2] = f"settled({texts[2]}, wid.z)"
+        return _plain(w, statement, texts)
+    w.need("settled")
+    return f"settled({_plain(w, statement, texts)}, wid.z)"
+
+
+def _unknown_zero(w: Writer, index: int, text: str) -> str:
+    """An operand: a 0 as one that no driver knows."""
+    op, _, _, value = w.ir.body[index]
+    if op != "const" or value != 0:
+        return text
+    return f"bitcast<f32>(wid.z{' | 0x80000000u' if math.copysign(1, value) < 0 else ''})"
+
+
+def _plain(w: Writer, statement: Statement, texts: list[str]) -> str:
     op, type_, args, attr = statement
     if op in BINARY:
         return _operator(w, statement, *texts)

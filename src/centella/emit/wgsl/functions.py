@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 FUNCTIONS: dict[str, str] = {
+    "settled": """\
+fn settled(x: f32, zero: u32) -> f32 {  // x, which no driver sees through
+  return bitcast<f32>(bitcast<u32>(x) | zero);
+}""",
+    "apart": """\
+fn apart(x: f32, zero: u32) -> f32 {  // x, which no driver knows to be x, nor `settled`
+  return bitcast<f32>(bitcast<u32>(x) ^ zero);
+}""",
     "is_nan": """\
 fn is_nan(x: f32) -> bool {
   return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from centella.emit.wgsl.expressions import LANES
 from centella.emit.wgsl.writer import Rule, Writer
-from centella.lang.ir import SHARED, BufferArg, SharedArray, Statement
+from centella.lang.ir import (
+    GLOBAL_ATOMICS,
+    SHARED,
+    SHARED_ATOMICS,
+    BufferArg,
+    SharedArray,
+    Statement,
+)
 
 SUBGROUP_CALL = {
     "subgroup_add": "subgroupAdd", "subgroup_min": "subgroupMin", "subgroup_max": "subgroupMax",
+}  # fmt: skip
+ATOMIC_CALL = {
+    "add": "atomicAdd", "min": "atomicMin", "max": "atomicMax", "and": "atomicAnd",
+    "or": "atomicOr", "xor": "atomicXor", "exchange": "atomicExchange",
 }  # fmt: skip
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -15,17 +26,45 @@ SUBGROUP_CALL = {
 
 def load(w: Writer, i: int, statement: Statement) -> None:
     """A word or a chunk."""
-    w.let(i, _place(w, statement))
+    place = _place(w, statement)
+    w.let(i, f"atomicLoad(&{place})" if _array(w, statement).atomic else place)
 
 
 def store(w: Writer, i: int, statement: Statement) -> None:
     """A word or a chunk."""
     place = _place(w, statement)
     texts = [w.read(a) for a in statement[2][1:]]
-    if len(texts) == 1:
+    if _array(w, statement).atomic:
+        w.line(f"atomicStore(&{place}, {texts[0]});")
+    elif len(texts) == 1:
         w.line(f"{place} = {texts[0]};")
     else:
         w.line(f"{place} = vec4<{_array(w, statement).word}>({', '.join(texts)});")
+
+
+def atomic(w: Writer, i: int, statement: Statement) -> None:
+    """One step on a word; the word before."""
+    kind = statement[0].partition("_")[2]
+    place = _place(w, statement)
+    call = f"{ATOMIC_CALL[kind]}(&{place}, {w.read(statement[2][1])})"
+    if w.uses[i]:
+        w.let(i, call)
+    else:
+        w.line(f"{call};")
+
+
+def compare_exchange(w: Writer, i: int, statement: Statement) -> None:
+    """WGSL's own may fail where the word is the expected one: it is tried until it has not."""
+    expected, value = [w.temporary(a) for a in statement[2][1:]]
+    index = w.temporary(statement[2][0])
+    w.line(f"var v{i} = {expected};")
+    w.line("loop {")
+    place = f"{_name(statement)}[{index}]"
+    w.line(f"  let x{i} = atomicCompareExchangeWeak(&{place}, {expected}, {value});")
+    w.line(f"  v{i} = x{i}.old_value;")
+    w.line(f"  if (x{i}.exchanged || v{i} != {expected}) {{ break; }}")
+    w.line("}")
+    w.text[i], w.depth[i] = f"v{i}", 0
 
 
 def _array(w: Writer, statement: Statement) -> BufferArg | SharedArray:
@@ -35,8 +74,8 @@ def _array(w: Writer, statement: Statement) -> BufferArg | SharedArray:
 
 def _place(w: Writer, statement: Statement) -> str:
     """The word or chunk of an access: a word is a lane where its array is accessed by chunks."""
-    op, _, (index, *_), position = statement
-    name = f"{'s' if op in SHARED else 'a'}{position}"
+    op, _, (index, *_), _ = statement
+    name = _name(statement)
     if op[-1] == "4" or _array(w, statement).width == 1:
         return f"{name}[{w.read(index)}]"
     if w.ir.body[index][0] == "const":
@@ -44,6 +83,11 @@ def _place(w: Writer, statement: Statement) -> str:
         return f"{name}[{number // 4}u].{LANES[number % 4]}"
     text = w.temporary(index)
     return f"{name}[{text} >> 2u][{text} & 3u]"
+
+
+def _name(statement: Statement) -> str:
+    """The name of the array of an access."""
+    return f"{'s' if statement[0] in SHARED else 'a'}{statement[3]}"
 
 
 # -- variables and control flow --------------------------------------------------------------------
@@ -88,7 +132,9 @@ def count(w: Writer, i: int, statement: Statement) -> None:
     if w.keep_loops and all(w.ir.body[a][0] == "const" for a in (first, rest[0])):
         high = f"min({high}, {type_}(wid.x) | {high})"  # is `high`, which no driver sees
     name = w.text[i] = f"v{i}"
-    w.open(f"for (var {name}: {type_} = {low}; {name} < {high}; {name} += {step}) {{")
+    onward = f"{name} += {step}"
+    header = f"for (var {name}: {type_} = {low}; {name} < {high}; {onward}) {{"
+    w.open(header, i, f"{onward}; if ({name} >= {high}) {{ break; }}")
 
 
 def loop(w: Writer, i: int, statement: Statement) -> None:
@@ -139,6 +185,8 @@ def shuffle_xor(w: Writer, i: int, statement: Statement) -> None:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("load", "load4", "sload", "sload4"), load),
     **dict.fromkeys(("store", "store4", "sstore", "sstore4"), store),
+    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, atomic),
+    **dict.fromkeys(("atomic_compare_exchange", "satomic_compare_exchange"), compare_exchange),
     "var": var, "get": get, "set": assign, "if": branch, "else": otherwise, "for": count,
     "loop": loop, "end": end, "break_if": break_if, "barrier": barrier,
     "workgroup_uniform": workgroup_uniform, "shuffle_xor": shuffle_xor,

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from centella.emit.wgsl.facts import storage_barriers, uses_of
 from centella.emit.wgsl.functions import FUNCTIONS, NEEDS
 from centella.lang.ir import KernelIR, Statement
+from centella.lang.rounds import Copies
 
 MAX_DEPTH = 12  # of operations in an expression
+
+
+class Block(Struct, frozen=True):
+    """A block that is open: its first line, how often it shall stand, what comes between."""
+
+    first: int
+    copies: int = 1
+    between: str = ""
 
 
 class Writer:
     """One emission: its lines, the text of each value, and what the module must define."""
 
-    def __init__(self, ir: KernelIR, native_f16: bool, keep_loops: bool) -> None:
+    def __init__(
+        self, ir: KernelIR, native_f16: bool, keep_loops: bool, settle_floats: bool = False,
+        copies: Copies = (),
+    ) -> None:  # fmt: skip
         self.ir: KernelIR = ir
         self.native_f16: bool = native_f16
         self.keep_loops: bool = keep_loops
+        self.settle_floats: bool = settle_floats
+        self.copies: dict[int, int] = dict(copies)
+        self.opened: list[Block] = []
         self.lines: list[str] = []
         self.indent: int = 2
         self.text: dict[int, str] = {}
@@ -96,15 +113,27 @@ class Writer:
 
     # -- blocks ---------------------------------------------------------------------------------
 
-    def open(self, header: str) -> None:
-        """The first line of a block."""
+    def open(self, header: str, index: int = -1, between: str = "") -> None:
+        """The first line of a block.
+
+        Args:
+            index: of its statement, by which `copies` know it.
+            between: a line between two copies.
+        """
         self.settle()
         self.line(header)
         self.indent += 1
+        self.opened.append(Block(len(self.lines), self.copies.get(index, 1), between))
 
     def close(self) -> None:
         """The end of a block's lines; its last is still to be written."""
         self.settle()
+        block = self.opened.pop()
+        if block.copies > 1:
+            indent = "  " * self.indent
+            once = [f"{indent}{{", *self.lines[block.first :], f"{indent}}}"]
+            again = [f"{indent}{block.between}", *once]
+            self.lines[block.first :] = once + again * (block.copies - 1)
         self.indent -= 1
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from centella.dtypes import DType, bf16, f16, f32
 from centella.errors import TraceError
 from centella.lang.groups import local_id
-from centella.lang.memory import Shared, pack, unpack
+from centella.lang.memory import Shared
+from centella.lang.packing import pack, unpack
 from centella.lang.tracer import Tracer, current
 from centella.lang.values import Expr, Operand, adapt, expr_of
 

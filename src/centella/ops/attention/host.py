@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from centella.dtypes import f32
 from centella.emit.program import HostProgram
-from centella.host.blas import taken_over
+from centella.host.blas import around, taken_over
 from centella.host.blockwise import SHARED, Array, scratch, share, threads_for
 from centella.specs import Spec
 
@@ -66,7 +65,7 @@ def host(
                 )  # fmt: skip
 
         blas = taken_over(threads)
-        with nullcontext() if blas is None else blas.alone():
+        with around(rows * lk * dim) if blas is None else blas.alone():
             share(compute, blocks, threads)
 
     return HostProgram("numpy:attention", "attention", call)

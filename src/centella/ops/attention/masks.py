@@ -54,11 +54,13 @@ def counting(masks: dict[str, Any], b: Any, end: Any) -> Callable[[Any], Any]:
 
 
 def added(masks: dict[str, Any], b: Any, head: Any, query: Any, key: Any) -> Any:
-    """The additive mask of a query and a key, which are both within the tensor."""
+    """What the mask adds for a query and a key, which are both within the tensor."""
     at = b * lang.parameter("ab", u32) + head * lang.parameter("ah", u32)
-    return masks["mask"][at + query * lang.parameter("al", u32) + key * lang.parameter("ak", u32)]
+    at = at + query * lang.parameter("al", u32) + key * lang.parameter("ak", u32)
+    value = masks["mask"][at]
+    return lang.select(value, 0.0, LOWEST) if value.dtype is bool_ else value
 
 
 def shows(value: Any) -> Any:
-    """Whether an additive mask leaves a key visible; NaN does."""
+    """Whether what a mask adds leaves a key visible; NaN does."""
     return (value > LOWEST) | lang.isnan(value)

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import i32
+from centella.dtypes import bool_, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
 from centella.op.op import Lowered, Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Shape, Spec
 
 VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 
@@ -50,16 +50,25 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
     if name == "mask":
         pairs = zip(spec.shape, (b, heads, lq, lk), strict=False)
         if len(spec.shape) != 4 or any(n not in (1, m) for n, m in pairs):
-            raise ShapeError(
-                f"attention: expected mask [{b} or 1, {heads} or 1, {lq} or 1, {lk} or 1], got "
-                f"{list(spec.shape)}"
-            )
+            raise misshapen((b, heads, lq, lk), spec.shape)
     if name in ("lengths", "starts") and spec.dtype is not i32:
         raise DTypeError(f"attention: expected i32 {name}, got {spec.dtype.name}")
-    if name == "mask" and not spec.dtype.is_float:
-        raise DTypeError(f"attention: expected a float mask, got {spec.dtype.name}")
+    if name == "mask" and not (spec.dtype.is_float or spec.dtype is bool_):
+        raise DTypeError(
+            f"attention: expected a float mask, which is added to the scores, or a bool one, True "
+            f"where a query sees a key, got {spec.dtype.name}; mask.astype('bool') is one"
+        )
     if name == "key_mask" and spec.dtype.is_float:
         raise DTypeError(f"attention: expected a bool or integer key_mask, got {spec.dtype.name}")
+
+
+def misshapen(scores: Shape, mask: Shape) -> ShapeError:
+    """The error of a mask that does not broadcast to the scores."""
+    b, heads, lq, lk = scores
+    return ShapeError(
+        f"attention: expected mask [{b} or 1, {heads} or 1, {lq} or 1, {lk} or 1], or with leading "
+        f"extents left out, got {list(mask)}"
+    )
 
 
 def reference(
@@ -69,6 +78,8 @@ def reference(
     b, heads, lq, dim = q.shape
     kv_heads, lk = k.shape[1:3]
     named = dict(zip(masks, more, strict=True))
+    if "mask" in named and named["mask"].dtype == bool:
+        named["mask"] = np.where(named["mask"], q.dtype.type(0), q.dtype.type(LOWEST))
     most = _most(named, lq, lk)
     k, v = k[:, :, :most], v[:, :, :most]
     grouped = (q * q.dtype.type(scale)).reshape(b, kv_heads, heads // kv_heads * lq, dim)

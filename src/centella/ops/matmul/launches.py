@@ -14,6 +14,7 @@ from centella.errors import LimitError
 from centella.op.op import Lowered
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
+from centella.ops.matmul import repack
 from centella.ops.matmul.choice import (
     BUSY,
     choose,
@@ -57,29 +58,37 @@ class Product(Struct, frozen=True):
 def product_calls(op: str, product: Product, variant: str | None, caps: Caps) -> Lowered:
     """The launches that compute a product: one, or two where the depth is split.
 
+    Where operands' rows do not start on 16 bytes, "wgmma" has them copied first, what is chosen for
+    tensor cores where that pays; the default takes the place of "skinny_mma".
+
     Raises:
-        LimitError: a forced variant cannot compute it on this device. Where operands' rows do not
-            start on 16 bytes, "mma" takes the place of "wgmma", the default that of "skinny_mma".
+        LimitError: a forced variant cannot compute it on this device.
     """
     a, b = product.specs[0].dtype, product.specs[1].dtype
     problem = product.problem
     if problem.k == 0:  # nothing is summed; every read is of the first element
         problem = replace(problem, lda=0, ldb=0, sa=0, sb=0, a_along_k=True, b_along_k=True)
         product = replace(product, problem=problem)
-    whole = all(_whole(product))
+    rows = _whole(product)
+    whole = all(rows)
     chosen = variant or choose(problem, (a, b), caps, whole)
     if not fits(chosen, problem, (a, b), caps):
         what = f"[{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
         raise LimitError(f"{op}: variant {chosen!r} does not fit {what} on {caps.target}")
     if chosen == "skinny_mma" and not whole:
         chosen = choose(problem, (a, b), caps, whole)
+    if chosen in ("mma", "wgmma") and not whole and product.specs[-1].size:
+        matrices = repack.matrices(problem, *product.specs[:2])
+        copied = {i: m for i, m in enumerate(matrices) if not rows[i]}
+        if variant == "wgmma" or (variant is None and repack.pays(problem, [*copied.values()])):
+            return _repacked(op, product, copied, variant, caps)
     if chosen == "skinny_mma":
         return Lowered((_skinny_call(product, caps),))
     if chosen in ("gemv", "skinny"):
         return Lowered((_thin_call(product, caps),))
     if chosen == "columns":
         return _columns_calls(product, caps)
-    if chosen == "wgmma" and problem.k and whole:
+    if chosen == "wgmma" and whole and problem.k:
         return Lowered((_wgmma_call(product, caps),))
     if chosen in ("mma", "wgmma"):
         return Lowered((_mma_call(product, caps),))
@@ -95,6 +104,19 @@ def after_copies(copies: Lowered, places: Sequence[int], product: Lowered) -> Lo
         for c in product.calls
     )
     return Lowered((*copies.calls, *calls), (*copies.temporaries, *product.temporaries))
+
+
+def _repacked(
+    op: str, product: Product, copied: dict[int, repack.Matrix], variant: str | None, caps: Caps
+) -> Lowered:
+    """Copies of operands to rows on 16 bytes, then the product of those."""
+    own = len(product.specs)
+    problem, copies, whole = repack.repacked(op, product.problem, copied, own, caps)
+    specs = tuple(whole.get(i, spec) for i, spec in enumerate(product.specs))
+    inner = product_calls(op, replace(product, problem=problem, specs=specs), variant, caps)
+    where = {place: own + i for i, place in enumerate(whole)}
+    places = [where.get(i, i) for i in range(own)]
+    return after_copies(Lowered(copies, tuple(whole.values())), places, inner)
 
 
 def _call(

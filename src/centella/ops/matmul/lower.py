@@ -32,7 +32,9 @@ def matmul(
             whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
             (copy,) = OPS["copy"].lower((spec,), (whole,), {}, caps).calls
             temporary = len(inputs) + 1 + len(copies)
-            copies.append(replace(copy, tensors=(Ref(place, flat(given)), Ref(temporary, whole))))
+            refs = (Ref(place, flat(given)), Ref(temporary, whole))
+            reason = f"copy for matmul operand {place}: batches are apart by no one stride"
+            copies.append(replace(copy, tensors=refs, reason=reason))
             temporaries.append(whole)
             place, spec, lie = temporary, whole, _whole(whole)
         operands.append((place, spec, lie))

@@ -10,8 +10,8 @@ import numpy as np
 from centella.dtypes import DType, dtype_of, i8, u8
 from centella.emit.program import HostProgram
 from centella.errors import DTypeError, ShapeError
-from centella.host.blas import around, taken_over
-from centella.host.blockwise import blocks_of, parts_of, share, threads_for
+from centella.host.blas import SMALL, around, taken_over
+from centella.host.blockwise import blocks_of, cores, parts_of, share, threads_for
 from centella.op.axes import LETTERS, Axes, Fold, axes, spread
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elementwise import ACTIVATIONS
@@ -136,7 +136,8 @@ def linear_host(
     )  # fmt: skip
     blocks = blocks_of(out.shape)
     more_to_do = extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0
-    threads = threads_for(out.size)
+    multiplications = out.size * x.shape[-1]  # work, unlike results, says what threads gain
+    threads = cores() if multiplications >= SMALL else threads_for(out.size)
     parts = parts_of(out.shape, threads)
 
     def call(ins: list[Any], outs: list[Any]) -> None:
@@ -157,7 +158,7 @@ def linear_host(
             with blas.alone():
                 share(compute, parts, threads)
             return
-        with np.errstate(all="ignore"), around(y.size * right.shape[1]):
+        with np.errstate(all="ignore"), around(multiplications):
             np.matmul(left, right.T, out=y)
         if more_to_do:
             run_blocks(run, blocks, operands, y)
@@ -183,9 +184,10 @@ def matmul_host(
     if not plain((*inputs, *outputs)):
         return None
     alpha = np.float32(attrs.get("alpha", 1.0))
+    one = math.prod(outputs[0].shape[-2:]) * inputs[0].shape[-1]  # of a batch
 
     def call(ins: list[Any], outs: list[Any]) -> None:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), around(one):
             np.matmul(ins[0], ins[1], out=outs[0])
             if alpha != 1.0:
                 np.multiply(outs[0], alpha, out=outs[0])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Never
 
 from centella.errors import DTypeError, ShapeError
 from centella.ops.norm import NAMES as NORMS
-from centella.tensors.arguments import check_tensors, flag, real
+from centella.tensors.arguments import check_tensors, epsilon, flag, refuse_names
 from centella.tensors.tensor import Tensor, apply, apply_with
 from centella.tensors.views import axis_of, integers
 
 Axes = int | tuple[int, ...] | None
+CHOICES = ("max", "min", "argmax")  # one of the elements, of which there has to be one
 
 
-def softmax(x: Tensor, axis: int = -1) -> Tensor:
+def softmax(x: Tensor, axis: int = -1, **other: Never) -> Tensor:
     """exp(x) over its sum along an axis.
 
     The result has the shape and dtype of x.
@@ -22,14 +24,14 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
     """
-    if type(axis) is int and axis == -1:
+    if type(axis) is int and axis == -1 and not other:
         return apply("softmax", x)
-    return _along("softmax", x, axis, lambda rows: apply("softmax", rows))
+    return _along("softmax", x, axis, lambda rows: apply("softmax", rows), other)
 
 
-def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+def log_softmax(x: Tensor, axis: int = -1, **other: Never) -> Tensor:
     """Logarithm of softmax along an axis; raises as `softmax` does."""
-    return _along("log_softmax", x, axis, lambda rows: apply("softmax", rows, log=True))
+    return _along("log_softmax", x, axis, lambda rows: apply("softmax", rows, log=True), other)
 
 
 def layer_norm(
@@ -60,13 +62,13 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     return _norm("rms", x, {"weight": weight}, eps)
 
 
-def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12) -> Tensor:
+def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12, **other: Never) -> Tensor:
     """x / max(||x||, eps) along an axis, in the shape and dtype of x.
 
     Raises:
         ShapeError: there is no such axis; DTypeError: x is no tensor of floats.
     """
-    return _along("l2_normalize", x, axis, lambda rows: _norm("l2", rows, {}, eps))
+    return _along("l2_normalize", x, axis, lambda rows: _norm("l2", rows, {}, eps), other)
 
 
 def mean_pool(x: Tensor, lengths: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def mean_pool(x: Tensor, lengths: Tensor) -> Tensor:
     return apply("mean_pool", x, lengths)
 
 
-def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def sum(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Sum over one axis, several, or all.
 
     Floats are added in f32 and stored in their dtype; integers modulo 2^32, as i32 or u32; of bools
@@ -90,52 +92,56 @@ def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: there is no such axis, or one twice.
     """
     check_tensors("sum", x)
-    return _reduced("sum", x.astype("i32") if x.dtype.kind == "bool" else x, axis, keepdims)
+    counted = x.astype("i32") if x.dtype.kind == "bool" else x
+    return _reduced("sum", counted, axis, keepdims, other)
 
 
-def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def mean(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Mean of floats over one axis, several, or all; of no elements NaN. Raises as `sum` does."""
-    return _reduced("mean", x, axis, keepdims)
+    return _reduced("mean", x, axis, keepdims, other)
 
 
-def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def max(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Maximum over one axis, several, or all; NaN where any is NaN.
 
     Raises:
         ShapeError: there is no such axis, one twice, or no element; DTypeError: for bools.
     """
-    return _reduced("max", x, axis, keepdims)
+    return _reduced("max", x, axis, keepdims, other)
 
 
-def min(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def min(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Minimum over one axis, several, or all; NaN where any is NaN. Raises as `max` does."""
-    return _reduced("min", x, axis, keepdims)
+    return _reduced("min", x, axis, keepdims, other)
 
 
-def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Index (i32) of the largest element along an axis, or of all in row-major order.
 
     The first of equals; a NaN is larger than every number. Raises as `max` does.
     """
-    return _over("argmax", x, axis, keepdims, lambda rows: apply("argmax", rows))
+    return _over("argmax", x, axis, keepdims, lambda rows: apply("argmax", rows), other)
 
 
-def _reduced(op: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+def _reduced(op: str, x: Tensor, axis: Axes, keepdims: bool, other: Mapping[str, object]) -> Tensor:
     check_tensors(op, x)
     if x.dtype.kind == "bool":
         raise DTypeError(f"{op}: expected a numeric dtype, got bool")
-    return _over(op, x, axis, keepdims, lambda rows: apply("reduce", rows, op=op))
+    return _over(op, x, axis, keepdims, lambda rows: apply("reduce", rows, op=op), other)
 
 
 def _norm(kind: str, x: Tensor, vectors: dict[str, Tensor | None], eps: float) -> Tensor:
     op = NORMS[kind]
     check_tensors(op, x, *(v for v in vectors.values() if v is not None))
-    attrs = {"kind": kind, "eps": real(op, "eps", eps)}
+    attrs = {"kind": kind, "eps": epsilon(op, eps)}
     return apply_with("norm", (x,), "vectors", vectors, attrs)
 
 
-def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
+def _along(
+    op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor], other: Mapping[str, object]
+) -> Tensor:
     """What `fn` makes of rows along an axis, in the shape of x."""
+    refuse_names(op, other)
     check_tensors(op, x)
     place, last = axis_of(op, x.shape, axis), x.ndim - 1
     if place >= last:
@@ -145,8 +151,12 @@ def _along(op: str, x: Tensor, axis: int, fn: Callable[[Tensor], Tensor]) -> Ten
     return fn(rows).permute(*rest[:place], last, *rest[place:last])
 
 
-def _over(op: str, x: Tensor, axis: Axes, keepdims: bool, fn: Callable[[Tensor], Tensor]) -> Tensor:
+def _over(
+    op: str, x: Tensor, axis: Axes, keepdims: bool, fn: Callable[[Tensor], Tensor],
+    other: Mapping[str, object],
+) -> Tensor:  # fmt: skip
     """What `fn` makes of rows that run along the axes together: an element a row."""
+    refuse_names(op, other)
     check_tensors(op, x)
     axes = tuple(range(x.ndim)) if axis is None else integers(op, "axes", (axis,))
     gone = {axis_of(op, x.shape, a) for a in axes}
@@ -155,6 +165,9 @@ def _over(op: str, x: Tensor, axis: Axes, keepdims: bool, fn: Callable[[Tensor],
     kept = [a for a in range(x.ndim) if a not in gone]
     merged = [a for a in range(x.ndim) if a in gone]
     length = math.prod([x.shape[a] for a in merged])
+    if not length and op in CHOICES:
+        along = "" if axis is None else f" along axis {axis}"
+        raise ShapeError(f"{op}: expected at least one element{along}, got {list(x.shape)}")
     rows = x.permute(*kept, *merged).reshape(*(x.shape[a] for a in kept), length)
     result = fn(rows)
     if keepdims is not False and flag(op, "keepdims", keepdims):

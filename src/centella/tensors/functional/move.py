@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Never
 
 import numpy as np
 
 from centella.errors import DTypeError, ShapeError
 from centella.ops.concat import most
-from centella.tensors.arguments import check_tensors, whole
+from centella.tensors.arguments import check_tensors, refuse_names, whole
 from centella.tensors.tensor import Tensor, apply
 from centella.tensors.views import axis_of, counted, integers
 
 
-def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+def concat(tensors: Sequence[Tensor], axis: int = 0, **other: Never) -> Tensor:
     """Tensors of one dtype joined along an axis; their other extents are equal.
 
     Raises:
         ShapeError: for no tensors, a bad axis, or shapes that differ elsewhere.
     """
-    parts = _listed("concat", tensors)
+    parts = _listed("concat", tensors, other)
     place = axis_of("concat", parts[0].shape, axis)
     width = most(parts[0].ndim)
     while len(parts) > 1:
@@ -31,13 +31,13 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return parts[0]
 
 
-def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+def stack(tensors: Sequence[Tensor], axis: int = 0, **other: Never) -> Tensor:
     """Tensors of one shape and dtype joined along a new axis.
 
     Raises:
         ShapeError: for no tensors, a bad axis, or shapes that differ.
     """
-    parts = _listed("stack", tensors)
+    parts = _listed("stack", tensors, other)
     rank, shapes = parts[0].ndim, [list(t.shape) for t in parts]
     if any(s != shapes[0] for s in shapes):
         raise ShapeError(f"stack: expected tensors of one shape, got {str(shapes)[1:-1]}")
@@ -49,8 +49,9 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return joined if len(parts) > 1 else joined.copy()
 
 
-def _listed(op: str, tensors: Any) -> list[Tensor]:
+def _listed(op: str, tensors: Any, other: Mapping[str, object]) -> list[Tensor]:
     """The tensors to join, one at least."""
+    refuse_names(op, other)
     if isinstance(tensors, Tensor):
         raise DTypeError(f"{op}: expected a list of Tensors, got a Tensor; ct.{op}([x, y])")
     parts: list[Tensor] = list(tensors) if isinstance(tensors, Iterable) else [tensors]
@@ -60,7 +61,9 @@ def _listed(op: str, tensors: Any) -> list[Tensor]:
     return parts
 
 
-def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+def split(
+    x: Tensor, sizes: int | Sequence[int], axis: int = 0, **other: Never
+) -> tuple[Tensor, ...]:
     """x cut along an axis, as views; one slice alone is `x[a:b]`.
 
     Args:
@@ -69,6 +72,7 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     Raises:
         ShapeError: for parts that are not x.
     """
+    refuse_names("split", other)
     check_tensors("split", x)
     place = axis_of("split", x.shape, axis)
     extent = x.shape[place] if x.ndim else 0
@@ -86,7 +90,7 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     return tuple(parts)
 
 
-def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+def chunk(x: Tensor, chunks: int, axis: int = 0, **other: Never) -> tuple[Tensor, ...]:
     """x cut along an axis into at most `chunks` parts of one size, as views.
 
     The last part may be shorter, and there are fewer where the size leaves nothing for them.
@@ -94,6 +98,7 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     Raises:
         ShapeError: for less than one part.
     """
+    refuse_names("chunk", other)
     check_tensors("chunk", x)
     count = whole("chunk", "chunks", chunks, 1)
     extent = x.shape[axis_of("chunk", x.shape, axis)] if x.ndim else 0
@@ -127,18 +132,19 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     return apply("embedding", ids, table)
 
 
-def gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+def gather(x: Tensor, indices: Tensor, axis: int = 0, **other: Never) -> Tensor:
     """Rows of x along an axis: y[a.., j.., b..] = x[a.., indices[j..], b..].
 
     Args:
-        x: of any dtype; indices: i32 of any shape, which takes the place of the axis. An index
-            outside (a negative one is) gives NaN, as an id of `embedding` does; in integers 0, in
-            bools False.
+        x: of any dtype; indices: i32 of any shape, which takes the place of the axis. A negative
+            one counts from the end, as in NumPy; one outside of -n to n - 1 gives NaN, in integers
+            0, in bools False.
 
     Raises:
         ShapeError: for a bad axis, or indices into no rows.
         DTypeError: for indices that are not i32.
     """
+    refuse_names("gather", other)
     check_tensors("gather", x)
     return apply("gather", x, indices, axis=axis_of("gather", x.shape, axis))
 
@@ -146,8 +152,8 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
 def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """x with rows replaced: y[i] = values[j] for the last j with indices[j] = i, else x[i].
 
-    Of equal indices the last one counts, always; an index outside (a negative one is) is dropped.
-    Each row looks through all the indices.
+    Of equal indices the last one counts, always; a negative one counts from the end, as in NumPy,
+    and one outside of -n to n - 1 is dropped. Each row looks through all the indices.
 
     Args:
         x: [n, ...]; indices: [k] i32; values: [k, ...] of x's dtype.

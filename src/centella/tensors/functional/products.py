@@ -8,8 +8,10 @@ from typing import Any
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op.op import get
+from centella.ops.attention.op import misshapen
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.matmul.problem import THIN
+from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, flag, one_of, real, whole
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
@@ -186,7 +188,9 @@ def attention(
         q: [batch, heads, q_len, head_dim]; k, v: [batch, kv_heads, kv_len, head_dim].
         lengths: [batch] i32, keys of each sequence that count.
         key_mask: [batch, kv_len] bool or integer, nonzero where a key counts.
-        mask: additive, [batch or 1, heads or 1, q_len or 1, kv_len or 1].
+        mask: [batch or 1, heads or 1, q_len or 1, kv_len or 1], of which leading extents may be
+            left out ([q_len, kv_len] serves all heads); of floats, which are added to the scaled
+            scores, or of bools, True where a query sees a key.
         starts: [batch] i32, where query 0 of each sequence stands: query i sees keys up to
             starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
         causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
@@ -207,8 +211,20 @@ def attention(
         raise ShapeError(
             f"attention: expected rank 4, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    if mask is not None:
+        mask = _broadcast(mask, (*q.shape[:3], k.shape[2]))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts}
     default = 1.0 / math.sqrt(max(q.shape[-1], 1))
     factor = default if scale is None else real("attention", "scale", scale)
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
     return apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)
+
+
+def _broadcast(mask: Tensor, scores: Shape) -> Tensor:
+    """A mask with the rank of the scores, to which it broadcasts."""
+    check_tensors("attention", mask)
+    missing = len(scores) - mask.ndim
+    own = scores[max(missing, 0) :]
+    if missing < 0 or any(n not in (1, m) for n, m in zip(mask.shape, own, strict=True)):
+        raise misshapen(scores, mask.shape)
+    return mask[(None,) * missing] if missing else mask

@@ -12,12 +12,13 @@ import numpy as np
 
 from centella.backends.base import Array
 from centella.dtypes import dtype_of
-from centella.emit.program import Constants, Kernel, program_of
+from centella.emit.program import Kernel, parameter_words, program_of
 from centella.errors import LimitError, TraceError
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import TensorParam
+from centella.lang.rounds import loops_of
 from centella.runtime.device import Device, device
-from centella.specs import Caps
+from centella.specs import Caps, make_spec
 from centella.tensors.creation import asarray
 from centella.tensors.kernel.arguments import bind, check_written, group_count, host_array
 from centella.tensors.kernel.op import SIMULATED, op_of
@@ -68,14 +69,14 @@ class UserKernel:
         Raises:
             TraceError, ShapeError, DTypeError: where the arguments do not fit the declaration.
             LimitError: the device has fewer threads, bindings or less shared memory; groups that
-                are no whole number of the kernel's clusters (`ptx.cluster`).
+                are no whole number of the kernel's clusters (`ptx.cluster`); loops longer than the
+                driver lets them run.
         """
         given = bind(self._kernel, self._positions, args, named)
         wanted = group_count(self._kernel, threads, groups)
         check_written(self._kernel, given, wanted)
         where = given.tensors[0][0].device
         pairs = [(t if p.mode == "out" else _fit(t, p), p) for t, p in given.tensors]
-        self._check_program(where, pairs, given.constants, wanted)
         ins = [t for t, p in pairs if p.mode != "out"]
         outs = [(t, p) for t, p in pairs if p.mode == "out"]
         attrs: dict[str, Any] = {
@@ -84,6 +85,7 @@ class UserKernel:
             "constants": given.constants,
             "groups": wanted,
         }
+        self._check_program(where, pairs, attrs)
         if ins:
             made = apply_all(self._op, ins, attrs)
         else:
@@ -95,21 +97,28 @@ class UserKernel:
             handle._value, handle._offset, handle.spec = shaped._value, shaped._offset, shaped.spec
 
     def _check_program(
-        self, where: Device, pairs: list[tuple[Tensor, TensorParam]], constants: Constants,
-        groups: int,
-    ) -> None:  # fmt: skip
+        self, where: Device, pairs: list[tuple[Tensor, TensorParam]], attrs: dict[str, Any]
+    ) -> None:
         """Trace and emit now, so that a mistake is raised at the launch's own line."""
-        host = where.caps.target == "numpy"
+        host, groups = where.caps.target == "numpy", attrs["groups"]
+        caps = SIMULATED if host else where.caps
         program = self._kernel.program(
-            SIMULATED if host else where.caps,
+            caps,
             tuple(t.dtype for t, _ in pairs),
             tuple(host or p.mode == "out" or t.spec.unit_rows for t, p in pairs),
-            constants,
+            attrs["constants"],
             None,
             None,
         )
         if text := program.ir.refused(groups):
             raise LimitError(f"{self.__name__}: {text}")
+        if caps.max_loop_rounds and loops_of(program.ir).outer:
+            ins = tuple(t.spec for t, p in pairs if p.mode != "out")
+            changed = tuple(ins[i] for i in self._op.mutates)
+            fresh = tuple(make_spec(*out, caps.row_alignment) for out in attrs["outs"])
+            call = self._op.lower(ins, (*changed, *fresh), attrs, caps).calls[0]
+            words, _ = parameter_words(call, program.ir)
+            self._kernel.within_rounds(program, caps, words, groups)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -188,13 +197,19 @@ class UserKernel:
 
 
 def _fit(tensor: Tensor, param: TensorParam) -> Tensor:
-    """The tensor with the rank the kernel declares; on a GPU, chunk loads need aligned rows."""
+    """The tensor with the rank the kernel declares; on a GPU, chunk loads need aligned rows.
+
+    A kernel is shown 16 bytes of an empty tensor, so that has memory of its own.
+    """
     if param.rank == 1 and tensor.ndim != 1:
         tensor = tensor.reshape(-1)
     if param.mode == "scalar":
         return tensor
-    plain = tensor.device.caps.target == "numpy" or tensor.spec.aligned
-    return tensor if plain or not tensor.spec.unit_rows else tensor.copy()
+    if tensor.device.caps.target == "numpy":
+        return tensor
+    empty = tensor.size == 0 and param.mode == "in"
+    plain = tensor.spec.aligned or not tensor.spec.unit_rows
+    return tensor if plain and not empty else tensor.copy()
 
 
 def _moved(array: Array, param: TensorParam, where: Device) -> Tensor | State:

@@ -1,0 +1,99 @@
+"""Text files of any origin: how they are opened, and how their bytes become text.
+
+UTF-8, with or without a byte order mark; UTF-16 by its mark; else Windows-1252, and Latin-1 for the
+five bytes that it leaves out, where the bytes look like text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from centella.cli.process import reason
+
+# Bytes of no text in any 8-bit encoding: the controls that file(1) takes for binary as well.
+BINARY = bytes({*range(32), 127} - {7, 8, 9, 10, 11, 12, 13, 27})
+NO_WAIT = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows has the second alone
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class NotTextError(ValueError):
+    """What cannot be read as text; its text is the reason, to stand behind the file's name."""
+
+
+def decode(raw: bytes) -> str:
+    """The text of bytes, without a byte order mark.
+
+    Raises:
+        NotTextError: a NUL or other bytes that no text has, or UTF-16 that is broken.
+    """
+    text = _decoded(raw)
+    if "\0" in text:
+        raise NotTextError("binary: it has NUL bytes")
+    return text
+
+
+def _decoded(raw: bytes) -> str:
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return raw.decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise NotTextError(f"no valid UTF-16: {error.reason} at byte {error.start}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass
+    if len(raw.translate(None, BINARY)) < len(raw):
+        raise NotTextError("binary: neither UTF-8 nor UTF-16, with control characters")
+    try:
+        return raw.decode("cp1252")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def open_readable(path: Path, pipes: bool = False) -> BinaryIO:
+    """Open a file to read without waiting for anybody.
+
+    Args:
+        path: the file.
+        pipes: whether a FIFO will do; one that nobody writes to has nothing in it.
+
+    Raises:
+        NotTextError: a broken link, a folder, a FIFO, a socket, a device, or no permission.
+    """
+    try:
+        mode = path.stat().st_mode
+        kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
+        pipe = pipes and stat.S_ISFIFO(mode)
+        if kind is not None and not pipe:
+            raise NotTextError(f"{kind}, no file")
+        opened = os.open(path, os.O_RDONLY | NO_WAIT)
+        if pipe:
+            os.set_blocking(opened, True)
+        return open(opened, "rb")
+    except OSError as error:
+        if path.is_symlink() and not path.exists():
+            raise NotTextError(f"a broken link to {os.readlink(path)}") from error
+        raise NotTextError(reason(error)) from error
+
+
+def read_text(path: Path, pipes: bool = False) -> str:
+    """The text of a file.
+
+    Raises:
+        NotTextError: as `open_readable` and `decode`.
+    """
+    with open_readable(path, pipes) as file:
+        try:
+            return decode(file.read())
+        except OSError as error:
+            raise NotTextError(reason(error)) from error

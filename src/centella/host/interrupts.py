@@ -1,0 +1,172 @@
+"""Ctrl-C: KeyboardInterrupt is raised between the library's steps, never inside one.
+
+Python raises it between any two instructions of the main thread: in the middle of a submission, in
+a callback of the driver's, whose caller drops it, or before a lock is given back. So Python's
+handler is replaced (one of the application's never is): ours looks at the stack. With a function
+on it that is `uninterrupted`, the signal comes again when there is none; else it raises as Python's
+does. That costs a call nothing. Long work inside such a function asks at its `checkpoint`s.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps
+import _thread
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+from weakref import WeakMethod
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+AGAIN = 0.001  # seconds until the stack is looked at again
+GRACE = 0.5  # seconds in which a computation that is under way may end
+LONGEST = 10.0  # what is still not over then is interrupted all the same
+SIGINT = int(signal.SIGINT)
+WEAK = ("weakref", "_weakrefset")  # modules, whose functions are called as objects go
+DEFAULT: Callable[..., Any] = signal.default_int_handler
+getsignal: Callable[[int], Any] = _signal.getsignal  # which makes no enumeration of it: 0.05 us
+
+_shut: dict[CodeType, bool] = {}  # by code: whether an interrupt waits until it has returned
+_told: tuple[WeakMethod[Callable[[], None]], ...] = ()  # replaced, never changed
+_main: int = threading.main_thread().ident or 0
+_waiting: list[float] = []  # when the interrupt came that waits, if one does
+_forced: bool = False  # the next one is raised whatever the stack
+
+
+def uninterrupted(fn: F) -> F:
+    """A function that Ctrl-C does not end: KeyboardInterrupt is raised soon after it."""
+    _shut[fn.__code__] = True
+    return fn
+
+
+def interruptible(fn: F) -> F:
+    """A function that may be ended by Ctrl-C, whoever calls it: it waits, or calls a user's."""
+    _shut[fn.__code__] = False
+    return fn
+
+
+def guard() -> None:
+    """Have our handler in the place of Python's; from a thread that may not, nothing."""
+    if getsignal(SIGINT) is not DEFAULT or threading.get_ident() != _main:
+        return
+    try:
+        signal.signal(SIGINT, _interrupt)
+    except ValueError:  # not the main interpreter
+        return
+    # asyncio and others put a handler of theirs only where Python's is, which they know by name.
+    signal.default_int_handler = _interrupt  # type: ignore[assignment]  # the same to a caller
+
+
+def tell(method: Callable[[], None]) -> None:
+    """Call a method before each KeyboardInterrupt that we raise, while its object is there.
+
+    It runs between any two instructions of the main thread, so it takes no lock.
+    """
+    global _told
+    _told = (*[told for told in _told if told() is not None], WeakMethod(method))
+
+
+class _Duty(threading.local):
+    stop: Callable[[], None] | None = None
+
+
+duty = _Duty()  # `stop`: raises where the work that this thread does is to end
+
+
+def checkpoint(grace: float = 0.0) -> None:
+    """Between two steps of long work: raises where the work is to end, or an interrupt waits.
+
+    Args:
+        grace: seconds that an interrupt waits for the rest, where half of it is lost.
+    """
+    if duty.stop is not None:
+        duty.stop()
+        return
+    main = _waiting and threading.get_ident() == _main
+    if main and time.monotonic() - _waiting[0] >= grace and _taken():
+        _raise()
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Handle SIGINT: raise, or wait until the stack is another."""
+    global _forced
+    forced, _forced = _forced, False
+    if not forced and _is_shut(frame):
+        if _waiting:
+            return
+        _waiting.append(time.monotonic())
+        try:
+            _thread.start_new_thread(_ask_again, ())
+            return
+        except RuntimeError:  # no thread can be started
+            pass
+    _taken()
+    _raise()
+
+
+def _is_shut(frame: FrameType | None) -> bool:
+    """Whether the innermost function that says anything is not to be interrupted."""
+    while frame is not None:
+        shut = _shut.get(frame.f_code)
+        if shut is not None:
+            return shut
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in WEAK:
+            return True  # what a finalizer raises is dropped
+        frame = frame.f_back
+    return False
+
+
+def _taken() -> bool:
+    """Whether the interrupt that waits is the caller's now, to be raised once."""
+    try:
+        _waiting.pop()
+    except IndexError:
+        return False
+    return True
+
+
+def _raise() -> None:
+    for told in _told:
+        method = told()
+        if method is not None:
+            method()
+    raise KeyboardInterrupt
+
+
+def _ask_again() -> None:
+    """Send SIGINT again, once, when the main thread may be interrupted."""
+    global _forced
+    while True:
+        time.sleep(AGAIN)
+        try:
+            late = time.monotonic() - _waiting[0] >= LONGEST
+        except IndexError:
+            return
+        if (late or not _is_shut(sys._current_frames().get(_main))) and _taken():
+            _forced = late
+            _send()
+
+
+def _send() -> None:
+    """SIGINT to the main thread, which ends its wait in a system call, if it is in one."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(_main, SIGINT)
+    else:  # on Windows
+        signal.raise_signal(SIGINT)
+
+
+def _after_fork() -> None:
+    """A child has no thread that asks again, and may have another main thread."""
+    global _main
+    _main = threading.get_ident()
+    if _waiting:
+        _thread.start_new_thread(_ask_again, ())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

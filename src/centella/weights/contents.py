@@ -1,0 +1,64 @@
+"""The bytes of a model file, read when they are wanted into memory of the reader's own.
+
+A map would show what happens to the file later: other weights when it is overwritten, and the end
+of the process (SIGBUS) when it becomes shorter; a private map, too, for pages not yet read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from centella.dtypes import Array
+from centella.errors import WeightsError
+
+
+class Contents:
+    """A file that is to stay as it was when it was opened first.
+
+    Args:
+        file: its path; it is opened for each reading and not kept open.
+
+    Attributes:
+        size: its bytes.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            self._was = file.stat()
+        except OSError as error:
+            raise WeightsError(f"{file}: cannot be read: {error}") from error
+        self.size: int = self._was.st_size
+
+    def read(self, begin: int, end: int) -> Array:
+        """Bytes `begin` to `end` in memory of the caller's.
+
+        Raises:
+            WeightsError: it cannot be read, or is not what it was.
+        """
+        data: Array = np.empty(end - begin, np.uint8)
+        try:
+            with open(self.file, "rb", buffering=0) as file:
+                file.seek(begin)
+                left = data.data
+                while left and (count := file.readinto(left)):
+                    left = left[count:]
+                now = os.fstat(file.fileno())
+        except OSError as error:
+            raise WeightsError(f"{self.file}: cannot be read: {error}") from error
+        if left or _identity(now) != _identity(self._was):
+            raise WeightsError(
+                f"{self.file}: expected the file of {self.size} bytes that was opened, got one of "
+                f"{now.st_size} bytes that was written since: load it again once it is complete"
+            )
+        return data
+
+
+def _identity(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,167 @@
+"""Products of 16-bit operands whose rows do not start on 16 bytes: copied first where that pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import centella as ct
+from centella.dtypes import DType, bf16, f16, f32, narrow, widen
+from centella.emit.program import Call, parameter_words
+from centella.emit.ptx import emit_ptx
+from centella.op import op
+from centella.op.op import Lowered
+from centella.ops.matmul import choice
+from centella.ops.matmul.choice import MMA_TILES
+from centella.simulator.run import simulate
+from centella.specs import Caps, Spec, make_spec
+from tests.backends.test_cuda import fake  # noqa: F401  # a fixture
+from tests.emit.test_lang_ptx import assemble, needs_ptxas
+from tests.ops.test_mma import CAPS, LAYOUTS, lies
+from tests.ops.test_wgmma import SMALL
+from tests.support.lang_common import Tensor
+
+Array = np.ndarray[Any, Any]
+SM_80 = replace(CAPS, arch="sm_80", max_shared=163 << 10)
+ODD = (4097, 4093, 4099)
+
+
+def lowered(
+    m: int, n: int, k: int, off: tuple[bool, bool] = (True, True), caps: Caps = CAPS,
+    dtype: DType = f16, layout: str = "NT", epilogue: bool = False, variant: str | None = None,
+) -> tuple[Lowered, tuple[Spec, ...]]:  # fmt: skip
+    """The launches of a product and its operands; `off`: whose rows do not start on 16 bytes."""
+    y = make_spec((m, n), dtype, 16)
+    attrs: dict[str, Any] = {"alpha": 0.5, "variant": variant}
+    a = lies((m, k), dtype, layout[0] == "T", off[0])
+    if not epilogue:
+        inputs: tuple[Spec, ...] = (a, lies((k, n), dtype, layout[1] == "T", off[1]))
+        return op.get("matmul").lower(inputs, (y,), attrs, caps), (*inputs, y)
+    more = (make_spec((n,), dtype, 16), make_spec((m, n), dtype, 16))
+    inputs = (a, lies((n, k), dtype, False, off[1]), *more)
+    attrs |= {"extras": ("bias", "residual"), "activation": ""}
+    return op.get("linear").lower(inputs, (y,), attrs, caps), (*inputs, y)
+
+
+def names(launches: Lowered) -> list[str]:
+    return [call.kernel.name for call in launches.calls]
+
+
+def launched(calls: tuple[Call, ...], words: list[Array]) -> None:
+    """Run launches in the simulator, over the words of operands, results and temporaries."""
+    for call in calls:
+        dtypes = tuple(r.spec.dtype for r in call.tensors)
+        ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+        params = np.array(parameter_words(call, ir)[0], np.uint32)
+        simulate(ir, [words[r.index] for r in call.tensors], params, call.groups)
+
+
+def words_of(spec: Spec, value: Array | None) -> Array:
+    """The words of a matrix, NaN in its pads; without values, all NaN."""
+    raw = np.full(spec.storage_bytes + 16, 0xFF, np.uint8).view(spec.dtype.numpy)
+    if value is not None:
+        steps = [s * spec.dtype.itemsize for s in spec.strides]
+        np.ndarray(spec.shape, raw.dtype, raw.data, 0, steps)[...] = narrow(value, spec.dtype)
+    return raw.view(np.uint32)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+
+
+@pytest.mark.parametrize("off", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "linear"])
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_a_product_of_copies_is_right(
+    dtype: DType, layout: str, off: tuple[bool, bool], small: None
+) -> None:
+    m, n, k = 70, 41, 37
+    linear = layout == "linear"
+    launches, specs = lowered(m, n, k, off, dtype=dtype, layout="NT" if linear else layout,
+                              epilogue=linear, variant="wgmma")  # fmt: skip
+    assert names(launches) == ["copy"] * sum(off) + ["wgmma"]
+    rng = np.random.default_rng(2)
+    for _ in range(2):  # a copy is made again: the operand may be another's, who changed it
+        values = [rng.standard_normal(s.shape).astype(np.float32) for s in specs[:-1]]
+        a, b, *more = [widen(narrow(v, dtype), dtype).astype(np.float64) for v in values]
+        words = [words_of(s, v) for s, v in zip(specs, [*values, None], strict=True)]
+        words += [words_of(s, None) for s in launches.temporaries]
+        launched(launches.calls, words)
+        y = specs[-1]
+        got = Tensor(words[len(specs) - 1], y.dtype, y.shape, y.strides, 0).numpy()
+        want = 0.5 * (a @ (b.T if linear else b)) + sum(more)
+        np.testing.assert_allclose(got, want, rtol=2 * dtype.epsilon, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_large_products_are_repacked(dtype: DType) -> None:
+    for layout in LAYOUTS:
+        for off in ((True, False), (False, True), (True, True)):
+            hopper, _ = lowered(*ODD, off, dtype=dtype, layout=layout)
+            ampere, _ = lowered(*ODD, off, SM_80, dtype, layout)
+            assert names(hopper) == ["copy"] * sum(off) + ["wgmma"]
+            assert names(ampere) == ["copy"] * sum(off) + ["mma"]
+            constants = dict(ampere.calls[-1].constants)
+            assert constants["tile"] == MMA_TILES[0]
+            assert constants["vector_a"] and constants["vector_b"]
+    launches, _ = lowered(*ODD, dtype=dtype, epilogue=True)
+    assert names(launches) == ["copy", "copy", "wgmma"]
+    assert [c.reason for c in launches.calls] == [
+        f"copy for linear operand {i}: rows do not start on 16 bytes" for i in (0, 1)
+    ] + [""]
+    assert all(t.strides[-2] * t.dtype.itemsize % 16 == 0 for t in launches.temporaries)
+
+
+def test_where_a_copy_costs_more_than_it_saves_there_is_none() -> None:
+    for shape in ((33, 4093, 4099), (65537, 33, 4099), (129, 131, 1029), (1, 1, 5)):
+        assert "copy" not in names(lowered(*shape)[0]), shape
+    (call,) = lowered(129, 131, 1029)[0].calls
+    assert call.kernel.name == "mma" and dict(call.constants)["tile"] == MMA_TILES[-1]
+    assert names(lowered(1025, 1027, 1029)[0]) == ["copy", "copy", "wgmma"]
+    assert names(lowered(*ODD, (False, False))[0]) == ["wgmma"]
+
+
+def test_a_forced_variant_is_what_runs() -> None:
+    assert names(lowered(*ODD, variant="mma")[0]) == ["mma"]
+    assert names(lowered(9, 9, 9, variant="wgmma")[0]) == ["copy", "copy", "wgmma"]
+    assert "copy" not in names(lowered(*ODD, caps=replace(CAPS, arch="sm_75"))[0])
+    assert "copy" not in names(lowered(*ODD, dtype=f32)[0])
+
+
+def test_what_is_repeated_is_copied_once() -> None:
+    a = Spec((8, 1000, 1001), f16, (1000 * 1001, 1001, 1), False)
+    b = Spec((1001, 1003), f16, (1003, 1), False)
+    y = make_spec((8, 1000, 1003), f16, 16)
+    launches = op.get("matmul").lower((a, b), (y,), {"alpha": 1.0}, CAPS)
+    assert names(launches) == ["copy", "copy", "wgmma"]
+    assert [t.shape for t in launches.temporaries] == [(8, 1000, 1001), (1001, 1003)]
+    scalars = dict(launches.calls[-1].scalars)
+    assert (scalars["sb"], scalars["batches_b"], scalars["batches_a"]) == (0, 1, 8)
+    assert scalars["sa"] == 1000 * 1008 and scalars["lda"] == scalars["ldb"] == 1008
+
+
+@needs_ptxas
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_texts_assemble(layout: str, tmp_path: Path) -> None:
+    for call in lowered(*ODD, layout=layout)[0].calls:
+        dtypes = tuple(r.spec.dtype for r in call.tensors)
+        ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+        assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
+
+
+def test_a_plan_says_that_it_copies_and_why(fake: Any) -> None:  # noqa: F811  # the fixture
+    device = ct.device("cuda", native=0, pool="reuse")
+    x = ct.empty((1025, 1030), f16, device=device)[:, 1:]
+    w = ct.empty((1027, 1029), f16, device=device)
+    with device.batch() as batch:
+        y = ct.linear(x, w)
+    assert y.shape == (1025, 1027)
+    text = batch.explain()
+    assert "2 launches (1 copies)" in text
+    assert "copy for linear operand 0: rows do not start on 16 bytes copy" in text
+    assert "[1025, 1029] -> [1025, 1029]:f16" in text

@@ -1,0 +1,99 @@
+"""The end of the process, with work under way and threads that go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.runtime.test_device import needs, python
+
+COLD = """
+import os
+os.environ["MESA_SHADER_CACHE_DISABLE"] = "1"
+import numpy as np, centella as ct
+{before}
+w = [ct.asarray(np.ones((64, 64), np.float32), device="webgpu") for _ in range(60)]
+@ct.jit
+def chain(x):
+    for each in w:
+        x = ct.linear(x, each)
+    return x
+y = chain(ct.asarray(np.ones((4, 64), np.float32), device="webgpu"))
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3)])
+def test_what_a_driver_still_compiles_is_waited_for(end: str, code: int) -> None:
+    needs("webgpu")
+    run = python(COLD.format(before="", end=end))
+    assert (run.returncode, run.stdout, run.stderr) == (code, "", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's `exit` runs beside other threads")
+@pytest.mark.parametrize(("end", "code"), [("print('end')", 0), ("raise SystemExit(3)", 3)])
+def test_what_takes_too_long_is_left_and_the_exit_code_stays(end: str, code: int) -> None:
+    needs("webgpu")
+    before = "import centella.runtime.process_end; centella.ending.PATIENCE = 0.0"
+    run = python(COLD.format(before=before, end=end))
+    assert (run.returncode, run.stderr) == (code, "")
+    assert run.stdout == ("" if code else "end\n")
+
+
+DAEMONS = """
+import threading, time, numpy as np, centella as ct
+embedder = ct.load({folder!r}, device={name!r})
+embedder.encode(["one"])
+@ct.jit
+def step(x):
+    return ct.relu(x) * 2.0
+turns = [0, 0, 0]
+def encode(index):
+    while True:
+        embedder.encode(["one text", "another"])
+        turns[index] += 1
+def compute():
+    while True:
+        step(ct.asarray(np.ones((8, 8), np.float32), device={name!r})).numpy()
+        turns[2] += 1
+for target, args in ((encode, (0,)), (encode, (1,)), (compute, ())):
+    threading.Thread(target=target, args=args, daemon=True).start()
+while not all(turns):
+    time.sleep(0.01)
+raise SystemExit(5)
+"""
+
+
+@pytest.mark.parametrize("name", ["cpu", "webgpu"])
+def test_daemon_threads_do_not_disturb_the_end(name: str) -> None:
+    """Three times: each is a race."""
+    needs(name)
+    folder = os.path.join(os.path.dirname(__file__), "data", "tiny-bert")
+    for _ in range(3):
+        run = python(DAEMONS.format(name=name, folder=folder))
+        assert (run.returncode, run.stdout, run.stderr) == (5, "", "")
+
+
+ENDLESS = """
+import numpy as np, centella as ct
+from centella import ending
+ending.PATIENCE = 0.2
+@ct.kernel(workgroup=4)
+def forever(x: ct.InOut[ct.f32]):
+    i = ct.lang.global_id()
+    with ct.lang.loop():
+        x[i] = x[i] + 1.0
+        ct.lang.break_if(x[i] < 0.0)
+state = ct.State(np.zeros((4,), np.float32), device="cpu")
+forever(state, threads=4)
+ct.device("cpu").batch().execute()
+pending = ct.fetch(state.value)
+print("end")
+"""
+
+
+def test_an_endless_kernel_on_the_cpu_does_not_keep_the_process() -> None:
+    run = python(ENDLESS)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")

@@ -1,0 +1,281 @@
+"""Ctrl-C: between the library's steps, once, with everything usable afterwards."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from centella.host import interrupts
+from centella.host.interrupts import interruptible, uninterrupted
+from centella.runtime.pipelines import PipelineCache
+from tests.runtime.test_device import needs, python
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("name", "number"), [("cpu", 300), ("webgpu", 150), ("simulator", 40)])
+def test_interrupts_at_random_times(name: str, number: int) -> None:
+    needs(name)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.interrupts", name, str(number)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith(f"{number} interrupts on {name}")
+
+
+# -- when it is raised ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded() -> Any:
+    """Our handler, in the place of pytest's own process's."""
+    before = interrupts.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, interrupts.DEFAULT)
+    interrupts.guard()
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def steps(done: list[str]) -> None:
+    done.append("begun")
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(0.02)
+    done.append("ended")
+
+
+@uninterrupted
+def section(done: list[str], inside: Any = steps) -> None:
+    inside(done)
+
+
+@interruptible
+def callback(done: list[str]) -> None:
+    steps(done)
+
+
+class Watched:
+    pass
+
+
+def after(call: Any, *args: Any) -> None:
+    """A call, and what comes soon after it."""
+    with pytest.raises(KeyboardInterrupt):  # it comes a millisecond late
+        call(*args)
+        time.sleep(5)
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_section_is_not_interrupted_and_what_it_calls_back_is() -> None:
+    for call, inside, wanted in (
+        (steps, (), ["begun"]),
+        (section, (), ["begun", "ended"]),
+        (section, (callback,), ["begun"]),
+    ):
+        done: list[str] = []
+        after(call, done, *inside)
+        assert done == wanted, call
+        time.sleep(0.01)  # and no second one comes
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_finalizer_is_not_interrupted() -> None:
+    done: list[str] = []
+
+    class Freed:
+        def __del__(self) -> None:
+            steps(done)
+
+    after(Freed)
+    assert done == ["begun", "ended"]
+    done.clear()
+    watched = [Watched()]
+    weakref.finalize(watched[0], steps, done)
+    after(watched.clear)
+    assert done == ["begun", "ended"]
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_section_that_lasts_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", 0.01)
+    done: list[str] = []
+    after(section, done)
+    assert done == ["begun"]
+
+
+@pytest.mark.usefixtures("guarded")
+def test_long_work_in_a_section_asks_at_its_checkpoints() -> None:
+    done: list[str] = []
+
+    @uninterrupted
+    def long() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("one")
+        interrupts.checkpoint()
+        done.append("two")
+
+    after(long)
+    assert done == ["one"]
+
+
+@pytest.mark.usefixtures("guarded")
+def test_an_interrupt_that_waits_has_no_further_program_compiled() -> None:
+    cache = PipelineCache()
+    done: list[str] = []
+
+    @uninterrupted
+    def compile_all() -> None:
+        for name in ("one", "two"):
+            cache.get(0, name, name, lambda name=name: done.append(name))
+            signal.raise_signal(signal.SIGINT)
+
+    after(compile_all)
+    assert done == ["one"] and cache.names() == ["one"]
+
+
+def test_a_handler_of_the_application_stays() -> None:
+    code = """
+import signal, numpy as np, centella as ct
+def mine(*_): print("mine")
+signal.signal(signal.SIGINT, mine)
+(ct.asarray(np.ones(4, np.float32), device="cpu") + 1.0).numpy()
+signal.raise_signal(signal.SIGINT)
+assert signal.getsignal(signal.SIGINT) is mine
+"""
+    run = python(code)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "mine\n", "")
+
+
+def test_who_puts_the_default_handler_back_has_it_replaced_again() -> None:
+    """As a notebook does before each cell."""
+    code = """
+import signal
+default = signal.default_int_handler
+import numpy as np, centella as ct
+x = ct.asarray(np.ones(4, np.float32), device="cpu")
+assert signal.getsignal(signal.SIGINT) is not default
+signal.signal(signal.SIGINT, default)
+y = x + 1.0
+assert signal.getsignal(signal.SIGINT) is not default
+"""
+    run = python(code)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_asyncio_cancels_its_task_as_ever() -> None:
+    code = """
+import asyncio, os, signal, numpy as np, centella as ct
+x = ct.asarray(np.ones(4, np.float32), device="cpu")
+async def task():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(20)
+    except asyncio.CancelledError:
+        print("cancelled", (await ct.fetch(x + 1.0))[0].tolist())
+        raise
+try:
+    asyncio.run(task())
+except KeyboardInterrupt:
+    print("interrupted", (x + 2.0).numpy().tolist())
+"""
+    run = python(code)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == "cancelled [2.0, 2.0, 2.0, 2.0]\ninterrupted [3.0, 3.0, 3.0, 3.0]\n"
+
+
+# -- work of the CPU ------------------------------------------------------------------------------
+
+QUEUED = """
+import os, signal, sys, threading, time, numpy as np, centella as ct
+device = ct.device("cpu")
+x = ct.asarray(np.ones((1500, 1500), np.float32), device=device)
+small = ct.asarray(np.ones(4, np.float32), device=device)
+(x @ x).numpy()
+begin = time.perf_counter()
+(x @ x).numpy()
+one = time.perf_counter() - begin
+state = ct.State(np.ones((4,), np.float32), device=device)
+products = []
+for _ in range(200):
+    with device.batch():
+        products.append(x @ x)
+y = small + 1.0
+state.assign(y)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    y.numpy()
+except KeyboardInterrupt:
+    begin = time.perf_counter()
+    assert (small * 2.0).numpy().tolist() == [2, 2, 2, 2]
+    took = time.perf_counter() - begin
+assert took < 1 + 4 * one, (took, one)
+for lost in (products[-1], y, state):
+    try:
+        lost.numpy()
+    except ct.DeviceError as error:
+        assert "dropped, by Ctrl-C" in str(error), error
+    else:
+        raise AssertionError
+state.assign(small)
+assert state.numpy().tolist() == [1, 1, 1, 1]
+assert products[0].numpy()[0, 0] == 1500
+"""
+
+
+def test_what_is_queued_on_the_cpu_is_dropped() -> None:
+    run = python(QUEUED)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+SHORT = """
+import os, signal, time, numpy as np, centella as ct
+x = ct.asarray(np.ones((64, 64), np.float32), device="cpu")
+state = ct.State(np.zeros((64, 64), np.float32), device="cpu")
+try:
+    with ct.device("cpu").batch():
+        y = x @ x
+        state.assign(y)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+except KeyboardInterrupt:
+    assert y.numpy()[0, 0] == 64 and state.numpy()[0, 0] == 64
+"""
+
+
+def test_what_is_soon_done_on_the_cpu_is_done() -> None:
+    run = python(SHORT)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+ENDLESS = """
+import os, signal, threading, numpy as np, centella as ct
+x = ct.asarray(np.ones((4,), np.float32), device={name!r})
+x.numpy()
+@ct.kernel(workgroup=4)
+def forever(x: ct.In[ct.f32], y: ct.Out[ct.f32]):
+    i = ct.lang.global_id()
+    with ct.lang.loop():
+        y[i] = x[i]
+        ct.lang.break_if(x[i] < 0.0)
+y = ct.empty((4,), device={name!r})
+forever(x, y, threads=4)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    y.numpy()
+except KeyboardInterrupt:
+    assert (x + 1.0).numpy().tolist() == [2, 2, 2, 2]
+    print("on")
+"""
+
+
+@pytest.mark.parametrize("name", ["cpu", "simulator"])
+def test_an_endless_kernel_is_interrupted(name: str) -> None:
+    run = python(ENDLESS.format(name=name))
+    assert (run.returncode, run.stdout, run.stderr) == (0, "on\n", "")
