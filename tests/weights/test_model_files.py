@@ -152,7 +152,18 @@ def test_weights_that_are_a_pointer(folder: Path) -> None:
 
 # -- paths ----------------------------------------------------------------------------------------
 
-ELSEWHERE = ("..", "../other", "a/../../other", "/etc", "C:\\x", "a\0b", "\ud800", "d" * 5000, 7)
+ELSEWHERE = (
+    "..",
+    "../other",
+    "a/../../other",
+    "/etc",
+    "C:\\x",
+    "a\0b",
+    "\ud800",
+    "\x1b[2J",
+    "d" * 5000,
+    7,
+)
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)

@@ -121,9 +121,11 @@ class Embedder:
             raise ShapeError(
                 f"Embedder: expected pooling {' or '.join(POOLINGS)}, got {config.pooling!r}"
             )
+        from centella.tasks.text import check_pad_id
+
         flag("Embedder", "config.normalize", config.normalize)
         whole("Embedder", "config.max_length", config.max_length, 1)
-        tokenizer.check_pad_id(model.config.vocab_size)
+        check_pad_id(tokenizer, model.config.vocab_size)
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
@@ -202,11 +204,13 @@ class Embedder:
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
+        from centella.tasks.text import check_ids
+
         begin = began()
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
         ids = self.tokenizer.encode(texts, self.config.max_length)
-        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
+        check_ids(self.tokenizer, ids, self.model.config.vocab_size)
         if not self._told_of_cut:
             self._tell_of_cut(texts, ids)
         noted("tokenise", begin, texts=len(texts))

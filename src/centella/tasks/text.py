@@ -139,32 +139,6 @@ class Tokenizer:
                     encoding.truncate(room, direction=self._side)
         return [self.native.post_process(encoding).ids for encoding in encodings]
 
-    def check_pad_id(self, vocab_size: int) -> None:
-        """Refuse a padding token that a model of so many tokens has no vector for.
-
-        Raises:
-            WeightsError: it has none.
-        """
-        if self.pad_id is not None and not 0 <= self.pad_id < vocab_size:
-            raise WeightsError(
-                f"{self.pad_origin}: padding token: expected an id from 0 to {vocab_size - 1}, "
-                f"below the vocab_size of the model, got {self.pad_id}"
-            )
-
-    def check_ids(self, ids: Iterable[Sequence[int]], vocab_size: int) -> None:
-        """Refuse ids that a model of so many tokens has no vector for.
-
-        Raises:
-            WeightsError: there is one, with its token.
-        """
-        most = max((max(some) for some in ids if some), default=-1)
-        if most >= vocab_size:
-            token = self.native.id_to_token(most)
-            raise WeightsError(
-                f"{self.origin}: token {show(token)}: expected an id below {vocab_size}, the "
-                f"vocab_size of the model, got {most}"
-            )
-
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
 
@@ -173,6 +147,35 @@ class Tokenizer:
             skip_special_tokens: leave out [CLS], [SEP], end-of-text and the like.
         """
         return self.native.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+
+def check_pad_id(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse a padding token that a model of so many tokens has no vector for.
+
+    Raises:
+        WeightsError: it has none.
+    """
+    pad_id = tokenizer.pad_id
+    if pad_id is not None and not 0 <= pad_id < vocab_size:
+        raise WeightsError(
+            f"{tokenizer.pad_origin}: padding token: expected an id from 0 to {vocab_size - 1}, "
+            f"below the vocab_size of the model, got {pad_id}"
+        )
+
+
+def check_ids(tokenizer: Tokenizer, ids: Iterable[Sequence[int]], vocab_size: int) -> None:
+    """Refuse ids that a model of so many tokens has no vector for.
+
+    Raises:
+        WeightsError: there is one, with its token.
+    """
+    most = max((max(some) for some in ids if some), default=-1)
+    if most >= vocab_size:
+        token = tokenizer.native.id_to_token(most)
+        raise WeightsError(
+            f"{tokenizer.origin}: token {show(token)}: expected an id below {vocab_size}, the "
+            f"vocab_size of the model, got {most}"
+        )
 
 
 def max_length(folder: str | PathLike[str]) -> int:

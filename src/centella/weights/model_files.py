@@ -25,7 +25,7 @@ _OBJECT = 4  # an object takes as much as so many other values
 _SHOWN = 400  # characters of a value in an error
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST = 1024  # characters of a path that a file names
-_OUTSIDE = "\\:\0"  # what makes a path absolute, or another one, on some system
+_OUTSIDE = "\\:"  # what makes a path absolute, or another one, on some system
 
 
 def kind(path: Path) -> str:
@@ -158,9 +158,9 @@ def inside(folder: Path, name: Any, origin: str) -> Path:
         WeightsError: no such path, or one that leads elsewhere.
     """
     wrong = f"{origin}: expected a path in the folder, got {show(name)}"
-    if not isinstance(name, str) or len(name) > _LONGEST or set(name) & set(_OUTSIDE):
+    if not isinstance(name, str) or len(name) > _LONGEST or not name.isprintable():
         raise WeightsError(wrong)
-    if name.startswith("/") or ".." in name.split("/"):
+    if set(name) & set(_OUTSIDE) or name.startswith("/") or ".." in name.split("/"):
         raise WeightsError(wrong)
     path = folder / name
     try:

@@ -256,29 +256,31 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_entry(file: Path, name: str, entry: Any) -> _Entry:
-    where = f"{file}: tensor {show(name)}"
+    def wrong(text: str) -> WeightsError:
+        return WeightsError(f"{file}: tensor {show(name)}: {text}")
+
     if not isinstance(entry, dict):
-        raise WeightsError(f"{where}: expected an object, got {show(entry)}")
+        raise wrong(f"expected an object, got {show(entry)}")
     dtype = entry.get("dtype")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         names = ", ".join(_DTYPES)
-        raise WeightsError(f"{where}: dtype: expected one of {names}, got {show(dtype)}")
+        raise wrong(f"dtype: expected one of {names}, got {show(dtype)}")
     shape = entry.get("shape")
     if not _is_sizes(shape):
-        raise WeightsError(f"{where}: shape: expected a list of sizes, got {show(shape)}")
+        raise wrong(f"shape: expected a list of sizes, got {show(shape)}")
     if len(shape) > _MAX_RANK:  # before they are multiplied
-        raise WeightsError(
-            f"{where}: shape: expected one that NumPy can hold, of {_MAX_RANK} sizes at most, "
+        raise wrong(
+            f"shape: expected one that NumPy can hold, of {_MAX_RANK} sizes at most, "
             f"got {len(shape)}"
         )
     offsets = entry.get("data_offsets")
     if not _is_sizes(offsets) or len(offsets) != 2:
-        raise WeightsError(f"{where}: data_offsets: expected [begin, end], got {show(offsets)}")
+        raise wrong(f"data_offsets: expected [begin, end], got {show(offsets)}")
     begin, end = offsets
     expected = math.prod(shape) * _DTYPES[dtype][1].itemsize
     if end - begin != expected:
-        raise WeightsError(
-            f"{where}: expected {expected} bytes for {dtype} {show(shape)}, "
+        raise wrong(
+            f"expected {expected} bytes for {dtype} {show(shape)}, "
             f"got {end - begin} from data_offsets [{begin}, {end}]"
         )
     return _Entry(name, dtype, tuple(shape), begin, end)
@@ -331,13 +333,13 @@ def _read_shards(root: Path) -> dict[str, StoredTensor]:
         raise WeightsError(f"{index}: weight_map: expected an object, got {show(places)}")
     files: dict[str, Path] = {}
     for name, shard in places.items():
-        where = f"{index}: tensor {show(name)}"
         if not isinstance(shard, str) or shard in {"", ".", ".."} or "/" in shard:
             raise WeightsError(
-                f"{where}: expected the name of a file in the folder, got {show(shard)}"
+                f"{index}: tensor {show(name)}: expected the name of a file in the folder, "
+                f"got {show(shard)}"
             )
         if shard not in files:
-            files[shard] = inside(root, shard, where)
+            files[shard] = inside(root, shard, f"{index}: tensor {show(name)}")
     shards = {shard: read_file(file) for shard, file in files.items()}
     for name, shard in places.items():
         if name not in shards[shard]:
