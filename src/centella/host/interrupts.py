@@ -51,7 +51,9 @@ def interruptible(fn: F) -> F:
 
 
 def guard() -> None:
-    """Have our handler in the place of Python's; from a thread that may not, nothing."""
+    """Before anything begins: raise an interrupt that waits, have our handler in Python's place."""
+    if _waiting:  # there may have been too little time between one section and the next
+        checkpoint()
     if getsignal(SIGINT) is not DEFAULT or threading.get_ident() != _main:
         return
     try:

@@ -37,13 +37,7 @@ from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket, finished, places_of
 from centella.backends.webgpu.warm import Warm
 from centella.emit.program import HostProgram, Program
-from centella.errors import (
-    CompileError,
-    DeviceError,
-    DeviceLostError,
-    LimitError,
-    OutOfMemoryError,
-)
+from centella.errors import CompileError, DeviceError, DeviceLostError, LimitError, OutOfMemoryError
 from centella.host.interrupts import uninterrupted
 from centella.ledger.counts import count
 from centella.specs import Caps
@@ -374,7 +368,7 @@ class WebGpuBackend:
         }
 
     def before_fork(self) -> None:
-        """Have no thread in the driver that a child would wait for."""
+        """Have no other thread in the driver."""
         raw.gate.acquire()
 
     def after_fork(self, *, child: bool) -> bool:
