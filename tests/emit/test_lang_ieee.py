@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella import In, Out, f32, lang
 from centella.backends.webgpu import arithmetic
 from centella.emit.wgsl import emit_wgsl
+from centella.op.op import get
+from centella.specs import Caps, Spec, make_spec
 from centella.tensors import functional as f
 from tests.plan.test_fuse import Keep, Make, both_ways
 from tests.support.lang_common import empty, record, tensor
@@ -172,3 +175,23 @@ def test_a_probe_that_fails_keeps_the_plain_text(
     assert arithmetic.rewrites(native) == device.caps.rewrites_arithmetic
     monkeypatch.setattr(arithmetic, "SOURCE", "no shader of {fields} and {lines}")
     assert not arithmetic.rewrites(native)
+
+
+def test_kernels_without_formulas_of_users_have_the_plain_text() -> None:
+    """Softmax, products and attention are exact enough as a driver rewrites them, and faster."""
+    caps = Caps(target="wgsl")
+    guarded = replace(caps, rewrites_arithmetic=True)
+
+    def text(name: str, specs: tuple[Spec, ...], caps: Caps, **attrs: Any) -> str:
+        op = get(name)
+        outputs = tuple(make_spec(shape, kind, 16) for shape, kind in op.rule(specs, attrs))
+        (call,) = op.lower(specs, outputs, attrs, caps).calls
+        kinds = tuple(ref.spec.dtype for ref in call.tensors)
+        unit = (True,) * len(kinds)
+        return call.kernel.program(
+            caps, kinds, unit, call.constants, call.workgroup, call.face
+        ).source
+
+    x = make_spec((8, 64), f32, 16)
+    assert text("softmax", (x,), caps) == text("softmax", (x,), guarded)
+    assert text("mul", (x, x), caps) != text("mul", (x, x), guarded)

@@ -1308,7 +1308,7 @@ def test_tracing_and_emission_are_quick() -> None:
 
 # -- the page --------------------------------------------------------------------------------------
 
-PAGE = Path(HERE).parents[1] / "docs" / "kernel-language.md"
+PAGE = Path(HERE).parents[2] / "docs" / "kernel-language.md"
 
 # The start of each sentence or table row, and tests that show it: tests/test_lang_(file).(test).
 SHOWN = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_what_a_driver_still_compiles_is_waited_for(end: str, code: int) -> None
 @pytest.mark.parametrize(("end", "code"), [("print('end')", 0), ("raise SystemExit(3)", 3)])
 def test_what_takes_too_long_is_left_and_the_exit_code_stays(end: str, code: int) -> None:
     needs("webgpu")
-    before = "import centella.runtime.process_end; centella.ending.PATIENCE = 0.0"
+    before = "from centella.runtime import process_end; process_end.PATIENCE = 0.0"
     run = python(COLD.format(before=before, end=end))
     assert (run.returncode, run.stderr) == (code, "")
     assert run.stdout == ("" if code else "end\n")
@@ -70,7 +70,7 @@ raise SystemExit(5)
 def test_daemon_threads_do_not_disturb_the_end(name: str) -> None:
     """Three times: each is a race."""
     needs(name)
-    folder = os.path.join(os.path.dirname(__file__), "data", "tiny-bert")
+    folder = str(Path(__file__).parents[1] / "data" / "tiny-bert")
     for _ in range(3):
         run = python(DAEMONS.format(name=name, folder=folder))
         assert (run.returncode, run.stdout, run.stderr) == (5, "", "")
@@ -78,8 +78,8 @@ def test_daemon_threads_do_not_disturb_the_end(name: str) -> None:
 
 ENDLESS = """
 import numpy as np, centella as ct
-from centella import ending
-ending.PATIENCE = 0.2
+from centella.runtime import process_end
+process_end.PATIENCE = 0.2
 @ct.kernel(workgroup=4)
 def forever(x: ct.InOut[ct.f32]):
     i = ct.lang.global_id()

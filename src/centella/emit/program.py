@@ -41,15 +41,18 @@ class Kernel:
     """A kernel function with its face; the specialisations traced so far.
 
     `moves` says that it stores what it loads, so that what nobody wrote may be among it.
+    `rewritable` says that its results hold where a driver rewrites float arithmetic: it has no
+    formula of a user's, and is not kept from that where it would be slower.
     """
 
     def __init__(
         self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None,
-        trusted: bool = True, moves: bool = False,
+        trusted: bool = True, moves: bool = False, rewritable: bool = False,
     ) -> None:  # fmt: skip
         self.fn: Callable[..., Any] = fn
         self.trusted: bool = trusted
         self.moves: bool = moves
+        self.rewritable: bool = rewritable
         self.name: str = name or fn.__name__
         self.workgroup: int = workgroup
         self._face = face
@@ -112,8 +115,11 @@ class Kernel:
         found = self._programs.get(key)
         if found is None:
             ir = self.specialise(dtypes, unit, constants, workgroup, face)
-            found = self._programs[key] = program_of(ir, caps, self.trusted, self.moves)
+            found = self._programs[key] = self._emitted(ir, caps)
         return found
+
+    def _emitted(self, ir: KernelIR, caps: Caps, copies: Copies = ()) -> Program:
+        return program_of(ir, caps, self.trusted, self.moves, copies, self.rewritable)
 
     def within_rounds(
         self, program: Program, caps: Caps, words: Sequence[int], groups: int
@@ -138,8 +144,7 @@ class Kernel:
         key = (caps, program.key, copies)
         repeated = self._programs.get(key)
         if repeated is None:
-            repeated = program_of(program.ir, caps, self.trusted, self.moves, copies)
-            self._programs[key] = repeated
+            repeated = self._programs[key] = self._emitted(program.ir, caps, copies)
         return repeated
 
 
@@ -187,12 +192,14 @@ class HostProgram(Struct, frozen=True, eq=False):
 
 
 def program_of(
-    ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False, copies: Copies = ()
-) -> Program:
+    ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False, copies: Copies = (),
+    rewritable: bool = False,
+) -> Program:  # fmt: skip
     """Emit a traced kernel for a device.
 
     Args:
         copies: how often bodies of loops stand in it (`lang.rounds`).
+        rewritable: a driver may rewrite its float arithmetic.
 
     Raises:
         LimitError: for more shared memory, threads or bindings than the device has, or for
@@ -225,7 +232,8 @@ def program_of(
             )
         from centella.emit.wgsl import emit_wgsl
 
-        keep, settle = caps.family == "software", caps.rewrites_arithmetic
+        keep = caps.family == "software"
+        settle = caps.rewrites_arithmetic and not rewritable
         source = emit_wgsl(
             ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
             copies=copies,

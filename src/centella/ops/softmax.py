@@ -163,8 +163,9 @@ def _power(x: Any) -> Any:
 
 
 softmax_rows: Kernel = Kernel(
-    _softmax, workgroup=WALKERS, name="softmax_rows", face=face({"x": 2}, {"y": 2})
-)
+    _softmax, workgroup=WALKERS, name="softmax_rows", face=face({"x": 2}, {"y": 2}),
+    rewritable=True,
+)  # fmt: skip
 
 
 def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:

@@ -121,7 +121,7 @@ def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -
         y.store(place + word * per, values)
 
 
-kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combine")
+kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combine", rewritable=True)
 
 
 def combine(

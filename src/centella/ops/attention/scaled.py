@@ -59,7 +59,9 @@ def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any)
                 kept.store(target + row * p["fl"], values)
 
 
-scale_values: Kernel = Kernel(_scale_values, workgroup=THREADS, name="attention_values")
+scale_values: Kernel = Kernel(
+    _scale_values, workgroup=THREADS, name="attention_values", rewritable=True
+)
 
 
 def values_call(

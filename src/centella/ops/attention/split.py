@@ -88,7 +88,7 @@ def _read(work: Work, my: Thread, q: Any, k: Any, v: Any) -> None:
         accumulate(my, values)
 
 
-kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split")
+kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)
 
 
 def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:

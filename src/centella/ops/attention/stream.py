@@ -177,7 +177,7 @@ def _dots(queries: list[list[Any]], tile: Any, at: Any, dim: int) -> list[Any]:
     return [a if b is None else a + b for a, b in sums]
 
 
-stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention")
+stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention", rewritable=True)
 
 
 def lower_stream(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:

@@ -262,7 +262,7 @@ class _Thread:
                             store_words(y, at, out, column, dim)
 
 
-tiled: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled")
+tiled: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled", rewritable=True)
 
 
 def lower_tiled(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:

@@ -161,5 +161,5 @@ def _add_parts(*, activation: str, parts: Any, y: Any, **extra: Any) -> None:
         y.store(batch * p["sy"] + row * p["ldy"] + column, finish(list(sums), row))
 
 
-columns: Kernel = Kernel(_columns, workgroup=256, name="columns")
-add_parts: Kernel = Kernel(_add_parts, workgroup=256, name="add_parts")
+columns: Kernel = Kernel(_columns, workgroup=256, name="columns", rewritable=True)
+add_parts: Kernel = Kernel(_add_parts, workgroup=256, name="add_parts", rewritable=True)

@@ -106,7 +106,7 @@ def _walk_words(
                     sums[r][i].set(lang.fma(total, factors[r], sums[r][i]))
 
 
-blocks_kernel: Kernel = Kernel(_blocks, workgroup=128, name="linear_blocks")
+blocks_kernel: Kernel = Kernel(_blocks, workgroup=128, name="linear_blocks", rewritable=True)
 
 
 def linear(

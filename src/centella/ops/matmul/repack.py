@@ -20,11 +20,11 @@ from centella.ops.layout import flat
 from centella.ops.matmul.problem import Problem
 from centella.specs import Caps, Spec, make_spec
 
-# Seconds, of an H200: an operation in registers (43 TFLOP/s) over one in tiles (357); a byte that a
-# copy moves, at half of what it should reach; a launch. Of a slower card all of them grow.
-SAVED = 1 / 43e12 - 1 / 357e12
-MOVED = 1 / 2e12
-LAUNCH = 5e-6
+# Seconds, measured on an H200: an operation in registers (57 TFLOP/s) and in tiles (465); a step of
+# k in registers, which takes so long however few tiles there are; a byte that a copy moves; a
+# launch. Of a slower card all of them grow.
+SLOW, FAST, STEP = 1 / 57e12, 1 / 465e12, 0.072e-6
+MOVED, LAUNCH = 1 / 2e12, 3e-6
 
 
 class Matrix(Struct, frozen=True):
@@ -58,7 +58,8 @@ def pays(problem: Problem, copied: Sequence[Matrix]) -> bool:
     """Whether copying these operands takes less time than elements one by one cost."""
     work = 2 * problem.batch * problem.m * problem.n * problem.k
     moved = sum(2 * m.spec.nbytes for m in copied)
-    return work * SAVED > moved * MOVED + len(copied) * LAUNCH
+    saved = max(work * SLOW, problem.k * STEP) - work * FAST
+    return saved > moved * MOVED + len(copied) * LAUNCH
 
 
 def repacked(

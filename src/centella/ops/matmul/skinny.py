@@ -276,4 +276,4 @@ def _place(tile: Skinny, row: Any, output: Any) -> Any:
     return register * tile.threads + lane
 
 
-skinny: Kernel = Kernel(_skinny, workgroup=256, name="skinny")
+skinny: Kernel = Kernel(_skinny, workgroup=256, name="skinny", rewritable=True)

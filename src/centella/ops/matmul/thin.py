@@ -301,4 +301,4 @@ def _store(
             y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place), finish(out, row + i))
 
 
-thin: Kernel = Kernel(_thin, workgroup=128, name="thin")
+thin: Kernel = Kernel(_thin, workgroup=128, name="thin", rewritable=True)

@@ -283,4 +283,4 @@ def store_words(y: Any, place: Any, out: list[Any], column: Any, n: Any) -> None
                 y.store(place + j, out[j : j + words])
 
 
-gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm")
+gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm", rewritable=True)
