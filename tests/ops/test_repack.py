@@ -76,11 +76,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("off", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("layout", [*LAYOUTS, "linear"])
-@pytest.mark.parametrize("dtype", [f16, bf16])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(f16, (70, 41, 37)), (bf16, (70, 41, 37)), (f16, (3, 5, 7))]
+)
 def test_a_product_of_copies_is_right(
-    dtype: DType, layout: str, off: tuple[bool, bool], small: None
+    dtype: DType, shape: tuple[int, int, int], layout: str, off: tuple[bool, bool], small: None
 ) -> None:
-    m, n, k = 70, 41, 37
+    m, n, k = shape
     linear = layout == "linear"
     launches, specs = lowered(m, n, k, off, dtype=dtype, layout="NT" if linear else layout,
                               epilogue=linear, variant="wgmma")  # fmt: skip
@@ -125,6 +127,14 @@ def test_where_a_copy_costs_more_than_it_saves_there_is_none() -> None:
     assert names(lowered(129, 131, 1029)[0]) == ["copy", "copy", "wgmma"]
     assert names(lowered(1025, 1027, 1029)[0]) == ["copy", "copy", "wgmma"]
     assert names(lowered(*ODD, (False, False))[0]) == ["wgmma"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_shorter_than_16_bytes_are_copied_to_such_rows(layout: str) -> None:
+    for shape in ((3, 5, 8), (5, 3, 2), (1, 7, 3)):
+        launches, _ = lowered(*shape, variant="wgmma", layout=layout)
+        assert names(launches)[-1] == "wgmma"
+        assert all(t.strides[-2] * t.dtype.itemsize % 16 == 0 for t in launches.temporaries)
 
 
 def test_a_forced_variant_is_what_runs() -> None:

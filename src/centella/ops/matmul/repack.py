@@ -18,7 +18,7 @@ from centella.emit.program import Call, Ref
 from centella.ops.elementwise import OPS
 from centella.ops.layout import flat
 from centella.ops.matmul.problem import Problem
-from centella.specs import Caps, Spec, make_spec
+from centella.specs import Caps, Spec
 
 # Seconds, measured on an H200: an operation in registers (57 TFLOP/s) and in tiles (465); a step of
 # k in registers, which takes so long however few tiles there are; a byte that a copy moves; a
@@ -62,6 +62,14 @@ def pays(problem: Problem, copied: Sequence[Matrix]) -> bool:
     return saved > moved * MOVED + len(copied) * LAUNCH
 
 
+def _padded(spec: Spec) -> Spec:
+    """A matrix of this shape whose rows start on 16 bytes, also those that are shorter."""
+    chunk = 16 // spec.dtype.itemsize
+    pitch = -(-spec.shape[-1] // chunk) * chunk
+    strides = (spec.shape[-2] * pitch, pitch, 1)[-len(spec.shape) :]
+    return Spec(spec.shape, spec.dtype, strides, True)
+
+
 def repacked(
     op: str, problem: Problem, copied: dict[int, Matrix], first: int, caps: Caps
 ) -> tuple[Problem, tuple[Call, ...], dict[int, Spec]]:
@@ -75,7 +83,7 @@ def repacked(
     pitches: dict[str, Any] = {}
     for place, matrix in copied.items():
         lies = matrix.spec
-        whole = make_spec(lies.shape, lies.dtype, 16)
+        whole = _padded(lies)
         (copy,) = OPS["copy"].lower((lies,), (whole,), {}, caps).calls
         refs = (Ref(place, flat(lies)), Ref(first + len(calls), whole))
         reason = f"copy for {op} operand {place}: rows do not start on 16 bytes"
