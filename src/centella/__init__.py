@@ -31,6 +31,7 @@ from centella.lang import In, InOut, Out, Scalar
 from centella.ledger.counts import Counts, Ledger, forbid, ledger, totals
 from centella.nn.kv_cache import KVCache
 from centella.nn.matmul_cache import MatmulCache
+from centella.ops.quantize import quantize_blocks
 from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
@@ -119,7 +120,6 @@ from centella.tensors.jit import Compiled, jit
 from centella.tensors.kernel import UserKernel, kernel
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, fetch
-from centella.weights.quantize import quantize_blocks
 
 if TYPE_CHECKING:  # which is to say itself what there is not
     from centella import serving  # loads asyncio: with its first use

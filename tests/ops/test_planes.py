@@ -10,7 +10,7 @@ import pytest
 import centella as ct
 from centella.dtypes import dtype_of
 from centella.op import op
-from centella.weights.quantize import BLOCK
+from centella.ops.quantize import BLOCK
 
 Array = np.ndarray[Any, Any]
 KINDS = {8: "Q8_0", 4: "Q4_0"}
