@@ -5,8 +5,8 @@ from __future__ import annotations
 import _thread
 import threading
 import time
+from _queue import SimpleQueue  # `queue` brings heapq, and `import centella` waits for it
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from centella.host.interrupts import GRACE, duty, tell
