@@ -16,7 +16,7 @@ from centella.backends.base import Array, Bound, Buffer, Clock, DoneTicket, Subm
 from centella.emit.program import HostProgram, Program
 from centella.errors import DeviceError
 from centella.ledger.counts import count
-from centella.simulator.machine import Order
+from centella.simulator.launch import Order
 from centella.simulator.race_check import Mask
 from centella.simulator.run import simulate, unwritten
 from centella.specs import Caps, Spec, pads

@@ -1,4 +1,4 @@
-"""The simulator's machine with atomic steps: those on one word happen one after the other."""
+"""Atomic steps: those on one word happen one after the other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from centella.lang.arithmetic import NUMPY
-from centella.lang.ir import GLOBAL_ATOMICS, SHARED_ATOMICS, KernelIR
-from centella.simulator.machine import Machine, Order
+from centella.lang.ir import GLOBAL_ATOMICS, SHARED_ATOMICS
+from centella.simulator.machine import Capability, Machine
+from centella.simulator.memory import addresses, note, turns
 from centella.simulator.race_check import Ids, Shadow
 
 Values = NDArray[np.generic]  # i32 or u32
@@ -21,31 +22,27 @@ STEPS: dict[str, Callable[[Values, Values], Values]] = {
 }  # fmt: skip
 
 
-class AtomicMachine(Machine):
-    """A machine whose threads change words atomically."""
+def _atomic(space: str, machine: Machine, index: int) -> None:
+    op, type_, args, position = machine.ir.body[index]
+    region = machine.memory[space][position]
+    words = addresses(machine, index, region, 1)
+    if isinstance(region.shadow, Shadow):
+        note(machine, index, region, words, region.shadow.change)
+    here = np.flatnonzero(np.broadcast_to(machine.active, machine.shape))
+    here = here[turns(machine, here.size)]
+    words, *operands = (
+        np.broadcast_to(x, machine.shape).ravel()[here]
+        for x in (words, *(machine.values[a] for a in args[1:]))
+    )
+    memory, before = region.words.view(NUMPY[type_]), np.zeros(machine.shape, NUMPY[type_])
+    before.ravel()[here] = take_turns(op.partition("_")[2], memory, words, operands)
+    machine.values[index] = before
 
-    def __init__(
-        self, ir: KernelIR, groups: int, check: bool, order: Order, subgroup: int, fused: bool
-    ) -> None:
-        super().__init__(ir, groups, check, order, subgroup, fused)
-        for place, names in (("global", GLOBAL_ATOMICS), ("shared", SHARED_ATOMICS)):
-            self.effects.update(dict.fromkeys(names, partial(self._atomic, place)))
 
-    def _atomic(self, place: str, index: int) -> None:
-        op, type_, args, position = self.ir.body[index]
-        region = self.memory[place][position]
-        words = self._words(index, region, 1)
-        if isinstance(region.shadow, Shadow):
-            self._note(index, region, words, region.shadow.change)
-        here = np.flatnonzero(np.broadcast_to(self.active, self.shape))
-        here = here[self._turn(here.size)]
-        words, *operands = (
-            np.broadcast_to(x, self.shape).ravel()[here]
-            for x in (words, *(self.values[a] for a in args[1:]))
-        )
-        memory, before = region.words.view(NUMPY[type_]), np.zeros(self.shape, NUMPY[type_])
-        before.ravel()[here] = take_turns(op.partition("_")[2], memory, words, operands)
-        self.values[index] = before
+ATOMICS = Capability(
+    dict.fromkeys(GLOBAL_ATOMICS, partial(_atomic, "global"))
+    | dict.fromkeys(SHARED_ATOMICS, partial(_atomic, "shared"))
+)
 
 
 def take_turns(kind: str, memory: Values, words: Ids, operands: Sequence[Values]) -> Values:

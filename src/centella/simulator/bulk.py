@@ -1,21 +1,24 @@
-"""The simulator's shared memory where the copy engine and warpgroups reach it, and its barriers.
+"""The race check of shared memory that the copy engine and warpgroups reach.
 
 What is asynchronous happens as late as it may: a box lands when a thread has waited for its
 barrier, and until then its words are in flight; what a product or a store reads is being read until
-its thread has waited. Whoever touches such words meanwhile is reported.
+its thread has waited. Whoever touches such words meanwhile is reported. All of this runs group by
+group: the machine has one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-from numpy.typing import NDArray
 
+from centella.simulator.copies import Flights
+from centella.simulator.machine import Machine
 from centella.simulator.race_check import NOBODY, Fault, Ids, Mask
-from centella.simulator.warps import Flights
 
-Words = NDArray[np.uint32]
-Counts = NDArray[np.int64]
 APART = " with no cluster barrier between"
+CHUNK = 16  # bytes
+Reads = list[list[tuple[int, Ids]]]  # by group of reads, the last one open: shared array, words
 
 
 class Boxes(Flights):
@@ -116,59 +119,71 @@ class Boxes(Flights):
         return int(busy.argmax()), "written while a wgmma or a store reads it"
 
 
-class Phases:
-    """The memory barriers of one shared array (PTX ISA, "mbarrier")."""
+def active_threads(machine: Machine) -> list[int]:
+    """The active threads of the group."""
+    active = np.broadcast_to(machine.active, machine.shape)[0]
+    return [int(thread) for thread in np.flatnonzero(active)]
 
-    def __init__(self, count: int) -> None:
-        self.needed: Counts = np.zeros(count, np.int64)  # arrivals of a phase; 0: not initialised
-        self.arrived: Counts = np.zeros(count, np.int64)
-        self.announced: Counts = np.zeros(count, np.int64)
-        self.copied: Counts = np.zeros(count, np.int64)
-        self.over: Counts = np.zeros(count, np.int64)  # phases
-        self.epochs: Counts = np.zeros(count, np.int64)  # the latest that a thread arrived in
-        self.boxes: list[list[tuple[int, Ids, Words]]] = [[] for _ in range(count)]
-        self.ready: list[list[tuple[int, Ids, Words]]] = [[] for _ in range(count)]
 
-    def init(self, which: int, arrivals: int) -> str:
-        """Make one ready; what is wrong with that, or ""."""
-        self.needed[which] = arrivals
-        return "" if arrivals > 0 else "a barrier of no arrivals"
+def operand_values(machine: Machine, index: int, operand: int) -> list[int]:
+    """The values of an operand in the active threads."""
+    value = np.broadcast_to(machine.values[machine.ir.body[index][2][operand]], machine.shape)
+    return [int(v) for v in value[np.broadcast_to(machine.active, machine.shape)]]
 
-    def arrive(self, which: int, nbytes: int, epoch: int) -> str:
-        """One arrival; what is wrong with it, or ""."""
-        if not self.needed[which]:
-            return "a barrier that was not initialised"
-        self.epochs[which] = max(self.epochs[which], epoch)
-        self.arrived[which] += 1
-        self.announced[which] += nbytes
-        if self.arrived[which] > self.needed[which]:
-            return "more arrivals than the barrier waits for"
-        self._settle(which)
-        return ""
 
-    def copy(self, which: int, box: tuple[int, Ids, Words]) -> str:
-        """A box whose bytes count here; what is wrong with that, or ""."""
-        if not self.needed[which]:
-            return "a box for a barrier that was not initialised"
-        self.boxes[which].append(box)
-        self.copied[which] += 4 * box[1].size
-        self._settle(which)
-        return ""
+def swizzled(chunks: Ids, swizzle: int) -> Ids:
+    """Where a pattern of `swizzle` bytes has these chunks."""
+    pattern: Ids = chunks ^ ((chunks >> 3) & (swizzle // CHUNK - 1))
+    return pattern
 
-    def _settle(self, which: int) -> None:
-        """The phase is over when all have arrived and all bytes are there."""
-        missing = self.needed[which] - self.arrived[which]
-        if not missing and self.announced[which] == self.copied[which]:
-            self.over[which] += 1
-            self.arrived[which] = self.announced[which] = self.copied[which] = 0
-            self.ready[which] += self.boxes[which]
-            self.boxes[which] = []
 
-    def is_over(self, which: int, parity: int) -> bool:
-        """Whether the phase of a parity is: the one before the first, of parity 1, is."""
-        return bool((self.over[which] & 1) != parity)
+def check_inside(machine: Machine, index: int, array: int, words: Ids) -> None:
+    """Raise where a box or a factor reaches past its array."""
+    most = machine.ir.shared[array].words
+    if words.max() >= most:
+        text = f"shared array {array} word {words.max()} is out of bounds, it has {most} words"
+        raise machine.fault_here(index, text)
 
-    def landed(self, which: int) -> list[tuple[int, Ids, Words]]:
-        """Boxes that whoever has waited finds."""
-        boxes, self.ready[which] = self.ready[which], []
-        return boxes
+
+def check_fault(machine: Machine, index: int, array: int, words: Ids, fault: Fault | None) -> None:
+    """Raise the fault of an access to these words of an array, if there is one."""
+    if fault is not None:
+        text = f"shared array {array} word {words[fault[0]]}: {fault[1]}"
+        raise machine.fault_here(index, text)
+
+
+def ids_of(machine: Machine, words: Ids, thread: int) -> tuple[Ids, Ids]:
+    """A thread, numbered over the launch, and its epoch, for each word."""
+    epoch = np.broadcast_to(machine.epoch, machine.shape)[0, thread]
+    number = machine.first * machine.ir.workgroup + thread
+    return np.full(words.size, number, np.int64), np.full(words.size, epoch, np.int64)
+
+
+def start_reading(machine: Machine, index: int, array: int, words: Ids, thread: int) -> None:
+    """A thread has words of an array read from now on.
+
+    Raises:
+        SimulationError: they are outside of it, or may not be read.
+    """
+    check_inside(machine, index, array, words)
+    shadow = machine.memory["shared"][array].shadow
+    if isinstance(shadow, Boxes):
+        fault = shadow.start_reading(words, *ids_of(machine, words, thread))
+        check_fault(machine, index, array, words, fault)
+
+
+def retire(machine: Machine, groups: Reads, pending: int, thread: int) -> None:
+    """What all groups but the latest ones read, they have read, as this thread knows."""
+    done = max(len(groups) - 1 - pending, 0)
+    for array, words in (read for group in groups[:done] for read in group):
+        shadow = machine.memory["shared"][array].shadow
+        if isinstance(shadow, Boxes):
+            shadow.stop_reading(words, *ids_of(machine, words, thread))
+    del groups[:done]
+
+
+def check_reads_over(machine: Machine, reads: Mapping[int, Reads]) -> None:
+    """Raise where a group ends before what it has read is read."""
+    if any(any(groups) for groups in reads.values()):
+        text = "a group ends while a store or a wgmma reads its memory"
+        raise machine.fault_here(len(machine.ir.body) - 1, text)

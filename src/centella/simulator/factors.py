@@ -9,8 +9,8 @@ import numpy as np
 
 from centella.lang.ir import Matrix
 from centella.simulator.race_check import Ids
-from centella.simulator.warps import WARP
 
+WARP = 32
 WARPGROUP = 128
 DEPTH = 16  # k of one product
 

@@ -1,65 +1,83 @@
-"""The simulator's machine with what the threads of a group do together, on any target."""
+"""What the threads of a group do together, on any target."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from centella.lang.arithmetic import REDUCE
-from centella.simulator.atomics import AtomicMachine
-from centella.simulator.race_check import Ids
+from centella.lang.ir import SUBGROUP
+from centella.simulator.factors import WARPGROUP
+from centella.simulator.machine import Capability, Machine
+
+OF_WARPS = SUBGROUP | {"ldmatrix", "stmatrix", "mma"}  # in a role, too
 
 
-class GroupMachine(AtomicMachine):
-    """One launch, of a portable kernel."""
+def meet(machine: Machine, index: int) -> None:
+    """All threads of a group come here or none; a barrier orders what stands around it.
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.effects.update(dict.fromkeys(REDUCE, self._reduce))
-        self.effects.update(
-            barrier=self._meet, shuffle_xor=self._shuffle, workgroup_uniform=self._broadcast
-        )
+    What warps do asks for no more than whole warpgroups where those work by themselves.
+    """
+    op, size = machine.ir.body[index][0], machine.ir.workgroup
+    if machine.launch.group_by_group and size % WARPGROUP == 0 and op in OF_WARPS:
+        warpgroups(machine, index)
+        return
+    if not machine.check:
+        return
+    here = np.broadcast_to(machine.active, machine.shape).sum(axis=1, keepdims=True)
+    split = (here > 0) & (here < size)
+    if split.any():
+        _, thread = machine.first_of(machine.active & split)
+        count = int(here[split][0])
+        raise machine.fault(index, thread, f"{op} reached by {count} of {size} threads")
+    if op in ("barrier", "workgroup_uniform"):
+        machine.epoch = machine.epoch + (here > 0)
 
-    def _meet(self, index: int) -> None:
-        """All threads of a group come here or none; a barrier orders what stands around it."""
-        if not self.check:
-            return
-        op, size = self.ir.body[index][0], self.ir.workgroup
-        here = np.broadcast_to(self.active, self.shape).sum(axis=1, keepdims=True)
-        split = (here > 0) & (here < size)
-        if split.any():
-            _, thread = self._first(self.active & split)
-            count = int(here[split][0])
-            raise self._fault(index, thread, f"{op} reached by {count} of {size} threads")
-        if op in ("barrier", "workgroup_uniform"):
-            self.epoch: Ids = self.epoch + (here > 0)
 
-    def _broadcast(self, index: int) -> None:
-        self._meet(index)
-        x = self.values[self.ir.body[index][2][0]]
-        self.values[index] = x[:, :1] if x.ndim else x
+def warpgroups(machine: Machine, index: int) -> list[int]:
+    """The warpgroups that are here, each with all its threads."""
+    here = np.broadcast_to(machine.active, machine.shape).reshape(-1, WARPGROUP).sum(axis=1)
+    split = (here > 0) & (here < WARPGROUP)
+    if split.any():
+        text = f"reached by {here[split][0]} of {WARPGROUP} threads"
+        raise machine.fault_here(index, f"{machine.ir.body[index][0]} {text}")
+    return [int(g) for g in np.flatnonzero(here)]
 
-    def _reduce(self, index: int) -> None:
-        self._meet(index)
-        op, _, args, _ = self.ir.body[index]
-        ufunc, identity = REDUCE[op]
-        x = np.broadcast_to(self.values[args[0]], self.shape)
-        missing = ((0, 0), (0, -self.ir.workgroup % self.subgroup))
-        lanes = np.pad(x, missing, constant_values=identity(x.dtype))
-        lanes = lanes.reshape(self.shape[0], -1, self.subgroup)
-        result = ufunc.reduce(lanes, axis=2, dtype=x.dtype)
-        self.values[index] = result.repeat(self.subgroup, axis=1)[:, : self.ir.workgroup]
 
-    def _shuffle(self, index: int) -> None:
-        self._meet(index)
-        _, _, args, mask = self.ir.body[index]
-        threads = np.arange(self.ir.workgroup)
-        lane = (threads % self.subgroup) ^ mask
-        partner = threads - threads % self.subgroup + lane
-        outside = (lane >= self.subgroup) | (partner >= self.ir.workgroup)
-        if outside.any():
-            _, thread = self._first(self.active & outside)
-            text = f"shuffle_xor by {mask} leaves the subgroup of {self.subgroup} lanes"
-            raise self._fault(index, thread, text)
-        self.values[index] = np.broadcast_to(self.values[args[0]], self.shape)[:, partner]
+def _broadcast(machine: Machine, index: int) -> None:
+    meet(machine, index)
+    x = machine.values[machine.ir.body[index][2][0]]
+    machine.values[index] = x[:, :1] if x.ndim else x
+
+
+def _reduce(machine: Machine, index: int) -> None:
+    meet(machine, index)
+    op, _, args, _ = machine.ir.body[index]
+    ufunc, identity = REDUCE[op]
+    (groups, workgroup), subgroup = machine.shape, machine.launch.subgroup
+    x = np.broadcast_to(machine.values[args[0]], machine.shape)
+    missing = ((0, 0), (0, -workgroup % subgroup))
+    lanes = np.pad(x, missing, constant_values=identity(x.dtype))
+    lanes = lanes.reshape(groups, -1, subgroup)
+    result = ufunc.reduce(lanes, axis=2, dtype=x.dtype)
+    machine.values[index] = result.repeat(subgroup, axis=1)[:, :workgroup]
+
+
+def _shuffle(machine: Machine, index: int) -> None:
+    meet(machine, index)
+    _, _, args, mask = machine.ir.body[index]
+    workgroup, subgroup = machine.ir.workgroup, machine.launch.subgroup
+    threads = np.arange(workgroup)
+    lane = (threads % subgroup) ^ mask
+    partner = threads - threads % subgroup + lane
+    outside = (lane >= subgroup) | (partner >= workgroup)
+    if outside.any():
+        _, thread = machine.first_of(machine.active & outside)
+        text = f"shuffle_xor by {mask} leaves the subgroup of {subgroup} lanes"
+        raise machine.fault(index, thread, text)
+    machine.values[index] = np.broadcast_to(machine.values[args[0]], machine.shape)[:, partner]
+
+
+GROUP_OPS = Capability(
+    dict.fromkeys(REDUCE, _reduce)
+    | {"barrier": meet, "shuffle_xor": _shuffle, "workgroup_uniform": _broadcast}
+)

@@ -16,11 +16,9 @@ from msgspec.structs import replace
 from centella.errors import SimulationError
 from centella.host.interrupts import GRACE, checkpoint
 from centella.lang.ir import INDICES, KernelIR, Statement
-from centella.simulator.clusters import ClusterMachine
-from centella.simulator.hopper import HopperMachine
-from centella.simulator.machine import Order, Words
+from centella.simulator.groups import run_groups
+from centella.simulator.launch import Launch, Order, Words, regions_of
 from centella.simulator.race_check import Mask
-from centella.simulator.warps import WarpMachine
 
 THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
@@ -82,30 +80,29 @@ def simulate(
         )
     if text := ir.refused(groups):
         raise SimulationError(f"kernel {ir.name!r}: {text}")
-    kind, step = _machine_of(ir)
-    machine = kind(ir, groups, check, order, subgroup, fused)
+    words = np.asarray(params, np.uint32)
+    for tensor_map in ir.maps:
+        if text := tensor_map.refused(words, ir.args[tensor_map.argument].dtype.itemsize):
+            raise SimulationError(f"kernel {ir.name!r}: {text}")
+    together = groups
     if ir.resident:
         some = resident or -(-groups // 2)
-        machine.resident = min(groups, -(-some // ir.cluster) * ir.cluster)
+        together = min(groups, -(-some // ir.cluster) * ir.cluster)
+    regions = regions_of(ir, buffers, initialised, check)
+    launch = Launch(
+        ir, regions, words, groups, resident=together, check=check, order=order,
+        subgroup=subgroup, fused=fused,
+    )  # fmt: skip
+    step = ir.cluster if launch.group_by_group else _groups_at_once(ir)
     with np.errstate(all="ignore"):
-        machine.bind(buffers, np.asarray(params, np.uint32), initialised)
-        for first in range(0, machine.resident, step):
+        for first in range(0, together, step):
             checkpoint(GRACE)
-            machine.run(first, min(step, machine.resident - first))
+            run_groups(launch, first, min(step, together - first))
     if not check:
         return Report(())
-    masks = [
-        r.shadow.written if r.shadow else np.zeros(r.size, np.bool_)
-        for r in machine.memory["global"]
-    ]
-    return Report(tuple(masks))
-
-
-def _machine_of(ir: KernelIR) -> tuple[type[WarpMachine], int]:
-    """What runs a kernel, and how many groups at a time."""
-    if ir.cluster > 1:
-        return ClusterMachine, ir.cluster
-    return (HopperMachine, 1) if ir.hopper else (WarpMachine, _groups_at_once(ir))
+    return Report(tuple(
+        r.shadow.written if r.shadow else np.zeros(r.size, np.bool_) for r in regions
+    ))  # fmt: skip
 
 
 def _groups_at_once(ir: KernelIR) -> int:

@@ -1,0 +1,106 @@
+"""Loads and stores: each address is checked, each access is told to the race check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from centella.lang.arithmetic import NUMPY
+from centella.lang.ir import INDICES
+from centella.simulator.launch import Region
+from centella.simulator.machine import Capability, Machine
+from centella.simulator.race_check import Fault, Ids, Mask, Shadow
+
+Access = Callable[[Ids, Ids, Ids], Fault | None]
+
+
+def addresses(machine: Machine, index: int, region: Region, width: int, operand: int = 0) -> Ids:
+    """Where in `region.words` each thread's access lies; four words in front for a chunk."""
+    op, _, args, _ = machine.ir.body[index]
+    words: Ids = np.asarray(machine.values[args[operand]]).astype(np.int64)
+    if not machine.full:
+        words = np.where(machine.active, words, 0)
+    if width == 4:
+        words = words * 4 + np.arange(4)[:, None, None]
+    if np.maximum.reduce(words, axis=None) >= region.size:
+        outside = (words >= region.size) & machine.active
+        outside = np.broadcast_to(outside, (width, *machine.shape))
+        at, thread = machine.first_of(outside)
+        word = np.broadcast_to(words, outside.shape).flat[at]
+        text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
+        raise machine.fault(index, thread, text)
+    if machine.check and index in machine.ir.starts and operand == INDICES[op] - 1:
+        _check_start(machine, index, region)
+    return words + region.start
+
+
+def _check_start(machine: Machine, index: int, region: Region) -> None:
+    """The tracer shifts an element index to that of its chunk: the low bits must be zero."""
+    start, multiple = machine.ir.starts[index]
+    element = machine.values[start]
+    odd = element & (multiple - 1) if multiple & (multiple - 1) == 0 else element % multiple
+    beside = machine.active & (odd != 0)
+    if np.count_nonzero(beside):
+        at, thread = machine.first_of(np.broadcast_to(beside, machine.shape))
+        element = np.broadcast_to(element, machine.shape).flat[at]
+        text = f"{region.name} element {element} is not a multiple of {multiple}"
+        raise machine.fault(index, thread, text)
+
+
+def note(
+    machine: Machine, index: int, region: Region, words: Ids, access: Access,
+    which: Mask | None = None,
+) -> None:  # fmt: skip
+    """Tell a shadow which thread accesses which word, all active ones or `which` of them."""
+    shape = np.broadcast_shapes(words.shape, machine.shape)
+    threads, epochs = machine.ids(shape)
+    words = (words if words.shape == shape else np.broadcast_to(words, shape)).ravel()
+    if which is not None or not machine.full:
+        here = machine.active if which is None else machine.active & which
+        active = np.flatnonzero(np.broadcast_to(here, shape))
+        words, threads, epochs = words[active], threads[active], epochs[active]
+    fault = access(words, threads, epochs)
+    if fault is not None:
+        at, text = fault
+        word = words[at] % region.size
+        raise machine.fault(index, int(threads[at]), f"{region.name} word {word}: {text}")
+
+
+def turns(machine: Machine, count: int) -> Ids | slice:
+    """The order in which threads come to a word that several of them change."""
+    if machine.launch.order == "shuffled":
+        return machine.random.permutation(count)
+    return slice(None, None, -1 if machine.launch.order == "reverse" else 1)
+
+
+def _load(space: str, width: int, machine: Machine, index: int) -> None:
+    _, type_, _, position = machine.ir.body[index]
+    region = machine.memory[space][position]
+    words = addresses(machine, index, region, width)
+    if region.shadow:
+        note(machine, index, region, words, region.shadow.read)
+    machine.values[index] = region.words.take(words).view(NUMPY[type_[:3]])
+
+
+def _store(space: str, width: int, machine: Machine, index: int) -> None:
+    _, _, args, position = machine.ir.body[index]
+    region = machine.memory[space][position]
+    words = addresses(machine, index, region, width)
+    if isinstance(region.shadow, Shadow):
+        note(machine, index, region, words, region.shadow.write)
+    lanes = np.broadcast_arrays(machine.active, *[machine.values[a] for a in args[1:]])[1:]
+    bits = np.stack([np.ascontiguousarray(v).view(np.uint32) for v in lanes])
+    words, bits, active = np.broadcast_arrays(words, bits, machine.active)
+    words, bits = words[active], bits[active]
+    turn = turns(machine, words.size)
+    region.words[words[turn]] = bits[turn]
+
+
+MEMORY = Capability({
+    f"{prefix}{op}{width}": partial(rule, space, int(width or 1))
+    for prefix, space in (("", "global"), ("s", "shared"))
+    for op, rule in (("load", _load), ("store", _store))
+    for width in ("", "4")
+})  # fmt: skip

@@ -1,0 +1,147 @@
+"""The products of warpgroups.
+
+They are computed where they are started, but what they read is being read, and what they write may
+not be touched, until their warpgroup has waited.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from centella.dtypes import ALL, widen
+from centella.lang.arithmetic import Array
+from centella.lang.ir import Matrix
+from centella.simulator.bulk import (
+    Reads,
+    active_threads,
+    check_reads_over,
+    retire,
+    start_reading,
+    swizzled,
+)
+from centella.simulator.factors import DEPTH, WARPGROUP, places_of, spread
+from centella.simulator.fragments import get_register
+from centella.simulator.group_ops import warpgroups
+from centella.simulator.machine import Capability, Machine
+
+
+class Products:
+    """The products of a group that are under way."""
+
+    def __init__(self) -> None:
+        # Of each warpgroup its groups of products, the last one open: what they read and write.
+        self._reads: dict[int, Reads] = defaultdict(lambda: [[]])
+        self._fragments: dict[int, list[set[int]]] = defaultdict(lambda: [set()])
+
+    def capability(self) -> Capability:
+        """The statements of products, and the read of a fragment, which they may still write."""
+        return Capability({
+            "wgmma": self._wgmma, "wgmma_held": self._wgmma_held, "wgmma_fence": _gather,
+            "wgmma_commit": self._commit, "wgmma_wait": self._wait, "fragment_get": self._get,
+            "setmaxnreg": _gather, "warpgroup_barrier": _barrier,
+        }, end=lambda machine: check_reads_over(machine, self._reads))  # fmt: skip
+
+    def _get(self, machine: Machine, index: int) -> None:
+        _, _, (tile,), _ = machine.ir.body[index]
+        for group in {thread // WARPGROUP for thread in active_threads(machine)}:
+            if any(tile in fragments for fragments in self._fragments[group]):
+                raise machine.fault_here(index, "a Fragment is read before wgmma_wait")
+        get_register(machine, index)
+
+    def _wgmma(self, machine: Machine, index: int) -> None:
+        _, _, (left, right, tile, more), (a, b, dtype) = machine.ir.body[index]
+        columns = 2 * len(machine.values[tile])
+
+        def factors(group: int) -> Iterator[Array]:
+            for operand, matrix, rows in ((left, a, 64), (right, b, columns)):
+                yield self._factor(machine, index, group, operand, matrix, rows, dtype)
+
+        self._multiply(machine, index, tile, more, factors)
+
+    def _wgmma_held(self, machine: Machine, index: int) -> None:
+        _, _, (right, tile, left, more), (b, dtype) = machine.ir.body[index]
+        columns = 2 * len(machine.values[tile])
+
+        def factors(group: int) -> Iterator[Array]:
+            words = machine.values[left][:, 0, _threads_of(group)].T  # [thread, register]
+            kind = ALL[dtype]
+            pairs = np.asarray(widen(np.ascontiguousarray(words).view(kind.numpy), kind))
+            factor = np.zeros((64, DEPTH), np.float32)
+            factor[spread(DEPTH)] = pairs.T  # a register's two are neighbours, as of sums
+            yield factor
+            yield self._factor(machine, index, group, right, b, columns, dtype)
+            self._fragments[group][-1].add(left)
+
+        self._multiply(machine, index, tile, more, factors)
+
+    def _multiply(
+        self, machine: Machine, index: int, tile: int, more: int,
+        factors: Callable[[int], Iterator[Array]],
+    ) -> None:  # fmt: skip
+        """Sums of a tile, of each warpgroup, with its factors."""
+        sums: Array = machine.values[tile]
+        columns = 2 * len(sums)
+        new = sums.copy()
+        for group in warpgroups(machine, index):
+            threads = _threads_of(group)
+            left, right = factors(group)
+            add = np.broadcast_to(machine.values[more], machine.shape)[0, threads]
+            if (add != add[0]).any():
+                raise machine.fault_here(index, "accumulate differs within a warpgroup")
+            elements = spread(columns)
+            total = np.zeros((64, columns), np.float32)
+            if add[0]:
+                total[elements] = sums[:, 0, threads]
+            for k in range(DEPTH):
+                total = total + left[:, k, None] * right[None, :, k]
+            new[:, 0, threads] = total[elements]
+            self._fragments[group][-1].add(tile)
+        machine.values[tile] = new
+
+    def _factor(
+        self, machine: Machine, index: int, group: int, operand: int, matrix: Matrix, rows: int,
+        dtype: str,
+    ) -> Array:  # fmt: skip
+        """A factor [rows, 16] in f32, read as its descriptor says."""
+        starts = np.broadcast_to(machine.values[operand], machine.shape)[0, _threads_of(group)]
+        if (starts != starts[0]).any():
+            text = "a factor begins elsewhere in a thread of the warpgroup"
+            raise machine.fault_here(index, text)
+        halves = places_of(matrix, rows) + int(starts[0]) * 8  # before the pattern
+        chunks = swizzled(halves // 8, matrix.swizzle)
+        words = np.unique(chunks[..., None] * 4 + np.arange(4))
+        start_reading(machine, index, matrix.array, words, group * WARPGROUP)
+        if machine.check:
+            self._reads[group][-1].append((matrix.array, words))
+        memory = machine.memory["shared"][matrix.array].words.view(np.uint16)
+        kind = ALL[dtype]
+        return np.asarray(widen(memory[chunks * 8 + halves % 8].view(kind.numpy), kind))
+
+    def _commit(self, machine: Machine, index: int) -> None:
+        for group in warpgroups(machine, index):
+            self._reads[group].append([])
+            self._fragments[group].append(set())
+
+    def _wait(self, machine: Machine, index: int) -> None:
+        pending = machine.ir.body[index][3]
+        for group in warpgroups(machine, index):
+            retire(machine, self._reads[group], pending, group * WARPGROUP)
+            fragments = self._fragments[group]
+            del fragments[: max(len(fragments) - 1 - pending, 0)]
+
+
+def _threads_of(group: int) -> slice:
+    return slice(group * WARPGROUP, (group + 1) * WARPGROUP)
+
+
+def _gather(machine: Machine, index: int) -> None:
+    """Whole warpgroups come here; nothing else is to be seen of it."""
+    warpgroups(machine, index)
+
+
+def _barrier(machine: Machine, index: int) -> None:
+    warpgroups(machine, index)
+    machine.epoch = machine.epoch + machine.active

@@ -1,0 +1,145 @@
+"""Copies of boxes between tensors and shared memory, by the copy engine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from centella.simulator.barriers import Barriers, barriers_of, check
+from centella.simulator.bulk import (
+    Boxes,
+    Reads,
+    active_threads,
+    check_fault,
+    check_inside,
+    check_reads_over,
+    operand_values,
+    retire,
+    start_reading,
+    swizzled,
+)
+from centella.simulator.launch import Region, Words
+from centella.simulator.machine import UNDEFINED, Capability, Machine
+from centella.simulator.race_check import Ids, Mask, Shadow
+
+
+class Target(NamedTuple):
+    """A group that boxes are copied to: its shared arrays and its barriers."""
+
+    shared: list[Region]
+    barriers: Barriers
+
+
+class Tma:
+    """The copies of a group."""
+
+    def __init__(self, barriers: Barriers) -> None:
+        self._barriers = barriers
+        # Of each thread its groups of stores, the last one open.
+        self._stores: dict[int, Reads] = defaultdict(lambda: [[]])
+
+    def capability(self) -> Capability:
+        """The statements of copies, and the fence between them and stores of threads."""
+        return Capability({
+            "tma_load": self._load, "tma_store": self._store, "tma_store_commit": self._commit,
+            "tma_store_wait": self._wait, "async_fence": _fence,
+        }, end=lambda machine: check_reads_over(machine, self._stores))  # fmt: skip
+
+    def _load(self, machine: Machine, index: int) -> None:
+        own = Target(machine.memory["shared"], self._barriers)
+        copy_boxes(machine, index, 2, [[own] for _ in active_threads(machine)])
+
+    def _store(self, machine: Machine, index: int) -> None:
+        _, _, _, (array, position) = machine.ir.body[index]
+        source = machine.memory["shared"][array].words
+        target = machine.memory["global"][machine.ir.maps[position].argument]
+        starts = operand_values(machine, index, 0)
+        for thread, first in zip(active_threads(machine), starts, strict=True):
+            words, element, inside = _box(machine, index, first, 1, position)
+            start_reading(machine, index, array, words, thread)
+            halves = np.ascontiguousarray(source[words]).view(np.uint16)
+            target.words.view(np.uint16)[element[inside]] = halves[inside]
+            if isinstance(target.shadow, Shadow):
+                # The engine writes elements: what shares a word with them stays as it is.
+                written = np.unique(element[inside] // 2)
+                target.shadow.known[written] = target.shadow.written[written] = True
+            self._stores[thread][-1].append((array, words))
+
+    def _commit(self, machine: Machine, index: int) -> None:
+        for thread in active_threads(machine):
+            self._stores[thread].append([])
+
+    def _wait(self, machine: Machine, index: int) -> None:
+        for thread in active_threads(machine):
+            retire(machine, self._stores[thread], machine.ir.body[index][3], thread)
+
+
+def copy_boxes(
+    machine: Machine, index: int, operand: int, targets: Sequence[Sequence[Target]]
+) -> None:
+    """Have boxes on their way: of each active thread to its targets, at one address in each.
+
+    Args:
+        operand: the first one that is a coordinate.
+    """
+    _, _, _, (array, barriers, position) = machine.ir.body[index]
+    source = machine.memory["global"][machine.ir.maps[position].argument]
+    signals, starts = barriers_of(machine, index, 1, barriers), operand_values(machine, index, 0)
+    for first, barrier, groups in zip(starts, signals, targets, strict=True):
+        words, element, inside = _box(machine, index, first, operand, position)
+        check_inside(machine, index, array, words)
+        bits = _read(machine, index, source, element, inside)
+        for group in groups:
+            region = group.shared[array]
+            if isinstance(region.shadow, Boxes):
+                check_fault(machine, index, array, words, region.shadow.come(words))
+            region.words[words] = UNDEFINED
+            phases = group.barriers.phases_of(machine, barriers)
+            check(machine, index, phases.copy(barrier, (array, words, bits)))
+
+
+def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Mask) -> Words:
+    """The words of a box: elements of 16 bits of its argument, zeros outside of it."""
+    halves = np.zeros(element.size, np.uint16)
+    halves[inside] = source.words.view(np.uint16)[element[inside]]
+    if machine.check and source.shadow:
+        read = np.unique(element[inside] // 2)
+        unknown = ~source.shadow.known[read]
+        if unknown.any():
+            text = f"{source.name} word {read[int(unknown.argmax())]}: read, but nobody wrote it"
+            raise machine.fault_here(index, text)
+    return halves.view(np.uint32)
+
+
+def _box(
+    machine: Machine, index: int, first: int, operand: int, position: int
+) -> tuple[Ids, Ids, Mask]:
+    """Words of a box in shared memory, in its argument, and which of them are inside of it.
+
+    Words have two elements of 16 bits; of one that is half inside the rest is zeros.
+    """
+    tensor_map = machine.ir.maps[position]
+    extents, strides, box = tensor_map.extents, tensor_map.strides, tensor_map.box
+    at = [operand_values(machine, index, operand + d)[0] for d in range(len(box))]
+    params = [int(p) for p in machine.launch.params]
+    columns, rows = box[:2]
+    x = at[0] + np.arange(columns)
+    y = at[1] + np.arange(rows)[:, None]
+    inside = (x < params[extents[0]]) & (y < params[extents[1]])
+    element = params[tensor_map.offset] + x + y * params[strides[0]]
+    for d in range(2, len(box)):
+        inside &= at[d] < params[extents[d]]
+        element = element + at[d] * params[strides[d - 1]]
+    chunks = swizzled(first + np.arange(rows * columns // 8), tensor_map.swizzle)
+    words = (chunks[:, None] * 4 + np.arange(4)).reshape(-1)
+    return words, element.reshape(-1), inside.reshape(-1)
+
+
+def _fence(machine: Machine, index: int) -> None:
+    active = np.broadcast_to(machine.active, machine.shape)[0]
+    for region in machine.memory["shared"]:
+        if isinstance(region.shadow, Boxes):
+            region.shadow.fence(active)
