@@ -928,7 +928,7 @@ def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         (ct.zeros(n, device=device) + 1.0).numpy()
-    assert len(device._plans) == 4
+    assert len(device.executor._plans) == 4
     with ct.ledger() as led:
         (ct.zeros(9, device=device) + 1.0).numpy()
         (ct.zeros(1, device=device) + 1.0).numpy()
@@ -940,7 +940,7 @@ def test_forms_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         np.testing.assert_array_equal((ct.zeros(n, device=device) + 1.0).numpy(), np.ones(n))
-    assert len(device._forms) <= 4
+    assert len(device.recorder._forms) <= 4
 
 
 # -- caches ---------------------------------------------------------------------------------------
