@@ -61,7 +61,7 @@ def check(made: Plan) -> None:
         for a, b in itertools.pairwise(sorted(sharing, key=lambda v: v.node)):
             assert a.last < b.node
             assert not a.kept
-    for step in made.steps:
+    for step in made.launches:
         outs = step.slots[step.inputs :] if made.nodes[step.node].op.mutates == () else ()
         if all(s >= made.externals for s in outs):
             assert not set(outs) & set(step.slots[: step.inputs])

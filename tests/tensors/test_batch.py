@@ -826,7 +826,7 @@ def test_temporaries_are_reused_and_never_read_and_written_at_once(device: ct.De
     batch.execute(outputs=[y])
     plan = device.last_plan
     assert len(plan.buffers) == 2  # they take turns; the last is the result's
-    for step in plan.steps:
+    for step in plan.launches:
         outs = set(step.slots[step.inputs :]) if device.name == "cpu" else {step.slots[-1]}
         assert not outs & set(step.slots[: step.inputs])
     np.testing.assert_allclose(y.numpy(), _chain(X, 10), rtol=1e-6)

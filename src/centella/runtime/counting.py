@@ -53,8 +53,8 @@ def note_work(
     from centella.ledger.timeline import Launch, Work
 
     launches = tuple(
-        Launch(bound.program.name, made.label(step.node), line_of(sites[step.node]))
-        for step, bound in zip(made.steps, work.launches, strict=True)
+        Launch(each.program.name, made.label(each.node), line_of(sites[each.node]))
+        for each in work.launches
     )
     clock = backend.clock
     waiting = ticket if not clock.missing else None

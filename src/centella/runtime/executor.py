@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from centella.backends.base import Backend, Buffer, DoneTicket, Load, Submission, Ticket
 from centella.emit.program import Program
 from centella.errors import (
@@ -207,17 +209,17 @@ class Executor:
             return planned
         generation = cache.generation
         launches = []
-        for step in planned.plan.steps:
+        for launch in planned.plan.launches:
             try:
-                bound = prepare.bind(step, self._pipeline(step.program, cache))
-                launches.append(narrowed(bound, step.patches, self.backend.caps))
+                compiled = replace(launch, pipeline=self._pipeline(launch.program, cache))
+                launches.append(narrowed(compiled, self.backend.caps))
             except CentellaError as error:
-                taken.nodes[step.node].refuse(error)
+                taken.nodes[launch.node].refuse(error)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
         planned.again = {}
-        planned.compiled = sum(isinstance(b.program, Program) for b in launches)
-        planned.narrowed = any(b.windows for b in launches)
+        planned.compiled = sum(isinstance(launch.program, Program) for launch in launches)
+        planned.narrowed = any(launch.windows for launch in launches)
         return planned
 
     def find_plan(
@@ -234,7 +236,7 @@ class Executor:
             taken.nodes, outside.index, results.wanted, self.backend.caps, self._fused
         )
         count(plans=1)
-        noted("plan", begin, operations=len(taken.nodes), launches=len(made.steps))
+        noted("plan", begin, operations=len(taken.nodes), launches=len(made.launches))
         found = self._plans[key] = Planned(made, [])
         found.loads = prepare.loads_of(made)
         found.total = Load(*map(sum, zip(*found.loads, strict=True)))
