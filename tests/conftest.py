@@ -38,7 +38,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
             pytest.fail(found)
         pytest.skip(found)
     yield found
-    found.implicit().fail()
+    found.recorder.implicit().fail()
 
 
 def pytest_configure(config: pytest.Config) -> None:

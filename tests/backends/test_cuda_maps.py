@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from centella.backends.base import Bound
+from centella.backends.base import Launch
 from centella.emit.program import program_of
 from tests.ops.test_mma import CAPS, parameters
 from tests.ops.test_wgmma import lowered
@@ -32,7 +32,7 @@ def test_a_map_follows_from_address_and_parameters(monkeypatch: pytest.MonkeyPat
     offset = 1 + ir.maps[0].offset
     words[offset] = 64
     program = program_of(ir, CAPS)
-    bound = Bound(program, None, (2, 0, 1), (), 2, words.tobytes(), launch.call.groups)
+    bound = Launch(program, (2, 0, 1), (), 2, words.tobytes(), launch.call.groups)
     made = maps.TensorMaps()
     places = [0x2000, 0x3000, 0x1000]
     assert len(made.of(bound, places.__getitem__)) == 3 * 128

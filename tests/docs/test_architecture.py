@@ -55,10 +55,10 @@ def test_an_open_batch_is_of_its_device(device: ct.Device) -> None:
 
 def test_an_implicit_recording_is_of_its_device_and_thread(device: ct.Device) -> None:
     other = ct.device("cpu") if device.name != "cpu" else ct.device("simulator")
-    mine = device.implicit()
-    assert device.implicit() is mine
-    assert other.implicit() is not mine
-    assert elsewhere(device.implicit) is not mine
+    mine = device.recorder.implicit()
+    assert device.recorder.implicit() is mine
+    assert other.recorder.implicit() is not mine
+    assert elsewhere(device.recorder.implicit) is not mine
     a, b = ct.asarray(X, device=device) + 1.0, ct.asarray(X, device=other) + 1.0
     b.numpy()
     assert not a.is_resident
@@ -82,13 +82,13 @@ class Sized:
 )
 def test_results_are_limited_by_the_largest_buffer(largest: int, limit: int) -> None:
     backend: Any = Sized(largest)
-    assert Device(backend)._temporary_limit == limit
+    assert Device(backend).recorder._temporary_limit == limit
 
 
 def test_many_bytes_of_results_flush(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     x = ct.asarray(X, device=device)
     x.numpy()
-    monkeypatch.setattr(device, "_temporary_limit", 4 * x.spec.storage_bytes)
+    monkeypatch.setattr(device.recorder, "_temporary_limit", 4 * x.spec.storage_bytes)
     kept = [x + float(i) for i in range(5)]
     assert not any(t.is_resident for t in kept)
     after = x + 5.0
@@ -130,17 +130,17 @@ def test_a_full_recording_that_fails_leaves_the_next_op_unrecorded(
         lambda: ct.asarray(X, device=where),
         lambda: one + 1.0,
     ]
-    recorded = len(where.implicit().nodes)
+    recorded = len(where.recorder.implicit().nodes)
     before, length = state.value._value, cache.length
     with monkeypatch.context() as patch:
-        patch.setattr(where, "_temporary_limit", 0)
+        patch.setattr(where.recorder, "_temporary_limit", 0)
         patch.setattr(where.backend if call == "submit" else where.pool, call, refused(error("no")))
         for step in steps:
             with pytest.raises(error, match="no"):
                 step()
             assert state.value._value is before
             assert cache.length == length
-            assert len(where.implicit().nodes) == recorded
+            assert len(where.recorder.implicit().nodes) == recorded
     state.assign(state.value + one)
     assert np.array_equal(state.numpy(), np.full(3, 65))
     assert np.array_equal(cache.begin(2).numpy(), [64])
@@ -314,7 +314,7 @@ def watched(where: ct.Device, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, call)
 
-    watch(where.implicit(), "add", "record")
+    watch(where.recorder.implicit(), "add", "record")
     watch(plan, "build", "plan")
     watch(where.backend, "compile", "compile")
     watch(where.pool, "allocate", "allocate")

@@ -241,10 +241,10 @@ def test_copies_are_ordered_with_kernels(device: ct.Device) -> None:
     for i in range(rounds):
         x = ct.full((side, side), float(i), device=device)
         replayed.append((step(x) + 0.0) if i % 2 else step(x).copy())
-        device.flush_thread()
+        device.recorder.flush()
         y = ct.asarray(np.full((side, side), i, np.float32), device=device)
         uploaded.append(y @ weight)
-        device.flush_thread()
+        device.recorder.flush()
         del x, y  # their memory is the next round's
     for i, (a, b) in enumerate(zip(replayed, uploaded, strict=True)):
         wanted = np.full((side, side), i, np.float32) @ w

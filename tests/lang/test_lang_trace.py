@@ -1019,7 +1019,7 @@ def test_layouts_of_devices() -> None:
             (i8, (3, 5), (8, 1)), (f16, (7,), (1,)), (f32, (5,), (1,)),
         ):  # fmt: skip  # a table
             wanted = dense_strides(shape) if name == "cpu" else padded
-            assert where.spec(shape, dtype).strides == wanted, (name, shape)
+            assert where.storage.spec(shape, dtype).strides == wanted, (name, shape)
 
 
 def test_outputs_are_fresh_values() -> None:

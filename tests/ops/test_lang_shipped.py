@@ -658,10 +658,10 @@ def run(case: Case) -> Seen:
     """Run a case on a simulator device, and on the CPU."""
     device = ct.device("simulator", pool="poison", checked=True)
     if case.roomy:
-        device.caps = device.backend.caps = replace(device.caps, max_shared=ROOMY)
+        device.backend.caps = replace(device.caps, max_shared=ROOMY)
     ops: set[str] = set()
     launches: list[Launch] = []
-    form, submit = device.form, device.backend.submit
+    form, submit = device.recorder.form, device.backend.submit
 
     def forming(op: Any, *rest: Any) -> Any:
         ops.add(op.name)
@@ -682,7 +682,7 @@ def run(case: Case) -> Seen:
         return submit(Submission(work.slots, reads=work.reads))
 
     spied: Any = device
-    spied.form, spied.backend.submit = forming, submitting
+    spied.recorder.form, spied.backend.submit = forming, submitting
     try:
         result = case.build(Inputs(device, case.dtype)).numpy()
         ops |= {node.op.name for node in device.last_plan.nodes}

@@ -46,7 +46,7 @@ TILES = pytest.mark.parametrize(
 def roomy(family: str = "cpu") -> ct.Device:
     """A simulator with the memory of a large GPU."""
     device = ct.device("simulator", pool="exact")
-    device.caps = device.backend.caps = replace(device.caps, max_shared=48 << 10, family=family)
+    device.backend.caps = replace(device.caps, max_shared=48 << 10, family=family)
     return device
 
 

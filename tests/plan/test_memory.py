@@ -42,7 +42,7 @@ def shapes_of(model: BertModel) -> list[tuple[str, Any]]:
 
 def planned(device: ct.Device, *outputs: ct.Tensor) -> Plan:
     """The plan of what is recorded; nothing is run."""
-    recording = device.implicit()
+    recording = device.recorder.implicit()
     taken = Recorded(recording.nodes, recording.uploads)
     results = prepare.results_of(taken, [t._value for t in outputs], ())
     outside = prepare.outside_of(taken)
@@ -61,7 +61,7 @@ def check(made: Plan) -> None:
         for a, b in itertools.pairwise(sorted(sharing, key=lambda v: v.node)):
             assert a.last < b.node
             assert not a.kept
-    for step in made.steps:
+    for step in made.launches:
         outs = step.slots[step.inputs :] if made.nodes[step.node].op.mutates == () else ()
         if all(s >= made.externals for s in outs):
             assert not set(outs) & set(step.slots[: step.inputs])
@@ -76,7 +76,7 @@ def test_an_encoder_needs_little_more_than_what_is_alive(device: ct.Device, dtyp
     states = model(ids, lengths)
     made = planned(device, states)
     text = made.explain()
-    device.implicit().fail()
+    device.recorder.implicit().fail()
     check(made)
     live, alive = largest_live(made.values)
     assert sum(made.buffers) <= 1.2 * live
@@ -95,7 +95,7 @@ def test_a_small_value_lies_where_a_large_one_was(device: ct.Device) -> None:
     wide = f.softmax(f.linear(x, w))
     narrow = f.softmax(f.matmul(wide, w))
     made = planned(device, f.linear(f.softmax(narrow), w))
-    device.implicit().fail()
+    device.recorder.implicit().fail()
     check(made)
     assert len(made.buffers) <= 3
 

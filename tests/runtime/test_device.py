@@ -311,7 +311,7 @@ def test_nothing_is_in_use_on_a_closed_device(device: ct.Device) -> None:
     assert own.memory.live
     own.close()
     del x
-    own.let_go()
+    own.executor.let_go()
     assert (own.memory.live, own.memory.held) == (0, 0)
 
 

@@ -378,11 +378,11 @@ def test_captures_compute_in_the_same_memory(device: ct.Device) -> None:
     sizes = (1300, 900, 1200, 700)
     inputs = {n: random(4, n) for n in sizes}
     wanted = {n: chain(ct.asarray(x, device=where)).numpy() for n, x in inputs.items()}
-    before = {id(b) for b in where.workspace.held}
+    before = {id(b) for b in where.executor.workspace.held}
     for _ in range(2):
         for n, x in inputs.items():  # by turns, the largest first
             assert np.array_equal(fn.fetch(x).result(), wanted[n])
-    new = [b for b in where.workspace.held if id(b) not in before]
+    new = [b for b in where.executor.workspace.held if id(b) not in before]
     replays = [compiled._replay for compiled in fn._made.values()]
     used = [{id(b) for b in r._slots[r._externals :]} & {id(b) for b in new} for r in replays]
     assert all(one <= used[0] for one in used)
@@ -411,15 +411,15 @@ def test_threads_compute_in_the_same_memory(device: ct.Device) -> None:
 def test_shared_memory_goes_with_the_last_capture(device: ct.Device) -> None:
     where = own(device)
     one, two = (ct.jit(chain, device=where) for _ in range(2))
-    held = len(where.workspace.held)
+    held = len(where.executor.workspace.held)
     x = random(3, 77)
     results = [fn.fetch(x).result() for fn in (one, two)]
-    shared = len(where.workspace.held)
+    shared = len(where.executor.workspace.held)
     assert shared > held or where.name == "cpu"
     one.clear()
     assert np.array_equal(two.fetch(x).result(), results[1])
     two.clear()
-    assert len(where.workspace.held) <= held
+    assert len(where.executor.workspace.held) <= held
     assert np.array_equal(results[0], results[1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from centella.backends.base import Bound, DoneTicket, Submission
+from centella.backends.base import DoneTicket, Launch, Submission
 from centella.backends.simulator import SimulatorBackend
 from centella.errors import DeviceLostError
 
@@ -41,7 +41,7 @@ class FakeGpu(SimulatorBackend):
             raise DeviceLostError("fell off the bus")
         return super().submit(work)
 
-    def _launch(self, work: Submission, bound: Bound, words: Any) -> None:
+    def _launch(self, work: Submission, bound: Launch, words: Any) -> None:
         super()._launch(work, bound, words)
         if bound.program.name == self.wrong:
             work.slots[bound.slots[-1]].native[0] = 0x3FC00000  # 1.5, or 0 and 1.9375

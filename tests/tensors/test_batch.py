@@ -826,7 +826,7 @@ def test_temporaries_are_reused_and_never_read_and_written_at_once(device: ct.De
     batch.execute(outputs=[y])
     plan = device.last_plan
     assert len(plan.buffers) == 2  # they take turns; the last is the result's
-    for step in plan.steps:
+    for step in plan.launches:
         outs = set(step.slots[step.inputs :]) if device.name == "cpu" else {step.slots[-1]}
         assert not outs & set(step.slots[: step.inputs])
     np.testing.assert_allclose(y.numpy(), _chain(X, 10), rtol=1e-6)
@@ -928,7 +928,7 @@ def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         (ct.zeros(n, device=device) + 1.0).numpy()
-    assert len(device._plans) == 4
+    assert len(device.executor._plans) == 4
     with ct.ledger() as led:
         (ct.zeros(9, device=device) + 1.0).numpy()
         (ct.zeros(1, device=device) + 1.0).numpy()
@@ -940,7 +940,7 @@ def test_forms_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         np.testing.assert_array_equal((ct.zeros(n, device=device) + 1.0).numpy(), np.ones(n))
-    assert len(device._forms) <= 4
+    assert len(device.recorder._forms) <= 4
 
 
 # -- caches ---------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ def test_repr_of_what_has_failed_or_changed(device: ct.Device) -> None:
     state.numpy()
     assert repr(before) == f"<Tensor [3, 4] f32 on {device.name}, ready>"  # it holds others now
     failed = ct.asarray(X, device=device) + 1.0
-    device.implicit().fail()
+    device.recorder.implicit().fail()
     assert repr(failed) == f"<Tensor [3, 4] f32 on {device.name}, failed>"
 
 

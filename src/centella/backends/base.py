@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from centella.emit.program import HostProgram, Program
 from centella.specs import Caps, Spec
@@ -51,26 +52,45 @@ class Buffer:
         self.release(self.memory, self.nbytes)
 
 
-class Bound(Struct, eq=False):
-    """One launch with its operands: slots of the submission, and how each is seen.
-
-    A plan keeps the launches that it bound; a backend changes nothing in them.
+class Launch(Struct, frozen=True, eq=False):
+    """One planned launch: a program on operands.
 
     Attributes:
+        slots: its operands' buffers, by their index in the submission.
+        views: how each operand is seen, and the element of the buffer that it begins at.
+        inputs: how many operands its node reads; they come first.
         parameters: 32-bit words as they lie in memory: the number of groups, then the kernel's.
+        patches: (word, operand) of each parameter that is an operand's offset.
+        node: index of the node that it belongs to.
+        reason: of a copy that the node's kernels need: what of, and why.
+        pipeline: the driver's form of the program, once compiled.
         windows: of each operand the first byte and the number of bytes that are bound; None for
             all of a buffer. Views and offsets count from there. Empty where no buffer is larger
             than a binding.
     """
 
     program: Program | HostProgram
-    pipeline: Any
     slots: tuple[int, ...]
     views: tuple[tuple[Spec, int], ...]
     inputs: int
     parameters: bytes
     groups: int
+    patches: tuple[tuple[int, int], ...] = ()
+    node: int = 0
+    reason: str = ""
+    pipeline: Any = None
     windows: tuple[Window | None, ...] = ()
+
+    def shifted(self, elements: Sequence[int]) -> Launch:
+        """The launch with each operand beginning so many elements later."""
+        if not any(elements):
+            return self
+        words = np.frombuffer(self.parameters, np.uint32).tolist()
+        for word, operand in self.patches:
+            words[word] += elements[operand]
+        pairs = zip(self.views, elements, strict=True)
+        views = tuple([(spec, offset + n) for (spec, offset), n in pairs])
+        return replace(self, views=views, parameters=np.array(words, np.uint32).tobytes())
 
 
 class Read(Struct, eq=False):
@@ -117,7 +137,7 @@ class Submission(Struct, eq=False):
 
     slots: list[Buffer]
     uploads: list[tuple[int, Array]] = field(default_factory=list)
-    launches: list[Bound] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     prepared: Any = None

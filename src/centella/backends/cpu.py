@@ -18,7 +18,7 @@ from weakref import ref
 
 import numpy as np
 
-from centella.backends.base import Array, Bound, Buffer, Clock, Copy, Submission, Times
+from centella.backends.base import Array, Buffer, Clock, Copy, Launch, Submission, Times
 from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
 from centella.host.interrupts import GRACE, checkpoint, uninterrupted
@@ -286,7 +286,7 @@ class CpuBackend:
             raise failed
         return back
 
-    def _launch(self, work: Submission, bound: Bound) -> CentellaError | None:
+    def _launch(self, work: Submission, bound: Launch) -> CentellaError | None:
         assert isinstance(bound.program, HostProgram)
         ins, outs = bound.slots[: bound.inputs], bound.slots[bound.inputs :]
         for index in bound.program.overwrites:

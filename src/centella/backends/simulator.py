@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Bound, Buffer, Clock, DoneTicket, Submission
+from centella.backends.base import Array, Buffer, Clock, DoneTicket, Launch, Submission
 from centella.emit.program import HostProgram, Program
 from centella.errors import DeviceError
 from centella.ledger.counts import count
@@ -44,7 +44,7 @@ def logical_words(spec: Spec, offset: int, size: int) -> Mask:
     return mask
 
 
-def operands(bound: Bound, buffers: list[Array]) -> list[Array]:
+def operands(bound: Launch, buffers: list[Array]) -> list[Array]:
     """The words that a launch may touch of the buffers of its operands."""
     for operand, window in enumerate(bound.windows):
         if window is not None:
@@ -176,7 +176,7 @@ class SimulatorBackend:
             back.append(raw[read.start : read.start + read.nbytes].copy())
         return DoneTicket(tuple(back), stamps)
 
-    def _launch(self, work: Submission, bound: Bound, words: Array) -> None:
+    def _launch(self, work: Submission, bound: Launch, words: Array) -> None:
         ir, moves = bound.pipeline, isinstance(bound.program, Program) and bound.program.moves
         natives = operands(bound, [work.slots[slot].native for slot in bound.slots])
         known = [self._known(native) for native in natives] if self.checked else []
@@ -226,6 +226,6 @@ class SimulatorBackend:
         """Nothing to do."""
 
 
-def _parameters(bound: Bound) -> Array:
+def _parameters(bound: Launch) -> Array:
     count(parameter_bytes=len(bound.parameters))
     return np.frombuffer(bound.parameters, np.uint32)[1:]

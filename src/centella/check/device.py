@@ -48,7 +48,7 @@ def check_device(
     """
     begin = time.perf_counter()
     where = open_device(device)
-    where.flush_thread()  # what fails from here on is ours
+    where.recorder.flush()  # what fails from here on is ours
     first, more = _jobs(where)
     steps = len(first) + len(more) + 1
     tell = progress or (lambda done, total, what: None)
@@ -72,7 +72,7 @@ def check_device(
         try:
             measured = measure(where)
         except Exception as error:  # as of a case
-            where.implicit().fail()
+            where.recorder.implicit().fail()
             failures["rates", ""] = Failure("rates", "", (), "", _said(error))
     tell(steps, steps, "")
     if not where.lost:
@@ -108,7 +108,7 @@ def _failures(device: Device, name: str, dtype: str, cases: Sequence[Case]) -> I
     try:
         found = list(differences(device, name, dtype, cases, TABLE[name]))
     except Exception as error:  # of ours, the driver or its bindings: what there is to report
-        device.implicit().fail()
+        device.recorder.implicit().fail()
         if len(cases) == 1 or device.lost:
             yield _failure(name, dtype, cases[0], _said(error))
             return

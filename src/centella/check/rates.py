@@ -108,7 +108,7 @@ def _latencies(device: Device) -> list[Rate]:
 
     def submitted() -> None:
         matmul(x, w)
-        device.flush_thread()
+        device.recorder.flush()
 
     def chain(y: Tensor) -> Tensor:
         for _ in range(SMALL_OPS):

@@ -63,7 +63,7 @@ def _compute(device: Device, key: str) -> str:
         said = str(error).partition("\n")[0].rstrip(":")
         fault = f"{type(error).__name__}: {said}"
     if scratch.lost:
-        device.lose(fault)
+        device.executor.lose(fault)
     else:
         scratch.pool.trim()
     return fault

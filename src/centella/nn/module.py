@@ -234,7 +234,7 @@ class Module:
             loaded.append((w, made))
         for w, tensor in loaded:
             setattr(w.owner, w.name, tensor)
-        where.flush_thread()
+        where.recorder.flush()
 
 
 def _items(module: Module) -> Iterator[tuple[str, Any]]:

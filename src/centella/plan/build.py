@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from centella.emit.program import Call, HostProgram, Program, parameter_words
+from centella.backends.base import Launch
+from centella.emit.program import Call, parameter_words
 from centella.errors import CentellaError, LimitError
 from centella.op.op import Op
 from centella.plan import placement
@@ -24,7 +27,7 @@ from centella.plan.divide import divided
 from centella.plan.fuse import fuse
 from centella.record.recording import Form, Node
 from centella.record.values import Place
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 MAX_GROUPS = 1 << 31  # what every backend can launch
 
@@ -52,29 +55,6 @@ class PlanNode(Struct, frozen=True):
         return self.form.op
 
 
-class Step(Struct, frozen=True):
-    """One launch.
-
-    Attributes:
-        slots, views: its operands' buffers, and how each is seen; the first `inputs` are read.
-        words: raw parameters, with the static part of every offset.
-        patches: (word, operand) of each offset: that of an external buffer is added when the plan
-            runs, and a window's beginning taken off.
-        node: index of the node that it belongs to.
-        reason: of a copy that the node's kernels need: what of, and why.
-    """
-
-    program: Program | HostProgram
-    slots: tuple[int, ...]
-    views: tuple[tuple[Spec, int], ...]
-    inputs: int
-    words: tuple[int, ...]
-    patches: tuple[tuple[int, int], ...]
-    groups: int
-    node: int
-    reason: str = ""
-
-
 class Plan(Struct, frozen=True):
     """An immutable run list.
 
@@ -82,7 +62,8 @@ class Plan(Struct, frozen=True):
         externals: how many buffers come from outside; they are slots 0 .. externals - 1.
         buffers: bytes of each further slot, and in `makers` the node that uses it first.
         results: (node, output) of each value that stays, and its slot.
-        steps: launches in order.
+        launches: in order; each for external buffers that begin at their first element, all of
+            which is bound, and without its pipeline.
         nodes: what was planned, for `explain`.
         dropped: how many of them nobody reads.
         fused: how many became part of another.
@@ -93,7 +74,7 @@ class Plan(Struct, frozen=True):
     buffers: tuple[int, ...]
     makers: tuple[int, ...]
     results: Mapping[Place, int]
-    steps: tuple[Step, ...]
+    launches: tuple[Launch, ...]
     nodes: tuple[PlanNode, ...]
     dropped: int
     fused: int = 0
@@ -108,7 +89,7 @@ class Plan(Struct, frozen=True):
 
     def launches_of(self, node: int) -> int:
         """Launches that compute a node."""
-        return sum(step.node == node for step in self.steps)
+        return sum(launch.node == node for launch in self.launches)
 
     def changers(self, slot: int) -> list[int]:
         """The nodes that change what lies in an external slot, in place."""
@@ -190,7 +171,7 @@ def build(
         sizes,
         makers,
         {(i, o): where[i, o] for i, n in enumerate(plain) for o, w in enumerate(n.wanted) if w},
-        tuple([s for i, n in enumerate(plain) if alive[i] for s in _steps(i, n, where)]),
+        tuple([each for i, n in enumerate(plain) if alive[i] for each in _launches(i, n, where)]),
         tuple(plain),
         sum(not a for a in needed),
         sum(needed) - sum(alive),
@@ -259,7 +240,8 @@ def _lifetimes(
     return values
 
 
-def _steps(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[Step]:
+def _launches(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[Launch]:
+    """The launches of a node on the slots of the plan."""
     lowered: _Lowering | None = node.form.lowered
     if lowered is None:
         return []
@@ -267,27 +249,26 @@ def _steps(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[Step]
     outputs = [where[index, i] for i in range(len(node.form.outputs))]
     scratch = [where[index, -1 - i] for i in range(len(lowered.scratch))]
     slots = (*inputs, *outputs, *scratch)
-    offsets = [s.offset for s in node.inputs]
-    shift = {i: offset for i, offset in enumerate(offsets) if offset}
-    return [_step(index, each, slots, shift, len(inputs)) for each in lowered.launches]
-
-
-class _Launch(Struct, frozen=True):
-    """A launch before its buffers are known; `operands` count inputs, outputs, temporaries."""
-
-    program: Program | HostProgram
-    operands: tuple[int, ...]
-    views: tuple[tuple[Spec, int], ...]
-    words: tuple[int, ...]
-    patched: tuple[tuple[int, int], ...]
-    groups: int
-    reason: str = ""
+    offsets = [s.offset for s in node.inputs] + [0] * (len(outputs) + len(scratch))
+    return [
+        replace(
+            launch.shifted([offsets[i] for i in launch.slots]),
+            slots=tuple([slots[i] for i in launch.slots]),
+            node=index,
+        )
+        for launch in lowered.launches
+    ]
 
 
 class _Lowering(Struct, frozen=True):
-    """What a Form becomes: launches, and bytes of the temporaries they share."""
+    """What a Form becomes.
 
-    launches: tuple[_Launch, ...]
+    Attributes:
+        launches: their slots count the form's inputs, outputs, then the temporaries.
+        scratch: bytes of each temporary.
+    """
+
+    launches: tuple[Launch, ...]
     scratch: tuple[int, ...]
 
 
@@ -300,17 +281,20 @@ def _lower(form: Form, caps: Caps) -> None:
         program = form.op.host_program(form.inputs, form.outputs, attrs)
         seen = (*form.inputs, *form.outputs) if program.views is None else program.views
         views = tuple((spec, 0) for spec in seen)
-        launch = _Launch(program, tuple(range(len(views))), views, (), (), 1)
+        inputs, groups = len(form.inputs), 1
+        launch = Launch(
+            program, tuple(range(len(views))), views, inputs, _parameters(groups), groups
+        )
         form.lowered = _Lowering((launch,), ())
         return
     lowered = divided(form.op, form.inputs, form.outputs, attrs, caps)
     form.lowered = _Lowering(
-        tuple(_launch(call, caps) for call in lowered.calls if call.groups),
+        tuple(_launch(call, len(form.inputs), caps) for call in lowered.calls if call.groups),
         tuple(spec.storage_bytes for spec in lowered.temporaries),
     )
 
 
-def _launch(call: Call, caps: Caps) -> _Launch:
+def _launch(call: Call, inputs: int, caps: Caps) -> Launch:
     if call.groups >= MAX_GROUPS:
         raise LimitError(
             f"kernel {call.kernel.name!r}: expected fewer than {MAX_GROUPS:,} groups, got "
@@ -322,34 +306,17 @@ def _launch(call: Call, caps: Caps) -> _Launch:
     words, patched = parameter_words(call, program.ir)
     if caps.max_loop_rounds:
         program = call.kernel.within_rounds(program, caps, words, call.groups)
-    return _Launch(
+    return Launch(
         program,
         tuple(r.index for r in call.tensors),
         tuple((r.spec, r.offset) for r in call.tensors),
-        tuple(words),
-        tuple(patched),
+        inputs,
+        _parameters(call.groups, *words),
         call.groups,
-        call.reason,
+        tuple((1 + position, operand) for position, operand in patched),
+        reason=call.reason,
     )
 
 
-def _step(
-    index: int,
-    launch: _Launch,
-    where: tuple[int, ...],
-    shift: Mapping[int, int],
-    inputs: int,
-) -> Step:
-    """A launch on its slots; `shift` has the elements that an input begins later by."""
-    operands = launch.operands
-    slots = tuple([where[i] for i in operands])
-    words, views = launch.words, launch.views
-    if shift:
-        moved = list(words)
-        for position, operand in launch.patched:
-            moved[position] += shift.get(operands[operand], 0)
-        words = tuple(moved)
-        pairs = zip(views, operands, strict=True)
-        views = tuple([(spec, offset + shift.get(i, 0)) for (spec, offset), i in pairs])
-    program, patched, groups = launch.program, launch.patched, launch.groups
-    return Step(program, slots, views, inputs, words, patched, groups, index, launch.reason)
+def _parameters(*words: int) -> bytes:
+    return np.array(words, np.uint32).tobytes()

@@ -18,11 +18,11 @@ LISTED = 8
 
 def explain(plan: Any) -> str:
     """Nodes, fusions, copies with their reason, launches, bytes, peak memory of a `Plan`."""
-    copies = sum(bool(s.reason) or plan.nodes[s.node].op.name in MOVES for s in plan.steps)
+    copies = sum(bool(s.reason) or plan.nodes[s.node].op.name in MOVES for s in plan.launches)
     live, alive = largest_live(plan.values)
     lines = [
         f"{len(plan.nodes)} nodes ({plan.dropped} dropped, {plan.fused} fused), "
-        f"{len(plan.steps)} launches ({copies} copies), peak {sum(plan.buffers):,} bytes in "
+        f"{len(plan.launches)} launches ({copies} copies), peak {sum(plan.buffers):,} bytes in "
         f"{len(plan.buffers)} buffers ({plan.temporary_bytes:,} temporary)"
     ]
     if alive:
@@ -40,34 +40,34 @@ def _made(nodes: Any, value: Any) -> str:
 
 def _launches(plan: Any) -> Iterator[str]:
     readers: dict[int, list[tuple[Any, int]]] = {}
-    for index in dict.fromkeys(step.node for step in plan.steps):
+    for index in dict.fromkeys(launch.node for launch in plan.launches):
         for operand, source in enumerate(plan.nodes[index].inputs):
             readers.setdefault(source.node, []).append((plan.nodes[index], operand))
-    launches = Counter(step.node for step in plan.steps)
-    for step in plan.steps:
-        node = plan.nodes[step.node]
+    counts = Counter(launch.node for launch in plan.launches)
+    for launch in plan.launches:
+        node = plan.nodes[launch.node]
         ins, results = node.form.inputs, node.form.outputs
-        if step.reason:  # a copy of one operand, whose memory it sees as one row
-            ins = results = (step.views[-1][0],)
+        if launch.reason:  # a copy of one operand, whose memory it sees as one row
+            ins = results = (launch.views[-1][0],)
         shapes = " ".join(str(list(s.shape)) for s in ins)
         outs = " ".join(f"{list(s.shape)}:{s.dtype.name}" for s in results)
-        what = step.reason or _reason(node, readers.get(step.node, [])) or label(node)
-        moved = _moved(step, node if launches[step.node] == 1 else None)
+        what = launch.reason or _reason(node, readers.get(launch.node, [])) or label(node)
+        moved = _moved(launch, node if counts[launch.node] == 1 else None)
         yield (
-            f"  {what:<14} {step.program.name:<20} {shapes} -> {outs}  groups {step.groups}, "
+            f"  {what:<14} {launch.program.name:<20} {shapes} -> {outs}  groups {launch.groups}, "
             f"reads {moved[0]:,}, writes {moved[1]:,} bytes"
         )
 
 
-def _moved(step: Any, node: Any) -> tuple[int, int]:
+def _moved(launch: Any, node: Any) -> tuple[int, int]:
     """Bytes read and written: of the op's own operands where the launch is all of the op."""
-    specs: Sequence[Spec] = [spec for spec, _ in step.views]
-    written = [i >= step.inputs for i in range(len(specs))]
+    specs: Sequence[Spec] = [spec for spec, _ in launch.views]
+    written = [i >= launch.inputs for i in range(len(specs))]
     if node is not None:  # a launch may see rows of memory where the op sees a view
         specs = (*node.form.inputs, *node.form.outputs)
         written = [i >= len(node.form.inputs) for i in range(len(specs))]
-    elif isinstance(step.program, Program):
-        written = [arg.writable for arg in step.program.ir.args]
+    elif isinstance(launch.program, Program):
+        written = [arg.writable for arg in launch.program.ir.args]
     sizes = [min(spec.nbytes, spec.storage_bytes) for spec in specs]
     out = sum(n for n, w in zip(sizes, written, strict=True) if w)
     return sum(sizes) - out, out

@@ -11,81 +11,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from msgspec.structs import replace
 
-from centella.backends.base import Bound, Buffer, Window
+from centella.backends.base import Buffer, Launch, Window
 from centella.emit.program import HostProgram
 from centella.errors import LimitError
 from centella.specs import Caps, Spec
 
 
-def narrowed(bound: Bound, patches: Sequence[tuple[int, int]], caps: Caps) -> Bound:
+def narrowed(launch: Launch, caps: Caps) -> Launch:
     """A launch of a user's kernel with a window of each operand; any other as it is.
 
     CUDA has no windows: a kernel there sees all memory.
 
-    Args:
-        patches: (word, operand) of each parameter that is an operand's offset.
-
     Raises:
         LimitError: an operand's window is larger than a binding.
     """
-    program = bound.program
+    program = launch.program
     if isinstance(program, HostProgram) or program.trusted or caps.target == "ptx":
-        return bound
-    return _bound_by(bound, patches, [_window(*view, caps) for view in bound.views], caps)
+        return launch
+    return _bound_by(launch, [_window(*view, caps) for view in launch.views], caps)
 
 
-def windowed(
-    bound: Bound, patches: Sequence[tuple[int, int]], slots: Sequence[Buffer], caps: Caps
-) -> Bound:
+def windowed(launch: Launch, slots: Sequence[Buffer], caps: Caps) -> Launch:
     """A launch whose operands in buffers larger than a binding are bound by windows.
-
-    Args:
-        patches: (word, operand) of each parameter that is an operand's offset.
 
     Raises:
         LimitError: an operand's window is larger than a binding.
     """
     windows: list[Window | None] = [
         _window(*view, caps) if slots[slot].nbytes > caps.max_binding else None
-        for view, slot in zip(bound.views, bound.slots, strict=True)
+        for view, slot in zip(launch.views, launch.slots, strict=True)
     ]
-    if bound.windows or not any(windows):
-        return bound
-    return ending(_bound_by(bound, patches, windows, caps), slots)
+    if launch.windows or not any(windows):
+        return launch
+    return ending(_bound_by(launch, windows, caps), slots)
 
 
-def ending(bound: Bound, slots: Sequence[Buffer]) -> Bound:
+def ending(launch: Launch, slots: Sequence[Buffer]) -> Launch:
     """A launch whose windows end with their buffers: imported memory may end within a chunk."""
-    sizes = [slots[slot].nbytes for slot in bound.slots]
+    sizes = [slots[slot].nbytes for slot in launch.slots]
     windows = tuple(
         window if window is None or sum(window) <= nbytes else (window[0], nbytes - window[0])
-        for window, nbytes in zip(bound.windows, sizes, strict=False)
+        for window, nbytes in zip(launch.windows, sizes, strict=False)
     )
-    return bound if windows == bound.windows else replace(bound, windows=windows)
+    return launch if windows == launch.windows else replace(launch, windows=windows)
 
 
-def _bound_by(
-    bound: Bound, patches: Sequence[tuple[int, int]], windows: Sequence[Window | None], caps: Caps
-) -> Bound:
-    views = list(bound.views)
-    back = [0] * len(views)  # elements that an offset is less
-    for index, ((spec, offset), window) in enumerate(zip(bound.views, windows, strict=True)):
+def _bound_by(launch: Launch, windows: Sequence[Window | None], caps: Caps) -> Launch:
+    elements = [0] * len(windows)
+    for index, ((spec, offset), window) in enumerate(zip(launch.views, windows, strict=True)):
         if window is not None:
             start, nbytes = window
             if nbytes > caps.max_binding:
                 raise LimitError(
-                    f"kernel {bound.program.name!r}: {nbytes:,} bytes of an operand; this device "
+                    f"kernel {launch.program.name!r}: {nbytes:,} bytes of an operand; this device "
                     f"binds {caps.max_binding:,}"
                 )
-            back[index] = start // spec.dtype.itemsize if spec.size else offset
-            views[index] = (spec, offset - back[index])
-    words = np.frombuffer(bound.parameters, np.uint32).copy()
-    for position, operand in patches:
-        words[1 + position] -= back[operand]
-    return replace(bound, views=tuple(views), parameters=words.tobytes(), windows=tuple(windows))
+            elements[index] = -(start // spec.dtype.itemsize) if spec.size else -offset
+    return replace(launch.shifted(elements), windows=tuple(windows))
 
 
 def _window(spec: Spec, offset: int, caps: Caps) -> Window:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from centella.backends.base import Submission, Ticket
+from centella.backends.base import Backend, Submission, Ticket
 from centella.ledger.call_sites import Site, line_of
 from centella.ledger.counts import count, noted, noted_work
 from centella.plan.build import Plan
@@ -33,33 +32,33 @@ def count_work(work: Submission, *, peek: bool = False) -> None:
 
 
 def note_work(
-    device: Any, work: Submission, ticket: Ticket, begin: int, made: Plan | None,
+    backend: Backend, work: Submission, ticket: Ticket, begin: int, made: Plan | None,
     sites: Sequence[Site], *, peek: bool = False,
 ) -> None:  # fmt: skip
     """Note in the timed scopes what was handed over, and ask for the times of its launches.
 
     Args:
-        device: its engine; begin: when, in ns, unless the work says.
+        backend: ran it; begin: when, in ns, unless the work says.
         made: the plan; sites: the line that recorded each node of it.
     """
     begin = work.begun or begin
     if work.reads:
         name = "peek" if peek else "download"
-        noted(name, begin, device.name, bytes=_bytes_back(work))
+        noted(name, begin, backend.name, bytes=_bytes_back(work))
     if work.uploads:
-        noted("upload", begin, device.name, bytes=_bytes_up(work))
+        noted("upload", begin, backend.name, bytes=_bytes_up(work))
     noted("submit", begin, launches=len(work.launches), copies=len(work.copies))
     if made is None or not work.launches:
         return
     from centella.ledger.timeline import Launch, Work
 
     launches = tuple(
-        Launch(bound.program.name, made.label(step.node), line_of(sites[step.node]))
-        for step, bound in zip(made.steps, work.launches, strict=True)
+        Launch(each.program.name, made.label(each.node), line_of(sites[each.node]))
+        for each in work.launches
     )
-    clock = device.backend.clock
+    clock = backend.clock
     waiting = ticket if not clock.missing else None
-    noted_work(Work(device.name, begin, launches, waiting, clock.missing, clock.host))
+    noted_work(Work(backend.name, begin, launches, waiting, clock.missing, clock.host))
 
 
 def _bytes_up(work: Submission) -> int:

@@ -23,34 +23,49 @@ from centella.backends.opening import (
 from centella.errors import DeviceError
 from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.counts import Ledger, on_flush
+from centella.plan.build import Plan
 from centella.record.recording import innermost
 from centella.record.values import READY, Value
+from centella.runtime.executor import Executor
+from centella.runtime.memory import Memory, Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.process_end import watch_end
 from centella.runtime.recorder import Recorder
-from centella.specs import Spec
+from centella.runtime.storage import Storage
+from centella.specs import Caps, Spec
 
 
-class Device(Recorder):
+class Device:
     """One open device; `ct.device(...)` gives it.
 
     Attributes:
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
-        caps: what it can do.
         cache: its PipelineCache.
         pool: its memory; `pool.trim()` gives what is kept for reuse back to the driver.
-        last_plan: what ran last: `print(device.last_plan.explain())`.
         fault: what its self-check found wrong, "" for nothing; see `ct.device`.
     """
 
     fault: str = ""
 
-    def __init__(self, backend: Backend, **options: Any) -> None:
+    def __init__(
+        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
+        memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
         if not hasattr(backend, "caps"):  # a user's name of one
             raise DeviceError(
                 f"Device: the class is not to be called; ct.device({backend!r}) opens one"
             )
-        super().__init__(backend, **options)
+        self.executor: Executor = Executor(
+            backend, pool=pool, cache=cache, memory_limit=memory_limit, device=self
+        )
+        self.storage: Storage = Storage(self.executor)
+        self.recorder: Recorder = Recorder(self.executor, self.storage)
+        self.name: str = backend.name
+        self.backend: Backend = backend
+        self.cache: PipelineCache = self.executor.cache
+        self.pool: Pool = self.executor.pool
+        self.lock: threading.RLock = self.executor.lock
+        self.state_events: int = 0
 
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"
@@ -73,14 +88,47 @@ class Device(Recorder):
         """
         return self.backend.native
 
+    @property
+    def caps(self) -> Caps:
+        """What it can do."""
+        return self.backend.caps
+
+    @property
+    def lost(self) -> bool:
+        """True when it was lost or closed."""
+        return self.executor.lost
+
+    @property
+    def last_plan(self) -> Plan:
+        """What ran last: `print(device.last_plan.explain())`."""
+        return self.executor.last_plan
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes in use, kept for reuse, allowed and there, now: print it."""
+        return self.executor.memory
+
+    def reset_peak(self) -> None:
+        """Count `memory.peak` anew, from what is in use now."""
+        self.pool.reset_peak()
+
+    def close(self) -> None:
+        """Release the device; its tensors cannot be used any more."""
+        self.executor.close()
+
+    def synchronize(self) -> None:
+        """Run what this thread recorded lazily and wait until the device has done everything."""
+        self.recorder.flush()
+        self.executor.synchronize()
+
     def describe(self) -> dict[str, Any]:
         """Name, driver and limits, as `centella info` prints them."""
         return self.backend.describe()
 
     def native_of(self, value: Value) -> Any:
         """The driver's buffer or address of a value; on the CPU a read-only array, computed."""
-        buffer = self.materialise(value)
-        with self.border:
+        buffer = self.recorder.materialise(value)
+        with self.executor.border:
             return self.backend.shown(buffer)
 
     def glance(self, value: Value, spec: Spec, offset: int) -> Array | None:
@@ -101,8 +149,8 @@ class Device(Recorder):
             BufferError: there is no such stream.
             ContractError: it waits for a batch that has not been executed.
         """
-        buffer = self.materialise(value)
-        with self.border:
+        buffer = self.recorder.materialise(value)
+        with self.executor.border:
             return self.backend.lend(buffer, stream)
 
     def compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -146,10 +194,10 @@ class Device(Recorder):
         enter = getattr(self.backend, "on_stream", None)
         if enter is None:
             raise DeviceError(f"stream: expected a CUDA device, got {self.name}")
-        self.flush_thread()
+        self.recorder.flush()
         with enter(stream) as native:
             yield native
-            self.flush_thread()
+            self.recorder.flush()
 
 
 _opened: dict[str, Device] = {}
@@ -257,7 +305,7 @@ def devices() -> list[Device]:
 @uninterrupted
 def _flush_all(scope: Ledger | None) -> None:
     for made in devices():
-        made.flush_thread(scope)
+        made.recorder.flush(scope)
 
 
 on_flush(_flush_all)
@@ -317,7 +365,7 @@ def _watch_process() -> None:
     if _watched:
         return
     _watched = True
-    watch_end(devices)
+    watch_end(lambda: [device.executor for device in devices()])
     if not hasattr(os, "register_at_fork"):
         return
     try:
@@ -343,7 +391,7 @@ def _after_fork(*, child: bool) -> None:
     for made in _held:
         if not made.backend.after_fork(child=child):
             forked.add(made.name.partition(":")[0])
-            made.lose("the process was forked", AFTER_FORK)
+            made.executor.lose("the process was forked", AFTER_FORK)
         made.lock.release()
     _held.clear()
     _opened_lock.release()

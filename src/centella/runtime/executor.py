@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from centella.backends.base import Backend, Buffer, DoneTicket, Load, Submission, Ticket
 from centella.emit.program import Program
 from centella.errors import (
@@ -35,45 +37,49 @@ from centella.runtime.memory import Memory, Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.prepare import Planned, Span
 from centella.runtime.workspace import Share, Workspace
-from centella.specs import Caps
 
 PLANS = 512
 
 
-class Engine:
+class Executor:
     """One backend with its memory, its plans and its compiled programs.
 
     Attributes:
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
-        caps: what it can do.
         cache: its PipelineCache.
         workspace: where its replays compute.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
         border: what calls of the backend stand in, unless they say themselves what is lost.
         flight: submissions that are not known to be done.
-        state_events: how often a State was read or changed by other than replays.
+        lost: it was lost or closed.
+        device: what values in its memory say they are on.
+        state_events: how often a State of its values was read or changed by other than replays.
+
+    Args:
+        device: has a `name`, a `lock` and `state_events` as well; default: itself.
     """
 
     _ids = counter(1)
 
     def __init__(
         self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
-        memory_limit: int | None = None,
+        memory_limit: int | None = None, device: Any = None,
     ) -> None:  # fmt: skip
+        self.device: Any = self if device is None else device
         self.backend: Backend = backend
         self.name: str = backend.name
-        self.caps: Caps = backend.caps
         self.cache: PipelineCache = PipelineCache() if cache is None else cache
         self.pool: Pool = Pool(backend, pool, memory_limit)
-        self.workspace: Workspace = Workspace(self.pool, self.caps.max_binding)
+        self.workspace: Workspace = Workspace(self.pool, backend.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
-        self._id = next(Engine._ids)
+        self._id = next(Executor._ids)
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
         self.border: Border = Border(self.lose)
         self.flight: Flight = Flight(self.lose, self.let_go)
         self._fused: dict[Any, Any] = {}
-        self._lost: str | None = None
+        self.lost: bool = False
+        self._why_lost: str = ""
         self.state_events: int = 0
         self._remedy: str = "open it again"
         self.last_plan: plan.Plan = plan.EMPTY
@@ -86,19 +92,10 @@ class Engine:
             pool = self.pool
             return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
 
-    def reset_peak(self) -> None:
-        """Count `memory.peak` anew, from what is in use now."""
-        self.pool.reset_peak()
-
-    @property
-    def lost(self) -> bool:
-        """True when it was lost or closed."""
-        return self._lost is not None
-
     def lose(self, reason: str, remedy: str = "open it again") -> None:
         """The device cannot be used any more."""
-        if self._lost is None:
-            self._lost, self._remedy = reason, remedy
+        if not self.lost:
+            self.lost, self._why_lost, self._remedy = True, reason, remedy
             import logging
 
             logging.getLogger("centella.device").info("%s was lost: %s", self.name, reason)
@@ -109,11 +106,11 @@ class Engine:
         Raises:
             DeviceLostError: it was lost or closed.
         """
-        if self._lost is not None:
+        if self.lost:
             raise self._lost_error()
 
     def _lost_error(self) -> DeviceLostError:
-        return DeviceLostError(f"{self.name} was lost: {self._lost}; {self._remedy}")
+        return DeviceLostError(f"{self.name} was lost: {self._why_lost}; {self._remedy}")
 
     @uninterrupted
     def run(
@@ -173,7 +170,7 @@ class Engine:
             results = prepare.results_of(taken, outputs, reads)
             outside = prepare.outside_of(taken)
             planned = self.planned(taken, outside, results, cache)
-            packed = prepare.pack(taken.uploads, outside, self.pool, self.caps.max_buffer)
+            packed = prepare.pack(taken.uploads, outside, self.pool, self.backend.caps.max_buffer)
             work, meant = self.work(taken, outside, results, planned, packed, reads)
         except BaseException:
             recording.restore(taken)
@@ -194,7 +191,7 @@ class Engine:
         recording.scopes.clear()
         if begin:
             sites = [node.site for node in taken.nodes]
-            note_work(self, work, ticket, begin, made, sites, peek=peek)
+            note_work(self.backend, work, ticket, begin, made, sites, peek=peek)
         count_work(work, peek=peek)
         return ticket
 
@@ -206,37 +203,40 @@ class Engine:
         if not taken.nodes:
             return None
         cache = self.cache if cache is None else cache
-        planned = self._find_plan(taken, outside, results)
+        planned = self.find_plan(taken, outside, results)
         if planned.cache is cache and planned.generation == cache.generation:
             cache.hit(planned.compiled)
             return planned
         generation = cache.generation
         launches = []
-        for step in planned.plan.steps:
+        for launch in planned.plan.launches:
             try:
-                bound = prepare.bind(step, self._pipeline(step.program, cache))
-                launches.append(narrowed(bound, step.patches, self.caps))
+                compiled = replace(launch, pipeline=self._pipeline(launch.program, cache))
+                launches.append(narrowed(compiled, self.backend.caps))
             except CentellaError as error:
-                taken.nodes[step.node].refuse(error)
+                taken.nodes[launch.node].refuse(error)
                 raise
         planned.launches, planned.cache, planned.generation = launches, cache, generation
         planned.again = {}
-        planned.compiled = sum(isinstance(b.program, Program) for b in launches)
-        planned.narrowed = any(b.windows for b in launches)
+        planned.compiled = sum(isinstance(launch.program, Program) for launch in launches)
+        planned.narrowed = any(launch.windows for launch in launches)
         return planned
 
-    def _find_plan(
+    def find_plan(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results
     ) -> Planned:
+        """The plan of a recording, built unless it is known; its launches may not be bound yet."""
         key = plan.key_of(taken.nodes, outside.index, results.wanted)
         found = self._plans.get(key)
         if found is not None:
             self._plans.move_to_end(key)
             return found
         begin = began()
-        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps, self._fused)
+        made = plan.build(
+            taken.nodes, outside.index, results.wanted, self.backend.caps, self._fused
+        )
         count(plans=1)
-        noted("plan", begin, operations=len(taken.nodes), launches=len(made.steps))
+        noted("plan", begin, operations=len(taken.nodes), launches=len(made.launches))
         found = self._plans[key] = Planned(made, [])
         found.loads = prepare.loads_of(made)
         found.total = Load(*map(sum, zip(*found.loads, strict=True)))
@@ -269,7 +269,9 @@ class Engine:
         made: dict[int, tuple[int, int]] = {}
         if planned is not None:
             slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
-            work.launches = prepare.launches_of(planned, outside.offsets, slots, taken, self.caps)
+            work.launches = prepare.launches_of(
+                planned, outside.offsets, slots, taken, self.backend.caps
+            )
             work.loads, work.total = planned.loads, planned.total
             if work.launches is planned.launches:
                 work.again = planned.again
@@ -356,7 +358,7 @@ class Engine:
                 function is being captured.
             TransferForbidden: inside `forbid("transfer")`, before anything is run.
         """
-        inside = innermost(self)
+        inside = innermost(self.device)
         if inside is not None and inside.marks is not None:
             raise ContractError(
                 f"{reads[0][0].what}: read while a function is captured, when there are no values "
@@ -371,7 +373,7 @@ class Engine:
             if not peek:
                 permit(f"read of {reads[0][0].what}", "downloads")
             recordings = dict.fromkeys(v.recording for v, _, _ in reads if v.recording is not None)
-            *others, last = recordings or (Recording(self, explicit=False),)
+            *others, last = recordings or (Recording(self.device, explicit=False),)
             asked = [value for value, _, _ in reads]
             for other in others:
                 self.run(other, asked=asked)
@@ -400,8 +402,8 @@ class Engine:
     def close(self) -> None:
         """Release the device; its tensors cannot be used any more."""
         with self.lock:
-            if self._lost is None:
-                self._lost = "it was closed"
+            if not self.lost:
+                self.lost, self._why_lost = True, "it was closed"
                 self.pool.close()
                 self.backend.close()
             self.flight.clear()

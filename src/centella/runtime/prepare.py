@@ -14,11 +14,11 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from centella.backends.base import Array, Bound, Buffer, Load, Read, Submission
+from centella.backends.base import Array, Buffer, Launch, Load, Read, Submission
 from centella.errors import CentellaError
 from centella.ledger.call_sites import blame
 from centella.ledger.counts import permit
-from centella.plan.build import Plan, Step
+from centella.plan.build import Plan
 from centella.record.recording import Recorded, Upload
 from centella.record.values import DISCARDED, Place, Value
 from centella.runtime.bind_window import ending, narrowed, windowed
@@ -112,18 +112,11 @@ def results_of(taken: Recorded, outputs: Iterable[Value] | None, reads: Sequence
     return found
 
 
-def bind(step: Step, pipeline: Any) -> Bound:
-    """A planned launch with its pipeline, for buffers that begin at their first element."""
-    parameters = np.array([step.groups, *step.words], np.uint32).tobytes()
-    return Bound(
-        step.program, pipeline, step.slots, step.views, step.inputs, parameters, step.groups
-    )
-
-
 class Planned(Struct, eq=False):
-    """A plan with its launches bound to the pipelines of one cache, as it was then.
+    """A plan with the pipelines of one cache, as it was then.
 
     Attributes:
+        launches: the plan's, with their pipelines and those windows that users' kernels need.
         again: what the backend keeps for the next run of the launches.
         compiled: how many of the launches run a program that a driver compiled.
         narrowed: some are a user's kernels, with windows.
@@ -131,7 +124,7 @@ class Planned(Struct, eq=False):
     """
 
     plan: Plan
-    launches: list[Bound]
+    launches: list[Launch]
     again: dict[Any, Any] = field(default_factory=dict)
     compiled: int = 0
     narrowed: bool = False
@@ -144,39 +137,35 @@ class Planned(Struct, eq=False):
 def loads_of(made: Plan) -> list[Load]:
     """What each launch asks of a device: all that it sees once, and its share of the arithmetic."""
     flops: dict[int, float] = {}
-    for node, launches in Counter(step.node for step in made.steps).items():
+    for node, launches in Counter(launch.node for launch in made.launches).items():
         form = made.nodes[node].form
         count = form.op.flops
         if count is not None:
             flops[node] = count(form.inputs, form.outputs, dict(form.attrs)) / launches
     return [
-        Load(flops.get(step.node, 0), sum(spec.storage_bytes for spec, _ in step.views))
-        for step in made.steps
+        Load(flops.get(launch.node, 0), sum(spec.storage_bytes for spec, _ in launch.views))
+        for launch in made.launches
     ]
 
 
-def shifted(step: Step, bound: Bound, offsets: Sequence[int], caps: Caps) -> Bound:
-    """A launch for external buffers of which some begin before their first element."""
-    moved = [i for i, s in enumerate(step.slots) if s < len(offsets) and offsets[s]]
-    if not moved:
-        return bound
-    narrow = bool(bound.windows)
-    if narrow:  # its offsets count from them
-        bound = bind(step, bound.pipeline)
-    views, words = list(bound.views), np.frombuffer(bound.parameters, np.uint32).copy()
-    for index in moved:
-        spec, offset = views[index]
-        views[index] = (spec, offset + offsets[step.slots[index]])
-    for position, operand in step.patches:
-        if operand in moved:
-            words[1 + position] += offsets[step.slots[operand]]
-    made = replace(bound, views=tuple(views), parameters=words.tobytes())
-    return narrowed(made, step.patches, caps) if narrow else made
+def shifted(planned: Launch, launch: Launch, offsets: Sequence[int], caps: Caps) -> Launch:
+    """A launch for external buffers of which some begin before their first element.
+
+    Args:
+        planned: the launch as the plan has it.
+    """
+    elements = [offsets[slot] if slot < len(offsets) else 0 for slot in launch.slots]
+    if not launch.windows:
+        return launch.shifted(elements)
+    if not any(elements):
+        return launch
+    planned = replace(planned, pipeline=launch.pipeline)  # offsets of `launch` count from windows
+    return narrowed(planned.shifted(elements), caps)
 
 
 def launches_of(
     planned: Planned, offsets: Sequence[int], slots: Sequence[Buffer], taken: Recorded, caps: Caps
-) -> list[Bound]:
+) -> list[Launch]:
     """The launches of a plan on the buffers that it runs with.
 
     Args:
@@ -185,30 +174,29 @@ def launches_of(
     Raises:
         LimitError: one would see more of a buffer than the device can bind.
     """
-    made, bound = planned.plan, planned.launches
+    plan, launches = planned.plan, planned.launches
     most = caps.max_binding
+    if planned.narrowed or any(offsets):
+        launches = _each(plan, launches, taken, lambda p, x: shifted(p, x, offsets, caps))
     if planned.narrowed:
-        bound = _each(made, bound, taken, lambda s, b: shifted(s, b, offsets, caps))
-        bound = _each(made, bound, taken, lambda _, b: ending(b, slots))
-    elif any(offsets):
-        bound = [shifted(s, b, offsets, caps) for s, b in zip(made.steps, bound, strict=True)]
+        launches = _each(plan, launches, taken, lambda _, x: ending(x, slots))
     if most < caps.max_buffer and any([buffer.nbytes > most for buffer in slots]):
-        bound = _each(made, bound, taken, lambda s, b: windowed(b, s.patches, slots, caps))
-    return bound
+        launches = _each(plan, launches, taken, lambda _, x: windowed(x, slots, caps))
+    return launches
 
 
 def _each(
-    made: Plan, bound: list[Bound], taken: Recorded, change: Callable[[Step, Bound], Bound]
-) -> list[Bound]:
-    """Launches changed one by one; the same list where none is."""
-    found: list[Bound] = []
-    for step, each in zip(made.steps, bound, strict=True):
+    plan: Plan, launches: list[Launch], taken: Recorded, change: Callable[[Launch, Launch], Launch]
+) -> list[Launch]:
+    """Launches changed one by one, each beside the plan's; the same list where none is."""
+    changed: list[Launch] = []
+    for planned, launch in zip(plan.launches, launches, strict=True):
         try:
-            found.append(change(step, each))
+            changed.append(change(planned, launch))
         except CentellaError as error:
-            taken.nodes[step.node].refuse(error)
+            taken.nodes[planned.node].refuse(error)
             raise
-    return bound if all([a is b for a, b in zip(found, bound, strict=True)]) else found
+    return launches if all([a is b for a, b in zip(changed, launches, strict=True)]) else changed
 
 
 def allocate(

@@ -13,19 +13,19 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from centella.runtime.executor import Engine
+from centella.runtime.executor import Executor
 
 PATIENCE = 10.0  # seconds, of all devices together
 
 
-def watch_end(devices: Callable[[], Iterable[Engine]]) -> None:
-    """Do so for the devices that are open then."""
-    atexit.register(_end, devices)
+def watch_end(executors: Callable[[], Iterable[Executor]]) -> None:
+    """Do so for the devices that are open then, by their executors."""
+    atexit.register(_end, executors)
 
 
-def _end(devices: Callable[[], Iterable[Engine]]) -> None:
+def _end(executors: Callable[[], Iterable[Executor]]) -> None:
     end = time.monotonic() + PATIENCE
-    busy = list(devices())
+    busy = list(executors())
     try:
         busy = [one for one in busy if not _finished(one, end)]
     finally:  # also where Ctrl-C ends the wait
@@ -33,17 +33,17 @@ def _end(devices: Callable[[], Iterable[Engine]]) -> None:
             _leave_as_it_is(busy)
 
 
-def _finished(engine: Engine, end: float) -> bool:
+def _finished(executor: Executor, end: float) -> bool:
     """Whether a device has finished; its lock is not given back: it is the main thread's alone."""
-    if not engine.lock.acquire(timeout=max(0.0, end - time.monotonic())):
+    if not executor.lock.acquire(timeout=max(0.0, end - time.monotonic())):
         return False
-    return engine.lost or engine.backend.finish(max(0.0, end - time.monotonic()))
+    return executor.lost or executor.backend.finish(max(0.0, end - time.monotonic()))
 
 
-def _leave_as_it_is(busy: Iterable[Engine]) -> None:
+def _leave_as_it_is(busy: Iterable[Executor]) -> None:
     """Release no device that is busy, and end the process without what `exit` destroys."""
-    for engine in busy:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine.backend))
+    for executor in busy:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(executor.backend))
     if os.name == "posix":
         process = ctypes.CDLL(None)
         process.fflush(None)

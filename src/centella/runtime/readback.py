@@ -37,12 +37,12 @@ def read_back(seen: Iterable[Seen], *, peek: bool = False) -> Pending[list[Array
         if spec.size:
             where.setdefault(value.device, []).append(index)
         else:
-            value.device.materialise(value)
+            value.device.recorder.materialise(value)
     tickets: list[Ticket] = []
     places: dict[int, tuple[Ticket, int]] = {}
     for device, indices in where.items():
         spans = [bytes_of(*parts[i]) for i in indices]
-        tickets.append(device.read(spans, peek=peek))
+        tickets.append(device.executor.read(spans, peek=peek))
         moved = zip((given[i][0] for i in indices), (n for _, _, n in spans), strict=True)
         happened(moved, "peeked" if peek else "downloaded")
         places.update({i: (tickets[-1], n) for n, i in enumerate(indices)})
@@ -67,9 +67,9 @@ def _compact(value: Value, spec: Spec, offset: int) -> Seen:
     waits = value.recording is not None and value.recording.explicit
     if waits or not sparse(spec):
         return value, spec, offset
-    device = value.device
-    form = device.form(get("copy"), (spec,), {})
-    (made,) = device.add(form, [(value, offset)], device.implicit())
+    recorder = value.device.recorder
+    form = recorder.form(get("copy"), (spec,), {})
+    (made,) = recorder.add(form, [(value, offset)], recorder.implicit())
     return made, made.spec, 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from centella.backends.base import Array, Backend, Buffer
+from centella.backends.base import Array, Buffer
 from centella.emit.program import exact
 from centella.errors import ContractError, DeviceError, LimitError
 from centella.host.interrupts import uninterrupted
@@ -19,8 +19,8 @@ from centella.plan.divide import division
 from centella.record.recording import Form, Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime import prepare
-from centella.runtime.pipelines import PipelineCache
-from centella.runtime.storage import INDEX_LIMIT, Values
+from centella.runtime.executor import Executor
+from centella.runtime.storage import INDEX_LIMIT, Storage
 from centella.specs import Spec
 
 IMPLICIT_NODES = 256
@@ -28,26 +28,26 @@ DIRECT = 64 << 10
 FORMS = 8192
 
 
-class Recorder(Values):
-    """An engine with the recordings of lazily used operators, one for each thread."""
+class Recorder:
+    """Records on batches, and lazily on a recording for each thread, which it runs when needed."""
 
-    def __init__(
-        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
-        memory_limit: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(backend, pool=pool, cache=cache, memory_limit=memory_limit)
+    def __init__(self, executor: Executor, storage: Storage) -> None:
+        self._executor = executor
+        self._storage = storage
+        self._device = executor.device
+        self._lock = executor.lock
         self._forms: dict[Any, Form] = {}
         self._local = threading.local()
         self._implicit: WeakSet[Recording] = WeakSet()
-        self._temporary_limit = max(64 << 20, min(self.caps.max_buffer, 16 << 30) // 16)
+        self._temporary_limit = max(64 << 20, min(executor.backend.caps.max_buffer, 16 << 30) // 16)
 
     @uninterrupted
     def implicit(self) -> Recording:
         """The recording of lazily used operators on this thread."""
         mine = getattr(self._local, "implicit", None)
         if mine is None:
-            mine = self._local.implicit = Recording(self, explicit=False)
-            with self.lock:
+            mine = self._local.implicit = Recording(self._device, explicit=False)
+            with self._lock:
                 self._implicit.add(mine)
         return mine
 
@@ -72,26 +72,30 @@ class Recorder(Values):
         return found
 
     def _new_form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
-        outputs = tuple(self.spec(shape, dtype) for shape, dtype in op.rule(specs, attrs))
+        outputs = tuple(self._storage.spec(shape, dtype) for shape, dtype in op.rule(specs, attrs))
+        caps = self._executor.backend.caps
         for spec in outputs:
-            if spec.storage_bytes > self.caps.max_buffer:
-                raise LimitError(
-                    f"{op.name}: a result of {spec.storage_bytes:,} bytes; {self.name} allows "
-                    f"{self.caps.max_buffer:,}"
-                )
+            self._check_fits(spec, f"{op.name}: a result of")
         for spec in (*specs, *outputs):
             if spec.span >= INDEX_LIMIT:
                 raise LimitError(
                     f"{op.name}: expected tensors of fewer than {INDEX_LIMIT:,} elements, got "
                     f"{list(spec.shape)}"
                 )
-        copies = () if self.caps.target == "numpy" else tuple(
+        copies = () if caps.target == "numpy" else tuple(
             i for i, s in enumerate(specs) if not op.takes(i, s)
         )  # fmt: skip
         if not copies:
-            division(op, specs, outputs, attrs, self.caps)  # or it cannot be launched
+            division(op, specs, outputs, attrs, caps)  # or it cannot be launched
         nbytes = sum(spec.storage_bytes for spec in outputs)
         return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
+
+    def _check_fits(self, spec: Spec, what: str) -> None:
+        most = self._executor.backend.caps.max_buffer
+        if spec.storage_bytes > most:
+            raise LimitError(
+                f"{what} {spec.storage_bytes:,} bytes; {self._device.name} allows {most:,}"
+            )
 
     # -- recording --------------------------------------------------------------------------------
 
@@ -118,9 +122,9 @@ class Recorder(Values):
             CentellaError: what had to run first failed; the op is not recorded.
         """
         site = call_site(4)  # who called, and who called that, is the library's own as well
-        with self.lock:
-            if self._lost is not None:
-                self.check_lost()
+        with self._lock:
+            if self._executor.lost:
+                self._executor.check_lost()
             target = self._target(form, operands, target)
             if not target.explicit:
                 self._make_room(target)
@@ -155,9 +159,9 @@ class Recorder(Values):
         """Where an op is recorded: as `given`, or where its operands and this thread say."""
         explicit: Recording | None = None
         for value, _ in operands:
-            if value.device is not self:
+            if value.device is not self._device:
                 raise DeviceError(
-                    f"{form.op.name}: operands on {self.name} and {value.device.name}; "
+                    f"{form.op.name}: operands on {self._device.name} and {value.device.name}; "
                     f"move one with .to(device)"
                 )
             mine = value.recording
@@ -168,7 +172,7 @@ class Recorder(Values):
                     f"{form.op.name}: operands wait for two open batches; execute one of them first"
                 )
             explicit = mine
-        return given or explicit or innermost(self) or self.implicit()
+        return given or explicit or innermost(self._device) or self.implicit()
 
     def _there(self, value: Value, op: Op, index: int) -> Value:
         """An operand that waits for another recording, once that has run.
@@ -200,7 +204,7 @@ class Recorder(Values):
             if sum(other is value for other, _ in operands) > 1:
                 raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
             for reader in cell.unread(target):
-                self.run(reader, asked=())
+                self._executor.run(reader, asked=())
             cells.append(cell)
         return cells
 
@@ -222,19 +226,16 @@ class Recorder(Values):
             CentellaError: what had to run first failed; nothing is recorded.
         """
         if spec.size == 0:
-            return self.reserve(spec)
+            return self._storage.reserve(spec)
         permit(f"upload of {spec.nbytes:,} bytes", "uploads")
-        if spec.storage_bytes > self.caps.max_buffer:
-            raise LimitError(
-                f"upload: {spec.storage_bytes:,} bytes; {self.name} allows {self.caps.max_buffer:,}"
-            )
+        self._check_fits(spec, "upload:")
         site = call_site(2)
-        target = target or innermost(self)
+        target = target or innermost(self._device)
         if target is None and spec.storage_bytes > DIRECT:
-            return self._write(data, spec, site, stays)
-        raw = self._storage_of(data, spec)
-        with self.lock:
-            self.check_lost()
+            return self._storage.write(data, spec, site, stays)
+        raw = self._storage.bytes_of(data, spec)
+        with self._lock:
+            self._executor.check_lost()
             if target is None:
                 target = self.implicit()
                 self._make_room(target)
@@ -249,7 +250,7 @@ class Recorder(Values):
             or target.result_bytes > self._temporary_limit
             or len(target.uploads) >= IMPLICIT_NODES
         ):
-            self.run(target, asked=())
+            self._executor.run(target, asked=())
         target.scopes.update(open_scopes())
 
     def _flush_value(self, value: Value) -> None:
@@ -258,7 +259,7 @@ class Recorder(Values):
         assert recording is not None
         if recording.explicit:
             value.require()
-        self.run(recording, asked=(value,))
+        self._executor.run(recording, asked=(value,))
 
     @uninterrupted
     def materialise(self, value: Value) -> Buffer:
@@ -267,35 +268,31 @@ class Recorder(Values):
         Raises:
             ContractError: it waits for a batch that has not been executed.
         """
-        with self.lock:
+        with self._lock:
             value.check_current()
             if value.state == PENDING:
                 self._flush_value(value)
             return value.require()
 
     @uninterrupted
-    def flush_thread(self, scope: Ledger | None = None) -> None:
+    def flush(self, scope: Ledger | None = None) -> None:
         """Run what this thread recorded lazily, and what any thread did inside a ledger's scope."""
         thread = threading.get_ident()
-        with self.lock:
+        with self._lock:
             for recording in list(self._implicit):
                 if not recording.empty and (
                     recording.thread == thread or scope in recording.scopes
                 ):
-                    self.run(recording)
-
-    def synchronize(self) -> None:
-        """Run what this thread recorded lazily and wait until the device has done everything."""
-        self.flush_thread()
-        super().synchronize()
+                    self._executor.run(recording)
 
     @uninterrupted
     def explain(self, recording: Recording, outputs: Iterable[Value] | None = None) -> str:
         """The plan of what a recording holds, or of what it ran last."""
-        with self.lock:
+        with self._lock:
             if not recording.nodes:
                 last: plan.Plan = recording.last_plan or plan.EMPTY
                 return last.explain()
             taken = Recorded(recording.nodes, recording.uploads)
             results = prepare.results_of(taken, outputs, ())
-            return self._find_plan(taken, prepare.outside_of(taken), results).plan.explain()
+            outside = prepare.outside_of(taken)
+            return self._executor.find_plan(taken, outside, results).plan.explain()

@@ -25,7 +25,7 @@ from centella.record.recording import Recorded, Recording
 from centella.record.values import FAILED, PENDING, Cell, Place, Runs, Value
 from centella.runtime import prepare
 from centella.runtime.counting import count_work, note_work
-from centella.runtime.executor import Engine
+from centella.runtime.executor import Executor
 from centella.runtime.in_flight import imported_of
 from centella.runtime.prepare import Span
 from centella.specs import strided
@@ -84,7 +84,7 @@ class Replay:
     """What a recording does, ready to be done again.
 
     Args:
-        engine: the device.
+        executor: runs it.
         recording: what was captured; it is emptied.
         inputs: placeholders that the recording reads; `run` gives them data.
         outputs: values that each run gives.
@@ -96,35 +96,35 @@ class Replay:
     """
 
     def __init__(
-        self, engine: Engine, recording: Recording, inputs: Sequence[Value],
+        self, executor: Executor, recording: Recording, inputs: Sequence[Value],
         outputs: Sequence[Value], reads: Sequence[Span], what: str,
     ) -> None:  # fmt: skip
-        self._engine = engine
+        self._executor = executor
         self._what = what
         self._marks: list[Mark] = list(recording.marks or ())
         self._inputs = Inputs(inputs)
         self._results: list[Result | Cell] = []
         taken = recording.take()
-        with engine.lock, engine.border:
+        with executor.lock, executor.border:
             try:
                 self._build(taken, outputs, reads)
             finally:
                 taken.fail(DROPPED)
 
     def _build(self, taken: Recorded, outputs: Sequence[Value], reads: Sequence[Span]) -> None:
-        engine = self._engine
+        executor = self._executor
         for value in outputs:
             value.check_current()
         self._place_inputs()
-        engine.write_uploads(taken)
+        executor.write_uploads(taken)
         results = prepare.results_of(taken, outputs, ())
         outside = prepare.outside_of(taken)
         for value in (*self._inputs.values, *outputs):
             if results.place_of(value) is None:
                 outside.add(value)
-        planned = engine.planned(taken, outside, results)
-        share = engine.workspace.share()
-        work, _ = engine.work(taken, outside, results, planned, prepare.Packed(), (), share)
+        planned = executor.planned(taken, outside, results)
+        share = executor.workspace.share()
+        work, _ = executor.work(taken, outside, results, planned, prepare.Packed(), (), share)
         places = planned.plan.results if planned is not None else {}
         self._slots: list[Buffer] = work.slots
         self._launches = work.launches
@@ -132,12 +132,12 @@ class Replay:
         self._externals = len(outside.values)
         self.plan: Plan | None = planned.plan if planned is not None else None
         self._sites = [node.site for node in taken.nodes]
-        self._prepared = engine.backend.prepare(work) if work.launches else None
+        self._prepared = executor.backend.prepare(work) if work.launches else None
         if self._inputs.values:
             self._inputs.slot = outside.index[id(self._inputs.values[0])]
         self._touched = _touched(taken, outside)
         self._runs = Runs(self._what)
-        self._settled = -1  # the engine's count of events when all States were last looked at
+        self._settled = -1  # the device's count of events when all States were last looked at
         self._imported = imported_of(self._slots)
         cells = [(value, value.cell) for value in outside.values]
         self._borrowed = [v for v, cell in cells if cell is not None and cell.memory is None]
@@ -157,7 +157,7 @@ class Replay:
                 continue
             cell = Cell(f"a result of {self._what}")
             self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
-        self._meant = prepare.add_reads(work, reads, lies, engine.backend.unit)
+        self._meant = prepare.add_reads(work, reads, lies, executor.backend.unit)
         self._reads: list[Read] = work.reads
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
@@ -193,7 +193,7 @@ class Replay:
         given.last = [None] * len(given.values)
         if not given.values:
             return
-        arena = self._engine.pool.allocate(given.nbytes)
+        arena = self._executor.pool.allocate(given.nbytes)
         arena.mutable = True
         for value, start in zip(given.values, given.starts, strict=True):
             value.ready(arena, start // value.spec.dtype.itemsize)
@@ -242,10 +242,10 @@ class Replay:
         self, given: Sequence[Array | Value], site: Site, reads: list[Read],
         meant: Sequence[tuple[int, int]],
     ) -> tuple[Ticket, list[Value]]:  # fmt: skip
-        engine = self._engine
+        executor = self._executor
         guard()
-        with engine.lock:
-            engine.check_lost()
+        with executor.lock:
+            executor.check_lost()
             self._settle()
             undo: list[tuple[Value, Any]] = []
             begin = began()
@@ -258,7 +258,7 @@ class Replay:
                     loads=self._loads, total=self._total,
                 )  # fmt: skip
                 borrowed = imported_of(slots[len(self._slots) :]) if copies else ()
-                ticket = engine.hand_over(
+                ticket = executor.hand_over(
                     work, meant, lambda: None, lambda why: self._lose(why, site),
                     self._imported + borrowed,
                 )  # fmt: skip
@@ -269,7 +269,7 @@ class Replay:
             self._runs.ran(site)
             values = [self._output(result, site) for result in self._results]
             if begin:
-                note_work(engine, work, ticket, begin, self.plan, self._sites)
+                note_work(executor.backend, work, ticket, begin, self.plan, self._sites)
         count_work(work)
         return ticket, values
 
@@ -280,8 +280,8 @@ class Replay:
         for result in self._results:
             if isinstance(result, Result):
                 for reader in result.cell.unread(None):
-                    self._engine.run(reader, asked=())
-        events = self._engine.state_events
+                    self._executor.run(reader, asked=())
+        events = self._executor.device.state_events
         if events == self._settled:
             return  # nobody but replays has used a State since
         for touched in self._touched:
@@ -292,12 +292,12 @@ class Replay:
                         f"{self._what}: a batch that has not been executed changes "
                         f"{touched.cell.what}; execute that first"
                     )
-                self._engine.run(current.recording, asked=(current,))
+                self._executor.run(current.recording, asked=(current,))
             elif current is not None and touched.read:
                 current.require()
             if touched.changed:
                 for reader in touched.cell.unread(None):
-                    self._engine.run(reader, asked=())
+                    self._executor.run(reader, asked=())
         self._settled = events
 
     def _given(
@@ -361,7 +361,7 @@ class Replay:
         if isinstance(result, Cell):
             assert result.current is not None, "a cell is made with its first version"
             return result.current
-        value = Value(result.value.spec, self._engine, self._what, site=site)
+        value = Value(result.value.spec, self._executor.device, self._what, site=site)
         value.ready(self._slots[result.slot], result.offset)
         value.made = result.made
         result.cell.advance(value)

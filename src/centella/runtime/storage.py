@@ -14,42 +14,48 @@ from centella.ledger.call_sites import Site, call_site
 from centella.ledger.counts import began, count, noted
 from centella.record.values import Value
 from centella.runtime import prepare
-from centella.runtime.executor import Engine
+from centella.runtime.executor import Executor
 from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 
 
-class Values(Engine):
-    """An engine with the values that lie in its memory from the start."""
+class Storage:
+    """The memory of an executor's device, for values that no operation makes."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._device = executor.device
+        self._pool = executor.pool
 
     def spec(self, shape: Shape, dtype: Any) -> Spec:
         """How this device lays out a tensor that it allocates."""
-        return make_spec(shape, dtype, self.caps.row_alignment)
+        return make_spec(shape, dtype, self._executor.backend.caps.row_alignment)
 
-    def _storage_of(self, data: Array, spec: Spec) -> Array:
+    def bytes_of(self, data: Array, spec: Spec) -> Array:
         """Host data as the bytes of its layout here: a copy."""
-        return prepare.storage_of(data, spec, 0xFF if self.pool.mode == "poison" else 0)
+        return prepare.storage_of(data, spec, 0xFF if self._pool.mode == "poison" else 0)
 
     @uninterrupted
-    def _write(self, data: Array, spec: Spec, site: Site, stays: bool = False) -> Value:
+    def write(self, data: Array, spec: Spec, site: Site, stays: bool = False) -> Value:
         """Host data as a value, written now.
 
         Args:
             stays: the data changes no more, so the CPU reads it where it is: no upload.
         """
         as_is = data.nbytes == spec.storage_bytes and data.flags.c_contiguous
-        raw = data.reshape(-1).view(np.uint8) if as_is else self._storage_of(data, spec)
-        value = Value(spec, self, "upload", site=site)
-        with self.lock, self.border:
-            self.check_lost()
-            if stays and self.caps.target == "numpy":
-                value.ready(self.pool.adopt(raw))
+        raw = data.reshape(-1).view(np.uint8) if as_is else self.bytes_of(data, spec)
+        value = Value(spec, self._device, "upload", site=site)
+        executor = self._executor
+        with executor.lock, executor.border:
+            executor.check_lost()
+            if stays and self._executor.backend.caps.target == "numpy":
+                value.ready(self._pool.adopt(raw))
                 return value
-            buffer = self.pool.allocate(spec.storage_bytes)
+            buffer = self._pool.allocate(spec.storage_bytes)
             begin = began()
-            self.backend.write(buffer, raw)
-            noted("upload", begin, self.name, bytes=raw.nbytes)
+            executor.backend.write(buffer, raw)
+            noted("upload", begin, executor.name, bytes=raw.nbytes)
         count(uploads=1, upload_bytes=raw.nbytes)
         value.ready(buffer)
         return value
@@ -57,10 +63,11 @@ class Values(Engine):
     @uninterrupted
     def reserve(self, spec: Spec) -> Value:
         """A value whose content is undefined; nothing is copied."""
-        value = Value(spec, self, "empty", site=call_site())
-        with self.lock, self.border:
-            self.check_lost()
-            buffer = self.pool.allocate(spec.storage_bytes)
+        value = Value(spec, self._device, "empty", site=call_site())
+        executor = self._executor
+        with executor.lock, executor.border:
+            executor.check_lost()
+            buffer = self._pool.allocate(spec.storage_bytes)
         value.ready(buffer)
         return value
 
@@ -85,9 +92,10 @@ class Values(Engine):
                 f"import_buffer: expected an offset that is a multiple of {dtype.itemsize} bytes, "
                 f"got {offset}"
             )
-        with self.lock, self.border:
-            self.check_lost()
-            buffer = self.pool.adopt(native)
+        executor = self._executor
+        with executor.lock, executor.border:
+            executor.check_lost()
+            buffer = self._pool.adopt(native)
         check_elements("import_buffer", native, dtype)
         first = offset // dtype.itemsize
         plain = Spec(shape, dtype, strides)
@@ -96,14 +104,14 @@ class Values(Engine):
                 f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
                 f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
             )
-        if self.caps.target != "numpy" and first + plain.span >= INDEX_LIMIT:
+        if self._executor.backend.caps.target != "numpy" and first + plain.span >= INDEX_LIMIT:
             raise LimitError(
                 f"import_buffer: expected it within the first {INDEX_LIMIT:,} elements of the "
                 f"buffer, got elements {first:,} to {first + plain.span:,}"
             )
         aligned = rows_aligned(shape, strides, dtype.itemsize, first)
         whole = offset + plain.storage_bytes <= buffer.nbytes
-        value = Value(Spec(shape, dtype, strides, aligned and whole), self, "import_buffer",
-                      site=call_site())  # fmt: skip
+        value = Value(Spec(shape, dtype, strides, aligned and whole), self._device,
+                      "import_buffer", site=call_site())  # fmt: skip
         value.ready(buffer, first)
         return value

@@ -164,7 +164,7 @@ class CommandBatch:
         """
         self._check("keep", tensor)
         if tensor._value.recording is not self._recording:
-            tensor.device.materialise(tensor._value)
+            tensor.device.recorder.materialise(tensor._value)
         self._kept.append(tensor._value)
         return tensor
 
@@ -201,7 +201,7 @@ class CommandBatch:
         wanted = self._wanted(outputs)
         with self.device.lock:
             operations, buffers = self.num_operations, self.num_buffers
-            ticket = self.device.run(self._recording, outputs=wanted, cache=cache)
+            ticket = self.device.executor.run(self._recording, outputs=wanted, cache=cache)
             self._operations, self._buffers = operations, buffers
             self._kept = []
         return Pending([ticket], lambda: None)
@@ -231,7 +231,7 @@ class CommandBatch:
     def explain(self, outputs: Iterable[Tensor] | None = None) -> str:
         """The plan of what `execute` would run now, or of what it ran last: a table to read."""
         wanted = self._wanted(outputs) if self._recording.nodes else None
-        return self.device.explain(self._recording, wanted)
+        return self.device.recorder.explain(self._recording, wanted)
 
     def read(self, tensor: Tensor) -> Array:
         """The data of a tensor on the host.

@@ -117,8 +117,8 @@ def empty(
     kind = dtype_of(dtype)
     extents = views.extents("empty", shape)
     target = _chosen(device)
-    spec = target.spec(extents, kind)
-    return Tensor(target.reserve(spec), spec)
+    spec = target.storage.spec(extents, kind)
+    return Tensor(target.storage.reserve(spec), spec)
 
 
 def full(
@@ -129,7 +129,7 @@ def full(
     extents = views.extents("full", shape)
     value = number("full", "fill", fill)
     attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": value}
-    (made,) = target.record(get("fill"), [], attrs)
+    (made,) = target.recorder.record(get("fill"), [], attrs)
     return Tensor(made, made.spec)
 
 
@@ -171,5 +171,5 @@ def arange(
     size = max(math.ceil((end - first) / by), 0)
     target = _chosen(device)
     attrs = {"start": first, "step": by, "size": size, "dtype": dtype_of(dtype).name}
-    (value,) = target.record(get("arange"), [], attrs)
+    (value,) = target.recorder.record(get("arange"), [], attrs)
     return Tensor(value, value.spec)

@@ -70,7 +70,7 @@ class Handle(Described, Struct, eq=False, weakref=True):
         refusals: list[DeviceError] = []
         for one in where:
             try:
-                value = one.import_buffer(native, extents, kind, offset)
+                value = one.storage.import_buffer(native, extents, kind, offset)
             except DeviceError as error:
                 refusals.append(error)
             else:

@@ -67,7 +67,7 @@ class Compiled(Generic[R]):
         self.device: Device = example.device
         self._captured_for = str(example)
         self._signature = example.signature
-        self.device.flush_thread()
+        self.device.recorder.flush()
         recording = Recording(self.device, explicit=True)
         recording.marks = []
         inputs = [
@@ -90,7 +90,7 @@ class Compiled(Generic[R]):
             outputs = [t.copy() if t._value in inputs or sparse(t.spec) else t for t in outputs]
         self._views = [(t.spec, t._offset) for t in outputs]
         self._replay = Replay(
-            self.device, recording, inputs, [t._value for t in outputs],
+            self.device.executor, recording, inputs, [t._value for t in outputs],
             [bytes_of(t._value, t.spec, t._offset) for t in outputs if t.size], self.name,
         )  # fmt: skip
 
@@ -196,7 +196,7 @@ class Compiled(Generic[R]):
         for leaf in call.leaves:
             if isinstance(leaf, Tensor):
                 value = leaf.contiguous()._value
-                self.device.materialise(value)
+                self.device.recorder.materialise(value)
                 given.append(value)
             else:
                 given.append(leaf)

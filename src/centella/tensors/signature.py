@@ -110,13 +110,13 @@ class Call:
         leaf = leaves[index]
         if not isinstance(leaf, Tensor):
             leaves[index], kind = from_host_array(name, leaf, None)
-            return self.device.spec(leaves[index].shape, kind)
+            return self.device.storage.spec(leaves[index].shape, kind)
         if leaf.device is not self.device:
             raise DeviceError(
                 f"{name}: expected tensors on {self.device.name}, got one on {leaf.device.name}; "
                 f"move it with .to(device)"
             )
-        return self.device.spec(leaf.shape, leaf.dtype)
+        return self.device.storage.spec(leaf.shape, leaf.dtype)
 
     def filled(self, leaves: Sequence[Any]) -> Any:
         """(args, kwargs) with other leaves."""

@@ -43,7 +43,7 @@ class State(Described):
         self, data: Any, dtype: Any = None, device: str | Device | None = None, *, name: str = ""
     ) -> None:
         first = asarray(data, dtype, device)
-        self.spec: Spec = first.device.spec(first.shape, first.dtype)
+        self.spec: Spec = first.device.storage.spec(first.shape, first.dtype)
         self._cell = _cell(self.spec, first.device, name)
         self.assign(first)
         self._current.before = None  # a batch that fails leaves nothing to go back to
@@ -56,7 +56,7 @@ class State(Described):
         """A State whose content is undefined: memory is reserved, nothing is copied."""
         made = cls.__new__(cls)
         target = current_device() if device is None else open_device(device)
-        made.spec = target.spec(views.extents("State.empty", shape), dtype_of(dtype))
+        made.spec = target.storage.spec(views.extents("State.empty", shape), dtype_of(dtype))
         made._cell = _cell(made.spec, target, name)
         return made
 
@@ -159,7 +159,7 @@ class State(Described):
 
 def _cell(spec: Spec, device: Device, name: str) -> Cell:
     """Memory of its own with its first version, whose content is undefined."""
-    first = device.reserve(spec)
+    first = device.storage.reserve(spec)
     buffer = first.require()
     buffer.mutable = True
     cell = Cell(name or f"State {list(spec.shape)} {spec.dtype.name}", first)

@@ -56,7 +56,7 @@ class Tensor(Handle):
 
     def contiguous(self) -> Tensor:
         """This tensor in its device's own layout; itself where it already is."""
-        if self._offset == 0 and self.spec == self.device.spec(self.shape, self.dtype):
+        if self._offset == 0 and self.spec == self.device.storage.spec(self.shape, self.dtype):
             return self
         return apply("copy", self)
 
@@ -240,14 +240,15 @@ def apply_all(
         specs.append(tensor.spec)
         operands.append((tensor._value, tensor._offset))
     where: Device = operands[0][0].device
-    form = where.form(op, tuple(specs), attrs)
+    recorder = where.recorder
+    form = recorder.form(op, tuple(specs), attrs)
     if form.copies:
         for index in form.copies:
             if operands[index][0].device is where:
                 copied = tensors[index].copy()
                 specs[index], operands[index] = copied.spec, (copied._value, 0)
-        form = where.form(op, tuple(specs), attrs)
-    made = where.add(form, operands, target)
+        form = recorder.form(op, tuple(specs), attrs)
+    made = recorder.add(form, operands, target)
     return tuple(map(Tensor, made, form.outputs))
 
 
@@ -313,7 +314,7 @@ def power(x: Tensor, exponent: Any) -> Tensor:
         )
     if n == 0:
         ones = {"shape": x.shape, "dtype": x.dtype.name, "value": 1}
-        (value,) = x.device.record(get("fill"), [], ones)
+        (value,) = x.device.recorder.record(get("fill"), [], ones)
         return Tensor(value, value.spec)
     made, square, rest = None, x, abs(n)
     while rest:
@@ -372,8 +373,8 @@ def upload(
         stays: the data changes no more, so it need not be copied where it can be read.
     """
     array, kind = from_host_array(op, data, dtype)
-    spec = device.spec(array.shape, kind)
-    return Tensor(device.upload(array, spec, target, stays), spec)
+    spec = device.storage.spec(array.shape, kind)
+    return Tensor(device.recorder.upload(array, spec, target, stays), spec)
 
 
 def fetch(*tensors: Tensor) -> Pending[list[Array]]:

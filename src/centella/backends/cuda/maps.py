@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Bound
+from centella.backends.base import Launch
 from centella.backends.cuda.driver import check, driver
 from centella.emit.ptx.layout import MAP_BYTES
 from centella.lang.ir import MapParam
@@ -37,7 +37,7 @@ class TensorMaps:
     def __init__(self) -> None:
         self._kept: dict[Any, bytes] = {}
 
-    def of(self, bound: Bound, address_of: Callable[[int], int]) -> bytes:
+    def of(self, bound: Launch, address_of: Callable[[int], int]) -> bytes:
         """The maps of a launch, as they lie in its parameters."""
         ir = bound.program.ir  # type: ignore[union-attr]  # not of the host
         words = np.frombuffer(bound.parameters, np.uint32)[1:]  # the first is the number of groups

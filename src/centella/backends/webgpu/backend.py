@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.base import Array, Bound, Buffer, Clock, Submission
+from centella.backends.base import Array, Buffer, Clock, Launch, Submission
 from centella.backends.webgpu import arithmetic, functions, loops, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
@@ -346,7 +346,7 @@ class WebGpuBackend:
             work.again[self.groups.epoch, *map(id, natives)] = known
         return known
 
-    def _write_params(self, params: Any, first: int, launches: list[Bound]) -> None:
+    def _write_params(self, params: Any, first: int, launches: list[Launch]) -> None:
         """The parameters of launches, a slot each from `first` on."""
         words = b"".join([bound.parameters.ljust(SLOT, b"\0") for bound in launches])
         raw.write(self._queue, params, np.frombuffer(words, np.uint8), first * SLOT)

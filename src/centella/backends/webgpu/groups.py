@@ -6,7 +6,7 @@ from typing import Any
 
 import wgpu
 
-from centella.backends.base import Bound, Window
+from centella.backends.base import Launch, Window
 from centella.backends.webgpu.raw import SLOT
 
 MOST = 8192
@@ -60,7 +60,7 @@ class Groups:
         entries.append({"binding": len(natives), "resource": slot})
         return self._native.create_bind_group(layout=layout, entries=entries)
 
-    def found(self, launches: list[Bound], natives: list[Any], params: Any) -> list[Any]:
+    def found(self, launches: list[Launch], natives: list[Any], params: Any) -> list[Any]:
         """The groups of launches, as they were made before for the same buffers."""
         if len(self._known) > MOST:
             self._known.clear()

@@ -19,7 +19,7 @@ from weakref import ref
 
 from msgspec import Struct
 
-from centella.backends.base import Bound
+from centella.backends.base import Launch
 from centella.backends.webgpu.raw import Checked, Commands, Dispatch, Encoder, Offsets
 from centella.errors import DeviceError
 from centella.host.interrupts import uninterrupted
@@ -46,7 +46,7 @@ class Prepared(Struct, weakref=True, eq=False):
 
 
 def prepared(
-    launches: Sequence[Bound], groups: Sequence[Any], params: Any, offsets: Offsets, most: int
+    launches: Sequence[Launch], groups: Sequence[Any], params: Any, offsets: Offsets, most: int
 ) -> Prepared:
     """Launches with their bind groups and the offsets of their parameters.
 

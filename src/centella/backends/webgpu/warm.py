@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
-from centella.backends.base import Bound
+from centella.backends.base import Launch
 from centella.backends.webgpu.prepared import Prepared
 from centella.backends.webgpu.raw import Encoder, submit
 from centella.backends.webgpu.ticket import WebGpuTicket
@@ -29,7 +29,7 @@ class Warm:
         self._native = native
         self._known: WeakSet[Any] = WeakSet()
 
-    def run(self, launches: Sequence[Bound], prepared: Prepared) -> None:
+    def run(self, launches: Sequence[Launch], prepared: Prepared) -> None:
         """Run once, for no groups, what may not have run; waits for it and for all before."""
         if prepared.runs:
             return

@@ -76,7 +76,7 @@ def record(
     """Record an op; those without an input are recorded on the device."""
     if tensors:
         return apply_all(declared, list(tensors), attrs)
-    return tuple(Tensor(v, v.spec) for v in device.record(declared, [], attrs))
+    return tuple(Tensor(v, v.spec) for v in device.recorder.record(declared, [], attrs))
 
 
 def differences(

@@ -89,7 +89,7 @@ class UserKernel:
         if ins:
             made = apply_all(self._op, ins, attrs)
         else:
-            values = where.record(self._op, [], attrs)
+            values = where.recorder.record(self._op, [], attrs)
             made = tuple(Tensor(v, v.spec) for v in values)
         changed = len(self._op.mutates)  # States, which have their next version already
         for (handle, _), result in zip(outs, made[changed:], strict=True):
