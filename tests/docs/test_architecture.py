@@ -426,12 +426,11 @@ def test_scopes_are_not_those_of_another_thread(device: ct.Device) -> None:
 
 # The start of each sentence, and tests that hold it: tests/test_(file).(test).
 SHOWN = {
-    "**State.** A value changes never": "tensor.values_are_immutable "
-    "user_kernel.an_out_argument_is_a_handle",
-    "Memory that was imported": "tensor.import_of_an_array_is_no_copy",
+    "A value never changes": "tensor.values_are_immutable user_kernel.an_out_argument_is_a_handle",
+    "Imported memory is read in place": "tensor.import_of_an_array_is_no_copy",
     "A `State` is memory that changes": "state.one_buffer_for_all_versions inout.a_state_accumulates "
     "jit.a_failed_note_runs_nothing",
-    "An op that changes one": "state.changes_inside_a_batch_are_one_submission "
+    "An op that changes a State": "state.changes_inside_a_batch_are_one_submission "
     "state.a_change_is_never_dropped",
     "Readers of the version before": "state.a_reader_recorded_before_a_change_sees_the_version_before "
     "state.readers_on_another_thread_run_first",
@@ -447,81 +446,81 @@ SHOWN = {
     "state.a_state_of_a_batch_that_failed_is_assigned "
     "kv_cache.a_cache_is_reset_after_a_fault",
     # where
-    "**Where an op is recorded.** On the open batch": "batch.operands_in_two_open_batches "
+    "The op is recorded on the open batch": "batch.operands_in_two_open_batches "
     "batch.operators_record_on_the_innermost_batch batch.an_open_batch_belongs_to_its_thread "
     "architecture.an_open_batch_is_of_its_device "
     "architecture.an_implicit_recording_is_of_its_device_and_thread",
-    "An operand that is pending in some other": "architecture.another_threads_recording_is_run_under_the_lock "
+    "An operand that is pending in another": "architecture.another_threads_recording_is_run_under_the_lock "
     "batch.a_tensor_of_another_thread_flushes_its_recording_whole "
     "batch.a_lazy_operand_is_run_before_the_batch",
     # when
-    "**When an implicit recording is flushed.**": "batch.a_tensor_of_another_thread_flushes_its_recording_whole "
+    "It is flushed when a value is needed": "batch.a_tensor_of_another_thread_flushes_its_recording_whole "
     "ledger.entering_and_leaving_flush_what_is_recorded "
     "architecture.scopes_and_synchronize_flush_a_recording_and_no_batch",
     "It is full with 256 nodes": "batch.the_implicit_recording_is_flushed_when_it_is_long "
     "batch.many_small_uploads_do_not_pile_up "
     "architecture.results_are_limited_by_the_largest_buffer architecture.many_bytes_of_results_flush",
-    "A full one is run before": "architecture.a_full_recording_that_fails_leaves_the_next_op_unrecorded "
+    "A full recording runs before": "architecture.a_full_recording_that_fails_leaves_the_next_op_unrecorded "
     "architecture.many_bytes_of_results_flush",
     "A batch is never flushed": "batch.a_batch_is_never_flushed_by_itself batch.read_before_execute "
     "batch.operators_record_on_the_innermost_batch "
     "architecture.scopes_and_synchronize_flush_a_recording_and_no_batch",
     # what survives
-    "**What survives.** A recording refers": "batch.a_tensor_nobody_holds_is_not_computed",
+    "A recording refers": "batch.a_tensor_nobody_holds_is_not_computed",
     "A result that some tensor refers to": "batch.every_recorded_tensor_is_readable_after_execute "
     "batch.outputs_discard_the_rest batch.keep_serves_one_execution",
-    "Everything else is a temporary": "batch.temporaries_are_reused_and_never_read_and_written_at_once",
-    "Operands from outside are held": "architecture.operands_are_held_until_the_recording_has_run "
+    "Every other result is a temporary": "batch.temporaries_are_reused_and_never_read_and_written_at_once",
+    "Operands from outside are kept alive": "architecture.operands_are_held_until_the_recording_has_run "
     "batch.freed_memory_is_not_written_while_recorded_work_reads_it",
     # memory
-    "**Who owns memory.** A value owns": "architecture.a_view_refers_to_the_value_which_owns_the_buffer",
+    "A value owns": "architecture.a_view_refers_to_the_value_which_owns_the_buffer",
     "A State, or a replay that uses it": "state.memory_is_free_when_the_last_handle_goes "
     "state.what_is_recorded_of_a_dropped_state_still_runs "
     "state.a_replay_holds_the_states_that_it_uses",
     "The uploads of a batch are packed": "architecture.uploads_of_a_batch_share_a_buffer_that_each_keeps "
     "batch.a_batch_of_several_uploads_is_one_upload batch.uploads_above_an_arena_are_several_writes",
-    "When the last reference goes": "architecture.the_finalizer_only_appends_to_a_queue "
+    "When the last reference to a buffer": "architecture.the_finalizer_only_appends_to_a_queue "
     "device.a_pool_serves_many_threads",
     "Memory is reused at once": "architecture.memory_is_reused_before_the_device_has_finished "
     "device.a_pool_reuses_by_class",
-    "The pool keeps what it has": "device.a_pool_reuses_by_class batch.memory_comes_back",
+    "The pool keeps freed memory": "device.a_pool_reuses_by_class batch.memory_comes_back",
     "On the CPU memory is": "architecture.a_buffer_of_the_cpu_is_set_by_its_program",
     # failure
-    "**On failure.** A flush plans": "architecture.a_flush_plans_compiles_and_allocates_then_submits",
+    "A flush plans": "architecture.a_flush_plans_compiles_and_allocates_then_submits",
     "What cannot be planned or compiled": "refused.a_value_that_fails_raises_and_nothing_else_does "
     "refused.what_was_asked_for_raises_and_the_rest_waits "
     "refused.what_is_tried_again_has_its_operands refused.what_failed_holds_no_memory",
-    "Of it, what reads or changes": "refused.a_reader_that_fails_holds_up_no_change "
+    "Of these, an op that reads or changes": "refused.a_reader_that_fails_holds_up_no_change "
     "refused.a_state_stays_at_the_version_before",
-    "Who asked for other values sees": "refused.a_change_that_fails_is_told_once "
+    "The reader of another value sees": "refused.a_change_that_fails_is_told_once "
     "refused.a_flush_for_nothing_in_particular_raises_once",
-    "Other failures up to there": "refused.what_may_pass_leaves_the_recording_as_it_was "
+    "Other failures before submission": "refused.what_may_pass_leaves_the_recording_as_it_was "
     "batch.a_kernel_that_does_not_compile batch.no_room "
     "batch.a_submission_that_is_refused_for_memory_can_be_tried_again",
     "Any other failure while the driver": "batch.a_failed_submission_loses_the_device "
     "architecture.a_fault_in_the_simulator_loses_the_recording_alone",
-    "A failure that shows while": "batch.a_device_lost_while_running "
+    "A failure that appears during a wait": "batch.a_device_lost_while_running "
     "batch.a_formula_that_raises_on_the_cpu",
     "An exception inside `with batch`": "batch.an_exception_inside_submits_nothing",
     # other libraries
-    "**Other libraries.** What DLPack": "interop.values_are_shared_only_with_whom_can_be_told "
+    "DLPack exports": "interop.values_are_shared_only_with_whom_can_be_told "
     "cuda.who_cannot_be_told_gets_a_copy cuda.dlpack_goes_out",
-    "Lent memory is reused": "cuda.lent_memory_is_reused_after_its_reader "
+    "Exported memory is reused": "cuda.lent_memory_is_reused_after_its_reader "
     "cuda.a_reader_on_the_current_stream_costs_no_wait",
-    "Memory that comes in waits": "cuda.the_producers_stream_is_waited_for cuda.dlpack_comes_in",
+    "Imported memory waits": "cuda.the_producers_stream_is_waited_for cuda.dlpack_comes_in",
     "On CUDA all work of a device": "cuda.work_goes_to_the_stream_and_waits_for_what_came_before "
     "cuda.threads_have_their_own_stream_in_one_order",
-    "A capsule is made by NumPy": "interop.the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception",
+    "A capsule is created by NumPy": "interop.the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception",
     "A context of the application": "cuda.a_context_of_the_application "
     "interop.closing_leaves_it_and_its_buffers",
     # threads
-    "**Threads.** One lock a device": "architecture.a_flush_plans_compiles_and_allocates_then_submits "
+    "One lock a device": "architecture.a_flush_plans_compiles_and_allocates_then_submits "
     "architecture.nobody_waits_while_holding_the_lock",
-    "Each thread has its implicit": "architecture.an_implicit_recording_is_of_its_device_and_thread "
+    "Each thread has its own implicit": "architecture.an_implicit_recording_is_of_its_device_and_thread "
     "architecture.another_threads_recording_is_run_under_the_lock",
-    "So a pending tensor can be handed": "device.a_value_outlives_the_thread_that_recorded_it "
+    "So a pending tensor can be passed": "device.a_value_outlives_the_thread_that_recorded_it "
     "batch.one_thread_records_while_another_flushes",
-    "Threads that ask for one program": "contracts.each_program_is_compiled_once_whatever_the_threads "
+    "Threads that need the same program": "contracts.each_program_is_compiled_once_whatever_the_threads "
     "contracts.a_cache_compiles_once_for_threads_that_ask_together",
     "Ledger, current batch, current stream": "architecture.scopes_are_not_those_of_another_thread "
     "cuda.scopes_of_tasks_do_not_mix cuda.what_other_threads_submitted_comes_before "
