@@ -7,7 +7,8 @@ testing) is generic over this class.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +20,7 @@ from centella.specs import Caps, Shape, Spec
 
 Attrs = tuple[tuple[str, Any], ...]
 Out = tuple[Shape, DType]
+Lower = Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], "Lowered"]
 
 
 class Lowered(Struct, frozen=True):
@@ -46,7 +48,8 @@ class Op(Struct, frozen=True, eq=False):
         rule: `rule(specs, attrs) -> outputs (shape, dtype)`; raises ShapeError or DTypeError.
         reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays;
             None for an op that has another host program.
-        lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
+        lowering: `lowering(inputs, outputs, attrs, caps) -> Lowered`, or where that is, as
+            "module:name": such a module loads with the first plan that needs it.
         takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
         variants: names that `variant=` accepts, for tests and benchmarks.
         mutates: inputs that it changes in place, each a State: output `i` is the next version of
@@ -68,7 +71,7 @@ class Op(Struct, frozen=True, eq=False):
     name: str
     rule: Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]
     reference: Callable[..., Any] | None
-    lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
+    lowering: Lower | str
     takes: Callable[[int, Spec], bool] = anything
     variants: tuple[str, ...] = ()
     mutates: tuple[int, ...] = ()
@@ -86,6 +89,16 @@ class Op(Struct, frozen=True, eq=False):
         if self.name in _registry:
             raise ValueError(f"two ops are called {self.name!r}")
         _registry[self.name] = self
+
+    def lower(
+        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
+    ) -> Lowered:
+        """The launches on a device."""
+        lowering = self.lowering
+        if isinstance(lowering, str):
+            module, name = lowering.split(":")
+            lowering = cast(Lower, getattr(import_module(module), name))
+        return lowering(inputs, outputs, attrs, caps)
 
     def host_program(
         self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]

@@ -9,10 +9,10 @@ import numpy as np
 from centella.dtypes import bool_, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
-from centella.specs import Caps, Shape, Spec
+from centella.specs import Shape, Spec
 
 VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 
@@ -136,15 +136,6 @@ def takes(index: int, spec: Spec) -> bool:
     return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """One launch, or two where the keys are split."""
-    from centella.ops.attention import lower
-
-    return lower.attention(inputs, outputs, attrs, caps)
-
-
 def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
     """Sequences, queries, and the heads of keys with the heads of queries that share each."""
     heads, kv_heads = inputs[0].shape[1], inputs[1].shape[1]
@@ -163,5 +154,6 @@ def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[st
     return 4 * outputs[0].size * inputs[1].shape[2]
 
 
-ATTENTION = Op("attention", rule, reference, lower, takes, VARIANTS, host=host,
-               axes=axes_of, flops=flops_of, doc="scaled dot-product attention")  # fmt: skip
+ATTENTION = Op("attention", rule, reference, "centella.ops.attention.lower:attention",
+               takes, VARIANTS, host=host, axes=axes_of, flops=flops_of,
+               doc="scaled dot-product attention")  # fmt: skip

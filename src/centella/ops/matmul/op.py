@@ -13,7 +13,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.host.blas import SMALL, around, taken_over
 from centella.host.blockwise import blocks_of, cores, parts_of, share, threads_for
 from centella.op.axes import LETTERS, Axes, Fold, axes, spread
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.host import plain, run_blocks, taped
 from centella.ops.layout import (
@@ -25,7 +25,7 @@ from centella.ops.layout import (
 )
 from centella.ops.matmul.problem import ALONG_K, VARIANTS
 from centella.ops.operands import NUMPY, TAPE
-from centella.specs import Caps, Spec
+from centella.specs import Spec
 
 MANY = 64  # rows a thread from which on it is better to read the weight once for each part
 
@@ -218,24 +218,6 @@ def takes_matrix(index: int, spec: Spec) -> bool:
     return len(spec.shape) < 2 or spec.size == 0 or matrix(spec) is not None
 
 
-def matmul_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """The product; before it a copy of an operand whose batches no single stride visits."""
-    from centella.ops.matmul.lower import matmul
-
-    return matmul(inputs, outputs, attrs, caps)
-
-
-def linear_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """A product whose rows are the leading dimensions."""
-    from centella.ops.matmul.lower import linear
-
-    return linear(inputs, outputs, attrs, caps)
-
-
 def matmul_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
     """Batches, rows and columns of the result; along k what the parts give is added."""
     a, b = inputs
@@ -256,8 +238,9 @@ def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[st
     return 2 * outputs[0].size * inputs[0].shape[-1]
 
 
-MATMUL = Op("matmul", matmul_rule, matmul_reference, matmul_lower, takes_matrix, VARIANTS,
-            host=matmul_host, axes=matmul_axes, flops=flops_of, doc="C = alpha A B")  # fmt: skip
-LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_rows, ALONG_K,
-            host=linear_host, axes=linear_axes, flops=flops_of,
+MATMUL = Op("matmul", matmul_rule, matmul_reference, "centella.ops.matmul.lower:matmul",
+            takes_matrix, VARIANTS, host=matmul_host, axes=matmul_axes, flops=flops_of,
+            doc="C = alpha A B")  # fmt: skip
+LINEAR = Op("linear", linear_rule, linear_reference, "centella.ops.matmul.lower:linear",
+            takes_rows, ALONG_K, host=linear_host, axes=linear_axes, flops=flops_of,
             doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip

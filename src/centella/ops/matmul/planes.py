@@ -22,12 +22,12 @@ import numpy as np
 from centella.dtypes import dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Op, Out
 from centella.ops.layout import takes_rows
 from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
 from centella.ops.matmul.problem import THIN, aligned
 from centella.ops.operands import NUMPY
-from centella.specs import Caps, Spec
+from centella.specs import Spec
 
 BLOCK = 32  # elements that share a factor
 CHUNK = 16  # bytes: of 8-bit numbers half a block, of 4-bit ones a whole one
@@ -93,15 +93,6 @@ def takes(index: int, spec: Spec) -> bool:
     return takes_rows(index, spec) and aligned(spec, pitch, 0)
 
 
-def linear_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """One launch."""
-    from centella.ops.matmul.plane_kernels import linear
-
-    return linear(inputs, outputs, attrs, caps)
-
-
 def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
     """Rows of x, outputs of the weight."""
     lead = LETTERS[: len(outputs[0].shape) - 1]
@@ -110,8 +101,8 @@ def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict
 
 
 LINEAR_BLOCKS = Op(
-    "linear_blocks", linear_rule, linear_reference, linear_lower, takes, axes=linear_axes,
-    flops=flops_of, doc=__doc__ or "",
+    "linear_blocks", linear_rule, linear_reference, "centella.ops.matmul.plane_kernels:linear",
+    takes, axes=linear_axes, flops=flops_of, doc=__doc__ or "",
 )  # fmt: skip
 
 
@@ -142,18 +133,10 @@ def takes_planes(index: int, spec: Spec) -> bool:
     return takes(1 - index, spec)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """One launch."""
-    from centella.ops.matmul.plane_kernels import dequantize
-
-    return dequantize(inputs, outputs, attrs, caps)
-
-
 def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
     """Rows."""
     return axes(["n.", "n."], ["n."])
 
 
-DEQUANTIZE = Op("dequantize", rule, reference, lower, takes_planes, axes=axes_of, doc=__doc__ or "")
+DEQUANTIZE = Op("dequantize", rule, reference, "centella.ops.matmul.plane_kernels:dequantize",
+                takes_planes, axes=axes_of, doc=__doc__ or "")  # fmt: skip

@@ -1,33 +1,21 @@
-"""conv1d: y[b, t, o] = f(bias[o] + sum over j, c of x[b, c, t stride + j - padding] w[o, c, j]).
-
-With channels last and the padding written out, the columns that an output sees are neighbours in
-memory: row t of the unfolded input begins `stride channels` elements after row t - 1 and is
-`kernel channels` long. So the product reads overlapping rows of one padded copy of x, and no
-unfolded input is stored. An x that lies so already, or weights that lie [out, kernel, in], are not
-copied.
-"""
+"""How a convolution becomes launches: what `conv1d` imports with its first plan."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
-from centella.errors import DTypeError, ShapeError
-from centella.op.axes import Axes, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Lowered
 from centella.ops.elements import Number, element_call
-from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.fill import kernel as fill
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.ops.matmul.problem import ALONG_K, Problem
-from centella.ops.operands import NUMPY
+from centella.ops.matmul.launches import Product, after_copies, product_calls
+from centella.ops.matmul.problem import Problem
 from centella.ops.rows import place_of
 from centella.specs import Caps, Spec
 
@@ -62,50 +50,6 @@ pack_channels: Kernel = Kernel(
 )
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
-    """x [b, in, l], weight [out, in, kernel], bias [out] to [b, l_out, out]."""
-    x, weight, *more = specs
-    if len(x.shape) != 3 or len(weight.shape) != 3 or x.shape[1] != weight.shape[1]:
-        raise ShapeError(
-            f"conv1d: expected x [batch, in, length] and weight [out, in, kernel], got "
-            f"{list(x.shape)} and {list(weight.shape)}"
-        )
-    taps, whole = weight.shape[2], x.shape[2] + 2 * attrs["padding"]
-    if not 1 <= taps <= whole:
-        raise ShapeError(f"conv1d: expected a kernel of 1 to {whole} (padded length), got {taps}")
-    for spec in more:
-        if spec.shape != weight.shape[:1]:
-            raise ShapeError(
-                f"conv1d: expected bias {list(weight.shape[:1])}, got {list(spec.shape)}"
-            )
-    if any(not s.dtype.is_float for s in specs):
-        raise DTypeError(f"conv1d: expected float dtypes, got {[s.dtype.name for s in specs]}")
-    return (((x.shape[0], (whole - taps) // attrs["stride"] + 1, weight.shape[0]), x.dtype),)
-
-
-def reference(x: Any, weight: Any, *bias: Any, stride: int, padding: int, activation: str) -> Any:
-    """The NumPy formula: the product of overlapping rows with the weights."""
-    batch, channels, length = x.shape
-    out, _, taps = weight.shape
-    padded = np.zeros((batch, length + 2 * padding, channels), x.dtype)
-    padded[:, padding : padding + length] = x.swapaxes(1, 2)
-    count = (length + 2 * padding - taps) // stride + 1
-    row, item = padded.strides[0], padded.itemsize
-    rows = np.lib.stride_tricks.as_strided(
-        padded, (batch, count, taps * channels), (row, stride * channels * item, item)
-    )
-    rows = np.ascontiguousarray(rows)  # BLAS takes no rows that overlap
-    y = np.matmul(rows, weight.transpose(2, 1, 0).reshape(taps * channels, out))
-    for vector in bias:
-        y += vector
-    return ACTIVATIONS[activation](NUMPY, y) if activation else y
-
-
-def takes(index: int, spec: Spec) -> bool:
-    """x and weights as they lie; a bias of neighbouring elements."""
-    return index < 2 or spec.unit_rows
-
-
 def _whole(spec: Spec, channels: int, places: int) -> bool:
     """Whether [.., channels, places] lies with channels last and no gap between places."""
     along, step = spec.strides[1:]
@@ -134,12 +78,10 @@ def _packed(source: int, spec: Spec, target: int, before: int) -> tuple[Call, Sp
     return Call(pack_channels, refs, scalars, (("vector", vector),), groups), y
 
 
-def lower(
+def conv1d(
     inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
 ) -> Lowered:
     """The product, after a copy of x and of the weights where they do not lie for it."""
-    from centella.ops.matmul.launches import Product, after_copies, product_calls
-
     (x, weight, *bias), y = inputs, outputs[0]
     batch, channels, _ = x.shape
     out, _, taps = weight.shape
@@ -164,17 +106,3 @@ def lower(
     lowered = product_calls("conv1d", product, attrs.get("variant"), caps)
     copies = Lowered(tuple(calls), tuple(temporaries))
     return after_copies(copies, (*places, *range(2, len(inputs) + 1)), lowered)
-
-
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
-    """Sequences and output channels."""
-    return axes(["b..", "o..", *("o" for _ in inputs[2:])], ["b.o"])
-
-
-def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
-    """A multiplication and an addition for each element of a filter."""
-    return 2 * outputs[0].size * math.prod(inputs[1].shape[1:])
-
-
-CONV1D = Op("conv1d", rule, reference, lower, takes, ALONG_K, axes=axes_of, flops=flops_of,
-            doc=__doc__ or "")  # fmt: skip
