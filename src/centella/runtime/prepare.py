@@ -148,7 +148,7 @@ def loads_of(made: Plan) -> list[Load]:
         form = made.nodes[node].form
         count = form.op.flops
         if count is not None:
-            flops[node] = count(form.inputs, form.outputs, dict(form.attrs)) / launches
+            flops[node] = count(form) / launches
     return [
         Load(flops.get(step.node, 0), sum(spec.storage_bytes for spec, _ in step.views))
         for step in made.steps

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.op.form import Form
 from centella.op.op import Lowered
+from centella.ops.conv1d.op import Conv1dAttrs
 from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill
 from centella.ops.kernel_params import face
@@ -78,31 +80,29 @@ def _packed(source: int, spec: Spec, target: int, before: int) -> tuple[Call, Sp
     return Call(pack_channels, refs, scalars, (("vector", vector),), groups), y
 
 
-def conv1d(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def conv1d(form: Form[Conv1dAttrs], caps: Caps) -> Lowered:
     """The product, after a copy of x and of the weights where they do not lie for it."""
-    (x, weight, *bias), y = inputs, outputs[0]
+    (x, weight, *bias), y = form.inputs, form.outputs[0]
     batch, channels, _ = x.shape
     out, _, taps = weight.shape
     operands, places = [x, weight], [0, 1]
     calls: list[Call] = []
     temporaries: list[Spec] = []
-    for i, before in enumerate((attrs["padding"], 0)):
+    for i, before in enumerate((form.attrs.padding, 0)):
         spec = operands[i]
         if before or not _whole(spec, *spec.shape[1:]):
-            places[i] = len(inputs) + 1 + len(temporaries)
+            places[i] = len(form.inputs) + 1 + len(temporaries)
             call, operands[i] = _packed(i, spec, places[i], before)
             calls.append(call)
             temporaries.append(operands[i])
     a, b = operands
-    depth, pitch = taps * channels, attrs["stride"] * channels
+    depth, pitch = taps * channels, form.attrs.stride * channels
     problem = Problem(
         batch, y.shape[1], out, depth, pitch, b.strides[0], y.strides[1], a.strides[0], 0,
         y.strides[0], True, True,
     )  # fmt: skip
     names = ("bias",) if bias else ()
-    product = Product(problem, (a, b, *bias, y), names, activation=attrs["activation"])
-    lowered = product_calls("conv1d", product, attrs.get("variant"), caps)
+    product = Product(problem, (a, b, *bias, y), names, activation=form.attrs.activation)
+    lowered = product_calls("conv1d", product, form.attrs.variant, caps)
     copies = Lowered(tuple(calls), tuple(temporaries))
-    return after_copies(copies, (*places, *range(2, len(inputs) + 1)), lowered)
+    return after_copies(copies, (*places, *range(2, len(form.inputs) + 1)), lowered)

@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
+from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.matmul.problem import ALONG_K
@@ -16,7 +18,16 @@ from centella.ops.operands import NUMPY
 from centella.specs import Spec
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class Conv1dAttrs(Struct, frozen=True):
+    """Places of x between results, zeros on either side, what follows the product."""
+
+    stride: int
+    padding: int
+    activation: str
+    variant: str | None = None
+
+
+def rule(specs: tuple[Spec, ...], attrs: Conv1dAttrs) -> tuple[Out, ...]:
     """x [b, in, l], weight [out, in, kernel], bias [out] to [b, l_out, out]."""
     x, weight, *more = specs
     if len(x.shape) != 3 or len(weight.shape) != 3 or x.shape[1] != weight.shape[1]:
@@ -24,7 +35,7 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
             f"conv1d: expected x [batch, in, length] and weight [out, in, kernel], got "
             f"{list(x.shape)} and {list(weight.shape)}"
         )
-    taps, whole = weight.shape[2], x.shape[2] + 2 * attrs["padding"]
+    taps, whole = weight.shape[2], x.shape[2] + 2 * attrs.padding
     if not 1 <= taps <= whole:
         raise ShapeError(f"conv1d: expected a kernel of 1 to {whole} (padded length), got {taps}")
     for spec in more:
@@ -34,7 +45,7 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
             )
     if any(not s.dtype.is_float for s in specs):
         raise DTypeError(f"conv1d: expected float dtypes, got {[s.dtype.name for s in specs]}")
-    return (((x.shape[0], (whole - taps) // attrs["stride"] + 1, weight.shape[0]), x.dtype),)
+    return (((x.shape[0], (whole - taps) // attrs.stride + 1, weight.shape[0]), x.dtype),)
 
 
 def reference(x: Any, weight: Any, *bias: Any, stride: int, padding: int, activation: str) -> Any:
@@ -60,15 +71,16 @@ def takes(index: int, spec: Spec) -> bool:
     return index < 2 or spec.unit_rows
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[Conv1dAttrs]) -> Axes:
     """Sequences and output channels."""
-    return axes(["b..", "o..", *("o" for _ in inputs[2:])], ["b.o"])
+    return axes(["b..", "o..", *("o" for _ in form.inputs[2:])], ["b.o"])
 
 
-def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
+def flops_of(form: Form[Conv1dAttrs]) -> int:
     """A multiplication and an addition for each element of a filter."""
-    return 2 * outputs[0].size * math.prod(inputs[1].shape[1:])
+    return 2 * form.outputs[0].size * math.prod(form.inputs[1].shape[1:])
 
 
 CONV1D = Op("conv1d", rule, reference, "centella.ops.conv1d.lower:conv1d", takes, ALONG_K,
-            axes=axes_of, flops=flops_of, doc="a product of overlapping rows")  # fmt: skip
+            attrs=Conv1dAttrs, axes=axes_of, flops=flops_of,
+            doc="a product of overlapping rows")  # fmt: skip
