@@ -156,8 +156,10 @@ def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:
     y = make_spec((kv[0], kv[2], shape.heads, kv[3]), dtype, 16)
     attrs = {"causal": shape.causal, "masks": (), "scale": shape.dim**-0.5}
     with forcing(tile):
-        lowered = op.get("attention").lower(
-            inputs, (y,), {**attrs, "variant": variant_of(tile)}, device.caps
+        lowered = (
+            op.get("attention")
+            .form(inputs, (y,), {**attrs, "variant": variant_of(tile)})
+            .lower(device.caps)
         )
     return of_launch(device, lowered.calls[-1])
 

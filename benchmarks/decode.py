@@ -54,7 +54,7 @@ def kernels_of(device: ct.Device, shape: Shape, dtype: DType) -> Row:
     q, k, v = (make_spec(s, dtype, 16) for s in shape.sizes)
     y = make_spec((shape.batch, 1, shape.heads, shape.dim), dtype, 16)
     attrs = {"masks": (), "causal": False, "scale": shape.dim**-0.5}
-    calls = op.get("attention").lower((q, k, v), (y,), attrs, device.caps).calls
+    calls = op.get("attention").form((q, k, v), (y,), attrs).lower(device.caps).calls
     return {"kernels": [{"kernel": c.kernel.name, **of_launch(device, c)} for c in calls]}
 
 

@@ -185,7 +185,7 @@ def kernel_of(device: ct.Device, cell: Cell) -> Row:
     y = make_spec((m, n), cell.x_type, 16)
     if device.caps.target == "numpy":
         return {}
-    call = op.get("linear").lower(tuple(specs), (y,), attrs, device.caps).calls[0]
+    call = op.get("linear").form(tuple(specs), (y,), attrs).lower(device.caps).calls[0]
     shape = str(dict(call.constants).get("tile", ""))
     return {"kernel": call.kernel.name, "tile": shape, **of_launch(device, call)}
 

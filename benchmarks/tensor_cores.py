@@ -174,7 +174,7 @@ def kernel_of(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: Any
     specs = tuple(make_spec(s, dtype, 16) for s in ((m, k), (n, k), (m, n)))
     attrs = {"activation": "", "alpha": 1.0, "extras": (), "variant": variant_of(tile)}
     with forcing(tile):
-        (call,) = op.get("linear").lower(specs[:2], specs[2:], attrs, device.caps).calls
+        (call,) = op.get("linear").form(specs[:2], specs[2:], attrs).lower(device.caps).calls
     chosen = dict(call.constants).get("tile")
     return {**of_launch(device, call), "tile": title(chosen) if chosen in TILES else ""}
 

@@ -184,8 +184,10 @@ def test_kernels_without_formulas_of_users_have_the_plain_text() -> None:
 
     def text(name: str, specs: tuple[Spec, ...], caps: Caps, **attrs: Any) -> str:
         op = get(name)
-        outputs = tuple(make_spec(shape, kind, 16) for shape, kind in op.rule(specs, attrs))
-        (call,) = op.lower(specs, outputs, attrs, caps).calls
+        outputs = tuple(
+            make_spec(shape, kind, 16) for shape, kind in op.rule(specs, op.attrs(**attrs))
+        )
+        (call,) = op.form(specs, outputs, attrs).lower(caps).calls
         kinds = tuple(ref.spec.dtype for ref in call.tensors)
         unit = (True,) * len(kinds)
         return call.kernel.program(

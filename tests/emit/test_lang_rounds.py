@@ -101,8 +101,8 @@ def launches(name: str, dtype: str) -> Iterator[tuple[KernelIR, Call]]:
         if attrs.get("variant") in ("gemv", "skinny"):  # they want views
             continue
         ins = tuple(make_spec(i.shape, dtype_of(i.dtype or dtype), 16) for i in case.inputs)
-        outs = tuple(make_spec(*out, 16) for out in declared.rule(ins, attrs))
-        for call in declared.lower(ins, outs, attrs, SOFTWARE).calls:
+        outs = tuple(make_spec(*out, 16) for out in declared.rule(ins, declared.attrs(**attrs)))
+        for call in declared.form(ins, outs, attrs).lower(SOFTWARE).calls:
             dtypes = tuple(r.spec.dtype for r in call.tensors)
             unit = tuple(r.spec.unit_rows for r in call.tensors)
             if call.groups:

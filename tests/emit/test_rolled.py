@@ -56,7 +56,7 @@ def product(
     w = make_spec((n, n), dtype, 16)
     w = w if across else Spec((n, n), dtype, (1, w.strides[0]))
     attrs = {"variant": variant, "alpha": 1.0}
-    return accesses(op.get("matmul").lower((x, w), (y,), attrs, caps).calls)
+    return accesses(op.get("matmul").form((x, w), (y,), attrs).lower(caps).calls)
 
 
 def planes(m: int, caps: Caps) -> int:
@@ -64,14 +64,15 @@ def planes(m: int, caps: Caps) -> int:
     x, y = make_spec((m, 512), f32, 16), make_spec((m, 512), f32, 16)
     stored, scale = make_spec((512, 512), i8, 16), make_spec((512, 16), f32, 16)
     attrs = {"extras": (), "activation": ""}
-    return accesses(op.get("linear_blocks").lower((x, stored, scale), (y,), attrs, caps).calls)
+    return accesses(op.get("linear_blocks").form((x, stored, scale), (y,), attrs).lower(caps).calls)
 
 
 def attention(lower: Callable[..., Any], queries: int, caps: Caps) -> int:
     """Of a variant of attention."""
     q, k = make_spec((1, 2, queries, 64), f32, 16), make_spec((1, 2, 512, 64), f32, 16)
     attrs = {"masks": (), "causal": False, "scale": 1.0}
-    return accesses(lower((q, k, k), make_spec((1, queries, 2, 64), f32, 16), attrs, caps).calls)
+    y = make_spec((1, queries, 2, 64), f32, 16)
+    return accesses(lower(op.get("attention").form((q, k, k), (y,), attrs), caps).calls)
 
 
 @pytest.mark.parametrize(

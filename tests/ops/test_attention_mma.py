@@ -93,8 +93,8 @@ def lowered_in_steps(
         if tile is not None:
             halved = dtype is bf16 and isinstance(tile, MmaTile)
             whole = replace(tile, parts=2) if halved else tile
-            patch.setattr(attention_lower, f"{variant}_tile_of", lambda q, masks, caps: whole)
-        steps = op.get("attention").lower(tuple(inputs), (y,), attrs, CAPS)
+            patch.setattr(attention_lower, f"{variant}_tile_of", lambda *_: whole)
+        steps = op.get("attention").form(tuple(inputs), (y,), attrs).lower(CAPS)
     call = steps.calls[-1]
     return (
         Launch(call, specialised(call), tuple(inputs), attrs, made),

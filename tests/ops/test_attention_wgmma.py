@@ -226,7 +226,7 @@ def test_it_is_refused_where_it_does_not_fit(device: ct.Device) -> None:
 @pytest.mark.parametrize("tile", [WgmmaTile(128), WgmmaTile(128, parts=2)], ids=name_of)
 def test_on_a_device(device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 with weights in two parts and with values made f16, which small problems do not take."""
-    monkeypatch.setattr(attention_lower, "wgmma_tile_of", lambda inputs, attrs, caps: tile)
+    monkeypatch.setattr(attention_lower, "wgmma_tile_of", lambda form, caps: tile)
     rng, shape = np.random.default_rng(6), (2, 2, 300, 128)
     q, k, v = (ct.asarray(rng.standard_normal(shape), "bf16", device) for _ in range(3))
     lengths = ct.asarray(np.array([300, 170], np.int32), device=device)

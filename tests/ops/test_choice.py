@@ -20,7 +20,7 @@ from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
 from centella.ops.attention.choice import mma_tile_of as attention_tile_of
 from centella.ops.attention.choice import tile_of as attention_tile
 from centella.ops.attention.lower import LOWER
-from centella.ops.attention.op import VARIANTS as ATTENTION_VARIANTS
+from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.parts import MOST_SPLITS, Parts
 from centella.ops.attention.teams import Layout
 from centella.ops.matmul import table
@@ -67,13 +67,14 @@ def view(shape: Shape, strides: Shape, dtype: DType = f32, offset: int = 0) -> S
 
 def choose_attention(inputs: tuple[Spec, ...], caps: Caps, **attrs: Any) -> str:
     """The variant, without masks unless said otherwise."""
-    return attention_choice.choose(inputs, {"masks": (), "scale": 0.125, **attrs}, caps)
+    form = ATTENTION.form(inputs, (), {"masks": (), "scale": 0.125, **attrs})
+    return attention_choice.choose(form, caps)
 
 
 def calls(name: str, *inputs: Spec, **attrs: Any) -> tuple[Call, ...]:
     declared = op.get(name)
-    outs = tuple(spec(*s, dtype=d) for s, d in declared.rule(inputs, attrs))
-    return declared.lower(inputs, outs, attrs, MINIMUM).calls
+    outs = tuple(spec(*s, dtype=d) for s, d in declared.rule(inputs, declared.attrs(**attrs)))
+    return declared.form(inputs, outs, attrs).lower(MINIMUM).calls
 
 
 def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
 
 def test_names_of_variants_are_those_of_kernels() -> None:
     assert tuple(v for v in VARIANTS if v in TILES) == tuple(TILES)
-    assert set(LOWER) < set(ATTENTION_VARIANTS)
+    assert set(LOWER) < set(ATTENTION.variants)
 
 
 # -- tiles ----------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def test_registers_are_asked_for_where_loads_shall_not_wait() -> None:
     y, attrs = spec(2, 64, dtype=f16), {"extras": (), "activation": ""}
     found = {}
     for name, caps in (("sm_90a", HOPPER), ("sm_75", replace(HOPPER, arch="sm_75")), ("", LARGE)):
-        (call,) = op.get("linear").lower(inputs, (y,), attrs, caps).calls
+        (call,) = op.get("linear").form(inputs, (y,), attrs).lower(caps).calls
         found[name] = dict(call.constants)["together"]
     assert found == {"sm_90a": 5, "sm_75": 0, "": 0}
 
@@ -623,7 +624,8 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
     tiles = attention_choice.wgmma_tile_of
     for lq, lk, dim, parts in ((4096, 1024, 64, 1), (4095, 1024, 64, 2), (4096, 1023, 64, 2),
                                (4096, 1024, 112, 1), (4096, 1024, 104, 2)):  # fmt: skip
-        tile = tiles(of(lq, dim, bf16, lk), {"masks": (), "scale": 0.125}, hopper)
+        form = ATTENTION.form(of(lq, dim, bf16, lk), (), {"masks": (), "scale": 0.125})
+        tile = tiles(form, hopper)
         assert tile is not None and tile.parts == parts, (lq, lk, dim)
     for caps in (replace(hopper, arch="sm_89"), replace(hopper, max_shared=64 << 10)):
         assert choose_attention(of(65, 64), caps) == "mma"

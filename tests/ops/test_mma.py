@@ -78,7 +78,7 @@ def lowered(
     else:
         inputs = (lies((m, k), dtype, layout[0] == "T", odd),
                   lies((k, n), dtype, layout[1] == "T", odd))  # fmt: skip
-    (call,) = op.get("linear" if epilogue else "matmul").lower(inputs, (y,), attrs, CAPS).calls
+    (call,) = op.get("linear" if epilogue else "matmul").form(inputs, (y,), attrs).lower(CAPS).calls
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
     return Launch(call, inputs[0], inputs[1]), ir

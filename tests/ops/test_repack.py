@@ -40,11 +40,11 @@ def lowered(
     a = lies((m, k), dtype, layout[0] == "T", off[0])
     if not epilogue:
         inputs: tuple[Spec, ...] = (a, lies((k, n), dtype, layout[1] == "T", off[1]))
-        return op.get("matmul").lower(inputs, (y,), attrs, caps), (*inputs, y)
+        return op.get("matmul").form(inputs, (y,), attrs).lower(caps), (*inputs, y)
     more = (make_spec((n,), dtype, 16), make_spec((m, n), dtype, 16))
     inputs = (a, lies((n, k), dtype, False, off[1]), *more)
     attrs |= {"extras": ("bias", "residual"), "activation": ""}
-    return op.get("linear").lower(inputs, (y,), attrs, caps), (*inputs, y)
+    return op.get("linear").form(inputs, (y,), attrs).lower(caps), (*inputs, y)
 
 
 def names(launches: Lowered) -> list[str]:
@@ -150,7 +150,7 @@ def test_what_is_repeated_is_copied_once() -> None:
     a = Spec((8, 1000, 1001), f16, (1000 * 1001, 1001, 1), False)
     b = Spec((1001, 1003), f16, (1003, 1), False)
     y = make_spec((8, 1000, 1003), f16, 16)
-    launches = op.get("matmul").lower((a, b), (y,), {"alpha": 1.0}, CAPS)
+    launches = op.get("matmul").form((a, b), (y,), {"alpha": 1.0}).lower(CAPS)
     assert names(launches) == ["copy", "copy", "wgmma"]
     assert [t.shape for t in launches.temporaries] == [(8, 1000, 1001), (1001, 1003)]
     scalars = dict(launches.calls[-1].scalars)

@@ -39,7 +39,7 @@ def lowered(
     of = {"scale": make_spec((n,), f32, 16), "bias": make_spec((n,), dtypes[0], 16), "residual": y}
     attrs = {"extras": EXTRAS, "activation": activation, "alpha": 0.01, "variant": "skinny_mma"}
     inputs = (x, w, *(of[name] for name in EXTRAS))
-    (call,) = op.get("linear").lower(inputs, (y,), attrs, HOPPER).calls
+    (call,) = op.get("linear").form(inputs, (y,), attrs).lower(HOPPER).calls
     dtypes_of = tuple(r.spec.dtype for r in call.tensors)
     return call, call.kernel.specialise(dtypes_of, (), call.constants, call.workgroup, call.face)
 

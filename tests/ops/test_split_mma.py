@@ -57,7 +57,7 @@ def step(
     inputs += [make_spec(kinds[m][0], dtype_of(kinds[m][1]), 16) for m in masks]
     attrs = {"causal": causal, "masks": masks, "scale": dim**-0.5, "variant": "split_mma"}
     y = make_spec((b, lq, heads, dim), dtype, 16)
-    low = op.get("attention").lower(tuple(inputs), (y,), attrs, replace(CAPS, arch=arch))
+    low = op.get("attention").form(tuple(inputs), (y,), attrs).lower(replace(CAPS, arch=arch))
     return Step(low.calls, tuple(inputs), low.temporaries[0], y)
 
 

@@ -49,7 +49,7 @@ def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> t
     scale, y = make_spec((N,), f32, 16), make_spec((tile.m, N), dtypes[0], 16)
     attrs = {"extras": ("scale",), "activation": "", "alpha": 1.0, "variant": "skinny"}
     caps = CUDA if shuffle else Caps("ir")
-    (call,) = op.get("linear").lower((x, w, scale), (y,), attrs, caps).calls
+    (call,) = op.get("linear").form((x, w, scale), (y,), attrs).lower(caps).calls
     constants = tuple((n, shuffle if n == "shuffle" else v) for n, v in call.constants)
     ir = call.kernel.specialise(
         tuple(r.spec.dtype for r in call.tensors), (), constants, call.workgroup, call.face
@@ -125,7 +125,7 @@ def test_warps_shuffle_and_others_do_not() -> None:
             (Caps("wgsl", subgroups=True), False),
             (Caps("ir"), False),
         ):
-            (call,) = op.get("linear").lower((x, w), (y,), attrs, caps).calls
+            (call,) = op.get("linear").form((x, w), (y,), attrs).lower(caps).calls
             assert dict(call.constants)["shuffle"] == (shuffles and able)
 
 

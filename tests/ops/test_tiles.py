@@ -55,7 +55,7 @@ def kernel_of(tile: Tile, dim: int, dtype: DType = f32, causal: bool = False) ->
     q, y = make_spec((1, 2, 256, dim), dtype, 16), make_spec((1, 256, 2, dim), dtype, 16)
     attrs = {"masks": (), "causal": causal, "scale": 1.0, "variant": "tiled"}
     with mock.patch.object(tiled, "tile_of", return_value=tile.of(dim)):
-        (call,) = op.get("attention").lower((q, q, q), (y,), attrs, CAPS).calls
+        (call,) = op.get("attention").form((q, q, q), (y,), attrs).lower(CAPS).calls
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
 
@@ -112,7 +112,7 @@ def test_an_unrolled_product_stays_in_registers(tmp_path: Path) -> None:
     x = make_spec((256, 256), f32, 16)
     attrs = {"extras": (), "activation": "", "variant": "large"}
     with mock.patch.dict(products.TILES, {"large": (tile,)}):
-        (call,) = op.get("linear").lower((x, x), (x,), attrs, CAPS).calls
+        (call,) = op.get("linear").form((x, x), (x,), attrs).lower(CAPS).calls
     ir = call.kernel.specialise((f32,) * 3, (), call.constants, call.workgroup, call.face)
     report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
     registers, spilled = resources(report)

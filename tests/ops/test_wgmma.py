@@ -71,7 +71,7 @@ def lowered(
         attrs |= {"extras": ("bias", "residual"), "activation": activation}
     else:
         inputs = lies((m, k), dtype, layout[0] == "T"), lies((k, n), dtype, layout[1] == "T")
-    (call,) = op.get("linear" if epilogue else "matmul").lower(inputs, (y,), attrs, CAPS).calls
+    (call,) = op.get("linear" if epilogue else "matmul").form(inputs, (y,), attrs).lower(CAPS).calls
     assert call.kernel.name == "wgmma"
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)

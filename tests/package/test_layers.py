@@ -84,7 +84,6 @@ LATE: dict[tuple[str, str], str] = {
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
     (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
     (ANY, "concurrent"): "as logging, which it loads",
-    ("ops", "ops"): "kernels of products and attention load with the first plan of one",
     ("emit", "emit"): "an emitter loads with the first kernel for its target",
     ("plan", "plan"): "only who asks for an explanation reads it",
     ("tensors", "serving"): "it loads asyncio, which only a service needs",

@@ -3,7 +3,7 @@
 # pyright: reportMissingModuleSource=false
 
 from PyInstaller import isolated
-from PyInstaller.utils.hooks import collect_data_files
+from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
 
 def imported_by_driver() -> list[str]:
@@ -19,3 +19,4 @@ def imported_by_driver() -> list[str]:
 
 datas = collect_data_files("centella")
 hiddenimports = isolated.call(imported_by_driver)
+hiddenimports += collect_submodules("centella.ops")  # an op names its lowering by a string

@@ -166,8 +166,7 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
     caps = _caps(target, arch)
     found: dict[str, Any] = {}
     for node in recorded(call):
-        form = node.form
-        for launch in form.op.lower(form.inputs, form.outputs, dict(form.attrs), caps).calls:
+        for launch in node.form.lower(caps).calls:
             program = launch.kernel.program(
                 caps,
                 tuple(ref.spec.dtype for ref in launch.tensors),

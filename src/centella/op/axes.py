@@ -8,11 +8,14 @@ the results. An axis without a letter is needed whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 
-from centella.specs import Shape, Spec
+from centella.specs import Shape
+
+if TYPE_CHECKING:
+    from centella.op.form import Form
 
 LETTERS = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of dimensions of which the rank alone says how many there are
@@ -63,7 +66,7 @@ class Axes(Struct, frozen=True):
 
     Attributes:
         inputs, outputs: of each, the letter of each axis.
-        told: letters of which an op is told where its part is: see `part_of`.
+        told: letters of which an op is told where its part is: see `Form.part`.
         chosen: letters along which a result reads what data or places say. Each part writes what
             is in it and leaves the rest as it is; the first may write the rest as well, as if it
             were the whole. They are told too.
@@ -97,25 +100,13 @@ def spread(shape: Shape, letters: str) -> str:
     return "".join(WHOLE if n == 1 else c for n, c in zip(shape, own, strict=True))
 
 
-def broadcasting(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> Axes:
+def broadcasting(form: Form[object]) -> Axes:
     """Of an op whose operands broadcast to its one result, element by element."""
-    letters = LETTERS[: len(outputs[0].shape)]
-    return axes([spread(s.shape, letters) for s in inputs], [letters])
+    letters = LETTERS[: len(form.outputs[0].shape)]
+    return axes([spread(s.shape, letters) for s in form.inputs], [letters])
 
 
-def along_rows(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def along_rows(form: Form[object]) -> Axes:
     """Of an op that works along the last dimension; operands broadcast to its one result."""
-    letters = LETTERS[: len(outputs[0].shape) - 1] + WHOLE
-    return axes([spread(s.shape, letters) for s in inputs], [letters])
-
-
-def part_of(attrs: dict[str, Any], letter: str, extent: int) -> Part:
-    """The part of a letter that an op is asked for.
-
-    Args:
-        extent: of the letter as the op sees it, which is the whole where nothing is divided.
-    """
-    parts: dict[str, Part] = attrs.get("parts", {})
-    return parts.get(letter, Part(0, extent, extent))
+    letters = LETTERS[: len(form.outputs[0].shape) - 1] + WHOLE
+    return axes([spread(s.shape, letters) for s in form.inputs], [letters])

@@ -6,8 +6,8 @@ testing) is generic over this class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -15,10 +15,12 @@ from msgspec import Struct
 from centella.dtypes import Array, DType, narrow, widen
 from centella.emit.program import Call, HostProgram
 from centella.op.axes import Axes
+from centella.op.form import Form
 from centella.specs import Caps, Shape, Spec
 
-Attrs = tuple[tuple[str, Any], ...]
 Out = tuple[Shape, DType]
+A = TypeVar("A")
+NONE: Mapping[str, Any] = {}
 
 
 class Lowered(Struct, frozen=True):
@@ -26,6 +28,13 @@ class Lowered(Struct, frozen=True):
 
     calls: tuple[Call, ...]
     temporaries: tuple[Spec, ...] = ()
+
+
+Lower = Callable[[Form[A], Caps], Lowered]
+
+
+class NoAttrs(Struct, frozen=True):
+    """The attributes of an op that has none."""
 
 
 def anything(index: int, spec: Spec) -> bool:
@@ -38,7 +47,7 @@ def unit_rows(index: int, spec: Spec) -> bool:
     return spec.unit_rows
 
 
-class Op(Struct, frozen=True, eq=False):
+class Op(Struct, Generic[A], frozen=True, eq=False):
     """One operation.
 
     Attributes:
@@ -46,9 +55,12 @@ class Op(Struct, frozen=True, eq=False):
         rule: `rule(specs, attrs) -> outputs (shape, dtype)`; raises ShapeError or DTypeError.
         reference: `reference(*arrays, **attrs) -> array or tuple`, on float32 or float64 arrays;
             None for an op that has another host program.
-        lower: `lower(inputs, outputs, attrs, caps) -> Lowered`; None for CPU only.
+        lowering: `lowering(form, caps) -> Lowered`, or where that is, as "module:name": such a
+            module loads with the first plan that needs it.
         takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
         variants: names that `variant=` accepts, for tests and benchmarks.
+        attrs: what makes its attributes of names and values: a frozen Struct; `dict` where they
+            are numbers and words that an expression gets.
         mutates: inputs that it changes in place, each a State: output `i` is the next version of
             input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
         overwrites: those of them that it writes whole and never reads: they may hold anything.
@@ -57,29 +69,28 @@ class Op(Struct, frozen=True, eq=False):
         formula: `formula(o, values, attrs) -> value` on the operand set `o`, numbers among the
             attributes; the CPU runs it on blocks, where all operands are f32 or bool. Without it
             the reference is called with whole arrays.
-        host: `host(inputs, outputs, attrs) -> write(inputs, outputs)`: what the CPU calls instead
+        host: `host(form) -> write(inputs, outputs)`: what the CPU calls instead
             for operands that it takes as they are; None where the reference has to do.
-        axes: `axes(inputs, outputs, attrs) -> Axes`: how it is divided where an operand is larger
+        axes: `axes(form) -> Axes`: how it is divided where an operand is larger
             than a launch may see; None where it cannot be.
-        flops: `flops(inputs, outputs, attrs) -> int`: arithmetic operations, at most; None where
+        flops: `flops(form) -> int`: arithmetic operations, at most; None where
             they are few for each byte.
     """
 
     name: str
-    rule: Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]
+    rule: Callable[[tuple[Spec, ...], A], tuple[Out, ...]]
     reference: Callable[..., Any] | None
-    lower: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any], Caps], Lowered]
+    lowering: Lower[A] | str
     takes: Callable[[int, Spec], bool] = anything
     variants: tuple[str, ...] = ()
+    attrs: Callable[..., A] = NoAttrs  # type: ignore[assignment]
     mutates: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
     element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
-    formula: Callable[[Any, list[Any], dict[str, Any]], Any] | None = None
-    host: (
-        Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], HostProgram | None] | None
-    ) = None
-    axes: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], Axes] | None = None
-    flops: Callable[[tuple[Spec, ...], tuple[Spec, ...], dict[str, Any]], int] | None = None
+    formula: Callable[[Any, list[Any], A], Any] | None = None
+    host: Callable[[Form[A]], HostProgram | None] | None = None
+    axes: Callable[[Form[A]], Axes] | None = None
+    flops: Callable[[Form[A]], int] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:
@@ -87,21 +98,25 @@ class Op(Struct, frozen=True, eq=False):
             raise ValueError(f"two ops are called {self.name!r}")
         _registry[self.name] = self
 
-    def host_program(
-        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-    ) -> HostProgram:
+    def form(
+        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: Mapping[str, Any] = NONE
+    ) -> Form[A]:
+        """What it is asked to do, its attributes by name."""
+        return Form(self, inputs, outputs, self.attrs(**attrs))
+
+    def host_program(self, form: Form[A]) -> HostProgram:
         """What the CPU runs: it writes its results where they belong.
 
         An op that has a host program of its own uses that. Else the NumPy formula is called with
         widened inputs and rounded once, as it is stored; one that changes its operands moves them
         as they are stored.
         """
-        plain = {k: v for k, v in attrs.items() if k != "variant"}
-        made = self.host(inputs, outputs, plain) if self.host is not None else None
-        if made is not None:
-            return made
-        wide_in = [s.dtype for s in inputs]
-        targets = [(s.shape, s.dtype) for s in outputs]
+        program = self.host(form) if self.host is not None else None
+        if program is not None:
+            return program
+        plain = {k: v for k, v in form.named.items() if k != "variant"}
+        wide_in = [s.dtype for s in form.inputs]
+        targets = [(s.shape, s.dtype) for s in form.outputs]
         reference = self.reference
         assert reference is not None, "an op without a formula has a host program of its own"
 
@@ -122,14 +137,14 @@ class Op(Struct, frozen=True, eq=False):
         return HostProgram(f"numpy:{self.name}", self.name, call)
 
 
-_registry: dict[str, Op] = {}
+_registry: dict[str, Op[Any]] = {}
 
 
-def registry() -> dict[str, Op]:
+def registry() -> dict[str, Op[Any]]:
     """Every op by name."""
     return dict(_registry)
 
 
-def get(name: str) -> Op:
+def get(name: str) -> Op[Any]:
     """The op of that name."""
     return _registry[name]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError
-from centella.op.axes import Axes, axes, part_of
+from centella.op.axes import Axes, axes
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
@@ -35,12 +37,21 @@ def _arange(*, y: Any) -> None:
 kernel: Kernel = Kernel(_arange, workgroup=WORKGROUP, name="arange", face=face({}, {"y": 1}))
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class ArangeAttrs(Struct, frozen=True):
+    """Start and step as they were given, how many elements, and their dtype."""
+
+    start: int | float
+    step: int | float
+    size: int
+    dtype: str
+
+
+def rule(specs: tuple[Spec, ...], attrs: ArangeAttrs) -> tuple[Out, ...]:
     """No inputs; attributes `start`, `step`, `size` and `dtype`."""
-    dtype, size = dtype_of(attrs["dtype"]), attrs["size"]
+    dtype, size = dtype_of(attrs.dtype), attrs.size
     if dtype is bool_:
         raise DTypeError("arange: expected a numeric dtype, got bool")
-    start, step = attrs["start"], attrs["step"]
+    start, step = attrs.start, attrs.step
     last = {"last": start + (size - 1) * step} if size else {}
     check_numbers("arange", {"start": start, **last}, dtype)
     return (((size,), dtype),)
@@ -55,14 +66,12 @@ def reference(start: Any, step: Any, size: int, dtype: str) -> Any:
     return (start + np.arange(size, dtype=np.int64) * step).astype(kind.numpy)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[ArangeAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    y = outputs[0]
+    y = form.outputs[0]
     threads = -(-y.shape[0] // y.dtype.per_chunk)
-    start, step = (_number(attrs[n], y.dtype) for n in ("start", "step"))
-    first = part_of(attrs, "i", y.shape[0]).first
+    start, step = (_number(n, y.dtype) for n in (form.attrs.start, form.attrs.step))
+    first = form.part("i", y.shape[0]).first
     scalars = (("threads", threads), ("start", start), ("step", step), ("origin", first))
     return Lowered((Call(kernel, (Ref(0, y),), scalars, (), -(-threads // WORKGROUP)),))
 
@@ -75,9 +84,9 @@ def _number(value: int | float, dtype: DType) -> int | float:
     return whole - (1 << 32) if dtype_of(dtype.value) is i32 and whole >= 1 << 31 else whole
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[ArangeAttrs]) -> Axes:
     """Elements, which count from where a part begins."""
     return axes([], ["i"], told="i")
 
 
-ARANGE = Op("arange", rule, reference, lower, axes=axes_of, doc=__doc__ or "")
+ARANGE = Op("arange", rule, reference, lower, attrs=ArangeAttrs, axes=axes_of, doc=__doc__ or "")

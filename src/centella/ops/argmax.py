@@ -18,7 +18,8 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import Face
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT
@@ -145,7 +146,7 @@ choose_kernel: Kernel = Kernel(
 )
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """[..., n] to [...] of i32, n > 0."""
     x = specs[0]
     if not x.shape:
@@ -162,11 +163,9 @@ def reference(x: Any) -> Any:
     return np.argmax(x, -1)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch, or two for few rows longer than SPLIT elements."""
-    x, y = rows_of(inputs[0]), outputs[0]
+    x, y = rows_of(form.inputs[0]), form.outputs[0]
     rows, columns = x.shape
     parts = 1 if rows >= MANY else -(-columns // SPLIT)
     part = columns if parts == 1 else -(-columns // (16 * parts)) * 16
@@ -179,10 +178,10 @@ def lower(
     team = long_team(team_of(part, width, caps, shortest), part, width, caps, shortest)
     constants = (("chunk", chunk), ("split", parts > 1), ("team", team))
 
-    def call(result: tuple[Ref, ...], form: Face) -> Call:
+    def call(result: tuple[Ref, ...], params: Face) -> Call:
         given = (*scalars, ("rows", rows * parts))
         return Call(argmax_kernel, (Ref(0, x), *result), given, constants,
-                    team.groups(rows * parts), team.threads, form)  # fmt: skip
+                    team.groups(rows * parts), team.threads, params)  # fmt: skip
 
     if parts == 1:
         return Lowered((call((Ref(1, y),), face({"x": 2}, {"y": 1})),))
@@ -196,9 +195,9 @@ def lower(
     return Lowered((first, second), (found, found))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[NoAttrs]) -> Axes:
     """Rows."""
-    rows = LETTERS[: len(outputs[0].shape)]
+    rows = LETTERS[: len(form.outputs[0].shape)]
     return axes([rows + WHOLE], [rows])
 
 

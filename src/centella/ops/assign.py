@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import broadcasting
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.kernel_params import face
 from centella.specs import Caps, Spec
@@ -18,7 +19,7 @@ from centella.specs import Caps, Spec
 kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0], moves=True)
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """The State's shape and dtype, which x broadcasts to."""
     state, x = specs
     if x.dtype is not state.dtype:
@@ -38,14 +39,12 @@ def reference(state: Any, x: Any) -> Any:
     return state
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    call = element_call(kernel, inputs[1:], outputs[0])
+    call = element_call(kernel, form.inputs[1:], form.outputs[0])
     x, _ = call.tensors
-    refs, form = (Ref(1, x.spec), Ref(0, outputs[0])), face({"x0": 1}, {}, {"y": 1})
-    return Lowered((replace(call, tensors=refs, face=form),))
+    refs, params = (Ref(1, x.spec), Ref(0, form.outputs[0])), face({"x0": 1}, {}, {"y": 1})
+    return Lowered((replace(call, tensors=refs, face=params),))
 
 
 ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), overwrites=(0,), axes=broadcasting,

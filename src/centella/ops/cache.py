@@ -13,13 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -61,7 +63,7 @@ write_kernel: Kernel = Kernel(
 )  # fmt: skip
 
 
-def write_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def write_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """Caches [b, h, capacity, d] twice, k and v [b, h, t, d], starts [b] i32."""
     keys, values, k, v, starts = specs
     b, h, capacity, d = keys.shape
@@ -97,20 +99,18 @@ def takes_unit_rows(index: int, spec: Spec) -> bool:
     return spec.unit_rows
 
 
-def write_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def write_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    keys, _, k, _, _ = inputs
+    keys, _, k, _, _ = form.inputs
     _, heads, tokens, dim = k.shape
-    chunk = chunked(*inputs[:4])
+    chunk = chunked(*form.inputs[:4])
     items = -(-dim // width_of(keys, chunk))
     threads = items * k.shape[0] * heads * tokens
     scalars = {"threads": threads, "items": items, "tokens": tokens, "heads": heads,
                "capacity": keys.shape[2], "dim": dim}  # fmt: skip
-    for name, spec in zip(("kc", "vc", "k", "v"), inputs[:4], strict=True):
+    for name, spec in zip(("kc", "vc", "k", "v"), form.inputs[:4], strict=True):
         scalars.update({f"{name}{axis}": s for axis, s in enumerate(spec.strides[:-1])})
-    refs = tuple(Ref(i, flat(inputs[i])) for i in (2, 3, 4, 0, 1))
+    refs = tuple(Ref(i, flat(form.inputs[i])) for i in (2, 3, 4, 0, 1))
     groups = -(-threads // WORKGROUP)
     call = Call(write_kernel, refs, tuple(scalars.items()), (("chunk", chunk),), groups)
     return Lowered((call,))
@@ -131,7 +131,13 @@ def _step(*, steps: Any, **given: Any) -> None:
 step_kernel: Kernel = Kernel(_step, workgroup=64, name="cache_step")
 
 
-def step_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class StepAttrs(Struct, frozen=True):
+    """Tokens of the next step."""
+
+    tokens: int
+
+
+def step_rule(specs: tuple[Spec, ...], attrs: StepAttrs) -> tuple[Out, ...]:
     """Steps [2, b], and to set them lengths [b], all i32."""
     steps, *lengths = specs
     for spec in lengths:
@@ -153,24 +159,22 @@ def step_reference(steps: Any, *lengths: Any, tokens: int) -> Any:
     return steps
 
 
-def step_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def step_lower(form: Form[StepAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    steps, *lengths = inputs
+    steps, *lengths = form.inputs
     count = steps.shape[1]
-    form = face({"lengths": 1} if lengths else {}, {}, {"steps": 2})
+    params = face({"lengths": 1} if lengths else {}, {}, {"steps": 2})
     refs = (*(Ref(1, s) for s in lengths), Ref(0, steps))
-    scalars = (("count", count), ("tokens", attrs["tokens"]))
-    return Lowered((Call(step_kernel, refs, scalars, (), -(-count // 64), face=form),))
+    scalars = (("count", count), ("tokens", form.attrs.tokens))
+    return Lowered((Call(step_kernel, refs, scalars, (), -(-count // 64), face=params),))
 
 
-def write_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def write_axes(form: Form[NoAttrs]) -> Axes:
     """Sequences and heads."""
     return axes(["bh.."] * 4 + ["b"], ["bh.."] * 2)
 
 
 WRITE = Op("cache_write", write_rule, write_reference, write_lower, takes_unit_rows,
            mutates=(0, 1), axes=write_axes, doc="rows of k and v into a KV cache")  # fmt: skip
-STEP = Op("cache_step", step_rule, step_reference, step_lower, mutates=(0,),
+STEP = Op("cache_step", step_rule, step_reference, step_lower, attrs=StepAttrs, mutates=(0,),
           doc="the positions of a KV cache's next step")  # fmt: skip

@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Along, Axes, dims
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import index_of, offset_of
 from centella.ops.kernel_params import face
@@ -57,9 +59,15 @@ def _gather(index: list[Any], axis: int, xs: list[Any]) -> Any:
 kernel: Kernel = Kernel(_concat, workgroup=WORKGROUP, name="concat")
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class ConcatAttrs(Struct, frozen=True):
+    """The axis that joins, from 0."""
+
+    axis: int
+
+
+def rule(specs: tuple[Spec, ...], attrs: ConcatAttrs) -> tuple[Out, ...]:
     """Operands that differ only along `axis` (0 or more); the extents there add up."""
-    first, axis = specs[0], attrs["axis"]
+    first, axis = specs[0], attrs.axis
     shapes = [s.shape for s in specs]
     rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
     if len(rest) > 1 or len({len(s) for s in shapes}) > 1 or not 0 <= axis < len(first.shape):
@@ -79,12 +87,10 @@ def reference(*xs: Any, axis: int) -> Any:
     return np.concatenate(xs, axis)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[ConcatAttrs], caps: Caps) -> Lowered:
     """One launch; operands without elements are left out."""
-    y, axis = outputs[0], attrs["axis"]
-    used = [(i, s) for i, s in enumerate(inputs) if s.size]
+    y, axis = form.outputs[0], form.attrs.axis
+    used = [(i, s) for i, s in enumerate(form.inputs) if s.size]
     columns = y.shape[-1]
     items = -(-columns // y.dtype.per_word)
     threads = items * math.prod(y.shape[:-1])
@@ -96,7 +102,7 @@ def lower(
         values.update({f"t{k}.{a}": s for a, s in enumerate(spec.strides)})
     call = Call(
         kernel,
-        (*(Ref(i, flat(s)) for i, s in used), Ref(len(inputs), y)),
+        (*(Ref(i, flat(s)) for i, s in used), Ref(len(form.inputs), y)),
         tuple(values.items()),
         (("axis", axis), ("rank", len(y.shape))),
         -(-threads // WORKGROUP),
@@ -105,15 +111,15 @@ def lower(
     return Lowered((call,))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[ConcatAttrs]) -> Axes:
     """Every axis; along the one that joins them, each operand from where it begins."""
-    letters, axis = dims(LETTERS[: len(outputs[0].shape)]), attrs["axis"]
+    letters, axis = dims(LETTERS[: len(form.outputs[0].shape)]), form.attrs.axis
     joined, start = [], 0
-    for spec in inputs:
+    for spec in form.inputs:
         own = Along(LETTERS[axis], start=start)
         joined.append((*letters[:axis], own, *letters[axis + 1 :]))
         start += spec.shape[axis]
     return Axes(tuple(joined), (letters,))
 
 
-CONCAT = Op("concat", rule, reference, lower, axes=axes_of, doc=__doc__ or "")
+CONCAT = Op("concat", rule, reference, lower, attrs=ConcatAttrs, axes=axes_of, doc=__doc__ or "")

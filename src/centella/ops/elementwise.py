@@ -18,9 +18,10 @@ from centella.dtypes import DType, bool_
 from centella.emit.program import Kernel
 from centella.errors import DTypeError
 from centella.op.axes import broadcasting
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Lower, Lowered, Op, Out
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
-from centella.ops.host import Formula, on_blocks
+from centella.ops.host import on_blocks
 from centella.ops.layout import broadcast
 from centella.ops.operands import KERNEL, NUMPY
 from centella.specs import Caps, Spec
@@ -201,7 +202,7 @@ def _arguments(
     return ordered, rest
 
 
-def _formula(expression: Expression) -> Formula:
+def _formula(expression: Expression) -> Callable[[Any, list[Any], dict[str, Any]], Any]:
     def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
         ordered, rest = _arguments(expression, values, attrs)
         return expression.fn(o, *ordered, **rest)
@@ -209,17 +210,15 @@ def _formula(expression: Expression) -> Formula:
     return formula
 
 
-def _lower(expression: Expression, kernel: Kernel) -> Callable[..., Lowered]:
-    def lower(
-        inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-    ) -> Lowered:
-        numbers, rest = split_numbers(attrs, inputs[-1].dtype)
-        return Lowered((element_call(kernel, inputs, outputs[0], numbers, rest),))
+def _lower(kernel: Kernel) -> Lower[dict[str, Any]]:
+    def lower(form: Form[dict[str, Any]], caps: Caps) -> Lowered:
+        numbers, rest = split_numbers(form.attrs, form.inputs[-1].dtype)
+        return Lowered((element_call(kernel, form.inputs, form.outputs[0], numbers, rest),))
 
     return lower
 
 
-def _declare(expression: Expression) -> Op:
+def _declare(expression: Expression) -> Op[dict[str, Any]]:
     def compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
         ordered, rest = _arguments(expression, values, {**scalars, **attrs})
         return expression.fn(KERNEL, *ordered, **rest)
@@ -230,7 +229,8 @@ def _declare(expression: Expression) -> Op:
         expression.name,
         _rule(expression),
         lambda *arrays, **attrs: formula(NUMPY, list(arrays), attrs),
-        _lower(expression, kernel),
+        _lower(kernel),
+        attrs=dict,
         element=compute,
         formula=formula,
         host=on_blocks(expression.name, formula),

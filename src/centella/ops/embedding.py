@@ -11,8 +11,9 @@ from centella import lang
 from centella.dtypes import i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op.axes import LETTERS, WHOLE, Axes, axes, part_of
-from centella.op.op import Lowered, Op, Out
+from centella.op.axes import LETTERS, WHOLE, Axes, axes
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, width_of
@@ -45,7 +46,7 @@ def _embedding(*, chunk: bool, keep: bool, ids: Any, table: Any, y: Any) -> None
 embedding_rows: Kernel = Kernel(_embedding, workgroup=WORKGROUP, name="embedding_rows")
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """ids [...], table [n, d] to [..., d]."""
     ids, table = specs
     if ids.dtype is not i32:
@@ -66,15 +67,13 @@ def reference(ids: Any, table: Any) -> Any:
     return rows if inside.all() else np.where(inside[..., None], rows, table.dtype.type(NAN))
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    ids, table, y = rows_of(inputs[0]), rows_of(inputs[1]), rows_of(outputs[0])
+    ids, table, y = rows_of(form.inputs[0]), rows_of(form.inputs[1]), rows_of(form.outputs[0])
     chunk = chunked(table, y)
-    rows, columns = math.prod(outputs[0].shape[:-1]), outputs[0].shape[-1]
+    rows, columns = math.prod(form.outputs[0].shape[:-1]), form.outputs[0].shape[-1]
     items = -(-columns // width_of(y, chunk))
-    first = part_of(attrs, "r", table.shape[0]).first
+    first = form.part("r", table.shape[0]).first
     reads, result = {"ids": 2, "table": 2}, {"y": 2}
     call = Call(
         embedding_rows,
@@ -90,9 +89,9 @@ def lower(
     return Lowered((call,))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[NoAttrs]) -> Axes:
     """Ids; and the rows of the table, among which they choose."""
-    ids = LETTERS[: len(inputs[0].shape)]
+    ids = LETTERS[: len(form.inputs[0].shape)]
     return axes([ids, "r."], [ids + WHOLE], chosen="r")
 
 

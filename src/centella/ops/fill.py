@@ -5,24 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import dtype_of
 from centella.emit.program import Kernel
 from centella.errors import ShapeError
 from centella.op.axes import broadcasting
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, split_numbers
 from centella.ops.elementwise import check_numbers
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Shape, Spec
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class FillAttrs(Struct, frozen=True):
+    """Shape, dtype and the value of every element."""
+
+    shape: Shape
+    dtype: str
+    value: int | float | bool
+
+
+def rule(specs: tuple[Spec, ...], attrs: FillAttrs) -> tuple[Out, ...]:
     """No inputs; attributes `shape`, `dtype` and `value`."""
-    dtype = dtype_of(attrs["dtype"])
-    if any(n < 0 for n in attrs["shape"]):
-        raise ShapeError(f"fill: expected extents of 0 or more, got {list(attrs['shape'])}")
-    check_numbers("fill", {"value": attrs["value"]}, dtype)
-    return ((attrs["shape"], dtype),)
+    dtype = dtype_of(attrs.dtype)
+    if any(n < 0 for n in attrs.shape):
+        raise ShapeError(f"fill: expected extents of 0 or more, got {list(attrs.shape)}")
+    check_numbers("fill", {"value": attrs.value}, dtype)
+    return ((attrs.shape, dtype),)
 
 
 def reference(shape: tuple[int, ...], dtype: str, value: Any) -> Any:
@@ -34,12 +44,10 @@ def reference(shape: tuple[int, ...], dtype: str, value: Any) -> Any:
 kernel: Kernel = element_kernel("fill", lambda values, scalars, attrs: scalars["value"])
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[FillAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    numbers, _ = split_numbers({"value": attrs["value"]}, outputs[0].dtype)
-    return Lowered((element_call(kernel, (), outputs[0], numbers),))
+    numbers, _ = split_numbers({"value": form.attrs.value}, form.outputs[0].dtype)
+    return Lowered((element_call(kernel, (), form.outputs[0], numbers),))
 
 
-FILL = Op("fill", rule, reference, lower, axes=broadcasting, doc=__doc__ or "")
+FILL = Op("fill", rule, reference, lower, attrs=FillAttrs, axes=broadcasting, doc=__doc__ or "")

@@ -19,6 +19,7 @@ from centella.errors import LimitError
 from centella.host.tape import Symbol
 from centella.op.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
 from centella.op.axes import along_rows as by_rows
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out, get
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
@@ -78,63 +79,59 @@ def reference(*xs: Any, steps: tuple[Step, ...], **numbers: Any) -> Any:
     return _chain(list(xs), steps, numbers)
 
 
-def host(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> HostProgram | None:
+def host(form: Form[dict[str, Any]]) -> HostProgram | None:
     """All steps on one block after the other; None where one makes another dtype or shape."""
-    chain = chain_of(inputs, attrs, 1)
-    formulas = [get(step.name).formula for step in chain.steps]
-    if not plain(chain.specs) or any(f is None for f in formulas):
+    chain = chain_of(form.inputs, form.attrs, 1)
+    ops = [get(step.name) for step in chain.steps]
+    if not plain(chain.specs) or any(op.formula is None for op in ops):
         return None
-    at = next((chain.specs[len(inputs) + i] for i, s in enumerate(chain.steps)
-               if s.name in ALONG_ROWS), outputs[0])  # fmt: skip
-    if at.shape != outputs[0].shape:
+    at = next((chain.specs[len(form.inputs) + i] for i, s in enumerate(chain.steps)
+               if s.name in ALONG_ROWS), form.outputs[0])  # fmt: skip
+    if at.shape != form.outputs[0].shape:
         return None
 
     def evaluate(values: list[Symbol]) -> Symbol:
         have = list(values)
-        for index, (step, formula) in enumerate(zip(chain.steps, formulas, strict=True)):
-            assert formula is not None, "looked at above"
-            given = {n: attrs[f"{index}.{n}"] for n in step.numbers}
+        for index, (step, op) in enumerate(zip(chain.steps, ops, strict=True)):
+            assert op.formula is not None, "looked at above"
+            given = {n: form.attrs[f"{index}.{n}"] for n in step.numbers}
             operands = [have[k] for k in step.operands]
-            have.append(formula(TAPE, operands, {**dict(step.attrs), **given}))
+            have.append(op.formula(TAPE, operands, op.attrs(**dict(step.attrs), **given)))
         return have[-1]
 
-    return block_program("fused", inputs, outputs[0], evaluate)
+    return block_program("fused", form.inputs, form.outputs[0], evaluate)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[dict[str, Any]], caps: Caps) -> Lowered:
     """One element kernel, or the kernel of the op that works along rows.
 
     Raises:
         LimitError: these are parts, cut so that what was rows one pitch apart is none any more.
     """
-    chain = chain_of(inputs, attrs, caps.row_alignment)
+    chain = chain_of(form.inputs, form.attrs, caps.row_alignment)
     op = along_rows(chain.steps)
     if op is not None:
         for spec in chain.sources:
             if not takes_rows(0, spec):
                 raise LimitError(f"fused {op}: parts of {list(spec.shape)} are no rows")
-        return ALONG_ROWS[op](chain, outputs[0], caps)
+        return ALONG_ROWS[op](chain, form.outputs[0], caps)
     steps = (("steps", chain.steps),)
-    return Lowered((element_call(kernel, inputs, outputs[0], chain.numbers, steps),))
+    return Lowered((element_call(kernel, form.inputs, form.outputs[0], chain.numbers, steps),))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[dict[str, Any]]) -> Axes:
     """Elements; with a norm or a reduction, rows: of a reduction before and after it."""
-    op = along_rows(attrs["steps"])
+    op = along_rows(form.attrs["steps"])
     if op is None:
-        return broadcasting(inputs, outputs, attrs)
+        return broadcasting(form)
     if op == "norm":
-        return by_rows(inputs, outputs, attrs)
-    chain = chain_of(inputs, attrs, 1)
+        return by_rows(form)
+    chain = chain_of(form.inputs, form.attrs, 1)
     before = chain.reads(*chain.steps[chain.at].operands)
-    rows = LETTERS[: len(outputs[0].shape)]
+    rows = LETTERS[: len(form.outputs[0].shape)]
     return axes(
-        [spread(s.shape, rows + WHOLE * (k in before)) for k, s in enumerate(inputs)], [rows]
+        [spread(s.shape, rows + WHOLE * (k in before)) for k, s in enumerate(form.inputs)], [rows]
     )
 
 
-FUSED = Op("fused", rule, reference, lower, host=host, axes=axes_of, doc=__doc__ or "")
+FUSED = Op("fused", rule, reference, lower, attrs=dict, host=host, axes=axes_of, doc=__doc__ or "")

@@ -15,14 +15,16 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import bool_, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op.axes import LETTERS, Axes, axes, part_of
-from centella.op.op import Lowered, Op, Out
+from centella.op.axes import LETTERS, Axes, axes
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import index_of, offset_of
 from centella.ops.elementwise import OPS
 from centella.ops.kernel_params import face
@@ -107,10 +109,16 @@ def _indices(op: str, spec: Spec) -> None:
         raise DTypeError(f"{op}: expected i32 indices, got {spec.dtype.name}")
 
 
-def gather_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class GatherAttrs(Struct, frozen=True):
+    """The axis that indices choose along, from 0."""
+
+    axis: int
+
+
+def gather_rule(specs: tuple[Spec, ...], attrs: GatherAttrs) -> tuple[Out, ...]:
     """x [a.., n, b..], indices [j..] to [a.., j.., b..]."""
     x, indices = specs
-    axis = attrs["axis"]
+    axis = attrs.axis
     _indices("gather", indices)
     if not 0 <= axis < len(x.shape):
         raise ShapeError(f"gather: expected an axis of {list(x.shape)}, got {axis}")
@@ -119,7 +127,7 @@ def gather_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     return (((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
 
 
-def scatter_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def scatter_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """x [n, ..], indices [k], values [k, ..] to [n, ..]."""
     x, indices, values = specs
     _indices("scatter", indices)
@@ -156,33 +164,29 @@ def scatter_reference(x: Any, indices: Any, values: Any) -> Any:
     return y
 
 
-def gather_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def gather_lower(form: Form[GatherAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    (x, indices), y, axis = inputs, outputs[0], attrs["axis"]
+    (x, indices), y, axis = form.inputs, form.outputs[0], form.attrs.axis
     outer, inner = x.strides[:axis], x.strides[axis + 1 :]
     strides = (
         (*outer, *(0 for _ in indices.shape), *inner),
         (*(0 for _ in outer), *indices.strides, *(0 for _ in inner)),
         y.strides,
     )
-    part = part_of(attrs, "r", x.shape[axis])
+    part = form.part("r", x.shape[axis])
     row = (x.shape[axis], x.strides[axis], part.first, part.whole)
     tensors = (Ref(0, x), Ref(1, indices), Ref(2, y))
     return Lowered((_call(tensors, y.shape, strides, row),))
 
 
-def scatter_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def scatter_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """Two launches: the last index of each row, then the rows; a copy without indices."""
-    (x, indices, values), y = inputs, outputs[0]
+    (x, indices, values), y = form.inputs, form.outputs[0]
     if not indices.size:
-        (call,) = OPS["copy"].lower((x,), (y,), {}, caps).calls
+        (call,) = OPS["copy"].form((x,), (y,)).lower(caps).calls
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
     found = make_spec(x.shape[:1], i32, caps.row_alignment)
-    part = part_of(attrs, "r", x.shape[0])
+    part = form.part("r", x.shape[0])
     scalars = (
         ("rows", x.shape[0]), ("count", indices.size), ("first", part.first), ("wrap", part.whole),
     )  # fmt: skip
@@ -191,7 +195,7 @@ def scatter_lower(
     inner = x.strides[1:]
     strides = ((0, *values.strides[1:]), (1, *(0 for _ in inner)), y.strides, x.strides)
     tensors = (Ref(2, values), Ref(4, found), Ref(3, y), Ref(0, x))
-    first_value = part_of(attrs, "j", values.shape[0]).first
+    first_value = form.part("j", values.shape[0]).first
     row = (values.shape[0], values.strides[0], first_value, 0)  # -1 is none
     return Lowered((first, _call(tensors, y.shape, strides, row)), (found,))
 
@@ -246,29 +250,25 @@ def _call(
     )
 
 
-def gather_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def gather_axes(form: Form[GatherAttrs]) -> Axes:
     """All but the rows of x, among which the indices choose."""
-    letters, axis = LETTERS[: len(outputs[0].shape)], attrs["axis"]
-    end = axis + len(inputs[1].shape)
+    letters, axis = LETTERS[: len(form.outputs[0].shape)], form.attrs.axis
+    end = axis + len(form.inputs[1].shape)
     return axes([f"{letters[:axis]}r{letters[end:]}", letters[axis:end]], [letters], chosen="r")
 
 
-def scatter_axes(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> Axes:
+def scatter_axes(form: Form[NoAttrs]) -> Axes:
     """Rows of x, which have numbers, and their elements; each may be any row of values."""
-    inner = LETTERS[: len(outputs[0].shape) - 1]
+    inner = LETTERS[: len(form.outputs[0].shape) - 1]
     return axes(["r" + inner, ".", "j" + inner], ["r" + inner], told="r", chosen="j")
 
 
-def scatter_flops(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> int:
+def scatter_flops(form: Form[NoAttrs]) -> int:
     """Every element looks at every index."""
-    return outputs[0].size * inputs[1].size
+    return form.outputs[0].size * form.inputs[1].size
 
 
-GATHER = Op("gather", gather_rule, gather_reference, gather_lower, axes=gather_axes,
-            doc="rows by their index")  # fmt: skip
+GATHER = Op("gather", gather_rule, gather_reference, gather_lower, attrs=GatherAttrs,
+            axes=gather_axes, doc="rows by their index")  # fmt: skip
 SCATTER = Op("scatter", scatter_rule, scatter_reference, scatter_lower, axes=scatter_axes,
              flops=scatter_flops, doc="rows replaced")  # fmt: skip

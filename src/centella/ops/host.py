@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,11 +11,12 @@ from centella.dtypes import bool_, f32
 from centella.emit.program import HostProgram
 from centella.host.blockwise import Array, Index, blocks_of, share, threads_for
 from centella.host.tape import Run, Symbol, Tape
+from centella.op.form import Form
 from centella.ops.layout import broadcast_strides, merge
 from centella.ops.operands import TAPE
 from centella.specs import Spec
 
-Formula = Callable[[Any, list[Any], dict[str, Any]], Any]
+A = TypeVar("A")
 
 
 def plain(specs: Sequence[Spec]) -> bool:
@@ -72,12 +73,14 @@ def _views(specs: Sequence[Spec], shape: tuple[int, ...], whole_rows: bool) -> t
     return tuple(Spec(sizes, s.dtype, m) for s, m in zip(specs, merged, strict=True))
 
 
-def on_blocks(name: str, formula: Formula) -> Callable[..., HostProgram | None]:
+def on_blocks(
+    name: str, formula: Callable[[Any, list[Any], A], Any]
+) -> Callable[[Form[A]], HostProgram | None]:
     """The `host` of an op that has a formula."""
 
-    def host(
-        inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-    ) -> HostProgram | None:
-        return block_program(name, inputs, outputs[0], lambda xs: formula(TAPE, list(xs), attrs))
+    def host(form: Form[A]) -> HostProgram | None:
+        return block_program(
+            name, form.inputs, form.outputs[0], lambda xs: formula(TAPE, list(xs), form.attrs)
+        )
 
     return host

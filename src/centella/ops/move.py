@@ -10,25 +10,33 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, dtype_of, to_integers, u32
 from centella.emit.program import Call, Kernel, Ref
-from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting, part_of
+from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, index_of, offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
-from centella.specs import Caps, Spec, dense_strides
+from centella.specs import Caps, Shape, Spec, dense_strides
 
 WORKGROUP = 256
 OTHERS = LETTERS.lower()  # dimensions of the operand
 
 
-def cast_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class CastAttrs(Struct, frozen=True):
+    """The dtype of the result."""
+
+    dtype: str
+
+
+def cast_rule(specs: tuple[Spec, ...], attrs: CastAttrs) -> tuple[Out, ...]:
     """Any dtype to any other."""
-    return ((specs[0].shape, dtype_of(attrs["dtype"])),)
+    return ((specs[0].shape, dtype_of(attrs.dtype)),)
 
 
 def cast_reference(x: Any, dtype: str) -> Any:
@@ -56,12 +64,10 @@ def _cast_value(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any
 cast_kernel: Kernel = element_kernel("cast", _cast_value)
 
 
-def cast_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def cast_lower(form: Form[CastAttrs], caps: Caps) -> Lowered:
     """One element kernel; a change of item size goes word by word."""
-    rest = (("dtype", attrs["dtype"]),)
-    return Lowered((element_call(cast_kernel, inputs, outputs[0], attrs=rest),))
+    rest = (("dtype", form.attrs.dtype),)
+    return Lowered((element_call(cast_kernel, form.inputs, form.outputs[0], attrs=rest),))
 
 
 def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Any, y: Any) -> None:
@@ -102,16 +108,20 @@ def _within(index: list[Any]) -> tuple[list[Any], Any]:
 reshape_kernel: Kernel = Kernel(_reshape, workgroup=WORKGROUP, name="reshape", moves=True)
 
 
-def reshape_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class ReshapeAttrs(Struct, frozen=True):
+    """The shape of the result."""
+
+    shape: Shape
+
+
+def reshape_rule(specs: tuple[Spec, ...], attrs: ReshapeAttrs) -> tuple[Out, ...]:
     """The same number of elements; checked by the caller."""
-    return ((tuple(attrs["shape"]), specs[0].dtype),)
+    return ((tuple(attrs.shape), specs[0].dtype),)
 
 
-def reshape_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def reshape_lower(form: Form[ReshapeAttrs], caps: Caps) -> Lowered:
     """One launch; none where this part of x has nothing of this part of y."""
-    x, y = inputs[0], outputs[0]
+    x, y = form.inputs[0], form.outputs[0]
     columns = y.shape[-1] if y.shape else 1
     items = -(-columns // y.dtype.per_word)
     threads = items * math.prod(y.shape[:-1])
@@ -120,10 +130,10 @@ def reshape_lower(
     values.update({f"s{i}": s for i, s in enumerate(y.strides)})
     values.update({f"m{i}": n for i, n in enumerate(x.shape)})
     values.update({f"t{i}": s for i, s in enumerate(x.strides)})
-    parts = "parts" in attrs
+    parts = bool(form.parts)
     if parts:
         source, target = (
-            [part_of(attrs, c, n) for c, n in zip(letters, spec.shape, strict=False)]
+            [form.part(c, n) for c, n in zip(letters, spec.shape, strict=False)]
             for letters, spec in ((OTHERS, x), (LETTERS, y))
         )
         (low, high), (origin, end) = _reach(source), _reach(target)
@@ -153,21 +163,20 @@ def _reach(parts: list[Part]) -> tuple[int, int]:
     return first, 1 + sum((p.first + p.extent - 1) * s for p, s in zip(parts, steps, strict=True))
 
 
-def reshape_axes(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> Axes:
+def reshape_axes(form: Form[ReshapeAttrs]) -> Axes:
     """Every axis: what a part of y needs may be in any part of x."""
-    x, y = OTHERS[: len(inputs[0].shape)], LETTERS[: len(outputs[0].shape)]
+    x, y = OTHERS[: len(form.inputs[0].shape)], LETTERS[: len(form.outputs[0].shape)]
     return axes([x], [y], told=y, chosen=x)
 
 
-CAST = Op("cast", cast_rule, cast_reference, cast_lower, element=_cast_value, axes=broadcasting,
-          doc="x in another dtype")  # fmt: skip
+CAST = Op("cast", cast_rule, cast_reference, cast_lower, attrs=CastAttrs, element=_cast_value,
+          axes=broadcasting, doc="x in another dtype")  # fmt: skip
 RESHAPE = Op(
     "reshape",
     reshape_rule,
     lambda x, shape: x.reshape(shape),
     reshape_lower,
+    attrs=ReshapeAttrs,
     axes=reshape_axes,
     doc="x in another shape, moved",
 )

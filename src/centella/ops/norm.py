@@ -14,12 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import dtype_of, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import along_rows
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.host import on_blocks
@@ -107,10 +109,18 @@ NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_nor
 norm_kernel: Kernel = Kernel(_normalise, workgroup=WALKERS, name="normalise")
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class NormAttrs(Struct, frozen=True):
+    """Which norm (see `NAMES`), its eps, and which vectors come after x."""
+
+    kind: str
+    eps: float
+    vectors: tuple[str, ...]
+
+
+def rule(specs: tuple[Spec, ...], attrs: NormAttrs) -> tuple[Out, ...]:
     """[..., n] with vectors of n to [..., n]."""
     x, *vectors = specs
-    name = NAMES[attrs["kind"]]
+    name = NAMES[attrs.kind]
     if not x.shape:
         raise ShapeError(f"{name}: expected rank 1 or more, got a scalar")
     if any(not s.dtype.is_float for s in specs):
@@ -123,10 +133,10 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     return ((x.shape, x.dtype),)
 
 
-def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
+def formula(o: Any, values: list[Any], attrs: NormAttrs) -> Any:
     """The formula on rows of neighbouring elements."""
     x, *affine = values
-    kind, eps, n = attrs["kind"], attrs["eps"], max(o.columns(x), 1)
+    kind, eps, n = attrs.kind, attrs.eps, max(o.columns(x), 1)
     if kind == "layer":
         shifted = x - o.row_first(x)
         centred = shifted - o.row_sum(shifted) / n
@@ -135,7 +145,7 @@ def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
         y = x / o.sqrt(o.row_sum(x * x) / n + eps)
     else:
         y = x / o.maximum(o.sqrt(o.row_sum(x * x)), eps)
-    named = dict(zip(attrs["vectors"], affine, strict=True))
+    named = dict(zip(attrs.vectors, affine, strict=True))
     if "weight" in named:
         y = y * named["weight"]
     return y + named["bias"] if "bias" in named else y
@@ -143,16 +153,14 @@ def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
 
 def reference(x: Any, *affine: Any, **attrs: Any) -> Any:
     """The NumPy formula; NumPy adds neighbouring elements pairwise."""
-    return formula(NUMPY, [np.ascontiguousarray(x), *affine], attrs)
+    return formula(NUMPY, [np.ascontiguousarray(x), *affine], NormAttrs(**attrs))
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[NormAttrs], caps: Caps) -> Lowered:
     """One launch; a team a row."""
-    choice = {"kind": attrs["kind"], "vectors": attrs["vectors"]}
-    chain = single("norm", choice, (("eps", attrs["eps"]),), (*inputs, outputs[0]))
-    return lower_chain(chain, outputs[0], caps)
+    choice = {"kind": form.attrs.kind, "vectors": form.attrs.vectors}
+    chain = single("norm", choice, (("eps", form.attrs.eps),), (*form.inputs, form.outputs[0]))
+    return lower_chain(chain, form.outputs[0], caps)
 
 
 def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
@@ -200,5 +208,5 @@ def stores(sources: tuple[Spec, ...], made: Spec, out: Spec) -> bool:
     return chunk and out.aligned and width % out.dtype.per_word == 0 == made.shape[-1] % width
 
 
-NORM = Op("norm", rule, reference, lower, takes_rows, axes=along_rows, formula=formula,
-          host=on_blocks("norm", formula), doc=__doc__ or "")  # fmt: skip
+NORM = Op("norm", rule, reference, lower, takes_rows, attrs=NormAttrs, axes=along_rows,
+          formula=formula, host=on_blocks("norm", formula), doc=__doc__ or "")  # fmt: skip

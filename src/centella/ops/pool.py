@@ -11,7 +11,8 @@ from centella.dtypes import f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, width_of
@@ -42,7 +43,7 @@ mean_pool_rows: Kernel = Kernel(
 )  # fmt: skip
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """x [b, l, d], lengths [b] to [b, d]."""
     x, lengths = specs
     if len(x.shape) != 3 or lengths.shape != x.shape[:1]:
@@ -65,20 +66,18 @@ def reference(x: Any, lengths: Any) -> Any:
     return total / np.maximum(count, 1).astype(x.dtype)[:, None]
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    x, y = rows_of(inputs[0]), rows_of(outputs[0])
+    x, y = rows_of(form.inputs[0]), rows_of(form.outputs[0])
     chunk = chunked(x, y)
     batch, columns = y.shape
     items = -(-columns // width_of(y, chunk))
     call = Call(
         mean_pool_rows,
-        (Ref(0, x), Ref(1, inputs[1]), Ref(2, y)),
+        (Ref(0, x), Ref(1, form.inputs[1]), Ref(2, y)),
         (
             ("threads", batch * items), ("items", items), ("columns", columns),
-            ("seq_len", inputs[0].shape[1]),
+            ("seq_len", form.inputs[0].shape[1]),
         ),
         (("chunk", chunk),),
         -(-batch * items // WORKGROUP),
@@ -86,7 +85,7 @@ def lower(
     return Lowered((call,))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[NoAttrs]) -> Axes:
     """Sequences."""
     return axes(["b..", "b"], ["b."])
 

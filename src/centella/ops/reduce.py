@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
@@ -21,7 +22,8 @@ from centella.dtypes import DType, dtype_of, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, Fold, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of, takes_rows
@@ -195,17 +197,23 @@ def held(sources: tuple[Spec, ...], out: Spec, caps: Caps) -> int:
     return max(team.held, 1) * width * out.dtype.per_word
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class ReduceAttrs(Struct, frozen=True):
+    """sum, mean, max or min."""
+
+    op: str
+
+
+def rule(specs: tuple[Spec, ...], attrs: ReduceAttrs) -> tuple[Out, ...]:
     """[..., n] to [...]; max and min need n > 0."""
     x = specs[0]
     if not x.shape:
-        raise ShapeError(f"{attrs['op']}: expected rank 1 or more, got a scalar")
-    if attrs["op"] in ("max", "min") and x.shape[-1] == 0:
-        raise ShapeError(f"{attrs['op']}: expected at least one element, got {list(x.shape)}")
-    kinds = "float" if attrs["op"] == "mean" else "numeric"
+        raise ShapeError(f"{attrs.op}: expected rank 1 or more, got a scalar")
+    if attrs.op in ("max", "min") and x.shape[-1] == 0:
+        raise ShapeError(f"{attrs.op}: expected at least one element, got {list(x.shape)}")
+    kinds = "float" if attrs.op == "mean" else "numeric"
     if x.dtype.kind == "bool" or (kinds == "float" and not x.dtype.is_float):
-        raise DTypeError(f"{attrs['op']}: expected a {kinds} dtype, got {x.dtype.name}")
-    return ((x.shape[:-1], sum_dtype(x.dtype) if attrs["op"] == "sum" else x.dtype),)
+        raise DTypeError(f"{attrs.op}: expected a {kinds} dtype, got {x.dtype.name}")
+    return ((x.shape[:-1], sum_dtype(x.dtype) if attrs.op == "sum" else x.dtype),)
 
 
 def sum_dtype(dtype: DType) -> DType:
@@ -228,15 +236,13 @@ def reference(x: Any, op: str) -> Any:
     return x.max(-1) if op == "max" else x.min(-1)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[ReduceAttrs], caps: Caps) -> Lowered:
     """One launch, or two for rows longer than SPLIT elements."""
-    chain = single("reduce", {"op": attrs["op"]}, (), (*inputs, outputs[0]))
-    return lower_chain(chain, outputs[0], caps)
+    chain = single("reduce", {"op": form.attrs.op}, (), (*form.inputs, form.outputs[0]))
+    return lower_chain(chain, form.outputs[0], caps)
 
 
-def dot_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def dot_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """Two vectors of one length to a scalar."""
     a, b = specs
     if len(a.shape) != 1 or a.shape != b.shape:
@@ -254,28 +260,28 @@ def dot_reference(a: Any, b: Any) -> Any:
     return (a.astype(wide) * b.astype(wide)).sum(dtype=wide)
 
 
-def dot_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def dot_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """As `sum` of products."""
-    return lower_chain(single("dot", {}, (), (*inputs, outputs[0])), outputs[0], caps)
+    return lower_chain(
+        single("dot", {}, (), (*form.inputs, form.outputs[0])), form.outputs[0], caps
+    )
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[ReduceAttrs]) -> Axes:
     """Rows; what parts of a row give is reduced once more."""
-    rows, columns = LETTERS[: len(outputs[0].shape)], inputs[0].shape[-1]
-    fold = Fold("k", {"max": "maximum", "min": "minimum"}.get(attrs["op"], "add"))
-    if attrs["op"] == "mean":
+    rows, columns = LETTERS[: len(form.outputs[0].shape)], form.inputs[0].shape[-1]
+    fold = Fold("k", {"max": "maximum", "min": "minimum"}.get(form.attrs.op, "add"))
+    if form.attrs.op == "mean":
         fold = Fold("k", attrs=(("op", "sum"),), factor=1.0 / max(columns, 1))
     return axes([f"{rows}k"], [rows], fold=fold)
 
 
-def dot_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def dot_axes(form: Form[NoAttrs]) -> Axes:
     """The one dimension, summed."""
     return axes(["k", "k"], [""], fold=Fold("k"))
 
 
-REDUCE = Op("reduce", rule, reference, lower, takes_rows, axes=axes_of,
+REDUCE = Op("reduce", rule, reference, lower, takes_rows, attrs=ReduceAttrs, axes=axes_of,
             doc="sum, mean, max, min over the end")  # fmt: skip
 DOT = Op("dot", dot_rule, dot_reference, dot_lower, takes_rows, axes=dot_axes,
          doc="sum of products")  # fmt: skip

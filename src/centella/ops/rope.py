@@ -13,12 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import WHOLE, Axes, axes
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
@@ -131,7 +133,13 @@ def _entries(table: Any, at: Any, pair: list[Any], chunk: bool) -> list[Any]:
 kernel: Kernel = Kernel(_rope, workgroup=WORKGROUP, name="rope")
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class RopeAttrs(Struct, frozen=True):
+    """Whether a pair is neighbours, instead of half a head apart."""
+
+    interleaved: bool
+
+
+def rule(specs: tuple[Spec, ...], attrs: RopeAttrs) -> tuple[Out, ...]:
     """x [b, h, s, d], tables [n, r / 2] with r <= d, positions [b] or [b, s] to [b, h, s, d]."""
     x, cos, sin, *positions = specs
     if len(x.shape) != 4:
@@ -187,13 +195,11 @@ def takes(index: int, spec: Spec) -> bool:
     return index > 2 or spec.unit_rows
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[RopeAttrs], caps: Caps) -> Lowered:
     """One launch; before it nothing, whatever the strides of batch, head and position."""
-    (x, cos, sin, *positions), y = inputs, outputs[0]
+    (x, cos, sin, *positions), y = form.inputs, form.outputs[0]
     _, heads, length, dim = y.shape
-    half, interleaved = cos.shape[1], attrs["interleaved"]
+    half, interleaved = cos.shape[1], form.attrs.interleaved
     chunk = x.aligned and y.aligned and (interleaved or half % y.dtype.per_chunk == 0)
     items = -(-dim // width_of(y, chunk))
     threads = y.size // max(dim, 1) * items
@@ -215,18 +221,18 @@ def lower(
     reads = {"x": 1, "cos": 2, "sin": 2, **({"positions": 1} if positions else {})}
     refs = (
         Ref(0, flat(x)), Ref(1, cos), Ref(2, sin), *(Ref(3, flat(s)) for s in positions),
-        Ref(len(inputs), y),
+        Ref(len(form.inputs), y),
     )  # fmt: skip
     groups = -(-threads // WORKGROUP)
-    form = face(reads, {"y": 1})
-    call = Call(kernel, refs, tuple(scalars.items()), constants, groups, face=form)
+    params = face(reads, {"y": 1})
+    call = Call(kernel, refs, tuple(scalars.items()), constants, groups, face=params)
     return Lowered((call,))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[RopeAttrs]) -> Axes:
     """Sequences and heads."""
-    positions = ("b" + WHOLE * (len(s.shape) - 1) for s in inputs[3:])
+    positions = ("b" + WHOLE * (len(s.shape) - 1) for s in form.inputs[3:])
     return axes(["bh..", "..", "..", *positions], ["bh.."])
 
 
-ROPE = Op("rope", rule, reference, lower, takes, axes=axes_of, doc=__doc__ or "")
+ROPE = Op("rope", rule, reference, lower, takes, attrs=RopeAttrs, axes=axes_of, doc=__doc__ or "")

@@ -14,12 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import Array, f32, i32, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.cache import write_reference
 from centella.ops.elements import offset_of
@@ -121,7 +123,14 @@ def _run(
 kernel: Kernel = Kernel(_run, workgroup=WORKGROUP, name="rope_cache_write")
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class RopeCacheAttrs(Struct, frozen=True):
+    """As in `rope`, and eps of the norms."""
+
+    interleaved: bool
+    eps: float
+
+
+def rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]:
     """Caches [b, h', n, d], x [b, h + 2 h', t, d], tables [m, r / 2], starts [b], norms [2, d]."""
     keys, values, x, cos, sin, starts, *norms = specs
     b, kv_heads, capacity, d = keys.shape
@@ -180,15 +189,16 @@ def reference(
     return (*write_reference(keys, values, k, v, starts), q)
 
 
-def host(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> HostProgram:
+def host(form: Form[RopeCacheAttrs]) -> HostProgram:
     """On the CPU: computed in f32, rounded once."""
-    dtypes = [s.dtype for s in inputs]
+    dtypes = [s.dtype for s in form.inputs]
+    interleaved, eps = form.attrs.interleaved, form.attrs.eps
 
     def call(arrays: list[Array], outs: list[Array]) -> None:
         keys, values, *given = arrays
         x, cos, sin, starts, *norms = (widen(a, d) for a, d in zip(given, dtypes[2:], strict=True))
         with np.errstate(all="ignore"):
-            q, k, v = divided(x, keys.shape[1], cos, sin, starts, tuple(norms), **attrs)
+            q, k, v = divided(x, keys.shape[1], cos, sin, starts, tuple(norms), interleaved, eps)
         k, v = (narrow(part, dtypes[0]) for part in (k, v))
         write_reference(keys, values, k, v, starts)
         np.copyto(outs[2], narrow(q, dtypes[0]))
@@ -201,12 +211,10 @@ def takes(index: int, spec: Spec) -> bool:
     return spec.unit_rows
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    keys, values, x, cos, sin, starts, *norms = inputs
-    y, interleaved = outputs[2], attrs["interleaved"]
+    keys, values, x, cos, sin, starts, *norms = form.inputs
+    y, interleaved = form.outputs[2], form.attrs.interleaved
     batch, all_heads, tokens, dim = x.shape
     half = cos.shape[1]
     chunk = chunked(keys, values, x, y) and (interleaved or half % y.dtype.per_chunk == 0)
@@ -215,7 +223,7 @@ def lower(
     scalars: dict[str, int | float] = {
         "threads": threads, "items": items, "heads": y.shape[1], "kv_heads": keys.shape[1],
         "tokens": tokens, "dim": dim, "rotary": 2 * half, "height": cos.shape[0],
-        "capacity": keys.shape[2], "eps": attrs["eps"],
+        "capacity": keys.shape[2], "eps": form.attrs.eps,
     }  # fmt: skip
     for name, spec in (("x", x), ("y", y), ("kc", keys), ("vc", values)):
         scalars.update({f"{name}{axis}": s for axis, s in enumerate(spec.strides[:-1])})
@@ -226,21 +234,21 @@ def lower(
     reads = {"x": 1, "cos": 2, "sin": 2, "starts": 1, **({"norms": 2} if norms else {})}
     refs = (
         Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, flat(starts)),
-        *(Ref(6, s) for s in norms), Ref(len(inputs) + 2, y),
+        *(Ref(6, s) for s in norms), Ref(len(form.inputs) + 2, y),
         Ref(0, flat(keys)), Ref(1, flat(values)),
     )  # fmt: skip
-    form = face(reads, {"y": 1}, {"keys": 1, "values": 1})
+    params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
     groups = -(-threads // WORKGROUP)
-    return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, groups, face=form),))
+    return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, groups, face=params),))
 
 
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
     """Sequences: heads of three kinds lie beside each other."""
-    rest = [".." for _ in inputs[6:]]
+    rest = [".." for _ in form.inputs[6:]]
     return axes(["b...", "b...", "b...", "..", "..", "b", *rest], ["b..."] * 3)
 
 
 ROPE_CACHE = Op(
-    "rope_cache_write", rule, reference, lower, takes, mutates=(0, 1), host=host, axes=axes_of,
-    doc="q, k and v of a step: rotated, k and v into a KV cache",
+    "rope_cache_write", rule, reference, lower, takes, attrs=RopeCacheAttrs, mutates=(0, 1),
+    host=host, axes=axes_of, doc="q, k and v of a step: rotated, k and v into a KV cache",
 )  # fmt: skip

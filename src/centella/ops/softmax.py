@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import along_rows
+from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.attention.weights import LOG2E, power, whole_power
 from centella.ops.host import on_blocks
@@ -168,7 +170,13 @@ softmax_rows: Kernel = Kernel(
 )  # fmt: skip
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class SoftmaxAttrs(Struct, frozen=True):
+    """Whether the result is the logarithm."""
+
+    log: bool = False
+
+
+def rule(specs: tuple[Spec, ...], attrs: SoftmaxAttrs) -> tuple[Out, ...]:
     """[..., n] to [..., n]."""
     x = specs[0]
     if not x.shape:
@@ -178,25 +186,23 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
     return ((x.shape, x.dtype),)
 
 
-def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
+def formula(o: Any, values: list[Any], attrs: SoftmaxAttrs) -> Any:
     """The formula on rows of neighbouring elements."""
     (x,) = values
     shifted = x - o.row_max(x)
     e = o.exp(shifted)
     s = o.row_sum(e)
-    return shifted - o.log(s) if attrs.get("log", False) else e / s
+    return shifted - o.log(s) if attrs.log else e / s
 
 
 def reference(x: Any, log: bool = False) -> Any:
     """The NumPy formula; NumPy adds neighbouring elements pairwise."""
-    return formula(NUMPY, [np.ascontiguousarray(x)], {"log": log}) if x.shape[-1] else x
+    return formula(NUMPY, [np.ascontiguousarray(x)], SoftmaxAttrs(log)) if x.shape[-1] else x
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def lower(form: Form[SoftmaxAttrs], caps: Caps) -> Lowered:
     """One launch; a team a row."""
-    x, y = rows_of(inputs[0]), rows_of(outputs[0])
+    x, y = rows_of(form.inputs[0]), rows_of(form.outputs[0])
     chunk = chunked(x, y)
     rows, columns = y.shape
     width = width_of(y, chunk)
@@ -209,7 +215,7 @@ def lower(
         (("columns", columns), ("rows", rows)),
         (
             ("chunk", chunk),
-            ("log", attrs.get("log", False)),
+            ("log", form.attrs.log),
             ("native", caps.native_exp2),
             ("team", team),
         ),
@@ -219,5 +225,6 @@ def lower(
     return Lowered((call,))
 
 
-SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, axes=along_rows, formula=formula,
-             host=on_blocks("softmax", formula), doc=__doc__ or "")  # fmt: skip
+SOFTMAX = Op("softmax", rule, reference, lower, takes_rows, attrs=SoftmaxAttrs,
+             axes=along_rows, formula=formula, host=on_blocks("softmax", formula),
+             doc=__doc__ or "")  # fmt: skip

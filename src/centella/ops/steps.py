@@ -117,7 +117,8 @@ def chain_of(inputs: tuple[Spec, ...], attrs: Mapping[str, Any], row_alignment: 
         riding = {f"{index}.{n}": v for n, v in given.items()}
         numbers += split_numbers(riding, specs[step.operands[-1]].dtype)[0]
         operands = tuple(specs[k] for k in step.operands)
-        ((shape, kind),) = get(step.name).rule(operands, {**dict(step.attrs), **given})
+        op = get(step.name)
+        ((shape, kind),) = op.rule(operands, op.attrs(**dict(step.attrs), **given))
         specs.append(make_spec(shape, kind, row_alignment))
     return Chain(steps, tuple(numbers), tuple(specs))
 

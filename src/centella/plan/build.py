@@ -15,20 +15,22 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from centella.backends.base import Launch
 from centella.emit.program import Call, parameter_words
 from centella.errors import CentellaError, LimitError
+from centella.op.form import Form
 from centella.op.op import Op
 from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import fuse
-from centella.record.recording import Form, Node
+from centella.record.recording import Node
 from centella.record.values import Place
 from centella.specs import Caps
 
+FORMS = 8192  # of a device, with their launches, before they are forgotten
 MAX_GROUPS = 1 << 31  # what every backend can launch
 
 Wanted = Sequence[tuple[bool, ...]]
@@ -45,12 +47,12 @@ class Source(Struct, frozen=True):
 class PlanNode(Struct, frozen=True):
     """A node without its values: what a plan is made of."""
 
-    form: Form
+    form: Form[Any]
     inputs: tuple[Source, ...]
     wanted: tuple[bool, ...]
 
     @property
-    def op(self) -> Op:
+    def op(self) -> Op[Any]:
         """The operation."""
         return self.form.op
 
@@ -88,7 +90,7 @@ class Plan(Struct, frozen=True):
         return sum(n for i, n in enumerate(self.buffers) if first + i not in kept)
 
     def launches_of(self, node: int) -> int:
-        """Launches that compute a node."""
+        """How many launches compute a node."""
         return sum(launch.node == node for launch in self.launches)
 
     def changers(self, slot: int) -> list[int]:
@@ -99,7 +101,7 @@ class Plan(Struct, frozen=True):
     def label(self, node: int) -> str:
         """The op of a node; for a chain that became one launch, those that it is made of."""
         form = self.nodes[node].form
-        steps = dict(form.attrs).get("steps", ()) if form.op.name == "fused" else ()
+        steps = form.attrs["steps"] if form.op.name == "fused" else ()
         return " + ".join(step.name for step in steps) or form.op.name
 
     def explain(self) -> str:
@@ -107,6 +109,33 @@ class Plan(Struct, frozen=True):
         from centella.plan.explain import explain
 
         return explain(self)
+
+
+class Lowering(Struct, frozen=True):
+    """What a form becomes.
+
+    Attributes:
+        launches: their slots count the form's inputs, outputs, then the temporaries.
+        scratch: bytes of each temporary.
+    """
+
+    launches: tuple[Launch, ...]
+    scratch: tuple[int, ...]
+
+
+Lowerings = MutableMapping[Form[Any], Lowering]
+
+
+class Known(Struct, eq=False):
+    """What the plans of a device share, so that nothing is worked out twice.
+
+    Attributes:
+        forms: of chains that became one; see `fuse`.
+        lowered: the launches of each form.
+    """
+
+    forms: dict[Any, Any] = field(default_factory=dict)
+    lowered: Lowerings = field(default_factory=dict)
 
 
 EMPTY = Plan(0, (), (), {}, (), (), 0)
@@ -132,7 +161,7 @@ def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) 
 
 def build(
     nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps,
-    forms: MutableMapping[Any, Form] | None = None,
+    known: Known,
 ) -> Plan:  # fmt: skip
     """Plan recorded nodes.
 
@@ -140,7 +169,7 @@ def build(
         nodes: in recorded order.
         externals: id of each outside value to its slot.
         wanted: for each node, which outputs must outlive the plan.
-        forms: fused forms made before on this device; None to fuse nothing.
+        known: what earlier plans of this device found out.
 
     Raises:
         CentellaError: from an op's choice of kernels; names the op and the line.
@@ -148,17 +177,18 @@ def build(
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
     needed = alive
-    if forms is not None:
-        plain, alive = fuse(plain, alive, caps, forms)
+    plain, alive = fuse(plain, alive, caps, known.forms)
+    if len(known.lowered) >= FORMS:
+        known.lowered.clear()
     for index, node in enumerate(plain):
         if alive[index]:
             try:
-                _lower(node.form, caps)
+                _lower(node.form, caps, known.lowered)
             except CentellaError as error:
                 nodes[index].refuse(error)
                 raise
     owners = _owners(plain)
-    values = _lifetimes(plain, alive, owners)
+    values = _lifetimes(plain, alive, owners, known.lowered)
     slots, sizes, makers = placement.place(values)
     first = len(externals)
     where: dict[Place, int] = {
@@ -171,7 +201,12 @@ def build(
         sizes,
         makers,
         {(i, o): where[i, o] for i, n in enumerate(plain) for o, w in enumerate(n.wanted) if w},
-        tuple([each for i, n in enumerate(plain) if alive[i] for each in _launches(i, n, where)]),
+        tuple(
+            each
+            for i, n in enumerate(plain)
+            if alive[i]
+            for each in _launches(i, n, where, known.lowered)
+        ),
         tuple(plain),
         sum(not a for a in needed),
         sum(needed) - sum(alive),
@@ -210,8 +245,9 @@ def _owners(nodes: Sequence[PlanNode]) -> dict[Place, Place]:
 
 
 def _lifetimes(
-    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Place, Place]
-) -> list[placement.Lifetime]:
+    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Place, Place],
+    launches: Lowerings,
+) -> list[placement.Lifetime]:  # fmt: skip
     """What needs memory: results, temporaries and what nodes need for themselves."""
     last: dict[Place, int] = {}
     kept: set[Place] = set()
@@ -234,15 +270,17 @@ def _lifetimes(
                 values.append(
                     placement.Lifetime(index, output, spec.storage_bytes, end, place in kept)
                 )
-        if node.form.lowered is not None:
-            for number, nbytes in enumerate(node.form.lowered.scratch):
+        if node.form in launches:
+            for number, nbytes in enumerate(launches[node.form].scratch):
                 values.append(placement.Lifetime(index, -1 - number, nbytes, index, False))
     return values
 
 
-def _launches(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[Launch]:
+def _launches(
+    index: int, node: PlanNode, where: Mapping[Place, int], lowerings: Lowerings
+) -> list[Launch]:
     """The launches of a node on the slots of the plan."""
-    lowered: _Lowering | None = node.form.lowered
+    lowered = lowerings.get(node.form)
     if lowered is None:
         return []
     inputs = [s.index if s.node < 0 else where[s.node, s.index] for s in node.inputs]
@@ -260,35 +298,22 @@ def _launches(index: int, node: PlanNode, where: Mapping[Place, int]) -> list[La
     ]
 
 
-class _Lowering(Struct, frozen=True):
-    """What a Form becomes.
-
-    Attributes:
-        launches: their slots count the form's inputs, outputs, then the temporaries.
-        scratch: bytes of each temporary.
-    """
-
-    launches: tuple[Launch, ...]
-    scratch: tuple[int, ...]
-
-
-def _lower(form: Form, caps: Caps) -> None:
-    """Find the launches of a Form, unless they are known or there is nothing to compute."""
-    if form.lowered is not None or not any(spec.size for spec in form.outputs):
+def _lower(form: Form[Any], caps: Caps, lowerings: Lowerings) -> None:
+    """Find the launches of a form, unless they are known or there is nothing to compute."""
+    if form in lowerings or not any(spec.size for spec in form.outputs):
         return
-    attrs = dict(form.attrs)
     if caps.target == "numpy":
-        program = form.op.host_program(form.inputs, form.outputs, attrs)
+        program = form.op.host_program(form)
         seen = (*form.inputs, *form.outputs) if program.views is None else program.views
         views = tuple((spec, 0) for spec in seen)
         inputs, groups = len(form.inputs), 1
         launch = Launch(
             program, tuple(range(len(views))), views, inputs, _parameters(groups), groups
         )
-        form.lowered = _Lowering((launch,), ())
+        lowerings[form] = Lowering((launch,), ())
         return
-    lowered = divided(form.op, form.inputs, form.outputs, attrs, caps)
-    form.lowered = _Lowering(
+    lowered = divided(form, caps)
+    lowerings[form] = Lowering(
         tuple(_launch(call, len(form.inputs), caps) for call in lowered.calls if call.groups),
         tuple(spec.storage_bytes for spec in lowered.temporaries),
     )

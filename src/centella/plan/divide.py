@@ -18,64 +18,62 @@ from centella.dtypes import dtype_of
 from centella.emit.program import Call, Ref
 from centella.errors import LimitError
 from centella.op.axes import Along, Axes, Dims, Fold, Part
-from centella.op.op import Attrs, Lowered, Op
+from centella.op.form import Form
+from centella.op.op import Lowered
 from centella.ops.fused import FUSED
 from centella.ops.steps import Step
 from centella.specs import Caps, Spec, make_spec
 
 CHUNK, WORD = 16, 4  # bytes
 Range = tuple[int, int]
-Specs = tuple[Spec, ...]
 View = tuple[Spec, int]  # an operand's part, and the element of the operand that it begins at
 
 
-def divided(op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps) -> Lowered:
+def divided(form: Form[Any], caps: Caps) -> Lowered:
     """The launches of an op, each of which sees no more of a buffer than the device can bind.
 
     Raises:
         LimitError: an operand or a temporary is too large, and no axis of it can be divided.
     """
-    found = division(op, inputs, outputs, attrs, caps)
-    lowered = found.lower() if found else op.lower(inputs, outputs, attrs, caps)
+    parts = division(form, caps)
+    lowered = parts.lower() if parts else form.lower(caps)
     while too := [t for t in lowered.temporaries if t.storage_bytes > caps.max_binding]:
-        found = found or Division(op, inputs, outputs, attrs, caps)
-        if not found.halve():
-            raise found.refusal(too[0], "a temporary ")
-        lowered = found.lower()
+        parts = parts or Division(form, caps)
+        if not parts.halve():
+            raise parts.refusal(too[0], "a temporary ")
+        lowered = parts.lower()
     return lowered
 
 
-def divisible(op: Op, inputs: Specs, outputs: Specs, attrs: Attrs, caps: Caps) -> bool:
+def divisible(form: Form[Any], caps: Caps) -> bool:
     """Whether an op's operands can be made to fit the device's bindings, and it takes the parts."""
     try:
-        if division(op, inputs, outputs, dict(attrs), caps) is not None:
-            divided(op, inputs, outputs, dict(attrs), caps)
+        if division(form, caps) is not None:
+            divided(form, caps)
     except LimitError:
         return False
     return True
 
 
-def division(
-    op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps
-) -> Division | None:
+def division(form: Form[Any], caps: Caps) -> Division | None:
     """How an op is divided so that its operands fit; None where they do as they are.
 
     Raises:
         LimitError: no axis of an operand that is too large can be divided.
     """
-    most = max((spec.storage_bytes for spec in (*inputs, *outputs)), default=0)
+    most = max((spec.storage_bytes for spec in (*form.inputs, *form.outputs)), default=0)
     if most <= caps.safe_binding:
         return None
-    found = Division(op, inputs, outputs, attrs, caps)
-    left = found.fit()
+    parts = Division(form, caps)
+    left = parts.fit()
     if left is not None and most > caps.max_binding:
-        found = Division(op, inputs, outputs, attrs, caps, WORD)
-        left = found.fit()
+        parts = Division(form, caps, WORD)
+        left = parts.fit()
     if left is None:
-        return found
+        return parts
     if most <= caps.max_binding:
         return None  # each fits where it has a buffer of its own
-    raise found.refusal(left)
+    raise parts.refusal(left)
 
 
 class Division:
@@ -86,24 +84,19 @@ class Division:
             do of the whole; on a WORD (results alone), no two parts write one word.
     """
 
-    def __init__(
-        self, op: Op, inputs: Specs, outputs: Specs, attrs: dict[str, Any], caps: Caps,
-        boundary: int = CHUNK,
-    ) -> None:  # fmt: skip
-        self._op, self._inputs, self._outputs = op, inputs, outputs
-        self._attrs, self._caps = attrs, caps
-        self._axes: Axes = _none(inputs, outputs)
-        if op.axes is not None:
-            self._axes = op.axes(inputs, outputs, attrs)
+    def __init__(self, form: Form[Any], caps: Caps, boundary: int = CHUNK) -> None:
+        self._form, self._caps = form, caps
+        axes = form.op.axes
+        self._axes: Axes = _none(form) if axes is None else axes(form)
         self._operands: list[tuple[Spec, Dims]] = [
-            *zip(inputs, self._axes.inputs, strict=True),
-            *zip(outputs, self._axes.outputs, strict=True),
+            *zip(form.inputs, self._axes.inputs, strict=True),
+            *zip(form.outputs, self._axes.outputs, strict=True),
         ]
         self._extents: dict[str, int] = {}
         self._units: dict[str, int] = {}
         for index, (spec, dims) in enumerate(self._operands):
             chunks = spec.aligned and boundary == CHUNK
-            self._note(spec, dims, CHUNK if chunks else WORD if index >= len(inputs) else 1)
+            self._note(spec, dims, CHUNK if chunks else WORD if index >= len(form.inputs) else 1)
         self._sizes = dict(self._extents)
         self._calls: list[Call] = []
         self._scratch: list[Spec] = []
@@ -133,7 +126,7 @@ class Division:
 
     def halve(self) -> bool:
         """Make the parts of the results smaller; False where that cannot be."""
-        for spec, dims in self._operands[len(self._inputs) :]:
+        for spec, dims in self._operands[len(self._form.inputs) :]:
             axis = self._outermost(spec, dims)
             along = None if axis is None else dims[axis]
             if along is not None:
@@ -215,21 +208,23 @@ class Division:
             changed: attributes that are not those of the whole.
         """
         views = [_view(spec, dims, ranges) for spec, dims in self._operands]
-        inputs = tuple(spec for spec, _ in views[: len(self._inputs)])
-        outputs = tuple(spec for spec, _ in views[len(self._inputs) :])
+        inputs = tuple(spec for spec, _ in views[: len(self._form.inputs)])
+        outputs = tuple(spec for spec, _ in views[len(self._form.inputs) :])
         reserved = 0
         if target is not None:
             outputs, reserved = (target[1],), 3
         for index, spec in enumerate(inputs):
-            if not self._op.takes(index, spec):
-                raise self.refusal(self._inputs[index])
-        attrs = {**self._attrs, **(changed or {})}
-        told = [c for c in self._axes.told + self._axes.chosen if c in ranges]
-        if told:
-            attrs["parts"] = {
-                c: Part(ranges[c][0], ranges[c][1] - ranges[c][0], self._extents[c]) for c in told
-            }
-        lowered = self._op.lower(inputs, outputs, attrs, self._caps)
+            if not self._form.op.takes(index, spec):
+                raise self.refusal(self._form.inputs[index])
+        attrs = self._form.attrs
+        if changed:
+            attrs = replace(attrs, **changed)
+        parts = {
+            c: Part(ranges[c][0], ranges[c][1] - ranges[c][0], self._extents[c])
+            for c in self._axes.told + self._axes.chosen
+            if c in ranges
+        }
+        lowered = Form(self._form.op, inputs, outputs, attrs, parts=parts).lower(self._caps)
         count = len(views)
         for number, spec in enumerate(lowered.temporaries):
             self._reserve(reserved + number, spec)
@@ -288,27 +283,27 @@ class Division:
             steps.append(Step("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
         attrs = {"steps": tuple(steps), **numbers}
         operands = (refs[0].spec, refs[1].spec)
-        (call,) = FUSED.lower(operands, (out,), attrs, self._caps).calls
+        (call,) = FUSED.form(operands, (out,), attrs).lower(self._caps).calls
         tensors = (replace(refs[r.index], spec=r.spec) for r in call.tensors)
         self._calls.append(replace(call, tensors=tuple(tensors)))
 
     def refusal(self, spec: Spec, what: str = "") -> LimitError:
         """The error for an operand or temporary that cannot be divided."""
         why = "no axis of it can be divided further"
-        if self._op.axes is None:
+        if self._form.op.axes is None:
             why = "a kernel of your own is not divided: pass slices to it"
         return LimitError(
-            f"{self._op.name}: {what}{list(spec.shape)} of {spec.dtype.name} has "
+            f"{self._form.op.name}: {what}{list(spec.shape)} of {spec.dtype.name} has "
             f"{spec.storage_bytes:,} bytes, of which this device binds {self._caps.max_binding:,} "
             f"at once; {why}"
         )
 
 
-def _none(inputs: Specs, outputs: Specs) -> Axes:
+def _none(form: Form[Any]) -> Axes:
     """Nothing can be divided."""
     return Axes(
-        tuple((None,) * len(s.shape) for s in inputs),
-        tuple((None,) * len(s.shape) for s in outputs),
+        tuple((None,) * len(s.shape) for s in form.inputs),
+        tuple((None,) * len(s.shape) for s in form.outputs),
     )
 
 

@@ -15,13 +15,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from centella.emit.program import exact
-from centella.op.op import get
+from centella.op.form import Form
 from centella.ops import norm, reduce
 from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import Step, weight
 from centella.plan.divide import divisible
-from centella.record.recording import Form
 from centella.record.values import Place
 from centella.specs import Caps, Shape, Spec
 
@@ -35,7 +34,7 @@ Operand = tuple[Any, Spec]  # a plan's Source, and how it is seen
 
 
 def fuse(
-    nodes: Sequence[Any], alive: list[bool], caps: Caps, forms: MutableMapping[Any, Form]
+    nodes: Sequence[Any], alive: list[bool], caps: Caps, forms: MutableMapping[Any, Form[Any]]
 ) -> tuple[list[Any], list[bool]]:
     """Nodes with chains fused, and which of them are still alive.
 
@@ -54,9 +53,7 @@ def fuse(
         if len(group.sides) < 2:
             continue
         chain = _chain(sorted(group.sides), nodes, forms)
-        if not divisible(
-            chain.form.op, chain.form.inputs, chain.form.outputs, chain.form.attrs, caps
-        ):
+        if not divisible(chain.form, caps):
             continue  # rows of a reduction that one by one are divided, and chains are not
         fused[last] = chain
         for index in group.sides:
@@ -104,7 +101,7 @@ class _Graph(Struct, eq=False):
             and not any((s.node, s.index) in self.changed for s in node.inputs)
         )
 
-    def weight(self, form: Form) -> int:
+    def weight(self, form: Form[Any]) -> int:
         """Statements of an element-wise form for one element."""
         found: int | None = self.forms.get(form)
         if found is None:
@@ -207,7 +204,7 @@ class _Group:
         if holds:
             lanes = max(lanes, self._held(form)[0])
         reads[BEFORE if holds else side] |= frozenset(_operands(node))
-        numbers = sum([isinstance(v, NUMBERS) for _, v in form.attrs])
+        numbers = sum([isinstance(v, NUMBERS) for v in form.named.values()])
         statements = 0
         if not holds and self._graph.caps.target != "numpy":
             statements = self._graph.weight(form)
@@ -220,7 +217,7 @@ class _Group:
             max(size.lanes, lanes),
         )
 
-    def _held(self, form: Form) -> tuple[int, int]:
+    def _held(self, form: Form[Any]) -> tuple[int, int]:
         """Elements that a thread of a norm or reduction has at a time, and how often it does."""
         caps = self._graph.caps
         if caps.target == "numpy":
@@ -277,13 +274,14 @@ def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec
     return found
 
 
-def _step(form: Form, operands: tuple[int, ...]) -> Step:
-    riding = tuple(n for n, v in form.attrs if isinstance(v, NUMBERS))
-    rest = tuple((n, v) for n, v in form.attrs if n not in riding)
+def _step(form: Form[Any], operands: tuple[int, ...]) -> Step:
+    attrs = form.named
+    riding = tuple(n for n, v in attrs.items() if isinstance(v, NUMBERS))
+    rest = tuple((n, v) for n, v in attrs.items() if n not in riding)
     return Step(form.op.name, operands, rest, riding, form.outputs[0].dtype.name)
 
 
-def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Form]) -> Any:
+def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Form[Any]]) -> Any:
     """The fused node of a group, in place of its last."""
     outside = _outside(group, nodes)
     places: dict[int, int] = {}
@@ -297,15 +295,15 @@ def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Fo
         )
         step = _step(node.form, operands)
         steps.append(step)
-        numbers.update({f"{count}.{n}": v for n, v in node.form.attrs if n in step.numbers})
+        given = node.form.named
+        numbers.update({f"{count}.{n}": given[n] for n in step.numbers})
         places[index] = len(outside) + count
     last = nodes[group[-1]]
     inputs = tuple(spec for _, spec in outside)
-    attrs = (("steps", tuple(steps)), *sorted(numbers.items()))
-    key = (inputs, last.form.outputs, exact(tuple(v for _, v in attrs[1:])), attrs[0])
+    outputs = last.form.outputs
+    key = (inputs, outputs, exact(tuple(numbers.values())), tuple(steps))
     form = forms.get(key)
     if form is None:
-        form = forms[key] = Form(
-            get(FUSED.name), inputs, attrs, last.form.outputs, last.form.nbytes, ()
-        )
+        attrs = {"steps": tuple(steps), **numbers}
+        form = forms[key] = Form(FUSED, inputs, outputs, attrs, last.form.nbytes)
     return replace(last, form=form, inputs=tuple(source for source, _ in outside))

@@ -15,29 +15,10 @@ from centella.errors import CentellaError, DeviceError, OutOfMemoryError, Transf
 from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import Ledger, began
-from centella.op.op import Attrs, Op
+from centella.op.form import Form
+from centella.op.op import Op
 from centella.record.values import FAILED, OUTSIDE, Cell, Place, Value
 from centella.specs import Spec
-
-
-class Form(Struct, eq=False):
-    """What an op is asked to do, apart from the data: equal requests share one Form.
-
-    Attributes:
-        inputs: how each operand is seen.
-        outputs: how each result will lie in memory; `nbytes` of them all.
-        copies: operands whose layout the op does not take.
-        lowered: the launches that it becomes, once planned.
-    """
-
-    op: Op
-    inputs: tuple[Spec, ...]
-    attrs: Attrs
-    outputs: tuple[Spec, ...]
-    nbytes: int
-    copies: tuple[int, ...]
-    lowered: Any = None
-
 
 # A value as a node reads it, seen as its form says: (value, place, element that it begins at). What
 # the same recording makes is named by its `place`, so that a recording does not keep its own values
@@ -52,14 +33,14 @@ class Node(Struct, eq=False):
         refused: it was found that it cannot be run.
     """
 
-    form: Form
+    form: Form[Any]
     inputs: list[Operand]
     values: list[ref[Value]]
     site: Site
     refused: bool = False
 
     @property
-    def op(self) -> Op:
+    def op(self) -> Op[Any]:
         """The operation."""
         return self.form.op
 
@@ -136,7 +117,7 @@ class Recording:
                 break
         _current.set(tuple(stack))
 
-    def add(self, form: Form, inputs: list[Operand], site: Site) -> list[Value]:
+    def add(self, form: Form[Any], inputs: list[Operand], site: Site) -> list[Value]:
         """Record a node; returns its values."""
         nodes, device, name = self.nodes, self.device, form.op.name
         index = len(nodes)

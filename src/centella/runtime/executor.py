@@ -77,7 +77,7 @@ class Executor:
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
         self.border: Border = Border(self.lose)
         self.flight: Flight = Flight(self.lose, self.let_go)
-        self._fused: dict[Any, Any] = {}
+        self._known: plan.Known = plan.Known()
         self.lost: bool = False
         self._why_lost: str = ""
         self.state_events: int = 0
@@ -233,7 +233,7 @@ class Executor:
             return found
         begin = began()
         made = plan.build(
-            taken.nodes, outside.index, results.wanted, self.backend.caps, self._fused
+            taken.nodes, outside.index, results.wanted, self.backend.caps, self._known
         )
         count(plans=1)
         noted("plan", begin, operations=len(taken.nodes), launches=len(made.launches))

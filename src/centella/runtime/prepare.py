@@ -141,7 +141,7 @@ def loads_of(made: Plan) -> list[Load]:
         form = made.nodes[node].form
         count = form.op.flops
         if count is not None:
-            flops[node] = count(form.inputs, form.outputs, dict(form.attrs)) / launches
+            flops[node] = count(form) / launches
     return [
         Load(flops.get(launch.node, 0), sum(spec.storage_bytes for spec, _ in launch.views))
         for launch in made.launches

@@ -13,10 +13,11 @@ from centella.errors import ContractError, DeviceError, LimitError
 from centella.host.interrupts import uninterrupted
 from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
+from centella.op.form import Form
 from centella.op.op import Op
 from centella.plan import build as plan
 from centella.plan.divide import division
-from centella.record.recording import Form, Operand, Recorded, Recording, innermost
+from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime import prepare
 from centella.runtime.executor import Executor
@@ -36,7 +37,7 @@ class Recorder:
         self._storage = storage
         self._device = executor.device
         self._lock = executor.lock
-        self._forms: dict[Any, Form] = {}
+        self._forms: dict[Any, Form[Any]] = {}
         self._local = threading.local()
         self._implicit: WeakSet[Recording] = WeakSet()
         self._temporary_limit = max(64 << 20, min(executor.backend.caps.max_buffer, 16 << 30) // 16)
@@ -53,7 +54,7 @@ class Recorder:
 
     # -- what an op is asked to do ----------------------------------------------------------------
 
-    def form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
+    def form(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form[Any]:
         """What `op` makes of operands that lie so.
 
         Raises:
@@ -71,8 +72,9 @@ class Recorder:
             found = self._forms[key] = self._new_form(op, specs, attrs)
         return found
 
-    def _new_form(self, op: Op, specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form:
-        outputs = tuple(self._storage.spec(shape, dtype) for shape, dtype in op.rule(specs, attrs))
+    def _new_form(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form[Any]:
+        typed = op.attrs(**attrs)
+        outputs = tuple(self._storage.spec(shape, dtype) for shape, dtype in op.rule(specs, typed))
         caps = self._executor.backend.caps
         for spec in outputs:
             self._check_fits(spec, f"{op.name}: a result of")
@@ -85,10 +87,11 @@ class Recorder:
         copies = () if caps.target == "numpy" else tuple(
             i for i, s in enumerate(specs) if not op.takes(i, s)
         )  # fmt: skip
-        if not copies:
-            division(op, specs, outputs, attrs, caps)  # or it cannot be launched
         nbytes = sum(spec.storage_bytes for spec in outputs)
-        return Form(op, specs, tuple(sorted(attrs.items())), outputs, nbytes, copies)
+        form = Form(op, specs, outputs, typed, nbytes, copies)
+        if not copies:
+            division(form, caps)  # or it cannot be launched
+        return form
 
     def _check_fits(self, spec: Spec, what: str) -> None:
         most = self._executor.backend.caps.max_buffer
@@ -100,7 +103,7 @@ class Recorder:
     # -- recording --------------------------------------------------------------------------------
 
     def record(
-        self, op: Op, operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
+        self, op: Op[Any], operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
     ) -> list[Value]:
         """Record one op; operands are (value, seen as, element offset)."""
         form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
@@ -108,7 +111,10 @@ class Recorder:
 
     @uninterrupted
     def add(
-        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording | None = None
+        self,
+        form: Form[Any],
+        operands: Sequence[tuple[Value, int]],
+        target: Recording | None = None,
     ) -> list[Value]:
         """Record one op; operands are (value, element offset), seen as the form's inputs say.
 
@@ -154,7 +160,7 @@ class Recorder:
         return made
 
     def _target(
-        self, form: Form, operands: Sequence[tuple[Value, int]], given: Recording | None
+        self, form: Form[Any], operands: Sequence[tuple[Value, int]], given: Recording | None
     ) -> Recording:
         """Where an op is recorded: as `given`, or where its operands and this thread say."""
         explicit: Recording | None = None
@@ -174,7 +180,7 @@ class Recorder:
             explicit = mine
         return given or explicit or innermost(self._device) or self.implicit()
 
-    def _there(self, value: Value, op: Op, index: int) -> Value:
+    def _there(self, value: Value, op: Op[Any], index: int) -> Value:
         """An operand that waits for another recording, once that has run.
 
         Where it has failed and will be overwritten whole, its memory as it is.
@@ -191,7 +197,7 @@ class Recorder:
         return value
 
     def _changed(
-        self, form: Form, operands: Sequence[tuple[Value, int]], target: Recording
+        self, form: Form[Any], operands: Sequence[tuple[Value, int]], target: Recording
     ) -> list[Cell]:
         """The cells that an op changes, once everything else that reads them has run."""
         cells: list[Cell] = []

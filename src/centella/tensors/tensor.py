@@ -229,7 +229,7 @@ def apply(name: str, *tensors: Tensor, **attrs: Any) -> Tensor:
 
 
 def apply_all(
-    op: Op, tensors: Sequence[Tensor], attrs: dict[str, Any], target: Recording | None = None
+    op: Op[Any], tensors: Sequence[Tensor], attrs: dict[str, Any], target: Recording | None = None
 ) -> tuple[Tensor, ...]:
     """Record an op; a copy is recorded first for an operand whose layout it does not take."""
     specs: list[Spec] = []

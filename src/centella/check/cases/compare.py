@@ -71,7 +71,7 @@ def reference_of(name: str, case: Case, dtype: str, values: Sequence[Array]) -> 
 
 
 def record(
-    declared: op.Op, tensors: Sequence[Tensor], attrs: dict[str, Any], device: Device
+    declared: op.Op[Any], tensors: Sequence[Tensor], attrs: dict[str, Any], device: Device
 ) -> tuple[Tensor, ...]:
     """Record an op; those without an input are recorded on the device."""
     if tensors:

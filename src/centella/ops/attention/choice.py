@@ -11,12 +11,13 @@ stream     the rest                                                    `stream.p
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from msgspec.structs import replace
 
 from centella.dtypes import bf16, f16
+from centella.op.form import Form
 from centella.ops.attention.mma import MmaTile
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.scaled import SLAB
 from centella.ops.attention.split import MOST_DIM
 from centella.ops.attention.split_mma import MOST_DIM as MOST_SPLIT_DIM
@@ -85,35 +86,35 @@ def fits_mma(inputs: tuple[Spec, ...], caps: Caps) -> bool:
     )
 
 
-def wgmma_tile_of(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -> WgmmaTile | None:
+def wgmma_tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
     """The tile of an attention by warpgroups, where they can; the simulator has them too."""
-    q = inputs[0]
+    q = form.inputs[0]
     if not caps.warpgroups or q.dtype not in (f16, bf16):
         return None
     dim = q.shape[3]
     tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
-    if not tiles or not takes(inputs, attrs):
+    if not tiles or not takes(form):
         return None
-    many = math.prod(q.shape[:3]) >= MANY[0] and inputs[1].shape[2] >= MANY[1]
+    many = math.prod(q.shape[:3]) >= MANY[0] and form.inputs[1].shape[2] >= MANY[1]
     tile = tiles[q.dtype is bf16 and not (many and dim % SLAB == 0)]
     fits = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
     return tile if fits else None
 
 
-def choose(inputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps) -> str:
+def choose(form: Form[AttentionAttrs], caps: Caps) -> str:
     """The variant for a problem."""
-    q, k, *_ = inputs
+    q, k, *_ = form.inputs
     queries, dim = q.shape[2:]
     if queries <= FEW_QUERIES:
         if k.shape[2] < ENOUGH_KEYS or not 0 < dim <= MOST_DIM:
             return "stream"
-        return "split_mma" if caps.target == "ptx" and split_tile_of(inputs, caps) else "split"
+        return "split_mma" if caps.target == "ptx" and split_tile_of(form.inputs, caps) else "split"
     whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
     by_warpgroups = queries > FEWER_QUERIES and whole and caps.target == "ptx"
-    if by_warpgroups and wgmma_tile_of(inputs, attrs, caps) is not None:
+    if by_warpgroups and wgmma_tile_of(form, caps) is not None:
         return "wgmma"
     large = queries > MANY_QUERIES and HEADS[0] <= dim <= HEADS[1]
-    if large and caps.target == "ptx" and fits_mma(inputs, caps):
+    if large and caps.target == "ptx" and fits_mma(form.inputs, caps):
         return "mma"
     return "tiled" if _of_row(row_of(caps).tiles, queries, dim, caps) else "stream"
 

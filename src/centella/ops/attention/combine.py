@@ -14,13 +14,15 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.op.form import Form
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, reach
 from centella.ops.attention.parts import Parts, Place, part_of
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.table import row_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 CHUNK = 4
 MOST_THREADS, MOST_TEAMS = 256, 16
@@ -124,17 +126,16 @@ def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -
 kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combine", rewritable=True)
 
 
-def combine(
-    parts: Parts, inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps
-) -> Call:
+def combine(parts: Parts, form: Form[AttentionAttrs], caps: Caps) -> Call:
     """The call: a group for each query."""
+    inputs, y = form.inputs, form.outputs[0]
     lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
-    named = {n: i for i, n in enumerate(attrs["masks"], 3) if n in ("lengths", "starts")}
+    named = {n: i for i, n in enumerate(form.attrs.masks, 3) if n in ("lengths", "starts")}
     refs = (Ref(len(inputs) + 1, parts.spec), *(Ref(i, flat(inputs[i])) for i in named.values()))
-    scalars = {**extents(inputs, attrs), **parts.scalars, **out_steps(y), "dim": y.shape[3]}
-    form = face(dict.fromkeys(("partial", *named), 1), {"y": 1})
+    scalars = {**extents(form), **parts.scalars, **out_steps(y), "dim": y.shape[3]}
+    params = face(dict.fromkeys(("partial", *named), 1), {"y": 1})
     constants = (("early", caps.sm >= 90), ("lay", lay))
     return Call(
         kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), constants,
-        parts.all_queries, workgroup=lay.threads, face=form,
+        parts.all_queries, workgroup=lay.threads, face=params,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,8 @@ from centella.dtypes import f32
 from centella.emit.program import HostProgram
 from centella.host.blas import around, taken_over
 from centella.host.blockwise import SHARED, Array, scratch, share, threads_for
-from centella.specs import Spec
+from centella.op.form import Form
+from centella.ops.attention.problem import AttentionAttrs
 
 SCORES = 1 << 16  # of a block: 256 KB
 QUERIES = 32  # of a block at least: fewer make thin products
@@ -21,17 +21,15 @@ FAR = 64.0  # scores up to which e^score is computed as it is
 LEAST = np.float32(np.exp(-16.0))  # a sum of weights that leaves their products with values precise
 
 
-def host(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> HostProgram | None:
+def host(form: Form[AttentionAttrs]) -> HostProgram | None:
     """Without masks, or with lengths; None for other masks and dtypes."""
-    masks: tuple[str, ...] = attrs["masks"]
-    if attrs["causal"] or masks not in ((), ("lengths",)):
+    masks: tuple[str, ...] = form.attrs.masks
+    if form.attrs.causal or masks not in ((), ("lengths",)):
         return None
-    if any(s.dtype is not f32 for s in (*inputs[:3], outputs[0])):
+    if any(s.dtype is not f32 for s in (*form.inputs[:3], form.outputs[0])):
         return None
-    b, heads, lq, dim = inputs[0].shape
-    kv_heads, lk = inputs[1].shape[1:3]
+    b, heads, lq, dim = form.inputs[0].shape
+    kv_heads, lk = form.inputs[1].shape[1:3]
     shared = heads // kv_heads
     threads = threads_for(b * heads * lq * lk)
     scores = SCORES if threads == 1 else SHARED
@@ -46,7 +44,7 @@ def host(
             [slice(i, min(i + rows, lq)) for i in range(0, lq, rows)],
         )
     )
-    scale = np.float32(attrs["scale"])
+    scale = np.float32(form.attrs.scale)
 
     def call(ins: list[Array], outs: list[Array]) -> None:
         q, k, v, *more = ins

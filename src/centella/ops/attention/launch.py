@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from centella.op.axes import part_of
+from centella.op.form import Form
+from centella.ops.attention.problem import AttentionAttrs
 from centella.specs import Spec
 
 
-def extents(inputs: tuple[Spec, ...], attrs: dict[str, Any]) -> dict[str, int | float]:
+def extents(form: Form[AttentionAttrs]) -> dict[str, int | float]:
     """Scale, extents, and the strides of every input: batch, head and position (b, h, l)."""
-    q, k, _, *more = inputs
+    q, k, _, *more = form.inputs
     heads, lq, lk = q.shape[1], q.shape[2], k.shape[2]
     found: dict[str, int | float] = {
-        "scale": attrs["scale"], "heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk,
+        "scale": form.attrs.scale, "heads": heads, "share": heads // k.shape[1], "lq": lq, "lk": lk,
     }  # fmt: skip
-    part = part_of(attrs, "q", lq)
-    found["start"] = part.first + (lk - part.whole if attrs["causal"] else 0)
-    for name, spec in zip("qkv", inputs, strict=False):
+    part = form.part("q", lq)
+    found["start"] = part.first + (lk - part.whole if form.attrs.causal else 0)
+    for name, spec in zip("qkv", form.inputs, strict=False):
         found.update({f"{name}{axis}": s for axis, s in zip("bhl", spec.strides, strict=False)})
-    for name, spec in zip(attrs["masks"], more, strict=True):
+    for name, spec in zip(form.attrs.masks, more, strict=True):
         found.update(_mask_steps(name, spec))
     return found
 

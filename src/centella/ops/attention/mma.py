@@ -29,14 +29,15 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import LimitError
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.weights import put
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.specs import Spec
 
 WARP = 32
 M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
@@ -327,14 +328,13 @@ class _Attend:
 attention_mma: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
 
 
-def lower_mma(
-    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: MmaTile | None
-) -> Lowered:
+def lower_mma(form: Form[AttentionAttrs], tile: MmaTile | None) -> Lowered:
     """One launch: a group has the queries of a tile, of one head.
 
     Raises:
         LimitError: there is no tile.
     """
+    inputs, y = form.inputs, form.outputs[0]
     if tile is None:
         raise LimitError(
             f"attention: variant 'mma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
@@ -343,15 +343,15 @@ def lower_mma(
     batch, lq, heads, dim = y.shape
     blocks = -(-lq // tile.queries)
     constants = (
-        ("causal", attrs["causal"]),
+        ("causal", form.attrs.causal),
         ("dim", dim),
-        ("fold", "mask" not in attrs["masks"] and FOLDED[0] <= attrs["scale"] <= FOLDED[1]),
+        ("fold", "mask" not in form.attrs.masks and FOLDED[0] <= form.attrs.scale <= FOLDED[1]),
         ("tile", tile),
     )
-    scalars = {"blocks": blocks, **extents(inputs, attrs), **out_steps(y)}
+    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
     tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
+    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
     groups, given = batch * heads * blocks, tuple(scalars.items())
     return Lowered((
-        Call(attention_mma, tensors, given, constants, groups, workgroup=tile.threads, face=form),
+        Call(attention_mma, tensors, given, constants, groups, workgroup=tile.threads, face=params),
     ))  # fmt: skip

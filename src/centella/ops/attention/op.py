@@ -9,15 +9,15 @@ import numpy as np
 from centella.dtypes import bool_, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
-from centella.specs import Caps, Shape, Spec
+from centella.ops.attention.problem import VARIANTS, AttentionAttrs
+from centella.specs import Shape, Spec
 
-VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 
-
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
     """q [b, h, lq, d], k and v [b, h', lk, d], h a multiple of h'; result [b, lq, h, d]."""
     q, k, v, *more = specs
     if any(len(s.shape) != 4 for s in (q, k, v)) or k.shape != v.shape:
@@ -36,9 +36,9 @@ def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
         raise DTypeError(
             f"attention: expected one float dtype, got {[s.dtype.name for s in (q, k, v)]}"
         )
-    if attrs["causal"] and "starts" in attrs["masks"]:
+    if attrs.causal and "starts" in attrs.masks:
         raise ShapeError("attention: expected causal or starts, got both")
-    for name, spec in zip(attrs["masks"], more, strict=True):
+    for name, spec in zip(attrs.masks, more, strict=True):
         _check_mask(name, spec, b, heads, lq, lk)
     return (((b, lq, heads, dim), q.dtype),)
 
@@ -136,32 +136,24 @@ def takes(index: int, spec: Spec) -> bool:
     return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """One launch, or two where the keys are split."""
-    from centella.ops.attention import lower
-
-    return lower.attention(inputs, outputs, attrs, caps)
-
-
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[AttentionAttrs]) -> Axes:
     """Sequences, queries, and the heads of keys with the heads of queries that share each."""
-    heads, kv_heads = inputs[0].shape[1], inputs[1].shape[1]
+    heads, kv_heads = form.inputs[0].shape[1], form.inputs[1].shape[1]
     share = max(heads // kv_heads, 1)  # there may be no heads of queries
     b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
     made: list[Dims] = [(b, shared, q, None), (b, h, None, None), (b, h, None, None)]
-    for spec in inputs[3:]:  # of rank 1 and 2 a row a sequence; of rank 4, broadcast
+    for spec in form.inputs[3:]:  # of rank 1 and 2 a row a sequence; of rank 4, broadcast
         own = (b, shared, q) if len(spec.shape) == 4 else (b,)
         kept = (a if n > 1 else None for a, n in zip(own, spec.shape, strict=False))
         made.append((*kept, *(None for _ in spec.shape[len(own) :])))
     return Axes(tuple(made), ((b, q, shared, None),), told="q")
 
 
-def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
+def flops_of(form: Form[AttentionAttrs]) -> int:
     """Scores and what they weigh: a multiplication and an addition each, for every key."""
-    return 4 * outputs[0].size * inputs[1].shape[2]
+    return 4 * form.outputs[0].size * form.inputs[1].shape[2]
 
 
-ATTENTION = Op("attention", rule, reference, lower, takes, VARIANTS, host=host,
-               axes=axes_of, flops=flops_of, doc="scaled dot-product attention")  # fmt: skip
+ATTENTION = Op("attention", rule, reference, "centella.ops.attention.lower:attention",
+               takes, VARIANTS, attrs=AttentionAttrs, host=host, axes=axes_of, flops=flops_of,
+               doc="scaled dot-product attention")  # fmt: skip

@@ -13,7 +13,9 @@ from typing import Any
 from centella import lang
 from centella.dtypes import f16, f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.op.form import Form
 from centella.ops.attention.masks import reach
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.specs import Spec, make_spec
@@ -65,18 +67,18 @@ scale_values: Kernel = Kernel(
 
 
 def values_call(
-    inputs: tuple[Spec, ...], attrs: dict[str, Any], scalars: dict[str, int | float], place: int
+    form: Form[AttentionAttrs], scalars: dict[str, int | float], place: int
 ) -> tuple[Call, tuple[Spec, Spec]]:
     """The launch that scales values, and what it writes: them and their scales, from `place` on."""
-    batch, kv_heads, lk, dim = inputs[2].shape
+    batch, kv_heads, lk, dim = form.inputs[2].shape
     slabs = dim // SLAB
     kept = make_spec((batch, kv_heads, lk, dim), f16, 16)
     scales = Spec((batch * kv_heads * slabs,), f32, (1,))
     steps = dict(zip(("fb", "fh", "fl"), kept.strides, strict=False))
     given = tuple({**scalars, **steps, "slabs": slabs}.items())
-    read = (Ref(i, flat(s)) for i, s in enumerate(inputs) if i > 1)
+    read = (Ref(i, flat(s)) for i, s in enumerate(form.inputs) if i > 1)
     tensors = (*read, Ref(place, flat(kept)), Ref(place + 1, scales))
-    form = face(dict.fromkeys(("v", *attrs["masks"]), 1), {"kept": 1, "scales": 1})
-    constants = (("causal", attrs["causal"]),)
+    params = face(dict.fromkeys(("v", *form.attrs.masks), 1), {"kept": 1, "scales": 1})
+    constants = (("causal", form.attrs.causal),)
     groups = batch * kv_heads * slabs
-    return Call(scale_values, tensors, given, constants, groups, face=form), (kept, scales)
+    return Call(scale_values, tensors, given, constants, groups, face=params), (kept, scales)

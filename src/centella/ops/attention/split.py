@@ -14,9 +14,11 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.errors import LimitError
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.parts import Parts, Work, first_call
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.table import row_of
 from centella.ops.attention.teams import (
     EACH,
@@ -32,7 +34,7 @@ from centella.ops.attention.teams import (
     thread,
     weigh,
 )
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 MOST_DIM = THREADS * EACH
 FEWEST_KEYS = 64  # of a part
@@ -91,17 +93,18 @@ def _read(work: Work, my: Thread, q: Any, k: Any, v: Any) -> None:
 kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)
 
 
-def lower_split(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:
+def lower_split(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
     """Two launches: a group for each part of the keys of a head; one for each query.
 
     Raises:
         LimitError: for a head that has more elements than the threads of a group hold.
     """
+    inputs, y = form.inputs, form.outputs[0]
     dim = y.shape[3]
     if not 0 < dim <= MOST_DIM:
         raise LimitError(f"attention: variant 'split' takes head_dim 1 to {MOST_DIM}, got {dim}")
     row = row_of(caps)
     parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row.rows)
     constants = (("dim", dim), ("vector", all(s.aligned for s in inputs[:3])))
-    first = first_call(kernel, parts, inputs, attrs, constants)
-    return Lowered((first, combine(parts, inputs, y, attrs, caps)), (parts.spec,))
+    first = first_call(kernel, parts, form, constants)
+    return Lowered((first, combine(parts, form, caps)), (parts.spec,))

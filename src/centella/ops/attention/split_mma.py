@@ -28,12 +28,14 @@ from centella import lang
 from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
 from centella.errors import LimitError
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.weights import put
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 WARP = 32
 KEYS = 16  # of a warp, at a time
@@ -284,14 +286,13 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
 kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")
 
 
-def lower_split_mma(
-    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: SplitTile | None, caps: Caps
-) -> Lowered:
+def lower_split_mma(form: Form[AttentionAttrs], tile: SplitTile | None, caps: Caps) -> Lowered:
     """Two launches: a group for each part of the keys of a head; one for each query.
 
     Raises:
         LimitError: there is no tile.
     """
+    inputs, y = form.inputs, form.outputs[0]
     if tile is None:
         raise LimitError(
             f"attention: variant 'split_mma' takes f16 or bf16 with rows on 16 bytes, heads of "
@@ -300,5 +301,5 @@ def lower_split_mma(
         )
     parts = Parts.of(inputs[0], inputs[1], tile.step, tile.groups)
     constants = (("dim", y.shape[3]), ("tile", tile))
-    first = first_call(kernel, parts, inputs, attrs, constants, tile.threads)
-    return Lowered((first, combine(parts, inputs, y, attrs, caps)), (parts.spec,))
+    first = first_call(kernel, parts, form, constants, tile.threads)
+    return Lowered((first, combine(parts, form, caps)), (parts.spec,))

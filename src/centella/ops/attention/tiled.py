@@ -19,10 +19,12 @@ from centella import lang
 from centella.dtypes import f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import LimitError
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.choice import tile_of
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.slabs import Rows, steps
 from centella.ops.attention.tiles import Tile
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
@@ -30,7 +32,7 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.matmul.tiled import store_words
 from centella.ops.rows import fold
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 
 def _attention(
@@ -265,12 +267,13 @@ class _Thread:
 tiled: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled", rewritable=True)
 
 
-def lower_tiled(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: Caps) -> Lowered:
+def lower_tiled(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
     """One launch: a group has a tile of queries of one head.
 
     Raises:
         LimitError: no tile for this head fits the device.
     """
+    inputs, y = form.inputs, form.outputs[0]
     batch, lq, heads, dim = y.shape
     tile = tile_of(lq, dim, caps)
     if tile is None:
@@ -280,18 +283,18 @@ def lower_tiled(inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], caps: 
         )
     blocks = -(-lq // tile.bq)
     constants = (
-        ("causal", attrs["causal"]),
+        ("causal", form.attrs.causal),
         ("dim", dim),
         ("native", caps.native_exp2),
         ("tile", tile),
         ("vector", all(s.aligned for s in inputs[:3])),
         ("vector_y", y.aligned),
     )
-    scalars = {"blocks": blocks, **extents(inputs, attrs), **out_steps(y)}
+    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
     tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    form = face(dict.fromkeys(("q", "k", "v", *attrs["masks"]), 1), {"y": 1})
+    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
     call = Call(
         tiled, tensors, tuple(scalars.items()), constants, batch * heads * blocks,
-        workgroup=tile.threads, face=form,
+        workgroup=tile.threads, face=params,
     )  # fmt: skip
     return Lowered((call,))

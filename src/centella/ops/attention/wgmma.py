@@ -23,10 +23,12 @@ from centella import lang
 from centella.dtypes import bf16, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import LimitError
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import reach, upto
 from centella.ops.attention.mma import FOLDED
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.rows import K, M, Rows
 from centella.ops.attention.scaled import SLAB, values_call
 from centella.ops.kernel_params import face
@@ -283,11 +285,11 @@ class _Consumer:
 attention_wgmma: Kernel = Kernel(_attention_wgmma, workgroup=384, name="attention_wgmma")
 
 
-def takes(inputs: tuple[Spec, ...], attrs: dict[str, Any]) -> bool:
+def takes(form: Form[AttentionAttrs]) -> bool:
     """Whether copies reach the operands, and the softmax has masks and a scale that are folded."""
-    rows = all(s.aligned and s.size > 0 and _apart(s) for s in inputs[:3])
-    folds = FOLDED[0] <= attrs["scale"] <= FOLDED[1]
-    return rows and folds and {"lengths", "starts"}.issuperset(attrs["masks"])
+    rows = all(s.aligned and s.size > 0 and _apart(s) for s in form.inputs[:3])
+    folds = FOLDED[0] <= form.attrs.scale <= FOLDED[1]
+    return rows and folds and {"lengths", "starts"}.issuperset(form.attrs.masks)
 
 
 def _apart(spec: Spec) -> bool:
@@ -295,9 +297,7 @@ def _apart(spec: Spec) -> bool:
     return all(s > 0 for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
 
 
-def lower_wgmma(
-    inputs: tuple[Spec, ...], y: Spec, attrs: dict[str, Any], tile: WgmmaTile | None
-) -> Lowered:
+def lower_wgmma(form: Form[AttentionAttrs], tile: WgmmaTile | None) -> Lowered:
     """One launch, behind that of `scaled.py` for weights of bf16 in one part.
 
     A group has the queries of a tile, of one head.
@@ -305,33 +305,36 @@ def lower_wgmma(
     Raises:
         LimitError: there is no tile.
     """
+    inputs, y = form.inputs, form.outputs[0]
     if tile is None:
         raise LimitError(
             f"attention: variant 'wgmma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
             f"{MOST_DIM}, scales of {FOLDED[0]} to {FOLDED[1]:.2f}, lengths and starts, on sm_90a; "
             f"got {[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}, scale "
-            f"{attrs['scale']:.3g}, {list(attrs['masks'])}"
+            f"{form.attrs.scale:.3g}, {list(form.attrs.masks)}"
         )
     batch, lq, heads, dim = y.shape
-    blocks, masks = -(-lq // tile.queries), attrs["masks"]
-    constants = (("causal", attrs["causal"]), ("dim", dim), ("tile", tile))
+    blocks, masks = -(-lq // tile.queries), form.attrs.masks
+    constants = (("causal", form.attrs.causal), ("dim", dim), ("tile", tile))
     scalars: dict[str, int | float] = {
         "blocks": blocks, "batch": batch, "dim": dim, "kv_heads": inputs[1].shape[1],
-        **extents(inputs, attrs), **out_steps(y),
+        **extents(form), **out_steps(y),
     }  # fmt: skip
     tensors = [Ref(i, flat(s)) for i, s in enumerate(inputs)]
     names = ["q", "k", "v", *masks]
     before: tuple[Call, ...] = ()
     more: tuple[Spec, ...] = ()
     if y.dtype is bf16 and tile.parts == 1:
-        call, more = values_call(inputs, attrs, scalars, len(inputs) + 1)
+        call, more = values_call(form, scalars, len(inputs) + 1)
         values, scales = call.tensors[-2:]
         scalars |= dict(zip(("vb", "vh", "vl"), more[0].strides, strict=False))
         before, tensors[2] = (call,), values
         tensors.append(scales)
         names.append("scales")
-    form = face(dict.fromkeys(names, 1), {"y": 1})
+    params = face(dict.fromkeys(names, 1), {"y": 1})
     given, groups = tuple(scalars.items()), batch * heads * blocks
     whole = (*tensors, Ref(len(inputs), y))
-    call = Call(attention_wgmma, whole, given, constants, groups, workgroup=tile.threads, face=form)
+    call = Call(
+        attention_wgmma, whole, given, constants, groups, workgroup=tile.threads, face=params
+    )
     return Lowered((*before, call), more)

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from msgspec.structs import replace
 
 from centella.emit.program import Call, Ref
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import OPS
 from centella.ops.layout import broadcast_strides, flat, rows_of
 from centella.ops.matmul.launches import Product, after_copies, product_calls
 from centella.ops.matmul.op import Lie, matrix
-from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.problem import LinearAttrs, MatmulAttrs, Problem
 from centella.specs import Caps, Spec, make_spec
 
 
-def matmul(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def matmul(form: Form[MatmulAttrs], caps: Caps) -> Lowered:
     """The product; before it a copy of an operand whose batches no single stride visits."""
-    y = outputs[0]
+    y = form.outputs[0]
     copies: list[Call] = []
     temporaries: list[Spec] = []
     operands: list[tuple[int, Spec, Lie]] = []
-    for place, given in enumerate(inputs):
+    for place, given in enumerate(form.inputs):
         spec = _expand(given, y.shape[:-2])
         lie = matrix(spec)
         if lie is None:
             whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
-            (copy,) = OPS["copy"].lower((spec,), (whole,), {}, caps).calls
-            temporary = len(inputs) + 1 + len(copies)
+            (copy,) = OPS["copy"].form((spec,), (whole,)).lower(caps).calls
+            temporary = len(form.inputs) + 1 + len(copies)
             refs = (Ref(place, flat(given)), Ref(temporary, whole))
             reason = f"copy for matmul operand {place}: batches are apart by no one stride"
             copies.append(replace(copy, tensors=refs, reason=reason))
@@ -45,9 +43,9 @@ def matmul(
         sa=left[0], sb=right[0], sy=_whole(y)[0], a_along_k=left[2],
         b_along_k=not right[2] or y.shape[-1] == right[1] == 1,  # a column without gaps
     )  # fmt: skip
-    product = Product(problem, (a, b, y), alpha=attrs.get("alpha", 1.0))
-    lowered = product_calls("matmul", product, attrs.get("variant"), caps)
-    places = (*(place for place, _, _ in operands), len(inputs))
+    product = Product(problem, (a, b, y), alpha=form.attrs.alpha)
+    lowered = product_calls("matmul", product, form.attrs.variant, caps)
+    places = (*(place for place, _, _ in operands), len(form.inputs))
     return after_copies(Lowered(tuple(copies), tuple(temporaries)), places, lowered)
 
 
@@ -63,21 +61,20 @@ def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
     return Spec((*lead, *spec.shape[-2:]), spec.dtype, strides, spec.aligned)
 
 
-def linear(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     """A product whose rows are the leading dimensions."""
-    x, weight, *more = inputs
-    y = rows_of(outputs[0])
+    x, weight, *more = form.inputs
+    y = rows_of(form.outputs[0])
     problem = Problem(
         batch=1, m=y.shape[0], n=y.shape[1], k=x.shape[-1],
         lda=rows_of(x).strides[0], ldb=weight.strides[0], ldy=y.strides[0],
         sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
-    extras = dict(zip(attrs["extras"], more, strict=True))
+    extras = dict(zip(form.attrs.extras, more, strict=True))
     residual_pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     product = Product(
-        problem, (*inputs, outputs[0]), tuple(extras), residual_pitch, attrs["activation"],
-        attrs.get("alpha", 1.0),
+        problem, (*form.inputs, form.outputs[0]), tuple(extras), residual_pitch,
+        form.attrs.activation,
+        form.attrs.alpha,
     )  # fmt: skip
-    return product_calls("linear", product, attrs.get("variant"), caps)
+    return product_calls("linear", product, form.attrs.variant, caps)

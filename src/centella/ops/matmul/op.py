@@ -13,7 +13,8 @@ from centella.errors import DTypeError, ShapeError
 from centella.host.blas import SMALL, around, taken_over
 from centella.host.blockwise import blocks_of, cores, parts_of, share, threads_for
 from centella.op.axes import LETTERS, Axes, Fold, axes, spread
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.host import plain, run_blocks, taped
 from centella.ops.layout import (
@@ -23,9 +24,9 @@ from centella.ops.layout import (
     rows_of,
     takes_rows,
 )
-from centella.ops.matmul.problem import ALONG_K, VARIANTS
+from centella.ops.matmul.problem import ALONG_K, VARIANTS, LinearAttrs, MatmulAttrs
 from centella.ops.operands import NUMPY, TAPE
-from centella.specs import Caps, Spec
+from centella.specs import Spec
 
 MANY = 64  # rows a thread from which on it is better to read the weight once for each part
 
@@ -35,7 +36,7 @@ def _float(name: str, specs: tuple[Spec, ...]) -> None:
         raise DTypeError(f"{name}: expected float dtypes, got {[s.dtype.name for s in specs]}")
 
 
-def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def matmul_rule(specs: tuple[Spec, ...], attrs: MatmulAttrs) -> tuple[Out, ...]:
     """[..., m, k] and [..., k, n] to [..., m, n]; the leading dimensions broadcast."""
     a, b = specs
     _float("matmul", specs)
@@ -49,12 +50,12 @@ def matmul_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     return (((*lead, a.shape[-2], b.shape[-1]), result_dtype(a.dtype, attrs)),)
 
 
-def result_dtype(of: DType, attrs: dict[str, Any]) -> DType:
+def result_dtype(of: DType, attrs: MatmulAttrs | LinearAttrs) -> DType:
     """What sums are rounded to: the dtype that was asked for, else the first operand's."""
-    return dtype_of(attrs["dtype"]) if "dtype" in attrs else of
+    return dtype_of(attrs.dtype) if attrs.dtype else of
 
 
-def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
     """x [..., k], weight [n, k], scale [n], bias [n], residual [..., n] to [..., n].
 
     An i8 weight needs a scale; a float one may have it.
@@ -66,7 +67,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
         )
     if weight.dtype is not i8:
         _float("linear", specs)
-    elif "scale" not in attrs["extras"]:
+    elif "scale" not in attrs.extras:
         raise DTypeError("linear: expected scale= with an i8 weight; ct.quantize_int8 makes both")
     else:
         _float("linear", (x, *more))
@@ -76,7 +77,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
             f"{list(weight.shape)}"
         )
     shape = (*x.shape[:-1], weight.shape[0])
-    check_extras(shape, attrs["extras"], more)
+    check_extras(shape, attrs.extras, more)
     return ((shape, result_dtype(x.dtype, attrs)),)
 
 
@@ -98,16 +99,16 @@ def matmul_reference(a: Any, b: Any, alpha: float = 1.0, dtype: str = "") -> Any
     return c if alpha == 1.0 else c * a.dtype.type(alpha)
 
 
-def epilogue(o: Any, y: Any, named: dict[str, Any], attrs: dict[str, Any]) -> Any:
+def epilogue(o: Any, y: Any, named: dict[str, Any], attrs: LinearAttrs) -> Any:
     """f(alpha y scale + bias) + residual of the sums y."""
-    if attrs.get("alpha", 1.0) != 1.0:
-        y = y * attrs["alpha"]
+    if attrs.alpha != 1.0:
+        y = y * attrs.alpha
     if "scale" in named:
         y = y * named["scale"]
     if "bias" in named:
         y = y + named["bias"]
-    if attrs["activation"]:
-        y = ACTIVATIONS[attrs["activation"]](o, y)
+    if attrs.activation:
+        y = ACTIVATIONS[attrs.activation](o, y)
     return y + named["residual"] if "residual" in named else y
 
 
@@ -116,26 +117,24 @@ def linear_reference(x: Any, weight: Any, *more: Any, extras: tuple[str, ...], *
     wide = weight.astype(x.dtype) if weight.dtype.kind == "i" else weight
     rows = math.prod(x.shape[:-1])
     y = np.matmul(x.reshape(rows, x.shape[-1]), wide.T).reshape(*x.shape[:-1], len(weight))
-    return epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), attrs)
+    return epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), LinearAttrs(extras, **attrs))
 
 
-def linear_host(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> HostProgram | None:
+def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
     """The product into the result, which the epilogue then goes over in blocks."""
-    x, weight, *more = inputs
-    out = rows_of(outputs[0])
-    if not plain((*inputs, *outputs)):
+    x, weight, *more = form.inputs
+    out = rows_of(form.outputs[0])
+    if not plain((*form.inputs, *form.outputs)):
         return None
-    extras = attrs["extras"]
+    extras = form.attrs.extras
     lies = [_as_rows(s) if n == "residual" else _repeated(s, out)
             for n, s in zip(extras, more, strict=True)]  # fmt: skip
     run = taped(
         (out, *lies), out.shape[-1],
-        lambda xs: epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), attrs),
+        lambda xs: epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), form.attrs),
     )  # fmt: skip
     blocks = blocks_of(out.shape)
-    more_to_do = extras or attrs["activation"] or attrs.get("alpha", 1.0) != 1.0
+    more_to_do = extras or form.attrs.activation or form.attrs.alpha != 1.0
     multiplications = out.size * x.shape[-1]  # work, unlike results, says what threads gain
     threads = cores() if multiplications >= SMALL else threads_for(out.size)
     parts = parts_of(out.shape, threads)
@@ -177,14 +176,12 @@ def _repeated(vector: Spec, out: Spec) -> Spec:
     return Spec(out.shape, vector.dtype, (0, vector.strides[0]))
 
 
-def matmul_host(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-) -> HostProgram | None:
+def matmul_host(form: Form[MatmulAttrs]) -> HostProgram | None:
     """The product into the result."""
-    if not plain((*inputs, *outputs)):
+    if not plain((*form.inputs, *form.outputs)):
         return None
-    alpha = np.float32(attrs.get("alpha", 1.0))
-    one = math.prod(outputs[0].shape[-2:]) * inputs[0].shape[-1]  # of a batch
+    alpha = np.float32(form.attrs.alpha)
+    one = math.prod(form.outputs[0].shape[-2:]) * form.inputs[0].shape[-1]  # of a batch
 
     def call(ins: list[Any], outs: list[Any]) -> None:
         with np.errstate(all="ignore"), around(one):
@@ -218,46 +215,29 @@ def takes_matrix(index: int, spec: Spec) -> bool:
     return len(spec.shape) < 2 or spec.size == 0 or matrix(spec) is not None
 
 
-def matmul_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """The product; before it a copy of an operand whose batches no single stride visits."""
-    from centella.ops.matmul.lower import matmul
-
-    return matmul(inputs, outputs, attrs, caps)
-
-
-def linear_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """A product whose rows are the leading dimensions."""
-    from centella.ops.matmul.lower import linear
-
-    return linear(inputs, outputs, attrs, caps)
-
-
-def matmul_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def matmul_axes(form: Form[MatmulAttrs]) -> Axes:
     """Batches, rows and columns of the result; along k what the parts give is added."""
-    a, b = inputs
-    lead = LETTERS[: len(outputs[0].shape) - 2]
+    a, b = form.inputs
+    lead = LETTERS[: len(form.outputs[0].shape) - 2]
     left, right = (spread(s.shape[:-2], lead) for s in (a, b))
     return axes([f"{left}mk", f"{right}kn"], [f"{lead}mn"], fold=Fold("k"))
 
 
-def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
-    """Rows of x, outputs of the weight; the epilogue needs whole sums."""
-    lead = LETTERS[: len(outputs[0].shape) - 1]
-    more = [f"{lead}n" if name == "residual" else "n" for name in attrs["extras"]]
+def linear_axes(form: Form[LinearAttrs]) -> Axes:
+    """Rows of x, form.outputs of the weight; the epilogue needs whole sums."""
+    lead = LETTERS[: len(form.outputs[0].shape) - 1]
+    more = [f"{lead}n" if name == "residual" else "n" for name in form.attrs.extras]
     return axes([f"{lead}.", "n.", *more], [f"{lead}n"])
 
 
-def flops_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> int:
+def flops_of(form: Form[object]) -> int:
     """A multiplication and an addition for each element of a row."""
-    return 2 * outputs[0].size * inputs[0].shape[-1]
+    return 2 * form.outputs[0].size * form.inputs[0].shape[-1]
 
 
-MATMUL = Op("matmul", matmul_rule, matmul_reference, matmul_lower, takes_matrix, VARIANTS,
-            host=matmul_host, axes=matmul_axes, flops=flops_of, doc="C = alpha A B")  # fmt: skip
-LINEAR = Op("linear", linear_rule, linear_reference, linear_lower, takes_rows, ALONG_K,
-            host=linear_host, axes=linear_axes, flops=flops_of,
-            doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip
+MATMUL = Op("matmul", matmul_rule, matmul_reference, "centella.ops.matmul.lower:matmul",
+            takes_matrix, VARIANTS, attrs=MatmulAttrs, host=matmul_host, axes=matmul_axes,
+            flops=flops_of, doc="C = alpha A B")  # fmt: skip
+LINEAR = Op("linear", linear_rule, linear_reference, "centella.ops.matmul.lower:linear",
+            takes_rows, ALONG_K, attrs=LinearAttrs, host=linear_host, axes=linear_axes,
+            flops=flops_of, doc="Y = f(alpha (X W^T) scale + bias) + residual")  # fmt: skip

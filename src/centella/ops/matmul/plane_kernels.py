@@ -7,12 +7,13 @@ from typing import Any
 from centella import lang
 from centella.dtypes import f32, u8, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.choice import thin_of
-from centella.ops.matmul.planes import BLOCK, CHUNK, depth_of
-from centella.ops.matmul.problem import Problem, aligned
+from centella.ops.matmul.planes import BLOCK, CHUNK, DequantizeAttrs, depth_of
+from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.thin import (
     SUBGROUP,
     Rows,
@@ -23,7 +24,7 @@ from centella.ops.matmul.thin import (
     reserve,
     together_of,
 )
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
 WORKGROUP = 256
 
@@ -109,12 +110,10 @@ def _walk_words(
 blocks_kernel: Kernel = Kernel(_blocks, workgroup=128, name="linear_blocks", rewritable=True)
 
 
-def linear(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    x, stored, scale, *more = inputs
-    y = rows_of(outputs[0])
+    x, stored, scale, *more = form.inputs
+    y = rows_of(form.outputs[0])
     four, k = stored.dtype is u8, depth_of(stored)
     left = rows_of(x)
     row = left.strides[0] * (y.shape[0] > 1)
@@ -123,24 +122,29 @@ def linear(
         ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
     tile = thin_of(problem, (stored.dtype, stored.dtype), caps)
-    extras = dict(zip(attrs["extras"], more, strict=True))
+    extras = dict(zip(form.attrs.extras, more, strict=True))
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", k), ("rowx", row), ("ldw", problem.ldb),
         ("lds", scale.strides[0]), ("ldy", problem.ldy), ("sy", 0),
-        ("alpha", attrs.get("alpha", 1.0)), ("ldr", pitch),
+        ("alpha", form.attrs.alpha), ("ldr", pitch),
     )  # fmt: skip
     warps = caps.subgroups and caps.target == "ptx" and tile.threads % SUBGROUP == 0
     constants = (
-        ("activation", attrs["activation"]), ("four", four),
+        ("activation", form.attrs.activation), ("four", four),
         ("shuffle", warps and tile.m <= 2), ("tile", tile),
         ("together", together_of(tile, x.dtype, stored.dtype) if caps.sm >= 80 else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0
-    refs = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), outputs[0]))
-    form = face(dict.fromkeys(("x", "w", "s", *extras), 1), {"y": 1})
-    call = Call(blocks_kernel, refs, scalars, constants, groups, workgroup=tile.threads, face=form)
+    refs = (
+        *(Ref(i, flat(s)) for i, s in enumerate(form.inputs)),
+        Ref(len(form.inputs), form.outputs[0]),
+    )
+    params = face(dict.fromkeys(("x", "w", "s", *extras), 1), {"y": 1})
+    call = Call(
+        blocks_kernel, refs, scalars, constants, groups, workgroup=tile.threads, face=params
+    )
     return Lowered((call,))
 
 
@@ -168,19 +172,17 @@ dequantize_kernel: Kernel = Kernel(
 )  # fmt: skip
 
 
-def dequantize(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
+def dequantize(form: Form[DequantizeAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    stored, scale = inputs
+    stored, scale = form.inputs
     chunks = stored.shape[1] // CHUNK
     threads = stored.shape[0] * chunks
     call = Call(
         dequantize_kernel,
-        (Ref(0, flat(stored)), Ref(1, flat(scale)), Ref(2, outputs[0])),
+        (Ref(0, flat(stored)), Ref(1, flat(scale)), Ref(2, form.outputs[0])),
         (
             ("threads", threads), ("chunks", chunks), ("ldw", stored.strides[0]),
-            ("lds", scale.strides[0]), ("ldy", outputs[0].strides[0]),
+            ("lds", scale.strides[0]), ("ldy", form.outputs[0].strides[0]),
         ),
         (("four", stored.dtype is u8),),
         -(-threads // WORKGROUP),

@@ -18,16 +18,18 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import dtype_of, i8, u8
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, axes
-from centella.op.op import Lowered, Op, Out
+from centella.op.form import Form
+from centella.op.op import Op, Out
 from centella.ops.layout import takes_rows
 from centella.ops.matmul.op import check_extras, epilogue, flops_of, result_dtype
-from centella.ops.matmul.problem import THIN, aligned
+from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
 from centella.ops.operands import NUMPY
-from centella.specs import Caps, Spec
+from centella.specs import Spec
 
 BLOCK = 32  # elements that share a factor
 CHUNK = 16  # bytes: of 8-bit numbers half a block, of 4-bit ones a whole one
@@ -60,7 +62,7 @@ def check_planes(op: str, stored: Spec, scale: Spec) -> None:
 # -- the product ----------------------------------------------------------------------------------
 
 
-def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
     """x [..., k] of at most 16 rows, the planes, bias [n], residual [..., n] to [..., n]."""
     x, stored, scale, *more = specs
     check_planes("linear", stored, scale)
@@ -70,7 +72,7 @@ def linear_rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ..
     if not x.shape or x.shape[-1] != k or math.prod(x.shape[:-1]) > THIN:
         raise ShapeError(f"linear: expected x [..., {k}], got {list(x.shape)}")
     shape = (*x.shape[:-1], stored.shape[0])
-    check_extras(shape, attrs["extras"], more)
+    check_extras(shape, attrs.extras, more)
     return ((shape, result_dtype(x.dtype, attrs)),)
 
 
@@ -82,7 +84,7 @@ def linear_reference(
     rows = math.prod(x.shape[:-1])
     y = np.matmul(x.reshape(rows, x.shape[-1]), weight.T)
     y = y.reshape(*x.shape[:-1], len(weight))
-    return epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), attrs)
+    return epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), LinearAttrs(extras, **attrs))
 
 
 def takes(index: int, spec: Spec) -> bool:
@@ -93,36 +95,33 @@ def takes(index: int, spec: Spec) -> bool:
     return takes_rows(index, spec) and aligned(spec, pitch, 0)
 
 
-def linear_lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """One launch."""
-    from centella.ops.matmul.plane_kernels import linear
-
-    return linear(inputs, outputs, attrs, caps)
-
-
-def linear_axes(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
-    """Rows of x, outputs of the weight."""
-    lead = LETTERS[: len(outputs[0].shape) - 1]
-    more = [f"{lead}n" if name == "residual" else "n" for name in attrs["extras"]]
+def linear_axes(form: Form[LinearAttrs]) -> Axes:
+    """Rows of x, form.outputs of the weight."""
+    lead = LETTERS[: len(form.outputs[0].shape) - 1]
+    more = [f"{lead}n" if name == "residual" else "n" for name in form.attrs.extras]
     return axes([f"{lead}.", "n.", "n.", *more], [f"{lead}n"])
 
 
 LINEAR_BLOCKS = Op(
-    "linear_blocks", linear_rule, linear_reference, linear_lower, takes, axes=linear_axes,
-    flops=flops_of, doc=__doc__ or "",
+    "linear_blocks", linear_rule, linear_reference, "centella.ops.matmul.plane_kernels:linear",
+    takes, attrs=LinearAttrs, axes=linear_axes, flops=flops_of, doc=__doc__ or "",
 )  # fmt: skip
 
 
 # -- the weight made whole ------------------------------------------------------------------------
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+class DequantizeAttrs(Struct, frozen=True):
+    """The dtype of the whole weight."""
+
+    dtype: str
+
+
+def rule(specs: tuple[Spec, ...], attrs: DequantizeAttrs) -> tuple[Out, ...]:
     """Numbers i8 [n, k] or u8 [n, k / 2] and factors [n, k / 32] to [n, k]."""
     stored, scale = specs
     check_planes("dequantize", stored, scale)
-    return (((stored.shape[0], depth_of(stored)), dtype_of(attrs["dtype"])),)
+    return (((stored.shape[0], depth_of(stored)), dtype_of(attrs.dtype)),)
 
 
 def reference(stored: Any, scale: Any, **attrs: Any) -> Any:
@@ -142,18 +141,10 @@ def takes_planes(index: int, spec: Spec) -> bool:
     return takes(1 - index, spec)
 
 
-def lower(
-    inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-) -> Lowered:
-    """One launch."""
-    from centella.ops.matmul.plane_kernels import dequantize
-
-    return dequantize(inputs, outputs, attrs, caps)
-
-
-def axes_of(inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]) -> Axes:
+def axes_of(form: Form[DequantizeAttrs]) -> Axes:
     """Rows."""
     return axes(["n.", "n."], ["n."])
 
 
-DEQUANTIZE = Op("dequantize", rule, reference, lower, takes_planes, axes=axes_of, doc=__doc__ or "")
+DEQUANTIZE = Op("dequantize", rule, reference, "centella.ops.matmul.plane_kernels:dequantize",
+                takes_planes, attrs=DequantizeAttrs, axes=axes_of, doc=__doc__ or "")  # fmt: skip

@@ -15,6 +15,24 @@ VARIANTS = (*ALONG_K[:3], "columns", *ALONG_K[3:])  # `ALONG_K`: where B is cont
 THIN = 16  # most rows of a thin product
 
 
+class MatmulAttrs(Struct, frozen=True):
+    """A factor, the dtype of the result where it is another, and a kernel that is forced."""
+
+    alpha: float = 1.0
+    dtype: str = ""
+    variant: str | None = None
+
+
+class LinearAttrs(Struct, frozen=True):
+    """As of `matmul`; which operands come after the weight, and the activation."""
+
+    extras: tuple[str, ...]
+    activation: str
+    alpha: float = 1.0
+    dtype: str = ""
+    variant: str | None = None
+
+
 class Problem(Struct, frozen=True):
     """C [batch, m, n] = A [batch, m, k] B [batch, k, n], with pitches and batch strides.
 

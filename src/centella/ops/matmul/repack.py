@@ -84,7 +84,7 @@ def repacked(
     for place, matrix in copied.items():
         lies = matrix.spec
         whole = _padded(lies)
-        (copy,) = OPS["copy"].lower((lies,), (whole,), {}, caps).calls
+        (copy,) = OPS["copy"].form((lies,), (whole,)).lower(caps).calls
         refs = (Ref(place, flat(lies)), Ref(first + len(calls), whole))
         reason = f"copy for {op} operand {place}: rows do not start on 16 bytes"
         calls.append(replace(copy, tensors=refs, reason=reason))

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from itertools import count as counter
-from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella.backends.base import Array
-from centella.emit.program import Call, HostProgram, Kernel, Ref, parameter_words
-from centella.op.op import Lowered, Op
+from centella.emit.program import Call, Constants, HostProgram, Kernel, Ref, parameter_words
+from centella.op.form import Form
+from centella.op.op import Lowered, Op, Out
 from centella.specs import Caps, Spec, make_spec, strided
 
 SIMULATED = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storage_buffers=64)
 _names = counter(1)
 
 
-class UserOp(Op, frozen=True, eq=False, kw_only=True):
+class LaunchAttrs(Struct, frozen=True):
+    """A launch of a user's kernel: results that are new, parameters, constants, groups."""
+
+    outs: tuple[Out, ...]
+    scalars: tuple[tuple[str, int | float], ...]
+    constants: Constants
+    groups: int
+
+
+class UserOp(Op[LaunchAttrs], frozen=True, eq=False, kw_only=True):
     """The op that a user's kernel is: its host program is the simulator.
 
     The registry, which holds the library's own ops, does not know it; it lives as long as plans
@@ -28,12 +38,11 @@ class UserOp(Op, frozen=True, eq=False, kw_only=True):
     def __post_init__(self) -> None:
         """Stay out of the registry."""
 
-    def host_program(
-        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any]
-    ) -> HostProgram:
+    def host_program(self, form: Form[LaunchAttrs]) -> HostProgram:
         """The launch in the simulator, bounds checked only, on words laid out as on a GPU."""
-        padded_in, padded_out = _padded(inputs), _padded(outputs)
-        call = self.lower(padded_in, padded_out, attrs, SIMULATED).calls[0]
+        padded_in, padded_out = _padded(form.inputs), _padded(form.outputs)
+        padded = Form(self, padded_in, padded_out, form.attrs)
+        call = padded.lower(SIMULATED).calls[0]
         dtypes = tuple(r.spec.dtype for r in call.tensors)
         program = self.kernel.program(
             SIMULATED, dtypes, (True,) * len(dtypes), call.constants, None, None
@@ -62,24 +71,23 @@ def op_of(kernel: Kernel) -> UserOp:
     reads = [param.mode for _, param in kernel.face.tensors if param.mode != "out"]
     mutates = tuple(i for i, mode in enumerate(reads) if mode == "inout")
 
-    def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
-        return (*((specs[i].shape, specs[i].dtype) for i in mutates), *attrs["outs"])
+    def rule(specs: tuple[Spec, ...], attrs: LaunchAttrs) -> tuple[Out, ...]:
+        return (*((specs[i].shape, specs[i].dtype) for i in mutates), *attrs.outs)
 
-    def lower(
-        inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: dict[str, Any], caps: Caps
-    ) -> Lowered:
+    def lower(form: Form[LaunchAttrs], caps: Caps) -> Lowered:
         """One launch."""
         refs: list[Ref] = []
-        place = {"in": 0, "out": len(inputs) + len(mutates)}
+        place = {"in": 0, "out": len(form.inputs) + len(mutates)}
         for _, param in kernel.face.tensors:
             kind = "out" if param.mode == "out" else "in"
-            refs.append(Ref(place[kind], (*inputs, *outputs)[place[kind]]))
+            refs.append(Ref(place[kind], (*form.inputs, *form.outputs)[place[kind]]))
             place[kind] += 1
-        scalars, constants = attrs["scalars"], attrs["constants"]
-        return Lowered((Call(kernel, tuple(refs), scalars, constants, attrs["groups"]),))
+        launch = form.attrs
+        call = Call(kernel, tuple(refs), launch.scalars, launch.constants, launch.groups)
+        return Lowered((call,))
 
     name = f"kernel:{kernel.name}:{next(_names)}"
-    return UserOp(name, rule, None, lower, mutates=mutates, kernel=kernel)
+    return UserOp(name, rule, None, lower, attrs=LaunchAttrs, mutates=mutates, kernel=kernel)
 
 
 def _padded(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:

@@ -116,7 +116,7 @@ class UserKernel:
             ins = tuple(t.spec for t, p in pairs if p.mode != "out")
             changed = tuple(ins[i] for i in self._op.mutates)
             fresh = tuple(make_spec(*out, caps.row_alignment) for out in attrs["outs"])
-            call = self._op.lower(ins, (*changed, *fresh), attrs, caps).calls[0]
+            call = self._op.form(ins, (*changed, *fresh), attrs).lower(caps).calls[0]
             words, _ = parameter_words(call, program.ir)
             self._kernel.within_rounds(program, caps, words, groups)
 
