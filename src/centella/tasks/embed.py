@@ -6,10 +6,12 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
+import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from msgspec import Struct
 
 from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
@@ -24,10 +27,9 @@ from centella.tensors.arguments import flag, whole
 from centella.tensors.functional import l2_normalize, mean_pool
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
+from centella.weights.model_files import inside, read_json, read_json_list, show
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from centella.models import BertModel
     from centella.tasks.text import Tokenizer
 
@@ -64,10 +66,7 @@ class EmbedderConfig(Struct, frozen=True):
 
         Source: the folder format of sentence-transformers.
         """
-        from pathlib import Path
-
         from centella.tasks.text import max_length
-        from centella.weights.model_files import inside, read_json, show
 
         root = Path(folder)
         pooling, normalize = "mean", False
@@ -221,9 +220,7 @@ class Embedder:
         for index, (text, found) in enumerate(zip(texts, ids, strict=True)):
             if len(found) < most or (whole := len(self.tokenizer.encode([text])[0])) <= most:
                 continue
-            import logging
-
-            logging.getLogger("centella.embed").warning(
+            logger("embed").warning(
                 "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
                 "further texts that are cut are not reported", index, whole, most,
             )  # fmt: skip
@@ -257,8 +254,6 @@ def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: 
 
 
 def _modules(root: Path) -> list[dict[str, Any]]:
-    from centella.weights.model_files import read_json_list, show
-
     file = root / "modules.json"
     found = read_json_list(file)
     if len(found) > MODULES:
@@ -270,8 +265,6 @@ def _modules(root: Path) -> list[dict[str, Any]]:
 
 def _pooling(file: Path) -> str:
     """The one pooling that is on: `pooling_mode`, or a flag for each in older folders."""
-    from centella.weights.model_files import read_json, show
-
     config = read_json(file)
     named = config.get("pooling_mode")
     flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if v is True]
@@ -300,15 +293,15 @@ def _progress(
     if callable(show):
         yield _told(total, show)
         return
-    from importlib.util import find_spec
-
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         yield _told(total, _log)
         return
-    drawn = None if find_spec("ipywidgets") else False  # what rich draws with in a notebook
+    drawn = (
+        None if importlib.util.find_spec("ipywidgets") else False
+    )  # what rich draws with in a notebook
     with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
         task = bar.add_task("encode", total=total)
         yield lambda texts: bar.advance(task, texts)
@@ -326,6 +319,4 @@ def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]
 
 
 def _log(done: int, total: int) -> None:
-    import logging
-
-    logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)
+    logger("embed").info("encoded %d of %d texts", done, total)

@@ -8,22 +8,23 @@ from collections import Counter
 from collections.abc import Callable
 from contextvars import copy_context
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from centella.dtypes import DType, dtype_of, f32
 from centella.errors import DTypeError, MissingExtraError, WeightsError
 from centella.host.interrupts import uninterrupted
+from centella.host.log import logger
 from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, EmbedderConfig
+from centella.weights import Checkpoint, open_checkpoint
+from centella.weights.model_files import is_file, kind, read_json, show
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from centella.models import BertConfig, BertModel
-    from centella.weights import Checkpoint
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
@@ -60,7 +61,6 @@ def load(
         DTypeError: another dtype.
     """
     from centella.tasks.text import Tokenizer
-    from centella.weights import open_checkpoint
 
     begin = began()
     folder = find_folder(path)
@@ -90,7 +90,6 @@ def load(
 def _read_config(folder: Path) -> tuple[BertConfig, type[BertModel]]:
     """The numbers of a folder's config.json, and the model that they are of."""
     from centella.models import MODELS
-    from centella.weights.model_files import is_file, read_json, show
 
     file = folder / "config.json"
     if not is_file(file):
@@ -105,8 +104,6 @@ def _read_config(folder: Path) -> tuple[BertConfig, type[BertModel]]:
 
 def _check_sizes(config: BertConfig, checkpoint: Checkpoint) -> None:
     """Refuse numbers that the tensors cannot have, before a model of that size is built."""
-    from centella.weights.model_files import show
-
     file = checkpoint.folder / "config.json"
     largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
     for name in config.extents:
@@ -159,9 +156,7 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
 
 
 def _warn_of_narrow(kind: DType) -> None:
-    import logging
-
-    logging.getLogger("centella.load").warning(
+    logger("load").warning(
         "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or auto, is "
         "several times as fast, with twice the memory", kind.name,
     )  # fmt: skip
@@ -175,10 +170,6 @@ def find_folder(path: str | PathLike[str]) -> Path:
         TypeError: not a path.
         MissingExtraError: a repository, and huggingface_hub is not installed.
     """
-    from pathlib import Path
-
-    from centella.weights.model_files import kind
-
     if not isinstance(path, (str, PathLike)):
         raise TypeError(
             f"load: expected a model folder, a repository (owner/name) or 'minilm', "
@@ -214,8 +205,6 @@ def _meant(path: str, named: bool) -> str:
 
 def _minilm() -> Path:
     """The model folder of the package, found without importing it (it would import torch)."""
-    from pathlib import Path
-
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise WeightsError(f"minilm: its package is not installed; type: {MINILM_PIP}")
@@ -223,8 +212,6 @@ def _minilm() -> Path:
 
 
 def _download(repository: str) -> Path:
-    from pathlib import Path
-
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
