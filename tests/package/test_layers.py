@@ -65,12 +65,8 @@ LATE: dict[tuple[str, str], str] = {
     ("backends", "tempfile"): "as cffi",
     ("backends", "ast"): "as cffi",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
-    (
-        "tasks",
-        "models",
-    ): "`import centella` is quick: models load with the first that is wanted",
-    ("tasks", "tasks"): "as models",
-    ("tasks", "huggingface_hub"): "extra `models`",
+    ("tasks", "tasks"): "`import centella` is quick: the tokenizer loads with the first model",
+    ("weights", "huggingface_hub"): "extra `models`",
     ("tasks", "tokenizers"): "extra `models`",
     ("tasks", "rich"): "extra `cli`, and only for a progress bar",
     (

@@ -3,7 +3,7 @@
 # pyright: reportMissingModuleSource=false
 
 from PyInstaller import isolated
-from PyInstaller.utils.hooks import collect_data_files
+from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
 
 def imported_by_driver() -> list[str]:
@@ -18,4 +18,5 @@ def imported_by_driver() -> list[str]:
 
 
 datas = collect_data_files("centella")
-hiddenimports = isolated.call(imported_by_driver)
+# `ct.load` imports the modules of models by name.
+hiddenimports = [*isolated.call(imported_by_driver), *collect_submodules("centella.models")]

@@ -10,6 +10,7 @@ import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ from centella.tensors.arguments import flag, whole
 from centella.tensors.functional import l2_normalize, mean_pool
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
-from centella.weights.model_files import inside, read_json, read_json_list, show
+from centella.weights.folder import TOKENIZER, max_length, read_modules
+from centella.weights.model_files import inside, kind, read_json, show
 
 if TYPE_CHECKING:
     from centella.models import BertModel
@@ -38,7 +40,6 @@ Array = np.ndarray[Any, Any]
 POOLINGS = ("mean", "cls")
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
 CAPTURES = 40  # sizes of batches that the model is kept captured for
-MODULES = 16  # that modules.json may list
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
@@ -66,11 +67,9 @@ class EmbedderConfig(Struct, frozen=True):
 
         Source: the folder format of sentence-transformers.
         """
-        from centella.tasks.text import max_length
-
         root = Path(folder)
         pooling, normalize = "mean", False
-        for module in _modules(root):
+        for module in read_modules(root):
             kind = str(module.get("type", "")).rpartition(".")[2]
             if kind == "Pooling":
                 where = inside(root, module.get("path", ""), f"{root / 'modules.json'}: path")
@@ -111,22 +110,22 @@ class Embedder:
 
     Attributes:
         model: the encoder; calling the Embedder calls it.
-        tokenizer: text to token ids.
         config: length limit (`config.max_length` tokens), pooling, normalisation.
     """
 
-    def __init__(self, model: BertModel, tokenizer: Tokenizer, config: EmbedderConfig) -> None:
+    def __init__(
+        self, model: BertModel, tokenizer: Tokenizer | Path, config: EmbedderConfig
+    ) -> None:
         if config.pooling not in POOLINGS:
             raise ShapeError(
                 f"Embedder: expected pooling {' or '.join(POOLINGS)}, got {config.pooling!r}"
             )
-        from centella.tasks.text import check_pad_id
-
         flag("Embedder", "config.normalize", config.normalize)
         whole("Embedder", "config.max_length", config.max_length, 1)
-        check_pad_id(tokenizer, model.config.vocab_size)
+        if not isinstance(tokenizer, Path):
+            tokenizer.check_pad_id(model.config.vocab_size)
         self.model = model
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
         self.config = config
         self._told_of_cut = False
         self._forward: Forward | None = None
@@ -137,6 +136,21 @@ class Embedder:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
         return self.model(*args, **kwargs)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids.
+
+        Raises:
+            WeightsError: the model's folder has none.
+        """
+        if isinstance(self._tokenizer, Path):
+            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
 
     @property
     def dim(self) -> int:
@@ -203,13 +217,11 @@ class Embedder:
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
-        from centella.tasks.text import check_ids
-
         begin = began()
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
         ids = self.tokenizer.encode(texts, self.config.max_length)
-        check_ids(self.tokenizer, ids, self.model.config.vocab_size)
+        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
         if not self._told_of_cut:
             self._tell_of_cut(texts, ids)
         noted("tokenise", begin, texts=len(texts))
@@ -245,22 +257,28 @@ class Embedder:
         return forward.captured.fetch(padded, lengths, normalize)
 
 
+def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedder]:
+    """Read what an Embedder has beside its model, which the function returned takes.
+
+    Raises:
+        WeightsError: a file that is malformed.
+        MissingExtraError: the folder has a tokenizer, and its library is not installed.
+    """
+    from centella.tasks.text import Tokenizer
+
+    config = EmbedderConfig.from_folder(folder)
+    file = folder / TOKENIZER
+    absent = kind(file) == "nothing at that path"
+    tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
+    return partial(Embedder, tokenizer=tokenizer, config=config)
+
+
 def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
     first = config.pooling == "cls"
     pooled = (states[:, 0] if first else mean_pool(states, lengths)).astype(f32)
     if normalize:
         return l2_normalize(pooled)
     return pooled.contiguous()  # of a first token: its own memory, not that of all states
-
-
-def _modules(root: Path) -> list[dict[str, Any]]:
-    file = root / "modules.json"
-    found = read_json_list(file)
-    if len(found) > MODULES:
-        raise WeightsError(f"{file}: expected at most {MODULES} modules, got {len(found)}")
-    if not all(isinstance(m, dict) for m in found):
-        raise WeightsError(f"{file}: expected a list of objects, got {show(found)}")
-    return found
 
 
 def _pooling(file: Path) -> str:
