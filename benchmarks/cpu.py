@@ -51,7 +51,7 @@ def cpu(args: argparse.Namespace) -> list[Row]:
 
 
 def _folder(model: str) -> Path:
-    from centella.tasks.load import find_folder as folder_of
+    from centella.weights.folder import find_folder as folder_of
 
     return folder_of(model)
 

@@ -44,8 +44,8 @@ BELOW: dict[str, set[str]] = {
     "models": {"nn", "weights"},
     "tasks": {"models"},
     "serving": {"tasks"},
-    "check": {"tasks"},
-    "cli": {"check"},
+    "check": {"tasks", "__init__"},
+    "cli": {"check", "__init__"},
     "__init__": {"serving"},
     "__main__": {"cli"},
     "__pyinstaller": set(),
@@ -60,47 +60,42 @@ LATE: dict[tuple[str, str], str] = {
     ("runtime", "ledger"): "the same",
     ("runtime", "check"): "only a GPU computes cases at its first use, with operations",
     ("check", "check"): "what is remembered is not computed again",
-    ("check", "__init__"): "what is remembered, and a report, name the version",
     ("runtime", "tensors"): "device.batch() and device.compile() give what is built on devices",
     ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
     ("backends", "tempfile"): "as cffi",
     ("backends", "ast"): "as cffi",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
-    (
-        "tasks",
-        "models",
-    ): "`import centella` is quick: models load with the first that is wanted",
-    ("tasks", "weights"): "as models",
-    ("tasks", "tasks"): "as models",
-    ("tasks", "pathlib"): "brings urllib: as models",
-    ("tasks", "huggingface_hub"): "extra `models`",
+    ("tasks", "tasks"): "`import centella` is quick: the tokenizer loads with the first model",
+    ("weights", "huggingface_hub"): "extra `models`",
     ("tasks", "tokenizers"): "extra `models`",
     ("tasks", "rich"): "extra `cli`, and only for a progress bar",
-    ("tasks", "importlib"): "as rich",
     (
         "runtime",
         "concurrent",
     ): "the hooks of a fork have an order; only an open device has some",
     (ANY, "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",
-    (ANY, "logging"): "a notice is rare, and the first costs as much as five of our modules",
+    ("host", "logging"): "a message is rare, and the first costs as much as five of our modules",
     (ANY, "concurrent"): "as logging, which it loads",
     ("emit", "emit"): "an emitter loads with the first kernel for its target",
     ("plan", "plan"): "only who asks for an explanation reads it",
     ("tensors", "serving"): "it loads asyncio, which only a service needs",
     ("tensors", "simulator"): "the simulator loads with the first kernel that runs in it",
     (ANY, "asyncio"): "only `await` on a Pending needs an event loop",
-    ("cli", ANY): "--help answers at once; a subcommand loads what it calls",
+    ("cli", "cli"): "typer may be missing; rich takes longer to load than a short text to embed",
+    ("cli", "check"): "--help and the other subcommands do without the cases",
+    ("cli", "backends"): "a driver loads where a user asks what there is",
+    ("cli", "importlib"): "`importlib.metadata` takes as long as typer, and `info` alone reads it",
     ("__main__", ANY): "python -m centella is the command line",
     ("__pyinstaller", ANY): "a function that runs in a process of its own",
 }
 
 # Packages beyond the standard library that a room may import when it is imported itself.
 # `runtime` imports backends late, so their drivers load only then.
-# `cli` is imported by the command line alone, which looks for typer first.
+# `cli` is imported by the command line alone, which looks for both first.
 EAGER: dict[str, set[str]] = {
     ANY: {"numpy", "msgspec"},
     "backends": {"wgpu", "cuda"},
-    "cli": {"typer"},
+    "cli": {"typer", "rich"},
     "__pyinstaller": {"PyInstaller"},  # which loads it, and nobody else
     "ledger": {"pytest"},  # the fixture's module, which pytest alone loads
 }

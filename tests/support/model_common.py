@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.tasks.load import MINILM_PACKAGE
+from centella.weights.folder import MINILM_PACKAGE
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = ("tiny-bert", "tiny-bert-cls")

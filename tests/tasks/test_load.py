@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import fields
 
 import centella as ct
 from centella.errors import DTypeError, MissingExtraError, WeightsError
-from centella.tasks.load import MINILM_PACKAGE, load
+from centella.tasks.load import FAMILIES, load
 from centella.tasks.text import Tokenizer
+from centella.weights.folder import MINILM_PACKAGE
 from tests.support.model_common import DATA, copy_of, minilm
 
 pytest.importorskip("tokenizers")
@@ -163,11 +165,36 @@ def test_no_folder(tmp_path: Path) -> None:
         load(tmp_path / "file", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_files(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(WeightsError, match=re.escape(name)):
         load(folder, device="cpu")
+
+
+def test_a_folder_without_a_tokenizer_takes_ids(folder: Path) -> None:
+    ids = load(folder, device="cpu").tokenizer.encode(["the storm"])
+    (folder / "tokenizer.json").unlink()
+    embedder = load(folder, device="cpu")
+    text = f"{folder / 'tokenizer.json'}: expected a tokenizer, got no such file"
+    for call in (lambda: embedder.encode("the storm"), lambda: embedder.tokenizer):
+        with pytest.raises(WeightsError, match=f"^{re.escape(text)}$"):
+            call()
+    lengths = ct.asarray(np.array([len(ids[0])], np.int32), device="cpu")
+    states = embedder(ct.asarray(np.array(ids, np.int32), device="cpu"), lengths)
+    got = embedder.pool(states, lengths, normalize=embedder.config.normalize).numpy()[0]
+    np.testing.assert_allclose(got, vector(DATA / "tiny-bert"), rtol=1e-5, atol=1e-6)
+    embedder.tokenizer = Tokenizer.from_folder(DATA / "tiny-bert")
+    np.testing.assert_array_equal(embedder.encode("the storm"), vector(DATA / "tiny-bert"))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_has_a_config_and_a_model(model_type: str) -> None:
+    config, model = FAMILIES[model_type].classes()
+    assert issubclass(model, ct.nn.Module)
+    names = {f.name for f in fields(config)}
+    listed = {*config.supported, *config.extents, *(n for pair in config.multiples for n in pair)}
+    assert listed <= names
 
 
 def test_truncated_file(folder: Path) -> None:
@@ -227,7 +254,7 @@ def test_tensor_of_another_shape_or_dtype(tmp_path: Path) -> None:
 def test_minilm_is_found_without_being_imported() -> None:
     minilm()
     code = (
-        "import sys; from centella.tasks.load import find_folder; p = find_folder('minilm'); "
+        "import sys; from centella.weights.folder import find_folder; p = find_folder('minilm'); "
         f"sys.exit({MINILM_PACKAGE!r} in sys.modules or not (p / 'config.json').is_file())"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

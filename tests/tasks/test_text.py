@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from centella.errors import MissingExtraError, WeightsError
-from centella.tasks.text import Tokenizer, max_length
+from centella.tasks.text import Tokenizer
+from centella.weights.folder import max_length
 from tests.support.model_common import minilm
 
 DATA = Path(__file__).parents[1] / "data"

@@ -18,5 +18,6 @@ def imported_by_driver() -> list[str]:
 
 
 datas = collect_data_files("centella")
+# An op names its lowering by a string, and `ct.load` the modules of models.
 hiddenimports = isolated.call(imported_by_driver)
-hiddenimports += collect_submodules("centella.ops")  # an op names its lowering by a string
+hiddenimports += collect_submodules("centella.ops") + collect_submodules("centella.models")

@@ -20,9 +20,10 @@ from centella.nn import Module
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder
-from centella.tasks.load import find_folder, load
+from centella.tasks.load import load
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
+from centella.weights.folder import find_folder
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done

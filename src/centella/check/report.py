@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
+from centella import __version__
 from centella.runtime.device import Device
 
 PACKAGES = ("wgpu", "cuda-bindings", "torch", "transformers")  # whose version may matter
@@ -186,8 +187,6 @@ class ModelReport(Found, frozen=True):
 
 def found_on(device: Device, seconds: float) -> dict[str, Any]:
     """What `Found` says of a device."""
-    from centella import __version__
-
     versions = {
         "centella": __version__,
         "Python": platform.python_version(),

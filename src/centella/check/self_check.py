@@ -12,9 +12,11 @@ import os
 import zlib
 from contextvars import Context
 
+from centella import __version__
 from centella.backends.base import Backend
 from centella.errors import DeviceError
 from centella.host.caches import keep, kept
+from centella.host.log import logger
 from centella.runtime.device import Device
 
 MODES = ("0", "1", "always")
@@ -41,9 +43,7 @@ def check_first_use(device: Device) -> str:
         fault = None if mode == "always" else remembered(key)
         _found[key] = _compute(device, key) if fault is None else fault
         if _found[key]:
-            import logging
-
-            logging.getLogger("centella.device").warning(
+            logger("device").warning(
                 "%s failed its self-check: %s. It is not chosen by itself; where it is named it "
                 "is used, and its results may be wrong. `centella check` tells more, "
                 "CENTELLA_SELF_CHECK=always looks again", device.name, _found[key],
@@ -74,8 +74,6 @@ def _compute(device: Device, key: str) -> str:
 
 def key_of(backend: Backend) -> str:
     """An adapter, its driver and this library's version, as JSON."""
-    from centella import __version__
-
     about = backend.describe()
     return json.dumps({"centella": __version__, **{n: about[n] for n in NAMED if n in about}})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from centella.cli.process import run
 from centella.errors import MissingExtraError
 
 
@@ -18,6 +19,5 @@ def main() -> None:
             print(f"centella: {MissingExtraError(package, 'cli')}", file=sys.stderr)
             sys.exit(1)
     from centella.cli.app import build
-    from centella.cli.process import run
 
     sys.exit(run(lambda: build()(prog_name="centella")))

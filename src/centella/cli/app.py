@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from centella import __version__
 from centella.cli import bench, check, demo, embed, info, kernels
 from centella.cli.output import err, in_line, out, printable
 from centella.cli.process import READER_LEFT, reason
@@ -165,8 +166,6 @@ class _Printable(logging.Formatter):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from centella import __version__
-
         out(f"centella {__version__}")
         raise typer.Exit
 

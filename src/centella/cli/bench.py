@@ -54,7 +54,7 @@ def _tell(what: str) -> None:
 
 
 def _show(report: Report) -> None:
-    from rich.table import Table
+    from centella.cli.drawing import new_table
 
     out(f"device  {report.device}")
     for note in report.notes:
@@ -63,7 +63,7 @@ def _show(report: Report) -> None:
         figures = [f for f in report.figures if f.part == part]
         shape = " x ".join(map(str, figures[0].shape))
         out(f"\n{title}, {shape}")
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = new_table()
         table.add_column("", min_width=32)
         theirs = "theirs, full size" if report.small else "theirs"
         for name in (theirs, "ours", "worst decile"):

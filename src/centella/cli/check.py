@@ -38,16 +38,14 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
         CentellaError: no such device, or a folder without a model.
         OSError: the file cannot be written.
     """
+    from centella.check import check_device, check_model
+
     report: DeviceReport | ModelReport
     if json_file is not None and json_file != "-":
         expect_writable(json_file)  # before the work is done
     if model is not None:
-        from centella.check import check_model
-
         report = check_model(model, device)
     else:
-        from centella.check import check_device
-
         with _progress() as tell:
             report = check_device(device, progress=tell)
     if json_file is not None:
@@ -70,14 +68,7 @@ def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from centella.cli.drawing import progress_bar
 
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def tell(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
+    with progress_bar() as tell:
         yield tell

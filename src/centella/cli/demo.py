@@ -6,18 +6,19 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec import to_builtins
 
 from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, every, in_line, out, out_json, printable, show
+from centella.cli.output import err, every, in_line, out, out_json, show
 from centella.cli.passages import TABLES, Passage, documentation, fitted, read_passages, summary
 from centella.errors import CentellaError
-
-if TYPE_CHECKING:
-    from centella.tasks.embed import Embedder
+from centella.ledger.counts import ledger
+from centella.runtime.device import device as open_device
+from centella.tasks.embed import Embedder
+from centella.tasks.load import load
 
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
@@ -44,10 +45,6 @@ def run(
     Raises:
         CentellaError: no question, no weights, no such device, or no text below the path.
     """
-    from centella.ledger.counts import ledger
-    from centella.runtime.device import device as open_device
-    from centella.tasks.load import load
-
     if not question.strip():
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
@@ -124,18 +121,12 @@ def _tell(done: int, total: int) -> None:
 
 
 def _show(best: list[tuple[float, Passage]]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
+    from centella.cli.drawing import passage as drawn
 
-    console = Console()
     for score, passage in best:
         where = f"{in_line(passage.file)}:{passage.line}"
         text = passage.text if passage.file.endswith(".py") else _reflowed(passage.text)
-        lines = Text(printable(text)).wrap(console, console.width - 7)
-        shown = [*lines[:LINES], Text("...")] if len(lines) > LINES else lines
-        heading = Text(f"\n{score:.3f}  {where}", style="bold")
-        show(heading, Padding(Text("\n").join(shown), (0, 0, 0, 7)))
+        show(*drawn(f"{score:.3f}  {where}", text, LINES))
     out()
 
 

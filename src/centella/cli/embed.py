@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from centella.cli.options import Device, Json, Model
@@ -18,6 +19,8 @@ from centella.cli.reading import NotTextError, decode, read_text
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable, replaced
+from centella.ledger.counts import ledger
+from centella.tasks.load import load
 
 
 class WeightDtype(StrEnum):
@@ -66,9 +69,6 @@ def run(
             encoding raise.
         OSError: for a file that cannot be read or written.
     """
-    from centella.ledger.counts import ledger
-    from centella.tasks.load import load
-
     if output is not None:
         _expect_array(output)
     lines = _texts(texts or [], file)
@@ -112,8 +112,6 @@ def _expect_array(output: str) -> None:
 
 
 def _save(output: str, vectors: Any) -> None:
-    import numpy as np
-
     class Sink:
         """A file that NumPy writes to in pieces: of one that it knows, errors have no reason."""
 
@@ -152,8 +150,6 @@ def _standard_input() -> bytes:
 
 def _show(texts: list[str], vectors: Any) -> None:
     """A line a text; without rich, whose import takes longer than a short text's embedding."""
-    import numpy as np
-
     wide = max(4, *(min(len(_line(t)), WIDE) for t in texts))
     rows = [f"{'text':<{wide}}  dim    norm  first values"]
     for text, vector in zip(texts, vectors, strict=True):

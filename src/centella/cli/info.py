@@ -6,8 +6,14 @@ import os
 import platform
 from typing import Any
 
+import numpy as np
+
+from centella import __version__
+from centella.backends.opening import choose
 from centella.cli.options import Json
 from centella.cli.output import out, out_json
+from centella.errors import CentellaError, DeviceError
+from centella.runtime.device import device, trusted
 
 # The packages of each extra; CUDA needs both of its own.
 EXTRAS = {
@@ -36,10 +42,6 @@ def run(as_json: Json = False) -> None:
 
 def gather() -> dict[str, Any]:
     """Versions, devices, default device and extras, as plain data."""
-    import numpy as np
-
-    from centella import __version__
-
     devices, missing = [_cpu()], {}
     for kind, look in (("webgpu", _adapters), ("cuda", _cuda)):
         try:
@@ -60,10 +62,6 @@ def gather() -> dict[str, Any]:
 
 def _default() -> dict[str, Any]:
     """The device that `ct.device()` opens, and why."""
-    from centella.backends.opening import choose
-    from centella.errors import CentellaError
-    from centella.runtime.device import device, trusted
-
     named = os.environ.get("CENTELLA_DEVICE")
     try:
         opened, why = (device(named), f"CENTELLA_DEVICE={named}") if named else choose(trusted)
@@ -91,7 +89,6 @@ def _cpu() -> dict[str, Any]:
 def _adapters() -> list[dict[str, Any]]:
     """WebGPU adapters, as `webgpu:N` counts them; none stays open."""
     from centella.backends.webgpu import adapters, is_software, matrices
-    from centella.errors import DeviceError
 
     found = [
         {
@@ -159,13 +156,13 @@ def _show(found: dict[str, Any]) -> None:
         f"centella {found['centella']}, Python {found['python']}, NumPy {found['numpy']}, "
         f"{found['platform']}\n"
     )
-    for device in found["devices"]:
-        out(f"{device['open_with']:<9} {device['name']}; {device['type']}; {device['driver']}")
-        memory = _size(device["memory_bytes"]) or "not reported by the driver"
-        most = _size(min(device["limits"].get("max_tensor_bytes", 0), MOST) or None)
+    for row in found["devices"]:
+        out(f"{row['open_with']:<9} {row['name']}; {row['type']}; {row['driver']}")
+        memory = _size(row["memory_bytes"]) or "not reported by the driver"
+        most = _size(min(row["limits"].get("max_tensor_bytes", 0), MOST) or None)
         out(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
-        if "cooperative_matrix" in device:
-            out(f"          cooperative matrices: {device['cooperative_matrix']}")
+        if "cooperative_matrix" in row:
+            out(f"          cooperative matrices: {row['cooperative_matrix']}")
     for kind, why in found["missing"].items():
         out(f"{kind:<9} none: {why}")
     default = found["default"]

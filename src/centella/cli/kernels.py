@@ -14,6 +14,17 @@ import typer
 
 from centella.cli.options import Json
 from centella.cli.output import out, out_json, show
+from centella.dtypes import bool_, f16, f32, i8, i32, u8
+from centella.errors import CentellaError
+from centella.op.op import get
+from centella.ops.steps import Step
+from centella.record.recording import Recording
+from centella.runtime.device import device as open_device
+from centella.specs import Caps
+from centella.tensors import functional as f
+from centella.tensors.creation import empty
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply, apply_all
 
 Make = Callable[..., Any]
 
@@ -51,13 +62,6 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     Public operations come first, then `VARIANTS`. The call gets `t(*shape, dtype=f32)`, which makes
     a tensor.
     """
-    from centella.dtypes import bool_, f16, f32, i8, i32, u8
-    from centella.op.op import get
-    from centella.ops.steps import Step
-    from centella.tensors import functional as f
-    from centella.tensors.state import State
-    from centella.tensors.tensor import Tensor, apply, apply_all
-
     states: list[State] = []  # each lives until its sample is recorded
 
     def state(t: Make, *shape: int, dtype: Any = f32) -> Tensor:
@@ -141,11 +145,6 @@ def _typed(function: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 
 def recorded(call: Callable[[Make], Any]) -> list[Any]:
     """The nodes that a sample records."""
-    from centella.dtypes import f32
-    from centella.record.recording import Recording
-    from centella.runtime.device import device as open_device
-    from centella.tensors.creation import empty
-
     device = open_device("simulator")
     recording = Recording(device, explicit=True)
 
@@ -181,8 +180,6 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
 
 def _caps(target: str, arch: str) -> Any:
     """What WebGPU guarantees, or what every CUDA device of today has."""
-    from centella.specs import Caps
-
     if target != "ptx":
         return Caps(target)
     return Caps(
@@ -199,8 +196,6 @@ def run(
     Raises:
         CentellaError: for an unknown name.
     """
-    from centella.errors import CentellaError
-
     known = samples()
     if name is None:
         if as_json:
@@ -246,13 +241,13 @@ def _described(program: Any) -> dict[str, Any]:
 
 def _list(known: dict[str, tuple[str, Any]]) -> None:
     """A row an operation, its variants indented below it; last what is no operation."""
-    from rich.table import Table
+    from centella.cli.drawing import new_table
 
     below: dict[str, list[str]] = {}
     for name, (of, _) in VARIANTS.items():
         below.setdefault(of, []).append(name)
     operations = [name for name in known if name not in VARIANTS]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table()
     table.add_column("kernel", no_wrap=True)
     table.add_column("computes", overflow="fold")
     for name in dict.fromkeys([*operations, *below]):

@@ -79,14 +79,7 @@ def show(*parts: RenderableType) -> None:
     Raises:
         OSError: as `out`.
     """
-    from rich.console import Console
-    from rich.segment import Segment
-
-    class Escaping(Console):
-        def render(self, *args: Any, **options: Any) -> Any:
-            for piece in super().render(*args, **options):
-                text = piece.text if piece.control else printable(piece.text)
-                yield Segment(text, piece.style, piece.control)
+    from centella.cli.drawing import Escaping
 
     text = io.StringIO()  # rich's own writing would not say which stream failed
     console = Escaping(file=text, force_terminal=sys.stdout.isatty(), highlight=False, markup=False)

@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -63,8 +64,6 @@ def _status(command: Callable[[], Any]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno and error.filename in (None, STDOUT):
             return failed_output(error)
-        import traceback
-
         err(traceback.format_exc().rstrip("\n"))
         return 1
     return 0

@@ -6,10 +6,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from centella.ledger.counts import Ledger
+from centella.ledger.counts import Ledger, ledger
 
 LOADED = time.perf_counter()
 
@@ -43,8 +42,6 @@ class Stages:
         self._scope: AbstractContextManager[Ledger] | None = None
         self._ledger: Ledger | None = None
         if wanted:
-            from centella.ledger.counts import ledger
-
             self._scope = ledger(timing=True)
 
     def __enter__(self) -> None:

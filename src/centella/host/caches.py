@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 
 from centella.host.files import whole
+from centella.host.log import logger
 
 OTHERS = 0 if sys.platform == "win32" else 0o022  # who may write, but for the owner
 
@@ -48,9 +49,7 @@ def keep(name: str, content: bytes) -> None:
         with whole(path, 0o600) as file:
             file.write(content)
     except OSError as error:
-        import logging
-
-        logging.getLogger("centella.caches").debug("%s not kept: %s", name, error)
+        logger("caches").debug("%s not kept: %s", name, error)
 
 
 def _path(name: str) -> str:

@@ -1,7 +1,5 @@
-"""The architectures, by the `model_type` of their config.json."""
+"""The architectures, one file each; `tasks.load.FAMILIES` has a row for each."""
 
 from centella.models.bert import BertConfig, BertModel
 
-MODELS = {"bert": (BertConfig, BertModel)}
-
-__all__ = ["MODELS", "BertConfig", "BertModel"]
+__all__ = ["BertConfig", "BertModel"]

@@ -6,52 +6,32 @@ carry the names that transformers gives the tensors of a checkpoint.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from msgspec import Struct
-from msgspec.structs import fields
-
 from centella.dtypes import DType, f32
-from centella.errors import ShapeError, WeightsError
+from centella.errors import ShapeError
+from centella.models.config import ACTIVATIONS, ModelConfig
 from centella.nn import Embedding, LayerNorm, Linear, Module
 from centella.tensors.arguments import check_tensors
 from centella.tensors.functional import attention
 from centella.tensors.tensor import Tensor
-from centella.weights.model_files import show
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-}
-KNOWN: dict[str, tuple[Any, ...]] = {
-    "hidden_act": tuple(ACTIVATIONS),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-}
 
 
-class BertConfig(Struct, frozen=True):
-    """The part of a config.json that the architecture depends on; names as there.
+class BertConfig(ModelConfig, frozen=True):
+    """The numbers of a BERT."""
 
-    Attributes:
-        layer_tensors: tensors that a layer has in a checkpoint.
-        extents: the numbers that are at most an extent of a tensor there.
-    """
-
-    layer_tensors: ClassVar[int] = 16
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "hidden_act": tuple(ACTIVATIONS),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+    }
+    multiples: ClassVar[tuple[tuple[str, str], ...]] = (("hidden_size", "num_attention_heads"),)
     extents: ClassVar[tuple[str, ...]] = (
         "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size",
         "max_position_embeddings", "type_vocab_size",
     )  # fmt: skip
+    layer_tensors: ClassVar[int] = 16
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
     num_attention_heads: int
     intermediate_size: int
     max_position_embeddings: int
@@ -60,30 +40,6 @@ class BertConfig(Struct, frozen=True):
     hidden_act: str = "gelu"
     position_embedding_type: str = "absolute"
     is_decoder: bool = False
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> BertConfig:
-        """The config that a config.json holds.
-
-        Raises:
-            WeightsError: a value is missing, or one that this model does not have.
-        """
-        missing = [f.name for f in fields(cls) if f.required and f.name not in values]
-        if missing:
-            raise WeightsError(f"{origin}: missing: {', '.join(missing)}")
-        config = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
-        for f in fields(cls):
-            value, known = getattr(config, f.name), KNOWN.get(f.name)
-            fits = value in known if known else type(value) is f.type and 0 < value < math.inf
-            if not fits:
-                wanted = ", ".join(map(str, known)) if known else f"{f.type.__name__} over 0"
-                raise WeightsError(f"{origin}: {f.name}: expected {wanted}, got {show(value)}")
-        if config.hidden_size % config.num_attention_heads:
-            raise WeightsError(
-                f"{origin}: hidden_size: expected a multiple of {config.num_attention_heads} "
-                f"(num_attention_heads), got {config.hidden_size}"
-            )
-        return config
 
 
 class Embeddings(Module):

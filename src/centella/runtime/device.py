@@ -22,6 +22,7 @@ from centella.backends.opening import (
 )
 from centella.errors import DeviceError
 from centella.host.interrupts import guard, uninterrupted
+from centella.host.log import logger
 from centella.ledger.counts import Ledger, on_flush
 from centella.plan.build import Plan
 from centella.record.recording import innermost
@@ -341,9 +342,7 @@ def default_device() -> Device:
     if _default is not None and not _default.lost:
         return _default
     found, why = choose(trusted)
-    import logging
-
-    logging.getLogger("centella.device").info("default device %s: %s", found.name, why)
+    logger("device").info("default device %s: %s", found.name, why)
     _default = found
     return found
 

