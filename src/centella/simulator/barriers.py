@@ -2,75 +2,73 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from centella.simulator.bulk import Boxes, operand_values
 from centella.simulator.launch import Words
 from centella.simulator.machine import Capability, Machine
 from centella.simulator.race_check import Ids
 
-Counts = NDArray[np.int64]
 Box = tuple[int, Ids, Words]  # shared array, its words, their bits
 
 
-class Phases:
-    """The memory barriers of one shared array (PTX ISA, "mbarrier")."""
+class Barrier:
+    """A memory barrier (PTX ISA, "mbarrier")."""
 
-    def __init__(self, count: int) -> None:
-        self.needed: Counts = np.zeros(count, np.int64)  # arrivals of a phase; 0: not initialised
-        self.arrived: Counts = np.zeros(count, np.int64)
-        self.announced: Counts = np.zeros(count, np.int64)
-        self.copied: Counts = np.zeros(count, np.int64)
-        self.over: Counts = np.zeros(count, np.int64)  # phases
-        self.epochs: Counts = np.zeros(count, np.int64)  # the latest that a thread arrived in
-        self.boxes: list[list[Box]] = [[] for _ in range(count)]
-        self.ready: list[list[Box]] = [[] for _ in range(count)]
+    def __init__(self) -> None:
+        self.needed: int = 0  # arrivals of a phase; 0: not initialised
+        self.arrived: int = 0
+        self.announced: int = 0  # bytes
+        self.copied: int = 0
+        self.over: int = 0  # phases
+        self.epoch: int = 0  # the latest that a thread arrived in
+        self.boxes: list[Box] = []
+        self.ready: list[Box] = []
 
-    def init(self, which: int, arrivals: int) -> str:
-        """Make one ready; what is wrong with that, or ""."""
-        self.needed[which] = arrivals
+    def init(self, arrivals: int) -> str:
+        """Make it ready; what is wrong with that, or ""."""
+        self.needed = arrivals
         return "" if arrivals > 0 else "a barrier of no arrivals"
 
-    def arrive(self, which: int, nbytes: int, epoch: int) -> str:
+    def arrive(self, nbytes: int, epoch: int) -> str:
         """One arrival; what is wrong with it, or ""."""
-        if not self.needed[which]:
+        if not self.needed:
             return "a barrier that was not initialised"
-        self.epochs[which] = max(self.epochs[which], epoch)
-        self.arrived[which] += 1
-        self.announced[which] += nbytes
-        if self.arrived[which] > self.needed[which]:
+        self.epoch = max(self.epoch, epoch)
+        self.arrived += 1
+        self.announced += nbytes
+        if self.arrived > self.needed:
             return "more arrivals than the barrier waits for"
-        self._settle(which)
+        self._settle()
         return ""
 
-    def copy(self, which: int, box: Box) -> str:
+    def copy(self, box: Box) -> str:
         """A box whose bytes count here; what is wrong with that, or ""."""
-        if not self.needed[which]:
+        if not self.needed:
             return "a box for a barrier that was not initialised"
-        self.boxes[which].append(box)
-        self.copied[which] += 4 * box[1].size
-        self._settle(which)
+        self.boxes.append(box)
+        self.copied += 4 * box[1].size
+        self._settle()
         return ""
 
-    def _settle(self, which: int) -> None:
+    def _settle(self) -> None:
         """The phase is over when all have arrived and all bytes are there."""
-        missing = self.needed[which] - self.arrived[which]
-        if not missing and self.announced[which] == self.copied[which]:
-            self.over[which] += 1
-            self.arrived[which] = self.announced[which] = self.copied[which] = 0
-            self.ready[which] += self.boxes[which]
-            self.boxes[which] = []
+        if self.arrived == self.needed and self.announced == self.copied:
+            self.over += 1
+            self.arrived = self.announced = self.copied = 0
+            self.ready += self.boxes
+            self.boxes = []
 
-    def is_over(self, which: int, parity: int) -> bool:
+    def is_over(self, parity: int) -> bool:
         """Whether the phase of a parity is: the one before the first, of parity 1, is."""
-        return bool((self.over[which] & 1) != parity)
+        return self.over & 1 != parity
 
-    def landed(self, which: int) -> list[Box]:
+    def landed(self) -> list[Box]:
         """Boxes that whoever has waited finds."""
-        boxes, self.ready[which] = self.ready[which], []
+        boxes, self.ready = self.ready, []
         return boxes
 
 
@@ -78,7 +76,7 @@ class Barriers:
     """The barriers of a group."""
 
     def __init__(self) -> None:
-        self._phases: dict[int, Phases] = {}
+        self._of: dict[tuple[int, int], Barrier] = defaultdict(Barrier)  # by array and place in it
 
     def capability(self) -> Capability:
         """The statements of barriers."""
@@ -87,50 +85,48 @@ class Barriers:
             "mbar_arrive": self._arrive, "mbar_expect": self._arrive,
         }, {"mbar_wait": self._wait}, self._end)  # fmt: skip
 
-    def phases_of(self, machine: Machine, array: int) -> Phases:
-        """The barriers of a shared array."""
-        if array not in self._phases:
-            self._phases[array] = Phases(machine.ir.shared[array].words // 2)
-        return self._phases[array]
+    def at(self, array: int, number: int) -> Barrier:
+        """A barrier of a shared array."""
+        return self._of[array, number]
 
     def _init(self, machine: Machine, index: int) -> None:
         array, arrivals = machine.ir.body[index][3]
-        for which in barriers_of(machine, index, 0, array):
-            check(machine, index, self.phases_of(machine, array).init(which, arrivals))
+        for number in barriers_of(machine, index, 0, array):
+            check(machine, index, self.at(array, number).init(arrivals))
 
     def _arrive(self, machine: Machine, index: int) -> None:
         op, _, _, array = machine.ir.body[index]
-        which = barriers_of(machine, index, 0, array)
-        nbytes = operand_values(machine, index, 1) if op == "mbar_expect" else [0] * len(which)
+        numbers = barriers_of(machine, index, 0, array)
+        nbytes = operand_values(machine, index, 1) if op == "mbar_expect" else [0] * len(numbers)
         active = np.broadcast_to(machine.active, machine.shape)
         epochs = np.broadcast_to(machine.epoch, machine.shape)[active]
-        for barrier, n, epoch in zip(which, nbytes, epochs, strict=True):
-            check(machine, index, self.phases_of(machine, array).arrive(barrier, n, int(epoch)))
+        for number, n, epoch in zip(numbers, nbytes, epochs, strict=True):
+            check(machine, index, self.at(array, number).arrive(n, int(epoch)))
 
     def _wait(self, machine: Machine, index: int) -> Iterator[None]:
         _, _, _, array = machine.ir.body[index]
         active = machine.active
-        phases = self.phases_of(machine, array)
         parity = operand_values(machine, index, 1)[0]
-        for barrier in sorted(set(barriers_of(machine, index, 0, array))):
-            if not phases.needed[barrier]:
+        for number in sorted(set(barriers_of(machine, index, 0, array))):
+            barrier = self.at(array, number)
+            if not barrier.needed:
                 raise machine.fault_here(index, "a barrier that was not initialised")
-            while not phases.is_over(barrier, parity):
+            while not barrier.is_over(parity):
                 machine.waits_at = index
                 yield
                 machine.narrow(active)
             machine.passed += 1
             # What arrivals come after is seen by who has waited: a later epoch.
-            later = np.maximum(machine.epoch, phases.epochs[barrier] + 1)
+            later = np.maximum(machine.epoch, barrier.epoch + 1)
             machine.epoch = np.where(machine.active, later, machine.epoch)
-            for position, words, bits in phases.landed(barrier):
+            for position, words, bits in barrier.landed():
                 region = machine.memory["shared"][position]
                 region.words[words] = bits
                 if isinstance(region.shadow, Boxes):
                     region.shadow.came(words)
 
     def _end(self, machine: Machine) -> None:
-        if any(box for p in self._phases.values() for box in (*p.boxes, *p.ready)):
+        if any(barrier.boxes or barrier.ready for barrier in self._of.values()):
             text = "a group ends while a box is on its way to its memory"
             raise machine.fault_here(len(machine.ir.body) - 1, text)
 

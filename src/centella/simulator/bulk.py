@@ -14,7 +14,7 @@ import numpy as np
 
 from centella.simulator.copies import Flights
 from centella.simulator.machine import Machine
-from centella.simulator.race_check import NOBODY, Fault, Ids, Mask
+from centella.simulator.race_check import NOBODY, Fault, Ids, Mask, fault_at
 
 APART = " with no cluster barrier between"
 CHUNK = 16  # bytes
@@ -39,8 +39,7 @@ class Boxes(Flights):
 
     def write(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread writes its word; the position and text of a fault, if any."""
-        fault = self._on_its_way(words, "written") or self._being_read(words)
-        fault = fault or self._was_read_afar(words)
+        fault = self._busy(words)
         self._unfenced[words] = True
         return fault or super().write(words, threads, epochs)
 
@@ -55,8 +54,7 @@ class Boxes(Flights):
 
     def come(self, words: Ids) -> Fault | None:
         """A box is on its way to these words; the position and text of a fault, if any."""
-        fault = self._on_its_way(words, "written") or self._being_read(words)
-        fault = fault or self._was_read_afar(words)
+        fault = self._busy(words)
         self._coming[words] = True
         return fault
 
@@ -71,11 +69,9 @@ class Boxes(Flights):
         """A thread has them read from now on; the position and text of a fault, if any."""
         fault = self._on_its_way(words, "read")
         fault = fault or self._written_by_another(words, threads, epochs, "read")
-        if fault is None and not self.known[words].all():
-            fault = int((~self.known[words]).argmax()), "read, but nobody wrote it"
-        if fault is None and self._unfenced[words].any():
-            at = int(self._unfenced[words].argmax())
-            fault = at, "read by a copy or wgmma, stored without ptx.async_fence() behind"
+        fault = fault or self.unknown(words)
+        text = "read by a copy or wgmma, stored without ptx.async_fence() behind"
+        fault = fault or fault_at(self._unfenced[words], text)
         np.add.at(self._read, words, 1)
         return fault
 
@@ -86,37 +82,29 @@ class Boxes(Flights):
 
     def read_afar(self, words: Ids, met: int) -> Fault | None:
         """Another group, which met the cluster at the epoch `met`, reads them."""
-        fault = self._on_its_way(words, "read")
-        if fault is None and not self.known[words].all():
-            fault = int((~self.known[words]).argmax()), "read, but nobody wrote it"
+        fault = self._on_its_way(words, "read") or self.unknown(words)
         late = (self._write_epoch[words] >= met) & (self._writer[words] != NOBODY)
         if fault is None and late.any():
             who = self._name(int(self._writer[words[late.argmax()]]))
             fault = int(late.argmax()), f"race: read here, written by {who}{APART}"
         if fault is None and self._changes is not None:
             late = (self._changes.epoch[words] >= met) & (self._changes.thread[words] != NOBODY)
-            if late.any():
-                fault = int(late.argmax()), f"race: read here, changed atomically{APART}"
+            fault = fault_at(late, f"race: read here, changed atomically{APART}")
         self._afar[words] = met
         return fault
 
     def _was_read_afar(self, words: Ids) -> Fault | None:
         afar = self._afar[words] >= self.met
-        if not afar.any():
-            return None
-        return int(afar.argmax()), f"race: written here, read by another group{APART}"
+        return fault_at(afar, f"race: written here, read by another group{APART}")
 
     def _on_its_way(self, words: Ids, what: str) -> Fault | None:
-        coming = self._coming[words]
-        if not coming.any():
-            return None
-        return int(coming.argmax()), f"{what} before a thread has waited for its box"
+        return fault_at(self._coming[words], f"{what} before a thread has waited for its box")
 
-    def _being_read(self, words: Ids) -> Fault | None:
-        busy = self._read[words] > 0
-        if not busy.any():
-            return None
-        return int(busy.argmax()), "written while a wgmma or a store reads it"
+    def _busy(self, words: Ids) -> Fault | None:
+        """The fault of a write to words that somebody else is at."""
+        text = "written while a wgmma or a store reads it"
+        fault = self._on_its_way(words, "written") or fault_at(self._read[words] > 0, text)
+        return fault or self._was_read_afar(words)
 
 
 def active_threads(machine: Machine) -> list[int]:

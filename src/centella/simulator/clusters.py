@@ -107,11 +107,11 @@ class Member:
 
     def _arrive_at(self, machine: Machine, index: int) -> None:
         array = machine.ir.body[index][3]
-        which, peers = barriers_of(machine, index, 0, array), self._named(machine, index, 1)
-        for barrier, peer in zip(which, peers, strict=True):
-            phases = peer.barriers.phases_of(machine, array)
+        numbers, peers = barriers_of(machine, index, 0, array), self._named(machine, index, 1)
+        for number, peer in zip(numbers, peers, strict=True):
+            barrier = peer.barriers.at(array, number)
             # Epochs of this group say nothing there: such an arrival orders no writes.
-            check(machine, index, phases.arrive(barrier, 0, int(phases.epochs[barrier])))
+            check(machine, index, barrier.arrive(0, barrier.epoch))
 
     def _multicast(self, machine: Machine, index: int) -> None:
         targets: list[list[Target]] = []

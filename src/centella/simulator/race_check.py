@@ -25,6 +25,10 @@ class Known:
 
     def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread reads its word; the position and text of a fault, if any."""
+        return self.unknown(words)
+
+    def unknown(self, words: Ids) -> Fault | None:
+        """The fault of a read of these words where one of them holds nothing."""
         known = self.known[words]
         if np.count_nonzero(known) == known.size:  # several times as fast as `all` where few are
             return None
@@ -173,6 +177,11 @@ class Buffer(Shadow):
         apart = (group != threads // self.workgroup) & (group != NOBODY)
         fault = self._race(apart, apart, self._reader[words], f"{what} here, read")
         return fault or super()._read_by_another(words, threads, epochs, what)
+
+
+def fault_at(bad: Mask, text: str) -> Fault | None:
+    """The fault at the first of these accesses that is bad."""
+    return (int(bad.argmax()), text) if np.count_nonzero(bad) else None
 
 
 def _join(table: Ids, words: Ids, who: Ids, before: Ids) -> None:

@@ -89,12 +89,12 @@ def simulate(
         some = resident or -(-groups // 2)
         together = min(groups, -(-some // ir.cluster) * ir.cluster)
     regions = regions_of(ir, buffers, initialised, check)
-    launch = Launch(
-        ir, regions, words, groups, resident=together, check=check, order=order,
-        subgroup=subgroup, fused=fused,
-    )  # fmt: skip
-    step = ir.cluster if launch.group_by_group else _groups_at_once(ir)
     with np.errstate(all="ignore"):
+        launch = Launch(
+            ir, regions, words, groups, resident=together, check=check, order=order,
+            subgroup=subgroup, fused=fused,
+        )  # fmt: skip
+        step = ir.cluster if launch.group_by_group else _groups_at_once(ir)
         for first in range(0, together, step):
             checkpoint(GRACE)
             run_groups(launch, first, min(step, together - first))

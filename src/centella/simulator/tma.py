@@ -87,8 +87,8 @@ def copy_boxes(
     """
     _, _, _, (array, barriers, position) = machine.ir.body[index]
     source = machine.memory["global"][machine.ir.maps[position].argument]
-    signals, starts = barriers_of(machine, index, 1, barriers), operand_values(machine, index, 0)
-    for first, barrier, groups in zip(starts, signals, targets, strict=True):
+    numbers, starts = barriers_of(machine, index, 1, barriers), operand_values(machine, index, 0)
+    for first, number, groups in zip(starts, numbers, targets, strict=True):
         words, element, inside = _box(machine, index, first, operand, position)
         check_inside(machine, index, array, words)
         bits = _read(machine, index, source, element, inside)
@@ -97,8 +97,8 @@ def copy_boxes(
             if isinstance(region.shadow, Boxes):
                 check_fault(machine, index, array, words, region.shadow.come(words))
             region.words[words] = UNDEFINED
-            phases = group.barriers.phases_of(machine, barriers)
-            check(machine, index, phases.copy(barrier, (array, words, bits)))
+            barrier = group.barriers.at(barriers, number)
+            check(machine, index, barrier.copy((array, words, bits)))
 
 
 def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Mask) -> Words:
@@ -107,10 +107,8 @@ def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Ma
     halves[inside] = source.words.view(np.uint16)[element[inside]]
     if machine.check and source.shadow:
         read = np.unique(element[inside] // 2)
-        unknown = ~source.shadow.known[read]
-        if unknown.any():
-            text = f"{source.name} word {read[int(unknown.argmax())]}: read, but nobody wrote it"
-            raise machine.fault_here(index, text)
+        if fault := source.shadow.unknown(read):
+            raise machine.fault_here(index, f"{source.name} word {read[fault[0]]}: {fault[1]}")
     return halves.view(np.uint32)
 
 
