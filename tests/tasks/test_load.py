@@ -193,7 +193,7 @@ def test_every_family_has_a_config_and_a_model(model_type: str) -> None:
     config, model = FAMILIES[model_type].classes()
     assert issubclass(model, ct.nn.Module)
     names = {f.name for f in fields(config)}
-    listed = {*config.supported, *config.extents, *(n for pair in config.multiples for n in pair)}
+    listed = {*config.supported, *(n for pair in config.multiples for n in pair)}
     assert listed <= names
 
 

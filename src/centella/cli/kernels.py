@@ -14,9 +14,10 @@ import typer
 
 from centella.cli.options import Json
 from centella.cli.output import out, out_json, show
-from centella.dtypes import bool_, f16, f32, i8, i32, u8
+from centella.dtypes import DType, bool_, f16, f32, i8, i32, u8
 from centella.errors import CentellaError
 from centella.op.op import get
+from centella.ops.elementwise import TABLE, Expression
 from centella.ops.steps import Step
 from centella.record.recording import Recording
 from centella.runtime.device import device as open_device
@@ -70,12 +71,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
 
     chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
 
-    unary = "abs elu exp gelu leaky_relu log neg relu sigmoid sqrt swish tanh".split()
-    binary = "add sub mul div maximum minimum".split()
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
-        **{n: _of(getattr(f, n), 1) for n in (*unary, *rows)},
-        **{n: _of(getattr(f, n), 2) for n in binary},
+        **{n: _of(getattr(f, n), f32) for n in rows},
+        **{e.name: _of(getattr(f, e.name), *_dtypes(e)) for e in TABLE if e.name != "copy"},
         "layer_norm": lambda t: f.layer_norm(t(64, 384), t(384), t(384)),
         "rms_norm": lambda t: f.rms_norm(t(64, 384), t(384)),
         "scale": lambda t: f.scale(t(64, 384), 0.5),
@@ -104,11 +103,6 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "mean_pool": lambda t: f.mean_pool(t(8, 128, 384), t(8, dtype=i32)),
         "copy": lambda t: t(64, 384).T.copy(),
         "reshape": lambda t: t(64, 6).reshape(-1),
-        **{n: _of(getattr(f, n), 1) for n in "sin cos rsqrt square".split()},
-        **{n: _of(getattr(f, n), 2) for n in "eq ne lt le gt ge silu_gate".split()},
-        **{n: _typed(getattr(f, n), i32) for n in "floor_divide remainder".split()},
-        **{n: _typed(getattr(f, n), bool_) for n in "logical_and logical_or".split()},
-        "logical_not": lambda t: f.logical_not(t(64, 384, dtype=bool_)),
         "arange": lambda t: f.arange(4096, device=t(1).device),
         "gather": lambda t: f.gather(t(1000, 384), t(128, dtype=i32)),
         "scatter": lambda t: f.scatter(t(1000, 384), t(16, dtype=i32), t(16, 384)),
@@ -135,12 +129,14 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     return {name: (line, calls[name]) for name, line in lines.items()}
 
 
-def _of(function: Callable[..., Any], operands: int) -> Callable[[Make], Any]:
-    return lambda t: function(*(t(64, 384) for _ in range(operands)))
+def _of(function: Callable[..., Any], *dtypes: DType) -> Callable[[Make], Any]:
+    return lambda t: function(*(t(64, 384, dtype=dtype) for dtype in dtypes))
 
 
-def _typed(function: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
-    return lambda t: function(*(t(64, 384, dtype=dtype) for _ in range(2)))
+def _dtypes(expression: Expression) -> list[DType]:
+    """The usual one of each operand: f32, where the operation takes floats."""
+    usual = {"float": f32, "int": i32, "bool": bool_}[expression.kinds[0]]
+    return [usual] * len(expression.operands)
 
 
 def recorded(call: Callable[[Make], Any]) -> list[Any]:

@@ -26,10 +26,6 @@ class BertConfig(ModelConfig, frozen=True):
         "is_decoder": (False,),
     }
     multiples: ClassVar[tuple[tuple[str, str], ...]] = (("hidden_size", "num_attention_heads"),)
-    extents: ClassVar[tuple[str, ...]] = (
-        "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size",
-        "max_position_embeddings", "type_vocab_size",
-    )  # fmt: skip
     layer_tensors: ClassVar[int] = 16
 
     num_attention_heads: int

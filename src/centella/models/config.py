@@ -31,13 +31,11 @@ class ModelConfig(Struct, frozen=True):
     Attributes:
         supported: the values that the architecture has, by field; another field is a number over 0.
         multiples: fields, and those that they are multiples of.
-        extents: the numbers that are at most an extent of a tensor in a checkpoint.
-        layer_tensors: tensors that a layer has there.
+        layer_tensors: tensors that a layer has in a checkpoint.
     """
 
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {}
     multiples: ClassVar[tuple[tuple[str, str], ...]] = ()
-    extents: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
     layer_tensors: ClassVar[int] = 1
 
     vocab_size: int
@@ -72,13 +70,16 @@ class ModelConfig(Struct, frozen=True):
     def check_sizes(self, checkpoint: Checkpoint) -> None:
         """Refuse numbers that the tensors cannot have, before a model of that size is built.
 
+        Each whole number but that of the layers is at most the largest extent of a tensor.
+
         Raises:
             WeightsError: a number is larger than any extent, or there are more layers than tensors.
         """
         file = checkpoint.folder / "config.json"
         largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
-        for name in self.extents:
-            if (size := getattr(self, name)) > largest:
+        sizes = {f.name: getattr(self, f.name) for f in fields(type(self)) if f.type is int}
+        for name, size in sizes.items():
+            if name != "num_hidden_layers" and size > largest:
                 raise WeightsError(
                     f"{file}: {name}: expected at most {largest}, the largest extent of a tensor "
                     f"of the checkpoint, got {show(size)}"

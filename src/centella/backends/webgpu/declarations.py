@@ -12,12 +12,14 @@ it makes is given declarations so. Whatever is not as expected here goes through
 
 from __future__ import annotations
 
+import ast
 import builtins
 import hashlib
 import importlib
 import json
 import os
 import sys
+import tempfile
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -147,9 +149,6 @@ def file_of(csource: str, version: str) -> str:
 
 def written(ffi: Any) -> bytes:
     """The declarations of an FFI that has parsed them, as data: a digest and JSON."""
-    import ast
-    import tempfile
-
     try:
         from cffi.recompiler import make_py_source
 
