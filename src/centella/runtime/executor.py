@@ -33,7 +33,7 @@ from centella.runtime import prepare
 from centella.runtime.bind_window import narrowed
 from centella.runtime.counting import count_work, note_work
 from centella.runtime.in_flight import Border, Flight, imported_of
-from centella.runtime.memory import Memory, Pool
+from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.prepare import Executable, Planned, Span
 from centella.runtime.workspace import Share, Workspace
@@ -83,14 +83,6 @@ class Executor:
         self.state_events: int = 0
         self._remedy: str = "open it again"
         self.last_plan: plan.Plan = plan.EMPTY
-
-    @property
-    def memory(self) -> Memory:
-        """Bytes in use, kept for reuse, allowed and there, now: print it."""
-        with self.lock, self.border:
-            free, total = (self.backend.memory() if not self.lost else None) or (None, None)
-            pool = self.pool
-            return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
 
     def lose(self, reason: str, remedy: str = "open it again") -> None:
         """The device cannot be used any more."""
