@@ -384,7 +384,7 @@ def test_captures_compute_in_the_same_memory(device: ct.Device) -> None:
             assert np.array_equal(fn.fetch(x).result(), wanted[n])
     new = [b for b in where.executor.workspace.held if id(b) not in before]
     replays = [compiled._replay for compiled in fn._made.values()]
-    used = [{id(b) for b in r._slots[r._externals :]} & {id(b) for b in new} for r in replays]
+    used = [{id(b) for b in r._executable.allocated} & {id(b) for b in new} for r in replays]
     assert all(one <= used[0] for one in used)
     largest = max(wanted[n].nbytes for n in sizes)
     assert sum(b.nbytes for b in new) <= 4 * largest

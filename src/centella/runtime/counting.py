@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from centella.backends.base import Backend, Submission, Ticket
-from centella.ledger.call_sites import Site, line_of
+from centella.ledger.call_sites import line_of
 from centella.ledger.counts import count, noted, noted_work
-from centella.plan.build import Plan
+from centella.runtime.prepare import Executable
 
 
 def count_work(work: Submission, *, peek: bool = False) -> None:
@@ -32,14 +30,14 @@ def count_work(work: Submission, *, peek: bool = False) -> None:
 
 
 def note_work(
-    backend: Backend, work: Submission, ticket: Ticket, begin: int, made: Plan | None,
-    sites: Sequence[Site], *, peek: bool = False,
+    backend: Backend, work: Submission, ticket: Ticket, begin: int, executable: Executable,
+    *, peek: bool = False,
 ) -> None:  # fmt: skip
     """Note in the timed scopes what was handed over, and ask for the times of its launches.
 
     Args:
         backend: ran it; begin: when, in ns, unless the work says.
-        made: the plan; sites: the line that recorded each node of it.
+        executable: whose submission it is.
     """
     begin = work.begun or begin
     if work.reads:
@@ -48,12 +46,13 @@ def note_work(
     if work.uploads:
         noted("upload", begin, backend.name, bytes=_bytes_up(work))
     noted("submit", begin, launches=len(work.launches), copies=len(work.copies))
-    if made is None or not work.launches:
+    plan = executable.plan
+    if plan is None or not work.launches:
         return
     from centella.ledger.timeline import Launch, Work
 
     launches = tuple(
-        Launch(each.program.name, made.label(each.node), line_of(sites[each.node]))
+        Launch(each.program.name, plan.label(each.node), line_of(executable.sites[each.node]))
         for each in work.launches
     )
     clock = backend.clock

@@ -48,17 +48,12 @@ class Device:
 
     fault: str = ""
 
-    def __init__(
-        self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
-        memory_limit: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, backend: Backend, **options: Any) -> None:
         if not hasattr(backend, "caps"):  # a user's name of one
             raise DeviceError(
                 f"Device: the class is not to be called; ct.device({backend!r}) opens one"
             )
-        self.executor: Executor = Executor(
-            backend, pool=pool, cache=cache, memory_limit=memory_limit, device=self
-        )
+        self.executor: Executor = Executor(backend, device=self, **options)
         self.storage: Storage = Storage(self.executor)
         self.recorder: Recorder = Recorder(self.executor, self.storage)
         self.name: str = backend.name
@@ -107,7 +102,10 @@ class Device:
     @property
     def memory(self) -> Memory:
         """Bytes in use, kept for reuse, allowed and there, now: print it."""
-        return self.executor.memory
+        with self.lock, self.executor.border:
+            free, total = (self.backend.memory() if not self.lost else None) or (None, None)
+            pool = self.pool
+            return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
 
     def reset_peak(self) -> None:
         """Count `memory.peak` anew, from what is in use now."""

@@ -34,9 +34,9 @@ from centella.runtime import prepare
 from centella.runtime.bind_window import narrowed
 from centella.runtime.counting import count_work, note_work
 from centella.runtime.in_flight import Border, Flight, imported_of
-from centella.runtime.memory import Memory, Pool
+from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
-from centella.runtime.prepare import Planned, Span
+from centella.runtime.prepare import Executable, Planned, Span
 from centella.runtime.workspace import Share, Workspace
 
 PLANS = 512
@@ -84,14 +84,6 @@ class Executor:
         self.state_events: int = 0
         self._remedy: str = "open it again"
         self.last_plan: plan.Plan = plan.EMPTY
-
-    @property
-    def memory(self) -> Memory:
-        """Bytes in use, kept for reuse, allowed and there, now: print it."""
-        with self.lock, self.border:
-            free, total = (self.backend.memory() if not self.lost else None) or (None, None)
-            pool = self.pool
-            return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
 
     def lose(self, reason: str, remedy: str = "open it again") -> None:
         """The device cannot be used any more."""
@@ -168,40 +160,34 @@ class Executor:
         try:
             results = prepare.results_of(taken, outputs, reads)
             outside = prepare.outside_of(taken)
-            planned = self.planned(taken, outside, results, cache)
-            packed = prepare.pack(taken.uploads, outside, self.pool, self.backend.caps.max_buffer)
-            work, meant = self.work(taken, outside, results, planned, packed, reads)
+            executable = self.executable(taken, results, outside, cache)
+            work = executable.submission(executable.uploads.writes)
+            work.whole = recording.explicit
+            slots = executable.slots_of((value for value, _, _ in reads), results, outside)
+            meant = prepare.add_reads(work, reads, slots, self.backend.unit)
         except BaseException:
             recording.restore(taken)
             raise
-        work.whole = recording.explicit
         begin = began()
         if begin:
             noted("record", recording.begun, self.name, operations=len(taken.nodes),
                   uploads=len(taken.uploads))  # fmt: skip
-            work.timed = bool(timelines())
-        ticket = self.hand_over(work, meant, lambda: recording.restore(taken), taken.lose)
-        for upload, arena, offset in packed.places:
+        ticket = self.hand_over(
+            executable, work, meant, lambda: recording.restore(taken), taken.lose, begin, peek=peek
+        )
+        for upload, arena, offset in executable.uploads.places:
             upload.value.ready(arena, offset)
-        made = planned.plan if planned else None
-        if made is not None:
-            results.settle(work.slots, made)
-            recording.last_plan = self.last_plan = made
+        if executable.plan is not None:
+            results.settle(work.slots, executable.plan)
+            recording.last_plan = self.last_plan = executable.plan
         recording.scopes.clear()
-        if begin:
-            sites = [node.site for node in taken.nodes]
-            note_work(self.backend, work, ticket, begin, made, sites, peek=peek)
-        count_work(work, peek=peek)
         return ticket
 
-    def planned(
+    def _planned(
         self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
-        cache: PipelineCache | None = None,
-    ) -> Planned | None:  # fmt: skip
-        """The plan of a recording with its launches; None where nothing is to be launched."""
-        if not taken.nodes:
-            return None
-        cache = self.cache if cache is None else cache
+        cache: PipelineCache,
+    ) -> Planned:  # fmt: skip
+        """The plan of a recording with its launches compiled."""
         planned = self.find_plan(taken, outside, results)
         if planned.cache is cache and planned.generation == cache.generation:
             cache.hit(planned.compiled)
@@ -250,51 +236,51 @@ class Executor:
             self._id, program.key, program.name, lambda: self.backend.compile(program)
         ).native
 
-    def work(
-        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
-        planned: Planned | None, packed: prepare.Packed, reads: Sequence[Span] = (),
-        temporaries: Share | None = None,
-    ) -> tuple[Submission, list[tuple[int, int]]]:  # fmt: skip
-        """The submission of a recording, and which of the bytes that come back are meant.
+    def executable(
+        self, taken: Recorded, results: prepare.Results, outside: prepare.Outside,
+        cache: PipelineCache | None = None, temporaries: Share | None = None,
+    ) -> Executable:  # fmt: skip
+        """A recording planned, compiled and with its buffers; nothing is submitted.
 
         Args:
+            cache: where to compile into, instead of the device's own.
             temporaries: where to compute, if it is to run more than once.
         """
+        caps, planned = self.backend.caps, None
+        if taken.nodes:
+            planned = self._planned(taken, outside, results, self.cache if cache is None else cache)
+        packed = prepare.pack(taken.uploads, outside, self.pool, caps.max_buffer)
         slots = [
             packed.where[i] if i in packed.where else v.require()
             for i, v in enumerate(outside.values)
         ]
-        work = Submission(slots, packed.writes)
-        made: dict[int, tuple[int, int]] = {}
+        executable = Executable(packed, slots, [node.site for node in taken.nodes])
         if planned is not None:
+            executable.plan = planned.plan
             slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
-            work.launches = prepare.launches_of(
-                planned, outside.offsets, slots, taken, self.backend.caps
-            )
-            work.loads, work.total = planned.loads, planned.total
-            if work.launches is planned.launches:
-                work.again = planned.again
-        for value, _, _ in reads:
-            place = results.place_of(value)
-            if place is not None and planned is not None:
-                made[id(value)] = (planned.plan.results[place], 0)
-            elif id(value) in outside.index:
-                slot = outside.index[id(value)]
-                made[id(value)] = (slot, outside.offsets[slot])
-        return work, prepare.add_reads(work, reads, made, self.backend.unit)
+            executable.launches = prepare.launches_of(planned, outside.offsets, slots, taken, caps)
+            executable.loads, executable.total = planned.loads, planned.total
+            if temporaries is None and executable.launches is planned.launches:
+                executable.again = planned.again
+        return executable
 
     def hand_over(
-        self, work: Submission, meant: Sequence[tuple[int, int]], undo: Callable[[], None],
-        lose: Callable[[str], None], imported: tuple[Buffer, ...] | None = None,
+        self, executable: Executable, work: Submission, meant: Sequence[tuple[int, int]],
+        undo: Callable[[], None], lose: Callable[[str], None], begin: int, *, peek: bool = False,
+        imported: tuple[Buffer, ...] | None = None,
     ) -> Ticket:  # fmt: skip
-        """Hand work to the backend.
+        """Hand work to the backend, and count it.
 
         Args:
+            executable: what it is a submission of.
             meant: which of the bytes that come back were asked for: first and number.
             undo: called when nothing was submitted and it may be tried again.
             lose: called with the reason when it cannot: some of it may have run.
+            begin: when, in ns, if anybody times; else 0.
+            peek: count the read-backs as peeks.
             imported: the application's memory among its slots, if that is known.
         """
+        work.timed = bool(begin and timelines())
         try:
             ticket: Ticket = DoneTicket()
             if work.timed:
@@ -320,7 +306,11 @@ class Executor:
             raise
         if imported is None:
             imported = imported_of(work.slots)
-        return self.flight.watch(ticket, meant, imported)
+        ticket = self.flight.watch(ticket, meant, imported)
+        if begin:
+            note_work(self.backend, work, ticket, begin, executable, peek=peek)
+        count_work(work, peek=peek)
+        return ticket
 
     def write_uploads(self, taken: Recorded) -> None:
         """Write what a recording would upload now, each in memory of its own.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from centella.backends.base import Array, Buffer, Launch, Load, Read, Submission
 from centella.errors import CentellaError
-from centella.ledger.call_sites import blame
+from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import permit
 from centella.plan.build import Plan
 from centella.record.recording import Recorded, Upload
@@ -288,6 +288,56 @@ def _arenas(uploads: Sequence[Upload], most: int) -> list[list[Upload]]:
         groups[-1].append(upload)
         room -= nbytes
     return groups
+
+
+class Executable(Struct, eq=False):
+    """A plan with its buffers and launches: a recording uses one once, a replay keeps one.
+
+    Attributes:
+        uploads: what is written with the first submission.
+        slots: the buffers that launches refer to by index.
+        sites: the line that recorded each node.
+        plan: None where nothing is computed.
+        loads, total: what each launch asks of the device, and all of them.
+        again: what the backend keeps for the next run of the launches.
+        prepared: what `Backend.prepare` made of the launches, if they are run again.
+    """
+
+    uploads: Packed
+    slots: list[Buffer]
+    sites: list[Site]
+    plan: Plan | None = None
+    launches: list[Launch] = field(default_factory=list)
+    loads: Sequence[Load] = ()
+    total: Load = Load()
+    again: dict[Any, Any] = field(default_factory=dict)
+    prepared: Any = None
+
+    @property
+    def allocated(self) -> list[Buffer]:
+        """The buffers that the plan asked for: results and temporaries."""
+        return [] if self.plan is None else self.slots[self.plan.externals :]
+
+    def slots_of(
+        self, values: Iterable[Value], results: Results, outside: Outside
+    ) -> dict[int, tuple[int, int]]:
+        """By id of each value that it computes or reads: its slot, and its first element there."""
+        slots: dict[int, tuple[int, int]] = {}
+        for value in values:
+            place = results.place_of(value)
+            if place is not None and self.plan is not None:
+                slots[id(value)] = self.plan.results[place], 0
+            elif id(value) in outside.index:
+                slot = outside.index[id(value)]
+                slots[id(value)] = slot, outside.offsets[slot]
+        return slots
+
+    def submission(self, uploads: list[tuple[int, Array]]) -> Submission:
+        """Its launches after a write: (slot, bytes) each; on its buffers, and more if need be."""
+        return Submission(
+            self.slots, uploads, self.launches, prepared=self.prepared, again=self.again,
+            loads=self.loads, total=self.total,
+        )  # fmt: skip
 
 
 def add_reads(

@@ -14,17 +14,16 @@ from weakref import ref
 import numpy as np
 from msgspec import Struct, field
 
-from centella.backends.base import Array, Buffer, Copy, Read, Submission, Ticket
+from centella.backends.base import Array, Buffer, Copy, Read, Ticket
 from centella.errors import ContractError
 from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site
-from centella.ledger.counts import began, permit, timelines
+from centella.ledger.counts import began, permit
 from centella.plan.build import Plan
 from centella.record.history import Replayed
 from centella.record.recording import Recorded, Recording
 from centella.record.values import FAILED, PENDING, Cell, Place, Runs, Value
 from centella.runtime import prepare
-from centella.runtime.counting import count_work, note_work
 from centella.runtime.executor import Executor
 from centella.runtime.in_flight import imported_of
 from centella.runtime.prepare import Span
@@ -122,17 +121,13 @@ class Replay:
         for value in (*self._inputs.values, *outputs):
             if results.place_of(value) is None:
                 outside.add(value)
-        planned = executor.planned(taken, outside, results)
         share = executor.workspace.share()
-        work, _ = executor.work(taken, outside, results, planned, prepare.Packed(), (), share)
-        places = planned.plan.results if planned is not None else {}
-        self._slots: list[Buffer] = work.slots
-        self._launches = work.launches
-        self._loads, self._total = work.loads, work.total
-        self._externals = len(outside.values)
-        self.plan: Plan | None = planned.plan if planned is not None else None
-        self._sites = [node.site for node in taken.nodes]
-        self._prepared = executor.backend.prepare(work) if work.launches else None
+        self._executable = executor.executable(taken, results, outside, temporaries=share)
+        self._slots: list[Buffer] = self._executable.slots
+        self.plan: Plan | None = self._executable.plan
+        work = self._executable.submission([])
+        if work.launches:
+            self._executable.prepared = executor.backend.prepare(work)
         if self._inputs.values:
             self._inputs.slot = outside.index[id(self._inputs.values[0])]
         self._touched = _touched(taken, outside)
@@ -145,19 +140,16 @@ class Replay:
         for touched in changed:
             touched.made = self._changed(touched.slot)
             touched.cell.changed_by(self._runs, touched.made)
-        lies: dict[int, tuple[int, int]] = {}
+        slots = self._executable.slots_of(outputs, results, outside)
         for value in outputs:
-            place = results.place_of(value)
-            slot = outside.index[id(value)] if place is None else places[place]
-            offset = value.offset if place is None else 0
-            lies[id(value)] = slot, offset
             state = value.cell
             if state is not None:
                 self._results.append(state)
                 continue
             cell = Cell(f"a result of {self._what}")
-            self._results.append(Result(value, slot, offset, cell, self._made(value, place)))
-        self._meant = prepare.add_reads(work, reads, lies, executor.backend.unit)
+            made = self._made(value, results.place_of(value))
+            self._results.append(Result(value, *slots[id(value)], cell, made))
+        self._meant = prepare.add_reads(work, reads, slots, executor.backend.unit)
         self._reads: list[Read] = work.reads
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
@@ -201,12 +193,12 @@ class Replay:
     @property
     def launches(self) -> int:
         """Launches of a run."""
-        return len(self._launches)
+        return len(self._executable.launches)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers that it uses."""
-        return self._inputs.nbytes + sum(b.nbytes for b in self._slots[self._externals :])
+        return self._inputs.nbytes + sum(b.nbytes for b in self._executable.allocated)
 
     def run(self, given: Sequence[Array | Value], site: Site) -> list[Value]:
         """Run it once more.
@@ -249,18 +241,15 @@ class Replay:
             self._settle()
             undo: list[tuple[Value, Any]] = []
             begin = began()
-            timed = bool(begin and timelines())
             try:
                 uploads, copies, slots = self._given(given)
                 undo = self._mark()
-                work = Submission(
-                    slots, uploads, self._launches, reads, copies, self._prepared, timed,
-                    loads=self._loads, total=self._total,
-                )  # fmt: skip
+                work = self._executable.submission(uploads)
+                work.slots, work.reads, work.copies = slots, reads, copies
                 borrowed = imported_of(slots[len(self._slots) :]) if copies else ()
                 ticket = executor.hand_over(
-                    work, meant, lambda: None, lambda why: self._lose(why, site),
-                    self._imported + borrowed,
+                    self._executable, work, meant, lambda: None,
+                    lambda why: self._lose(why, site), begin, imported=self._imported + borrowed,
                 )  # fmt: skip
             except BaseException:
                 _back(undo)
@@ -268,9 +257,6 @@ class Replay:
                 raise
             self._runs.ran(site)
             values = [self._output(result, site) for result in self._results]
-            if begin:
-                note_work(executor.backend, work, ticket, begin, self.plan, self._sites)
-        count_work(work)
         return ticket, values
 
     def _settle(self) -> None:
