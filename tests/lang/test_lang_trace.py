@@ -1508,7 +1508,7 @@ SHOWN = {
     "Subgroup and matrix operations are allowed": "hopper.boxes_and_products "
     "clusters.sums_are_stored_in_a_role",
     "Operations of the whole group": "hopper.refused",
-    "A tensor map is made by the driver": "hopper.maps_that_the_driver_would_not_make "
+    "The driver encodes a tensor map": "hopper.maps_that_the_driver_would_not_make "
     "hopper.the_layout_of_a_tile_is_that_of_its_map_and_descriptor",
     "Copies read zeros outside": "hopper.boxes_and_products",
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
