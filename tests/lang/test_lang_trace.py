@@ -1332,10 +1332,10 @@ SHOWN = {
     "`lang.range(start, stop, step)` reads": "wgsl.bounds_are_read_once_means_once",
     "Like `i += step` anywhere": "trace.counters_wrap",
     "Mesa's llvmpipe (lavapipe) stops": "rounds.the_probe_says_where_a_driver_stops",
-    "Where a probe at opening finds that a driver does so": "rounds.long_loops_of_a_user "
+    "If a probe, when the device is opened": "rounds.long_loops_of_a_user "
     "rounds.nested_loops_of_a_user rounds.bodies_are_repeated_until_a_thread_keeps_to_the_bound",
-    "Where 6 000 statements": "rounds.what_no_text_can_do_is_refused_at_the_launch",
-    "How often a loop turns": "rounds.turns_follow_from_parameters_and_ids "
+    "If that takes more than 6 000 statements": "rounds.what_no_text_can_do_is_refused_at_the_launch",
+    "The number of rounds follows": "rounds.turns_follow_from_parameters_and_ids "
     "rounds.what_only_the_device_knows_is_not_counted",
     "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
     # names
@@ -1377,11 +1377,11 @@ SHOWN = {
     "The simulator reports any other": "simulate.off_boundary trace.errors_stand_at_the_line",
     "A tensor that a GPU allocates": "trace.layouts_of_devices",
     "Pad bytes may hold anything": "shipped.results_are_right",
-    "The CPU stores densely": "trace.layouts_of_devices",
-    "Every tensor argument brings": "trace.only_used_offsets_and_strides_are_passed",
+    "The CPU stores rows": "trace.layouts_of_devices",
+    "Every tensor argument has": "trace.only_used_offsets_and_strides_are_passed",
     "Whether the innermost stride is 1": "trace.only_used_offsets_and_strides_are_passed",
     "A buffer is accessed by words": "wgsl.words_and_chunks wgsl.lanes_of_chunks",
-    "The width is one for a buffer": "wgsl.words_and_chunks wgsl.lanes_of_chunks",
+    "The width of access": "wgsl.words_and_chunks wgsl.lanes_of_chunks",
     "A launch runs `ceil(threads": "wgsl.a_launch_runs_whole_groups",
     "Grids are folded": "wgsl.grids_are_folded wgsl.a_launch_runs_whole_groups",
     # uniformity
@@ -1389,7 +1389,7 @@ SHOWN = {
     "A variable is uniform only": "trace.uniform_values",
     "A barrier, `workgroup_uniform`": "trace.errors_stand_at_the_line simulate.divergent_meetings",
     "Early exit is a predicate": "trace.early_exit_is_a_predicate",
-    "A loop that holds a barrier": "trace.errors_stand_at_the_line "
+    "A loop that contains a barrier": "trace.errors_stand_at_the_line "
     "trace.messages_name_the_line_of_the_cause",
     # arithmetic
     "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
@@ -1424,9 +1424,9 @@ SHOWN = {
     "| `exp2_native` |": "wgsl.powers_by_the_target tiles.sums_that_become_a_factor",
     "| `workgroup_reduce`": "wgsl.reduction_is_bitwise_repeatable simulate.workgroup_reduce",
     "WGSL lets a driver rewrite": "ieee.a_probe_sees_each_formula_rewritten",
-    "Where a probe at opening finds one": "ieee.formulas_have_the_values_of_their_operations "
+    "If a probe shows that a driver does so": "ieee.formulas_have_the_values_of_their_operations "
     "ieee.zero_by_zero_is_nan ieee.a_driver_that_keeps_to_it_has_the_plain_text",
-    "On such a device fused": "ieee.fused_programs_have_the_same_bits",
+    "So on such a device": "ieee.fused_programs_have_the_same_bits",
     "Masks are finite": "shipped.masks_are_finite",
     "There are no float atomics": "atomics.refused",
     "Softmax, statistics": "shipped.statistics_are_f32_whatever_the_storage",
@@ -1441,11 +1441,11 @@ SHOWN = {
     "Words are i32 or u32": "atomics.refused",
     "An array that some atomic changes": "atomics.refused",
     "Its `x[i]` and `x[i] = v`": "atomics.atomics_race_with_plain_accesses",
-    "Several threads' steps on one word": "atomics.histogram atomics.compaction",
-    "What `add`": "atomics.histogram atomics.a_compare_exchange_loop",
-    "Which thread saw what": "atomics.compaction",
-    "They order nothing else": "atomics.atomics_race_with_plain_accesses",
-    "On PTX they are seen": "atomics.a_result_that_nobody_wants_costs_nothing atomics.texts_assemble",
+    "Atomics of several threads on one word": "atomics.histogram atomics.compaction",
+    "The final words of `add`": "atomics.histogram atomics.a_compare_exchange_loop",
+    "Three things differ": "atomics.compaction",
+    "Atomics order no other access": "atomics.atomics_race_with_plain_accesses",
+    "On PTX atomics are visible": "atomics.a_result_that_nobody_wants_costs_nothing atomics.texts_assemble",
     # effects
     "Statements run in program order": "trace.effects_keep_their_order wgsl.random_programs",
     "Stores, variable assignments": "trace.effects_keep_their_order wgsl.random_programs",
@@ -1453,10 +1453,10 @@ SHOWN = {
     "wgsl.storage_barriers_where_they_are_needed",
     "Threads of two groups never": "simulate.global_races",
     "Shared memory starts undefined": "simulate.read_of_unwritten_memory",
-    "No launch gets `In` and `Out`": "trace.outputs_are_fresh_values",
-    "An `Out` argument is a fresh value": "trace.outputs_are_fresh_values",
+    "No launch has `In` and `Out`": "trace.outputs_are_fresh_values",
+    "An `Out` argument is a new value": "trace.outputs_are_fresh_values",
     # ptx alone
-    "`from centella.lang import ptx` brings": "tiles.only_ptx_has_them",
+    "`from centella.lang import ptx` has": "tiles.only_ptx_has_them",
     "A kernel that uses it has no WGSL": "tiles.only_ptx_has_them",
     "The simulator runs it": "tiles.ptx_equals_the_simulator",
     "| in `ptx` |": "tiles.every_name_is_on_the_page",
@@ -1505,26 +1505,26 @@ SHOWN = {
     "Sums of `wgmma` are a `Fragment`": "hopper.refused",
     "The same holds for the factor": "hopper.refused",
     "In a role control flow is uniform": "hopper.refused",
-    "Subgroup and matrix operations are no": "hopper.boxes_and_products "
+    "Subgroup and matrix operations are allowed": "hopper.boxes_and_products "
     "clusters.sums_are_stored_in_a_role",
-    "What needs the whole group": "hopper.refused",
-    "A tensor map is made by the driver": "hopper.maps_that_the_driver_would_not_make "
+    "Operations of the whole group": "hopper.refused",
+    "The driver encodes a tensor map": "hopper.maps_that_the_driver_would_not_make "
     "hopper.the_layout_of_a_tile_is_that_of_its_map_and_descriptor",
-    "Copies fill with zeros": "hopper.boxes_and_products",
+    "Copies read zeros outside": "hopper.boxes_and_products",
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
-    "It reports a box or a store": "hopper.the_simulator_reports",
-    "It cannot see that `init_fence`": "hopper.the_simulator_reports",
+    "It reports access to the memory": "hopper.the_simulator_reports",
+    "It cannot report a missing `init_fence`": "hopper.the_simulator_reports",
     "A cluster is part of the kernel": "clusters.the_head_has_the_cluster",
-    "Groups that are no whole number": "clusters.groups_are_whole_clusters",
+    "A number of groups that is not": "clusters.groups_are_whole_clusters",
     "`cluster_arrive` and `cluster_wait` order": "clusters.a_cluster_meets_and_reads "
     "clusters.what_another_group_reads_is_kept",
-    "What stands between the two": "clusters.the_simulator_reports",
+    "Accesses between the two": "clusters.the_simulator_reports",
     "No group ends while another": "clusters.the_simulator_reports "
     "clusters.the_simulator_reports_of_rings",
     "The simulator runs the groups of a cluster": "clusters.the_simulator_reports "
     "clusters.one_group_meets_alone clusters.the_simulator_reports_of_rings "
     "clusters.what_another_group_reads_is_kept",
-    "It takes what stands between": "clusters.what_stands_between_arriving_and_waiting_counts_as_earlier",
+    "It treats accesses between": "clusters.what_stands_between_arriving_and_waiting_counts_as_earlier",
     "For sm_90 and later a kernel's first": "clusters.the_wait_is_first_and_has_no_name",
     # of all
     "A fragment is opaque and linear": "tiles.refused tiles.fragments_keep_their_registers",
@@ -1534,15 +1534,15 @@ SHOWN = {
     "Products of `mma_sync` are exact": "tiles.a_product_in_every_layout",
     "A `SharedTile` derives every address": "tiles.layout_of_a_shared_tile",
     "Its swizzles are those of tensor maps": "tiles.layout_of_a_shared_tile",
-    "What a copy brings may be read": "tiles.copies_are_there_when_waited_for",
-    "Until it has waited nobody may": "tiles.what_is_in_flight_is_not_written",
-    "The simulator lands copies at their latest": "tiles.copies_are_there_when_waited_for",
+    "The thread that started a copy": "tiles.copies_are_there_when_waited_for",
+    "Before the wait no thread may": "tiles.what_is_in_flight_is_not_written",
+    "The simulator completes copies": "tiles.copies_are_there_when_waited_for",
     # simulator
-    "`trace(...)` gives a `KernelIR`": "trace.scalars_ride_with_the_launch",
+    "`trace(...)` returns a `KernelIR`": "trace.scalars_ride_with_the_launch",
     "It reports, with the source line": "simulate.out_of_bounds simulate.shared_races "
     "simulate.unwritten_output simulate.read_of_unwritten_memory simulate.divergent_meetings "
     "simulate.off_boundary simulate.global_races",
-    "The device `simulator` knows what was written": "memory.a_word_that_nobody_wrote_is_not_read "
+    "The device `simulator` tracks written memory": "memory.a_word_that_nobody_wrote_is_not_read "
     "memory.pads_of_results_are_read_and_nothing_else_beside_them "
     "memory.a_copy_of_a_state_copies_what_nobody_wrote",
     "Conflicting stores are applied": "simulate.order_of_conflicting_stores "
