@@ -72,7 +72,7 @@ class Engine:
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
         self.border: Border = Border(self.lose)
         self.flight: Flight = Flight(self.lose, self.let_go)
-        self._known: plan.Known = plan.Known()
+        self._memo: plan.Memo = plan.Memo()
         self._lost: str | None = None
         self.state_events: int = 0
         self._remedy: str = "open it again"
@@ -234,7 +234,7 @@ class Engine:
             self._plans.move_to_end(key)
             return found
         begin = began()
-        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps, self._known)
+        made = plan.build(taken.nodes, outside.index, results.wanted, self.caps, self._memo)
         count(plans=1)
         noted("plan", begin, operations=len(taken.nodes), launches=len(made.steps))
         found = self._plans[key] = Planned(made, [])
