@@ -239,6 +239,16 @@ class Caps(Struct, frozen=True):
         return self.target == "ir" or self.sm >= 80
 
     @property
+    def fast_tensor_cores(self) -> bool:
+        """Whether a GPU has tensor cores: kernels for the simulator's are asked for by name."""
+        return self.tensor_cores and self.target != "ir"
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether subgroups are neighbouring threads by promise: CUDA has one, WebGPU none."""
+        return self.subgroups and self.target == "ptx"
+
+    @property
     def warpgroups(self) -> bool:
         """Whether there are wgmma and the copy engine: on Hopper, and in the simulator."""
         return self.target == "ir" or self.arch == "sm_90a"

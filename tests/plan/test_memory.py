@@ -46,7 +46,7 @@ def planned(device: ct.Device, *outputs: ct.Tensor) -> Plan:
     taken = Recorded(recording.nodes, recording.uploads)
     results = prepare.results_of(taken, [t._value for t in outputs], ())
     outside = prepare.outside_of(taken)
-    return plan.build(taken.nodes, outside.index, results.wanted, device.caps, plan.Known())
+    return plan.build(taken.nodes, outside.index, results.wanted, device.caps, plan.Memo())
 
 
 def check(made: Plan) -> None:

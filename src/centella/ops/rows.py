@@ -138,18 +138,16 @@ def team_of(columns: int, width: int, caps: Caps, least: int | None = None) -> T
     else:
         few = power_above(-(-items // most))
         largest = min(max(few, min(WALKERS, power_above(-(-items // enough)))), caps.max_workgroup)
-    # What WebGPU promises of subgroups does not say that neighbours make one.
-    shuffle = caps.subgroups and caps.target == "ptx"
     sizes = [n for n in (largest, largest // 2, largest // 4) if n >= LEAST]
     found = [n for n in sizes if -(-items // n) <= most and columns]
     if not found:
         walkers = min(WALKERS, caps.max_workgroup)
-        return Team(walkers, walkers, 0, 0, parted, shuffle)
+        return Team(walkers, walkers, 0, 0, parted, caps.shuffles)
     lanes = min(found, key=lambda n: (-(-items // n) * n, -n))
     sure = least // (lanes * width)
     threads = max(THREADS, lanes)
-    resident = RESIDENT // threads if shuffle and WALKERS < threads < RESIDENT else 0
-    return Team(lanes, threads, -(-items // lanes), sure, parted, shuffle, resident)
+    resident = RESIDENT // threads if caps.shuffles and WALKERS < threads < RESIDENT else 0
+    return Team(lanes, threads, -(-items // lanes), sure, parted, caps.shuffles, resident)
 
 
 def long_team(

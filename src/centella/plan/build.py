@@ -30,7 +30,7 @@ from centella.record.recording import Node
 from centella.record.values import Place
 from centella.specs import Caps
 
-FORMS = 8192  # of a device, with their launches, before they are forgotten
+LOWERED = 8192  # forms of a device, before their launches are forgotten
 MAX_GROUPS = 1 << 31  # what every backend can launch
 
 Wanted = Sequence[tuple[bool, ...]]
@@ -126,16 +126,16 @@ class Lowering(Struct, frozen=True):
 Lowerings = MutableMapping[Form[Any], Lowering]
 
 
-class Known(Struct, eq=False):
+class Memo(Struct, eq=False):
     """What the plans of a device share, so that nothing is worked out twice.
 
     Attributes:
         forms: of chains that became one; see `fuse`.
-        lowered: the launches of each form.
+        launches: of each form.
     """
 
     forms: dict[Any, Any] = field(default_factory=dict)
-    lowered: Lowerings = field(default_factory=dict)
+    launches: Lowerings = field(default_factory=dict)
 
 
 EMPTY = Plan(0, (), (), {}, (), (), 0)
@@ -161,7 +161,7 @@ def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) 
 
 def build(
     nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps,
-    known: Known,
+    memo: Memo,
 ) -> Plan:  # fmt: skip
     """Plan recorded nodes.
 
@@ -169,7 +169,7 @@ def build(
         nodes: in recorded order.
         externals: id of each outside value to its slot.
         wanted: for each node, which outputs must outlive the plan.
-        known: what earlier plans of this device found out.
+        memo: what earlier plans of this device worked out.
 
     Raises:
         CentellaError: from an op's choice of kernels; names the op and the line.
@@ -177,18 +177,18 @@ def build(
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
     needed = alive
-    plain, alive = fuse(plain, alive, caps, known.forms)
-    if len(known.lowered) >= FORMS:
-        known.lowered.clear()
+    plain, alive = fuse(plain, alive, caps, memo.forms)
+    if len(memo.launches) >= LOWERED:
+        memo.launches.clear()
     for index, node in enumerate(plain):
         if alive[index]:
             try:
-                _lower(node.form, caps, known.lowered)
+                _lower(node.form, caps, memo.launches)
             except CentellaError as error:
                 nodes[index].refuse(error)
                 raise
     owners = _owners(plain)
-    values = _lifetimes(plain, alive, owners, known.lowered)
+    values = _lifetimes(plain, alive, owners, memo.launches)
     slots, sizes, makers = placement.place(values)
     first = len(externals)
     where: dict[Place, int] = {
@@ -205,7 +205,7 @@ def build(
             each
             for i, n in enumerate(plain)
             if alive[i]
-            for each in _launches(i, n, where, known.lowered)
+            for each in _launches(i, n, where, memo.launches)
         ),
         tuple(plain),
         sum(not a for a in needed),

@@ -78,7 +78,7 @@ class Executor:
         self._plans: OrderedDict[Any, Planned] = OrderedDict()
         self.border: Border = Border(self.lose)
         self.flight: Flight = Flight(self.lose, self.let_go)
-        self._known: plan.Known = plan.Known()
+        self._memo: plan.Memo = plan.Memo()
         self.lost: bool = False
         self._why_lost: str = ""
         self.state_events: int = 0
@@ -217,9 +217,7 @@ class Executor:
             self._plans.move_to_end(key)
             return found
         begin = began()
-        made = plan.build(
-            taken.nodes, outside.index, results.wanted, self.backend.caps, self._known
-        )
+        made = plan.build(taken.nodes, outside.index, results.wanted, self.backend.caps, self._memo)
         count(plans=1)
         noted("plan", begin, operations=len(taken.nodes), launches=len(made.launches))
         found = self._plans[key] = Planned(made, [])

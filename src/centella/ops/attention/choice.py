@@ -108,13 +108,15 @@ def choose(form: Form[AttentionAttrs], caps: Caps) -> str:
     if queries <= FEW_QUERIES:
         if k.shape[2] < ENOUGH_KEYS or not 0 < dim <= MOST_DIM:
             return "stream"
-        return "split_mma" if caps.target == "ptx" and split_tile_of(form.inputs, caps) else "split"
+        return (
+            "split_mma" if caps.fast_tensor_cores and split_tile_of(form.inputs, caps) else "split"
+        )
     whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
-    by_warpgroups = queries > FEWER_QUERIES and whole and caps.target == "ptx"
+    by_warpgroups = queries > FEWER_QUERIES and whole and caps.fast_tensor_cores
     if by_warpgroups and wgmma_tile_of(form, caps) is not None:
         return "wgmma"
     large = queries > MANY_QUERIES and HEADS[0] <= dim <= HEADS[1]
-    if large and caps.target == "ptx" and fits_mma(form.inputs, caps):
+    if large and caps.fast_tensor_cores and fits_mma(form.inputs, caps):
         return "mma"
     return "tiled" if _of_row(row_of(caps).tiles, queries, dim, caps) else "stream"
 

@@ -152,13 +152,13 @@ def choose(problem: Problem, dtypes: tuple[DType, DType], caps: Caps, whole: boo
     Args:
         whole: False where an operand's rows do not start on 16 bytes.
     """
-    few = whole and caps.target == "ptx" and problem.m >= SKINNY_FROM[_kind(dtypes)]
+    few = whole and caps.fast_tensor_cores and problem.m >= SKINNY_FROM[_kind(dtypes)]
     if few and fits("skinny_mma", problem, dtypes, caps):
         return "skinny_mma"
     if problem.m <= THIN:
         thin = "gemv" if problem.m <= 1 else "skinny"
         return thin if problem.b_along_k else "columns"
-    if caps.target == "ptx":
+    if caps.fast_tensor_cores:
         for variant in ("wgmma", "mma"):
             if fits(variant, problem, dtypes, caps):
                 return variant

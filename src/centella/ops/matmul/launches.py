@@ -291,10 +291,8 @@ def _thin_call(product: Product, caps: Caps) -> Call:
         ("sy", problem.sy), ("groups", groups), ("alpha", product.alpha),
         ("ldr", product.residual_pitch),
     )  # fmt: skip
-    # A warp's lanes are neighbouring threads; what WebGPU promises of subgroups does not say so.
     # For more rows shared memory is quicker: it adds up each value once.
-    warps = caps.subgroups and caps.target == "ptx" and tile.threads % SUBGROUP == 0
-    shuffle = warps and tile.m <= 2
+    shuffle = caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2
     constants = (
         ("activation", product.activation),
         ("dense_x", step == 1),

@@ -224,7 +224,7 @@ def matmul_axes(form: Form[MatmulAttrs]) -> Axes:
 
 
 def linear_axes(form: Form[LinearAttrs]) -> Axes:
-    """Rows of x, form.outputs of the weight; the epilogue needs whole sums."""
+    """Rows of x, outputs of the weight; the epilogue needs whole sums."""
     lead = LETTERS[: len(form.outputs[0].shape) - 1]
     more = [f"{lead}n" if name == "residual" else "n" for name in form.attrs.extras]
     return axes([f"{lead}.", "n.", *more], [f"{lead}n"])

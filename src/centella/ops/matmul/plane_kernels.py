@@ -129,10 +129,10 @@ def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         ("lds", scale.strides[0]), ("ldy", problem.ldy), ("sy", 0),
         ("alpha", form.attrs.alpha), ("ldr", pitch),
     )  # fmt: skip
-    warps = caps.subgroups and caps.target == "ptx" and tile.threads % SUBGROUP == 0
+    shuffle = caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2
     constants = (
         ("activation", form.attrs.activation), ("four", four),
-        ("shuffle", warps and tile.m <= 2), ("tile", tile),
+        ("shuffle", shuffle), ("tile", tile),
         ("together", together_of(tile, x.dtype, stored.dtype) if caps.sm >= 80 else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip

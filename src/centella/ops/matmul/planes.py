@@ -96,7 +96,7 @@ def takes(index: int, spec: Spec) -> bool:
 
 
 def linear_axes(form: Form[LinearAttrs]) -> Axes:
-    """Rows of x, form.outputs of the weight."""
+    """Rows of x, outputs of the weight."""
     lead = LETTERS[: len(form.outputs[0].shape) - 1]
     more = [f"{lead}n" if name == "residual" else "n" for name in form.attrs.extras]
     return axes([f"{lead}.", "n.", "n.", *more], [f"{lead}n"])
