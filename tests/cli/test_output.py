@@ -287,3 +287,25 @@ def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
         now += 0.7
         tell(done, 30)
     assert told == [8, 16, 24]
+
+
+def test_a_signal_in_the_middle_of_a_section_comes_again_after_it() -> None:
+    code = (
+        "import signal, time\n"
+        "from centella.cli import process\n"
+        "from centella.host.interrupts import uninterrupted\n"
+        "@uninterrupted\n"
+        "def section():\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    time.sleep(0.05)\n"
+        "    print('whole', flush=True)\n"
+        "def work():\n"
+        "    section()\n"
+        "    time.sleep(30)\n"
+        "import sys\n"
+        "sys.exit(process.run(work))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=25
+    )
+    assert (run.returncode, run.stdout) == (143, "whole\n")

@@ -258,3 +258,59 @@ def test_what_no_text_can_do_is_refused_at_the_launch(device: ct.Device) -> None
     with pytest.raises(ct.LimitError, match=r"kernel 'total': expected at most 65,535 rounds of"):
         total(x, y, n=4_000_000_000, threads=3)
     np.testing.assert_array_equal(y.numpy(), 0)
+
+
+# -- what wraps, goes down, or stands in a loop that the host cannot count -------------------------
+
+
+@ct.kernel(workgroup=1)
+def wrapped(x: In[u32], y: Out[u32], n: u32, k: u32) -> None:
+    total = lang.var(0, u32)
+    for _ in lang.range(k):
+        for _ in lang.range((lang.const(0, u32) - n) & 1023):
+            total.set(total + x[0])
+    y[lang.global_id()] = total + 0
+
+
+@ct.kernel(workgroup=1)
+def inside_of_unknown(x: In[u32], y: Out[u32], n: u32, k: u32) -> None:
+    total = lang.var(0, u32)
+    for _ in lang.range(x[1]):
+        for _ in lang.range(k):
+            total.set(total + n)
+    y[lang.global_id()] = total + 0
+
+
+@ct.kernel(workgroup=1)
+def down_to_a_negative(x: In[u32], y: Out[u32], a: i32, b: i32) -> None:
+    total = lang.var(0, u32)
+    for _ in lang.range(a, a - b):  # type: ignore[operator]  # traced values
+        total.set(total + x[0])
+    y[lang.global_id()] = total + 0
+
+
+@ct.kernel(workgroup=1)
+def of_other_bits(x: In[u32], y: Out[u32], n: i32, k: u32) -> None:
+    total = lang.var(0, u32)
+    for _ in lang.range(lang.minimum(lang.bitcast(n, u32), k)):
+        total.set(total + x[0])
+    y[lang.global_id()] = total + 0
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize(
+    ("kernel", "scalars", "rounds"),
+    [
+        (wrapped, {"n": 1, "k": 100}, 102_300),
+        (inside_of_unknown, {"n": 1, "k": 100_000}, 100_000),
+        (down_to_a_negative, {"a": 0, "b": -100_000}, 100_000),
+        (of_other_bits, {"n": -1, "k": 100_000}, 100_000),
+    ],
+)
+def test_bounds_that_wrap_or_are_unknown(
+    device: ct.Device, kernel: Any, scalars: dict[str, int], rounds: int
+) -> None:
+    x = ct.asarray(np.array([1, 1], np.uint32), device=device)
+    y = ct.empty((1,), u32, device=device)
+    kernel(x, y, threads=1, **scalars)
+    assert y.numpy()[0] == rounds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -828,3 +830,32 @@ def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
     with pytest.raises(ct.DTypeError, match="expected f32 tables and float norms"):
         cache.append_qkv(x, cos.astype("f16"), sin.astype("f16"))
     assert cache.lengths == (0,)
+
+
+@pytest.mark.devices("cpu")
+def test_an_interrupt_leaves_a_reset_whole(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More States than a recording holds: recordings run while it is under way."""
+    layers = 80
+    cache = ct.KVCache(1, 1, 4, 16, num_layers=layers, device=device)
+    k = ct.asarray(np.ones((1, 1, 3, 4), np.float32), device=device)
+    for layer in range(layers):
+        cache.append(k, k, layer)
+    assign, called = ct.State.assign, 0
+
+    def interrupted(state: ct.State, data: Any) -> None:
+        nonlocal called
+        called += 1
+        if called == 5:
+            signal.raise_signal(signal.SIGINT)
+        assign(state, data)
+
+    monkeypatch.setattr(ct.State, "assign", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.reset()
+        time.sleep(5)  # it is raised soon after
+    monkeypatch.undo()
+    assert cache.length == 0
+    cache.append(k, k, 0)
+    assert cache.length == 3

@@ -97,3 +97,31 @@ print("end")
 def test_an_endless_kernel_on_the_cpu_does_not_keep_the_process() -> None:
     run = python(ENDLESS)
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
+JOINED = """
+import atexit, threading, time, numpy as np
+stop, running = threading.Event(), threading.Event()
+def work():
+    import centella as ct
+    x = ct.asarray(np.ones(4, np.float32), device={name!r})
+    while not stop.is_set():
+        (x + 1.0).numpy()
+        running.set()
+thread = threading.Thread(target=work, daemon=True)
+def leave():
+    stop.set()
+    thread.join()
+    print("joined")
+atexit.register(leave)  # before the first device is opened: it runs after our own
+thread.start()
+running.wait()
+"""
+
+
+@pytest.mark.parametrize("name", ["cpu", "webgpu"])
+def test_a_thread_that_is_joined_as_the_process_ends(name: str) -> None:
+    needs(name)
+    for _ in range(3):
+        run = python(JOINED.format(name=name))
+        assert (run.returncode, run.stdout, run.stderr) == (0, "joined\n", "")

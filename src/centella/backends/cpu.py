@@ -252,6 +252,9 @@ class CpuBackend:
         """
         with self._gate:
             if self._worker is None:
+                late = self._last()
+                if late is not None and not late.done():
+                    raise DeviceError(f"{self.name}: the process ends while it still computes")
                 return _done(call, *args)
             try:
                 put = self._worker.submit(call, *args)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from centella.cli.output import STDOUT, err, show_cursor
+from centella.host.interrupts import raise_later
 
 SIGNALLED = 128  # a shell adds the number of the signal that ended a program
 READER_LEFT = SIGNALLED + 13  # SIGPIPE
@@ -93,7 +94,8 @@ def _end_by_exception(*names: str) -> None:
     """Have signals raise SystemExit: cursors come back, and temporary files go."""
 
     def leave(number: int, frame: Any) -> None:
-        raise SystemExit(SIGNALLED + number)
+        if not raise_later(number, frame):
+            raise SystemExit(SIGNALLED + number)
 
     for name in names:
         number = getattr(signal, name, None)  # Windows has no SIGHUP

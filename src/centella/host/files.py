@@ -50,7 +50,10 @@ def whole(target: str, mode: int = 0o666) -> Iterator[BinaryIO]:
         target: the name that it gets; a link of that name is replaced, not followed.
         mode: its permissions, before the umask.
     """
-    temporary = f"{target}.{os.getpid()}.{os.urandom(4).hex()}"
+    beside = (
+        f".{os.getpid()}.{os.urandom(4).hex()}"  # short: the target's may be as long as names get
+    )
+    temporary = os.path.join(os.path.dirname(target), beside)
 
     def create(name: str, flags: int) -> int:
         return os.open(name, flags, mode)

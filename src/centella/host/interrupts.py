@@ -33,8 +33,10 @@ getsignal: Callable[[int], Any] = _signal.getsignal  # which makes no enumeratio
 
 _shut: dict[CodeType, bool] = {}  # by code: whether an interrupt waits until it has returned
 _told: tuple[WeakMethod[Callable[[], None]], ...] = ()  # replaced, never changed
+_telling: threading.Lock = threading.Lock()
 _main: int = threading.main_thread().ident or 0
 _waiting: list[float] = []  # when the interrupt came that waits, if one does
+_overdue: set[int] = set()  # other signals that have waited long enough
 _forced: bool = False  # the next one is raised whatever the stack
 
 
@@ -52,7 +54,9 @@ def interruptible(fn: F) -> F:
 
 def guard() -> None:
     """Before anything begins: raise an interrupt that waits, have our handler in Python's place."""
-    if _waiting:  # there may have been too little time between one section and the next
+    # There may have been too little time between one section and the next. The caller is a section
+    # that has not begun; one that is under way around it goes on.
+    if _waiting and not _is_shut(sys._getframe(2)):
         checkpoint()
     if getsignal(SIGINT) is not DEFAULT or threading.get_ident() != _main:
         return
@@ -70,7 +74,8 @@ def tell(method: Callable[[], None]) -> None:
     It runs between any two instructions of the main thread, so it takes no lock.
     """
     global _told
-    _told = (*[told for told in _told if told() is not None], WeakMethod(method))
+    with _telling:
+        _told = (*[told for told in _told if told() is not None], WeakMethod(method))
 
 
 class _Duty(threading.local):
@@ -123,6 +128,32 @@ def _is_shut(frame: FrameType | None) -> bool:
     return False
 
 
+def raise_later(number: int, frame: FrameType | None) -> bool:
+    """Whether a signal whose handler raises has to wait: it then comes again when it may raise.
+
+    Args:
+        number, frame: as the handler has them.
+    """
+    if not _is_shut(frame) or number in _overdue:
+        _overdue.discard(number)
+        return False
+
+    def ask_again() -> None:
+        end = time.monotonic() + LONGEST
+        while _is_shut(sys._current_frames().get(_main)):
+            if time.monotonic() >= end:
+                _overdue.add(number)
+                break
+            time.sleep(AGAIN)
+        _send(number)
+
+    try:
+        _thread.start_new_thread(ask_again, ())
+    except RuntimeError:  # no thread can be started
+        return False
+    return True
+
+
 def _taken() -> bool:
     """Whether the interrupt that waits is the caller's now, to be raised once."""
     try:
@@ -154,12 +185,12 @@ def _ask_again() -> None:
             _send()
 
 
-def _send() -> None:
-    """SIGINT to the main thread, which ends its wait in a system call, if it is in one."""
+def _send(number: int = SIGINT) -> None:
+    """A signal to the main thread, which ends its wait in a system call, if it is in one."""
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(_main, SIGINT)
+        signal.pthread_kill(_main, number)
     else:  # on Windows
-        signal.raise_signal(SIGINT)
+        signal.raise_signal(number)
 
 
 def _after_fork() -> None:

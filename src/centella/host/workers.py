@@ -143,7 +143,8 @@ class Worker:
         return not self._thread.is_alive()
 
     def _interrupted(self) -> None:
-        self._limit.last, self._limit.when = self._given, time.monotonic() + GRACE
+        self._limit.when = time.monotonic() + GRACE  # first: the worker reads `last` before it
+        self._limit.last = self._given
 
 
 class _Limit:

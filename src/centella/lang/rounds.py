@@ -81,9 +81,11 @@ def rounds_of(
     total = 0
     for loop in loops:
         each = turns[loop.index]
-        count = int(each) if each < math.inf else 0
+        known = each < math.inf
+        count = int(each) if known else 0
         total += count // copies.get(loop.index, 1) + 1
-        total += count * rounds_of(loop.inner, turns, copies)
+        # Of a loop that the host cannot count, one turn may pass the bound by those inside it.
+        total += (count if known else 1) * rounds_of(loop.inner, turns, copies)
     return total
 
 
@@ -141,6 +143,7 @@ class _Spans:
         }
         self.known: dict[int, Interval] = {}
         self.variables: dict[int, Interval] = {}
+        self.distances: dict[tuple[int, int], End] = {}
 
     def of(self, index: int) -> Interval:
         """The interval of a statement's result."""
@@ -149,9 +152,8 @@ class _Spans:
             statement = self.ir.body[index]
             low, high = RANGES.get(statement[1], UNKNOWN)
             below, above = self._span(statement) if statement[1] in RANGES else UNKNOWN
-            if above > high:  # unknown, or it would wrap
-                below, above = UNKNOWN
-            below = below if below >= low else (0 if statement[1] == "u32" else -math.inf)
+            if below < low or above > high:  # it may wrap, and be anything of its type
+                below, above = (0, math.inf) if statement[1] == "u32" else UNKNOWN
             interval = self.known[index] = (below, above)
         return interval
 
@@ -196,6 +198,12 @@ class _Spans:
 
     def _above(self, index: int, base: int) -> End:
         """By how much a value is above another at most, as its expression says."""
+        distance = self.distances.get((index, base))
+        if distance is None:
+            distance = self.distances[index, base] = self._distance(index, base)
+        return distance
+
+    def _distance(self, index: int, base: int) -> End:
         if index == base:
             return 0
         op, _, args, _ = self.ir.body[index]
@@ -205,10 +213,14 @@ class _Spans:
         if op == "mul" and self.ir.body[base][0] == "mul":
             (a, b), (c, d) = args, self.ir.body[base][2]
             pairs = ((a, c, b, d), (a, d, b, c), (b, c, a, d), (b, d, a, c))
-            scaled = [self._above(x, y) * self.of(s)[1] for x, y, s, t in pairs if s == t]
+            scaled = [
+                self._above(x, y) * self.of(s)[1]
+                for x, y, s, t in pairs
+                if s == t and self.of(s)[0] >= 0
+            ]
             return min((s for s in scaled if s >= 0), default=math.inf)
         if op == "sub":
-            return self._above(args[0], base) - max(self.of(args[1])[0], 0)
+            return self._above(args[0], base) - self.of(args[1])[0]
         if op == "min":
             return min(self._above(a, base) for a in args)
         if op in ("max", "select"):

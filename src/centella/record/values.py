@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from copy import copy
 from itertools import count as counter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from msgspec import Struct
 
 from centella.backends.base import Buffer
 from centella.errors import CentellaError, ContractError, DiscardedError
+from centella.host.interrupts import uninterrupted
 from centella.ledger.call_sites import NOWHERE, Site, line_of
 from centella.specs import Spec
 
@@ -36,6 +37,7 @@ class Runs:
 
     __slots__ = ("alive", "last", "site", "what")
     _numbers = counter(1)
+    newest: ClassVar[int] = 0  # of all runs
 
     def __init__(self, what: str) -> None:
         self.what: str = what
@@ -47,6 +49,7 @@ class Runs:
         """Note a run: every State that it changes has a new version."""
         self.site = site
         self.last = next(Runs._numbers)
+        Runs.newest = self.last
 
 
 class Cell:
@@ -66,8 +69,8 @@ class Cell:
             replay's result, whose versions have nothing in common but the memory.
     """
 
-    __slots__ = ("__weakref__", "_current", "_readers", "_replays", "_seen", "_self", "memory",
-                 "what")  # fmt: skip
+    __slots__ = ("__weakref__", "_current", "_looked", "_readers", "_replays", "_seen", "_self",
+                 "memory", "what")  # fmt: skip
 
     def __init__(self, what: str, memory: Value | None = None) -> None:
         self.memory: Value | None = memory
@@ -75,7 +78,8 @@ class Cell:
         self._current: Value | None = None
         self._readers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._replays: list[tuple[Runs, Any]] = []
-        self._seen: int = 0
+        self._seen: int = 0  # the run that the newest version stands for
+        self._looked: int = 0  # the newest run of all when nothing was left to see
         self._self: ref[Cell] = ref(self)
 
     @property
@@ -103,16 +107,22 @@ class Cell:
                 found, last = pair, pair[0].last
         return found
 
+    @uninterrupted
     def _catch_up(self) -> None:
         """Give the last run of a replay its version, unless it has one."""
-        if self.memory is None or self._newest_run() is None:
+        newest = Runs.newest
+        if self.memory is None or self._looked == newest:
+            return
+        if self._newest_run() is None:
+            self._looked = newest
             return
         with self.memory.device.lock:
             found = self._newest_run()
             if found is not None:  # no other thread was quicker
                 runs, made = found
-                self._seen = runs.last
                 self.advance(self.version(runs.what, runs.site, made))
+                self._seen = runs.last
+                self._replays = [p for p in self._replays if p[0].alive or p[0].last > self._seen]
 
     def version(self, what: str, site: Site, made: Any) -> Value:
         """A value that stands for what the memory holds, computed by a replay."""

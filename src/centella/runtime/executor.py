@@ -80,6 +80,8 @@ class Executor:
         self.flight: Flight = Flight(self.lose, self.let_go)
         self._memo: plan.Memo = plan.Memo()
         self.lost: bool = False
+        self.barred: bool = False
+        self._ending: bool = False
         self._why_lost: str = ""
         self.state_events: int = 0
         self._remedy: str = "open it again"
@@ -89,6 +91,7 @@ class Executor:
         """The device cannot be used any more."""
         if not self.lost:
             self.lost, self._why_lost, self._remedy = True, reason, remedy
+            self.barred = True
             logger("device").info("%s was lost: %s", self.name, reason)
 
     def check_lost(self) -> None:
@@ -99,6 +102,12 @@ class Executor:
         """
         if self.lost:
             raise self._lost_error()
+        if self._ending and threading.current_thread() is not threading.main_thread():
+            raise SystemExit  # ends the thread without a word, so that who joins it goes on
+
+    def end(self) -> None:
+        """The process ends: from now on the main thread alone computes."""
+        self.barred = self._ending = True
 
     def _lost_error(self) -> DeviceLostError:
         return DeviceLostError(f"{self.name} was lost: {self._why_lost}; {self._remedy}")
@@ -391,6 +400,7 @@ class Executor:
         with self.lock:
             if not self.lost:
                 self.lost, self._why_lost = True, "it was closed"
+                self.barred = True
                 self.pool.close()
                 self.backend.close()
             self.flight.clear()

@@ -28,16 +28,22 @@ def _end(executors: Callable[[], Iterable[Executor]]) -> None:
     busy = list(executors())
     try:
         busy = [one for one in busy if not _finished(one, end)]
-    finally:  # also where Ctrl-C ends the wait
+    except KeyboardInterrupt:  # it ends the wait
+        pass
+    finally:
         if busy:
             _leave_as_it_is(busy)
 
 
 def _finished(executor: Executor, end: float) -> bool:
-    """Whether a device has finished; its lock is not given back: it is the main thread's alone."""
+    """Whether a device has finished; other threads that use it from now on end there."""
     if not executor.lock.acquire(timeout=max(0.0, end - time.monotonic())):
         return False
-    return executor.lost or executor.backend.finish(max(0.0, end - time.monotonic()))
+    try:
+        executor.end()
+        return executor.lost or executor.backend.finish(max(0.0, end - time.monotonic()))
+    finally:
+        executor.lock.release()
 
 
 def _leave_as_it_is(busy: Iterable[Executor]) -> None:

@@ -129,7 +129,7 @@ class Recorder:
         """
         site = call_site(4)  # who called, and who called that, is the library's own as well
         with self._lock:
-            if self._executor.lost:
+            if self._executor.barred:
                 self._executor.check_lost()
             target = self._target(form, operands, target)
             if not target.explicit:

@@ -326,8 +326,11 @@ def _stored(contents: Contents, e: _Entry, start: int) -> StoredTensor:
 def _read_shards(root: Path) -> dict[str, StoredTensor]:
     """The tensors that the folder's index lists, each from its file."""
     index = root / INDEX
-    size = sum(f.stat().st_size for f in root.glob("*.safetensors") if is_file(f))
-    raw = read_bytes(index, MAX_JSON + size // 64)
+    try:
+        size = sum(f.stat().st_size for f in root.glob("*.safetensors") if is_file(f))
+    except OSError as error:
+        raise WeightsError(f"{root}: cannot be read: {error}") from error
+    raw = read_bytes(index, min(_MAX_HEADER, MAX_JSON + size // 64))
     places = _parse_object(index, raw, size).get("weight_map")
     if not isinstance(places, dict):
         raise WeightsError(f"{index}: weight_map: expected an object, got {show(places)}")

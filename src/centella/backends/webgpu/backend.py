@@ -369,11 +369,11 @@ class WebGpuBackend:
 
     def before_fork(self) -> None:
         """Have no other thread in the driver."""
-        raw.gate.acquire()
+        raw.gate.lock.acquire()
 
     def after_fork(self, *, child: bool) -> bool:
         """A child has no driver: none survives a fork."""
-        raw.gate.release()
+        raw.gate.lock.release()
         return not child
 
     def finish(self, patience: float) -> bool:

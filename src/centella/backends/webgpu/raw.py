@@ -25,8 +25,31 @@ native: Any = import_native()
 lib: Any = native.lib  # its calls are made by cffi: checkers do not see them
 ffi: Any = native.ffi
 quicken(ffi)
-# Held where a device may call back, without its lock; at its end the process keeps it.
-gate: threading.RLock = threading.RLock()
+
+
+class Gate:
+    """`with gate:` where a device may call back, without its lock.
+
+    Attributes:
+        lock: what it holds.
+        ending: the process ends: from now on the main thread alone passes.
+    """
+
+    def __init__(self) -> None:
+        self.lock: threading.RLock = threading.RLock()
+        self.ending: bool = False
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        if self.ending and threading.current_thread() is not threading.main_thread():
+            self.lock.release()
+            raise SystemExit  # ends the thread without a word, so that who joins it goes on
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+gate: Gate = Gate()
 _errors: Any = native._api.error_handler
 _NO_ENCODER: Any = ffi.new("WGPUCommandEncoderDescriptor *")
 _NO_BUFFER: Any = ffi.new("WGPUCommandBufferDescriptor *")

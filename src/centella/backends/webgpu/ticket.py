@@ -131,14 +131,17 @@ def finished(device: Any, patience: float) -> bool:
         False where that took longer than `patience` seconds.
     """
     end = time.monotonic() + patience
-    if not raw.gate.acquire(timeout=patience):
+    if not raw.gate.lock.acquire(timeout=patience):
         return False
+    raw.gate.ending = True
     try:
         WebGpuTicket(device, None, 0, [], lambda _: None).wait(max(0.0, end - time.monotonic()))
     except TimeoutError:
         return False
     except DeviceLostError:
         pass
+    finally:
+        raw.gate.lock.release()
     return True
 
 
