@@ -82,7 +82,7 @@ class _Duty(threading.local):
     stop: Callable[[], None] | None = None
 
 
-duty = _Duty()  # `stop`: raises where the work that this thread does is to end
+duty: _Duty = _Duty()  # `stop`: raises where the work that this thread does is to end
 
 
 def checkpoint(grace: float = 0.0) -> None:

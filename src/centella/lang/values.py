@@ -29,6 +29,9 @@ DTYPE_OF_TYPE: dict[str, dtypes.DType] = {
 }
 
 
+Refusal = Callable[..., Any]
+
+
 def _refused(written: str, instead: str) -> Callable[..., Any]:
     """A method of Python's that a traced value cannot have, since it records no statement."""
 
@@ -77,21 +80,25 @@ class Operand:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return answer(ufunc, method, inputs, options)
 
-    __pow__ = _refused(
+    __pow__: Refusal = _refused(
         "x ** n", "x * x for a square, lang.sqrt(x), lang.exp2(p * lang.log2(x)) where x > 0"
     )
-    __rpow__ = _refused(
+    __rpow__: Refusal = _refused(
         "n ** x", "lang.exp2(x) for 2 ** x, lang.exp2(x * math.log2(n)) where n > 0"
     )
-    __abs__ = _refused("abs(x)", "lang.abs(x)")
-    __round__ = _refused("round(x)", "lang.floor(x + 0.5)")
-    __floor__ = _refused("math.floor(x)", "lang.floor(x)")
-    __ceil__ = _refused("math.ceil(x)", "lang.ceil(x)")
-    __trunc__ = _refused("math.trunc(x)", "lang.trunc(x)")
-    __divmod__ = __rdivmod__ = _refused("divmod(a, b)", "a // b and a % b")
-    __matmul__ = __rmatmul__ = _refused("a @ b", "a loop over lang.range(n) that adds products")
-    __getitem__ = _refused("x[i] of a value", "x[i] of a tensor argument or of lang.shared")
-    __complex__ = _refused("complex(x)", "two values, the real part and the imaginary one")
+    __abs__: Refusal = _refused("abs(x)", "lang.abs(x)")
+    __round__: Refusal = _refused("round(x)", "lang.floor(x + 0.5)")
+    __floor__: Refusal = _refused("math.floor(x)", "lang.floor(x)")
+    __ceil__: Refusal = _refused("math.ceil(x)", "lang.ceil(x)")
+    __trunc__: Refusal = _refused("math.trunc(x)", "lang.trunc(x)")
+    __divmod__: Refusal = _refused("divmod(a, b)", "a // b and a % b")
+    __rdivmod__: Refusal = __divmod__
+    __matmul__: Refusal = _refused("a @ b", "a loop over lang.range(n) that adds products")
+    __rmatmul__: Refusal = __matmul__
+    __getitem__: Refusal = _refused(
+        "x[i] of a value", "x[i] of a tensor argument or of lang.shared"
+    )
+    __complex__: Refusal = _refused("complex(x)", "two values, the real part and the imaginary one")
 
     def __add__(self, other: Any) -> Expr:
         return binary("add", self, other)

@@ -134,4 +134,6 @@ def axes_of(form: Form[dict[str, Any]]) -> Axes:
     )
 
 
-FUSED = Op("fused", rule, reference, lower, attrs=dict, host=host, axes=axes_of, doc=__doc__ or "")
+FUSED: Op[dict[str, Any]] = Op(
+    "fused", rule, reference, lower, attrs=dict, host=host, axes=axes_of, doc=__doc__ or ""
+)

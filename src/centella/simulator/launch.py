@@ -48,14 +48,16 @@ class Launch:
         self.subgroup: int = subgroup
         # As warpgroups that work by themselves, and groups of clusters, are run.
         self.group_by_group: bool = bool(ir.hopper) or ir.cluster > 1
-        self.ops = frozenset(
+        self.ops: frozenset[str] = frozenset(
             "role" if op == "if" and attr is not None else op for op, _, _, attr in ir.body
         )
         self.ends: dict[int, int] = matching(ir.body)
         self.plain: dict[str, Callable[..., Any]] = PLAIN | (FUSED if fused else UNFUSED)
         self.plain |= REGISTERS
         # A generator for each group of a cluster.
-        self.random = [np.random.default_rng(0) for _ in range(ir.cluster)]
+        self.random: list[np.random.Generator] = [
+            np.random.default_rng(0) for _ in range(ir.cluster)
+        ]
         shuffled = [random.permutation(ir.workgroup) for random in self.random]
         self.half: Mask = shuffled[0][None] < (ir.workgroup + 1) // 2
         self._leaves = self._constants(groups)
