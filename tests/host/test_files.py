@@ -176,7 +176,7 @@ def test_nothing_else_in_the_library_writes_files() -> None:
     """Names of calls that write, and `open` with a mode that does."""
     wrong = []
     for path in SRC.rglob("*.py"):
-        if path == Path(files.__file__) or path.parent.name == "__pyinstaller":
+        if path == SRC / "host" / "files.py" or path.parent.name == "__pyinstaller":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
