@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.host import caches, files
+from centella.host import caches
 from centella.host.files import expect_writable, replaced
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-bert"
