@@ -67,6 +67,10 @@ class ModelConfig(Struct, frozen=True):
                 )
         return config
 
+    def sizes(self) -> dict[str, int]:
+        """The whole numbers, by field, that `check_sizes` compares with the tensors."""
+        return {f.name: getattr(self, f.name) for f in fields(type(self)) if f.type is int}
+
     def check_sizes(self, checkpoint: Checkpoint) -> None:
         """Refuse numbers that the tensors cannot have, before a model of that size is built.
 
@@ -77,8 +81,7 @@ class ModelConfig(Struct, frozen=True):
         """
         file = checkpoint.folder / "config.json"
         largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
-        sizes = {f.name: getattr(self, f.name) for f in fields(type(self)) if f.type is int}
-        for name, size in sizes.items():
+        for name, size in self.sizes().items():
             if name != "num_hidden_layers" and size > largest:
                 raise WeightsError(
                     f"{file}: {name}: expected at most {largest}, the largest extent of a tensor "

@@ -363,6 +363,15 @@ class KVCache:
 
     # -- reading it -------------------------------------------------------------------------------
 
+    def states(self, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [batch, num_kv_heads, capacity, head_dim] each.
+
+        Past the lengths their content is undefined.
+        """
+        self._check_layer(layer)
+        keys, values = self._layers[layer]
+        return keys.value, values.value
+
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None, mask: Tensor | None = None
     ) -> Tensor:

@@ -1,0 +1,322 @@
+"""Llama-like decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2, Gemma 2 and 3.
+
+Source: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models"; what each
+family changes is a switch of `LlamaConfig`. Attributes carry the names of checkpoint tensors.
+
+    x = m embed(ids)
+    for each layer:  x = x + r out(attention(norm(x)));  x = x + r down(act(gate(norm(x))) up(norm(x)))
+    logits = cap(head(norm(x)) / d)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import DType, f32
+from centella.errors import DTypeError, ShapeError
+from centella.models.llama_config import LlamaConfig
+from centella.nn import Embedding, Linear, Module, RMSNorm
+from centella.nn.attention import join_heads
+from centella.nn.kv_cache import KVCache
+from centella.nn.module import Array, parameter
+from centella.runtime.device import Device
+from centella.specs import Shape
+from centella.tensors.arguments import check_tensors
+from centella.tensors.creation import arange, asarray, full
+from centella.tensors.functional import (
+    concat,
+    embedding,
+    gelu,
+    linear,
+    matmul,
+    relu,
+    silu_gate,
+    softmax,
+    tanh,
+    where,
+)
+from centella.tensors.tensor import Tensor
+
+Tables = tuple[Tensor, Tensor]
+
+
+class Past(Struct, frozen=True, eq=False):
+    """What a decoder keeps of the tokens before: keys and values, and the rotary tables.
+
+    Attributes:
+        cache: keys and values of each layer.
+        tables: cos and sin of each rotary embedding, f32 [capacity, rotary / 2].
+        still: tables that turn nothing, of layers without rotary embedding.
+    """
+
+    cache: KVCache
+    tables: tuple[Tables, ...]
+    still: Tables
+
+
+class Norm(RMSNorm):
+    """RMS norm whose stored weight lacks `offset`."""
+
+    def __init__(self, features: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__(features, eps)
+        self.offset = offset
+
+    def arranged(self, name: str, data: Array) -> Array:
+        """The weight, whole."""
+        return _raised(data, self.offset)
+
+
+class HeadNorms(Module):
+    """Weights of the RMS norms of each head of q and of k.
+
+    Attributes:
+        weight: [2, head_dim].
+    """
+
+    weight: Tensor
+
+    def __init__(self, head_dim: int, offset: float) -> None:
+        self.weight = parameter(2, head_dim)
+        self.offset = offset
+
+    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
+        """The norms of q and of k stand beside this one in a checkpoint."""
+        beside = path.rstrip(".").rpartition(".")[0]
+        return tuple((f"{beside}.{which}_norm.weight", shape[1:]) for which in "qk")
+
+    def arranged(self, name: str, data: Array) -> Array:
+        """One after the other, whole."""
+        return _raised(data, self.offset).reshape(2, -1)
+
+
+def _raised(data: Array, offset: float) -> Array:
+    """A norm's weight with what its checkpoint leaves out; near 1, bf16 would lose what it says."""
+    if not offset:
+        return data
+    if data.dtype != np.float32:
+        raise DTypeError("load_parameters: expected vector_dtype f32 for norms stored less 1")
+    return data + np.float32(offset)
+
+
+class Attention(Module):
+    """Causal attention with grouped heads, rotary embedding and a cache."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        c = self.config = config
+        self.layer = layer
+        self.window = c.windows[layer]
+        heads, kv, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        stacks = {"q_proj": heads * d, "k_proj": kv * d, "v_proj": kv * d}
+        rows = sum(stacks.values())
+        stacks = {"qkv_proj": rows} if c.traits.fused else stacks
+        self.qkv: Linear = Linear(c.hidden_size, rows, c.qkv_bias, stacks=stacks)
+        self.o_proj: Linear = Linear(heads * d, c.hidden_size, c.out_bias)
+        self.norms: HeadNorms | None = None
+        if c.traits.qk_norm == "head":
+            self.norms = HeadNorms(d, c.traits.offset)
+        elif c.traits.qk_norm == "whole":
+            self.q_norm: Norm = Norm(heads * d, c.rms_norm_eps, c.traits.offset)
+            self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
+
+    def forward(self, x: Tensor, past: Past, visible: Tensor | None) -> Tensor:
+        """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
+        c, cache = self.config, past.cache
+        qkv = self.qkv(x)
+        if c.traits.qk_norm == "whole":
+            q, k = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+            parts = [self.q_norm(qkv[..., :q]), self.k_norm(qkv[..., q : q + k]), qkv[..., q + k :]]
+            qkv = concat(parts, -1)
+        turn = c.rope_of[self.layer]
+        cos, sin = past.still if turn < 0 else past.tables[turn]
+        norms = None if self.norms is None else self.norms.weight
+        queries = cache.append_qkv(
+            qkv, cos, sin, self.layer, qk_norm=norms, eps=c.rms_norm_eps
+        )  # [batch, heads, tokens, head_dim]
+        if c.attention_softcap:
+            return join_heads(self.capped(queries, cache, visible))
+        y = cache.attend(queries, self.layer, scale=c.attention_scale, mask=visible)
+        return join_heads(y)
+
+    def capped(self, q: Tensor, cache: KVCache, visible: Tensor | None) -> Tensor:
+        """softmax(c tanh(scale q k^T / c)) v, over what each query sees: with scores in memory."""
+        c = self.config
+        assert visible is not None, "the model gives a mask where scores are capped"
+        keys, values = cache.states(self.layer)
+        batch, heads, tokens, d = q.shape
+        kv = c.num_key_value_heads
+        grouped = q.reshape(batch, kv, heads // kv * tokens, d)
+        scores = matmul(grouped, keys.permute(0, 1, 3, 2), alpha=c.attention_scale / c.attention_softcap, dtype=f32)
+        scores = tanh(scores) * c.attention_softcap
+        scores = scores.reshape(batch, heads, tokens, -1)
+        weights = softmax(where(visible, scores, -1e30), -1).astype(q.dtype)
+        y = matmul(weights.reshape(batch, kv, heads // kv * tokens, -1), values)
+        return y.reshape(batch, heads, tokens, d)
+
+
+class MLP(Module):
+    """down(act(gate(x)) * up(x)), gate and up in one product (Shazeer 2020)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        c, inner = config, config.intermediate_size
+        stacks = {"gate_up_proj": 2 * inner} if c.traits.fused else {"gate_proj": inner,
+                                                                     "up_proj": inner}  # fmt: skip
+        self.inner, self.activation = inner, c.activation
+        self.gate_up: Linear = Linear(c.hidden_size, 2 * inner, c.mlp_bias, stacks=stacks)
+        self.down_proj: Linear = Linear(inner, c.hidden_size, c.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, hidden] to [batch, tokens, intermediate]: what `down_proj` reads."""
+        both = self.gate_up(x)
+        gate, up = both[..., : self.inner], both[..., self.inner :]
+        if self.activation == "silu":
+            return silu_gate(gate, up)
+        if self.activation == "relu":
+            return relu(gate) * up
+        return gelu(gate, approximate="tanh" if self.activation == "gelu_tanh" else "none") * up
+
+
+class Layer(Module):
+    """Attention, then the gated network, each with its norms and its residual."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        self.config = config
+        self.self_attn: Attention = Attention(config, layer)
+        self.mlp: MLP = MLP(config)
+
+        def norm() -> Norm:
+            return Norm(config.hidden_size, config.rms_norm_eps, config.traits.offset)
+
+        self.post_attention_layernorm: Norm = norm()
+        if config.traits.norms != "post":
+            self.input_layernorm: Norm = norm()
+        if config.traits.norms != "pre":
+            self.post_feedforward_layernorm: Norm = norm()
+        if config.traits.norms == "both":
+            self.pre_feedforward_layernorm: Norm = norm()
+
+    def forward(self, x: Tensor, past: Past, visible: Tensor | None) -> Tensor:
+        """[batch, tokens, hidden] to the same."""
+        attention, mlp = self.self_attn, self.mlp
+        kind = self.config.traits.norms
+        if kind == "pre":
+            y = attention(self.input_layernorm(x), past, visible)
+            x = self.add(x, y, attention.o_proj)
+            return self.add(x, mlp(self.post_attention_layernorm(x)), mlp.down_proj)
+        y = attention(self.input_layernorm(x) if kind == "both" else x, past, visible)
+        x = x + self.post_attention_layernorm(attention.o_proj(y))
+        y = mlp(self.pre_feedforward_layernorm(x) if kind == "both" else x)
+        return x + self.post_feedforward_layernorm(mlp.down_proj(y))
+
+    def add(self, x: Tensor, y: Tensor, product: Linear) -> Tensor:
+        """x + r product(y), in one launch where the product has no bias."""
+        r = self.config.residual_multiplier
+        if r == 1.0:
+            return product(y, residual=x)
+        if product.bias is None:
+            return linear(y, product.weight, alpha=r, residual=x)
+        return x + product(y) * r
+
+
+class LlamaModel(Module):
+    """The decoder: token ids to logits.
+
+    Args:
+        config: the numbers.
+        dtype: of the activations and of keys and values.
+    """
+
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+
+    def __init__(self, config: LlamaConfig, dtype: DType = f32) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.embed_tokens: Embedding = Embedding(config.vocab_size, config.hidden_size)
+        self.layers: list[Layer] = [Layer(config, i) for i in range(config.num_hidden_layers)]
+        self.norm: Norm = Norm(config.hidden_size, config.rms_norm_eps, config.traits.offset)
+        if config.tie_word_embeddings:
+            self.ignored = (*self.ignored, "lm_head.weight")
+        else:
+            self.lm_head: Linear = Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def rename(self, name: str) -> str:
+        """Drops the "model." of checkpoints with a head."""
+        return name.removeprefix("model.")
+
+    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past:
+        """An empty past for `batch` sequences of up to `capacity` tokens.
+
+        Raises:
+            ShapeError: a capacity above `max_position_embeddings`.
+        """
+        c, where_to = self.config, device or self.device
+        most = c.max_position_embeddings
+        if capacity > most:
+            raise ShapeError(
+                f"{type(self).__name__}: expected a capacity of up to {most:,} tokens "
+                f"(max_position_embeddings), got {capacity:,}"
+            )
+        cache = KVCache(
+            batch, c.num_key_value_heads, c.head_dim, capacity, num_layers=c.num_hidden_layers,
+            dtype=self.dtype, device=where_to,
+        )  # fmt: skip
+        if c.attention_softcap:
+            cache.reset()  # scores in memory are multiplied by values of every position
+        tables = [tuple(asarray(t, device=where_to) for t in r.tables(capacity)) for r in c.ropes]
+        ones = full((capacity, 1), 1.0, device=where_to)
+        return Past(cache, tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0))
+
+    def forward(self, ids: Tensor, past: Past | None = None, last: bool = False) -> Tensor:
+        """Logits f32 [batch, tokens, vocab]; [batch, 1, vocab] of the last token with `last`.
+
+        Args:
+            ids: [batch, tokens] i32, which follow those of the past.
+            past: what `past()` gave; the tokens' keys and values are appended to it. None: these
+                are all the tokens.
+
+        Raises:
+            ShapeError: ids of another rank; DTypeError: not i32.
+            KVCacheFullError: there is no room in the past.
+        """
+        check_tensors(type(self).__name__, ids)
+        if ids.ndim != 2:
+            raise ShapeError(
+                f"{type(self).__name__}: expected ids [batch, tokens], got {list(ids.shape)}"
+            )
+        c = self.config
+        if past is None:
+            past = self.past(ids.shape[0], ids.shape[1], ids.device)
+        x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)
+        if c.embedding_multiplier != 1.0:
+            x = x * c.embedding_multiplier
+        masks: dict[int, Tensor | None] = {}
+        for layer, window in zip(self.layers, c.windows, strict=True):
+            if not masks:
+                start = past.cache.begin(ids.shape[1])
+            if window not in masks:
+                masks[window] = self.visible(start, ids.shape[1], past.cache.capacity, window)
+            x = layer(x, past, masks[window])
+        if last:
+            x = x[:, -1:]
+        return self.head(self.norm(x))
+
+    def visible(self, start: Tensor, tokens: int, capacity: int, window: int) -> Tensor | None:
+        """Which keys each query sees, bool [batch, 1, tokens, capacity]; None: all before it."""
+        capped = bool(self.config.attention_softcap)
+        if not capped and (not window or window >= capacity):
+            return None
+        device = start.device
+        key = arange(capacity, device=device)
+        query = start.reshape(-1, 1, 1, 1) + arange(tokens, device=device).reshape(-1, 1)
+        seen = key > query - (window or capacity)
+        return seen & (key <= query) if capped else seen
+
+    def head(self, x: Tensor) -> Tensor:
+        """Normalised states to logits."""
+        c = self.config
+        weight = self.embed_tokens.weight if c.tie_word_embeddings else self.lm_head.weight
+        logits = linear(x, weight, alpha=1.0 / c.logits_divisor, dtype=f32)
+        if c.logits_softcap:
+            logits = tanh(logits / c.logits_softcap) * c.logits_softcap
+        return logits
+

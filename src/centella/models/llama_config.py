@@ -1,0 +1,299 @@
+"""The config.json of Llama-like decoders: what the families share, and where each differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from msgspec import Struct
+
+from centella.errors import WeightsError
+from centella.models.config import ACTIVATIONS, ModelConfig
+from centella.models.rope import Rope
+from centella.weights.model_files import show
+
+
+class Traits(Struct, frozen=True):
+    """What a family has that its config.json does not state.
+
+    Attributes:
+        qkv_bias, out_bias: None where `attention_bias` says it.
+        qk_norm: RMS norm of q and k: "" none, "head" of each head, "whole" of all heads together.
+        norms: of a sub-layer: "pre" its input, "post" its result, "both".
+        offset: what is added to a norm's stored weight.
+        scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
+        fused: whether q, k, v are one tensor of the checkpoint, and gate and up another.
+        windows: layers with a sliding window where `layer_types` is missing: "" none, "all",
+            "even", or "later" (from `max_window_layers` on, under `use_sliding_window`), or the
+            period of the full layers ("6": every sixth).
+        defaults: fields with another default than Llama's.
+    """
+
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    qk_norm: str = ""
+    norms: str = "pre"
+    offset: float = 0.0
+    scaled_embedding: bool = False
+    fused: bool = False
+    windows: str = ""
+    defaults: Mapping[str, Any] = {}
+
+
+GEMMA = {"rms_norm_eps": 1e-6, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+         "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256}  # fmt: skip
+# By `model_type`.
+FAMILIES: dict[str, Traits] = {
+    "llama": Traits(),
+    "mistral": Traits(windows="all"),
+    "qwen2": Traits(qkv_bias=True, out_bias=False, windows="later"),
+    "qwen3": Traits(qk_norm="head", windows="later", defaults={"head_dim": 128}),
+    "phi3": Traits(fused=True, windows="all"),
+    "smollm3": Traits(windows="later", defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4,
+                                                 "tie_word_embeddings": True}),
+    "granite": Traits(),
+    "olmo2": Traits(qk_norm="whole", norms="post", defaults={"rms_norm_eps": 1e-5}),
+    "gemma2": Traits(norms="both", offset=1.0, scaled_embedding=True, windows="even",
+                     defaults={**GEMMA, "attn_logit_softcapping": 50.0,
+                               "final_logit_softcapping": 30.0, "sliding_window": 4096}),
+    "gemma3_text": Traits(qk_norm="head", norms="both", offset=1.0, scaled_embedding=True,
+                          windows="6", defaults={**GEMMA, "rope_theta": 1e6,
+                                                 "rope_local_base_freq": 1e4,
+                                                 "sliding_window": 4096}),
+}  # fmt: skip
+# Fields that change nothing here: identity, training, and what other libraries do.
+NEUTRAL = frozenset(
+    """architectures model_type torch_dtype dtype transformers_version use_cache initializer_range
+    attention_dropout embd_pdrop resid_pdrop bos_token_id eos_token_id pad_token_id pretraining_tp
+    max_window_layers use_sliding_window auto_map _name_or_path output_attentions
+    output_hidden_states return_dict _sliding_window_pattern sliding_window_pattern
+    rope_local_base_freq no_rope_layer_interval original_max_position_embeddings cache_implementation
+    _attn_implementation _attn_implementation_autoset id2label label2id
+    unsloth_fixed unsloth_version tokenizer_class max_length""".split()
+)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class LlamaConfig(ModelConfig, frozen=True):
+    """The numbers of a Llama-like decoder, the same names for every family.
+
+    Attributes:
+        model_type: the family, a key of `FAMILIES`.
+        windows: of each layer the keys that a query sees, itself included; 0: all.
+        ropes: rotary embeddings; rope_of: of each layer its index there, -1: none.
+        attention_scale: of q k^T.
+        attention_softcap, logits_softcap: c in c tanh(x / c); 0: none.
+        embedding_multiplier, residual_multiplier: of embeddings, and of what a sub-layer adds.
+        logits_divisor: of the logits, before their softcap.
+    """
+
+    layer_tensors: ClassVar[int] = 5
+
+    model_type: str
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    activation: str
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    windows: tuple[int, ...]
+    ropes: tuple[Rope, ...]
+    rope_of: tuple[int, ...]
+    attention_scale: float
+    attention_softcap: float = 0.0
+    logits_softcap: float = 0.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+
+    @property
+    def traits(self) -> Traits:
+        """What its family has."""
+        return FAMILIES[self.model_type]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> Self:
+        """The config that a config.json holds.
+
+        Raises:
+            WeightsError: a value is missing or malformed, or a field is set that this library does
+                not know: it names it.
+        """
+        family = values.get("model_type")
+        traits = FAMILIES.get(family) if isinstance(family, str) else None
+        if traits is None:
+            raise WeightsError(
+                f"{origin}: model_type: expected {', '.join(FAMILIES)}, got {show(family)}"
+            )
+        return cls(**_Reader({**traits.defaults, **values}, traits, origin).config(str(family)))
+
+    def sizes(self) -> dict[str, int]:
+        """Whole numbers that no tensor's largest extent may be below."""
+        return {n: s for n, s in super().sizes().items() if n != "max_position_embeddings"}
+
+
+class _Reader:
+    """Reads fields, each checked, and remembers which, so that one left over is told."""
+
+    def __init__(self, values: Mapping[str, Any], traits: Traits, origin: str) -> None:
+        self._values, self._traits, self._origin = values, traits, origin
+        self._read: set[str] = set(NEUTRAL)
+
+    def config(self, family: str) -> dict[str, Any]:
+        """The arguments of a LlamaConfig."""
+        traits, layers = self._traits, self.whole("num_hidden_layers")
+        heads, width = self.whole("num_attention_heads"), self.whole("hidden_size")
+        kv_heads = self.whole("num_key_value_heads", heads)
+        if heads % kv_heads:
+            self.fail("num_key_value_heads", f"a divisor of {heads}", kv_heads)
+        head_dim = self.whole("head_dim", width // heads)
+        positions = self.whole("max_position_embeddings")
+        bias = self.flag("attention_bias")
+        types = self.layer_types(layers)
+        rope_of, ropes = self.ropes(layers, types, head_dim, positions)
+        window = self.whole("sliding_window", 0) if SLIDING in types else self.skip("sliding_window")
+        scale = self.number("attention_multiplier", 0.0)
+        scale = scale or self.number("query_pre_attn_scalar", float(head_dim)) ** -0.5
+        made = {
+            "model_type": family, "vocab_size": self.whole("vocab_size"), "hidden_size": width,
+            "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head_dim,
+            "intermediate_size": self.whole("intermediate_size"),
+            "max_position_embeddings": positions,
+            "rms_norm_eps": self.number("rms_norm_eps", 1e-6), "activation": self.activation(),
+            "tie_word_embeddings": self.flag("tie_word_embeddings"),
+            "qkv_bias": bias if traits.qkv_bias is None else traits.qkv_bias,
+            "out_bias": bias if traits.out_bias is None else traits.out_bias,
+            "mlp_bias": self.flag("mlp_bias"),
+            "windows": tuple(window if t == SLIDING else 0 for t in types),
+            "ropes": ropes, "rope_of": rope_of, "attention_scale": scale,
+            "attention_softcap": self.number("attn_logit_softcapping", 0.0),
+            "logits_softcap": self.number("final_logit_softcapping", 0.0),
+            "embedding_multiplier": self.number("embedding_multiplier", 1.0)
+            * (math.sqrt(width) if traits.scaled_embedding else 1.0),
+            "residual_multiplier": self.number("residual_multiplier", 1.0),
+            "logits_divisor": self.number("logits_scaling", 1.0),
+        }  # fmt: skip
+        self.expect_all_read()
+        return made
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def activation(self) -> str:
+        """The gate's."""
+        name = self.get("hidden_activation") or self.get("hidden_act", "silu")
+        self._read.add("hidden_act")
+        if name not in ACTIVATIONS:
+            self.fail("hidden_act", ", ".join(ACTIVATIONS), name)
+        return ACTIVATIONS[name]
+
+    def layer_types(self, layers: int) -> list[str]:
+        """`full_attention` or `sliding_attention` for each layer."""
+        stated = self.get("layer_types")
+        if stated is not None:
+            fits = isinstance(stated, list) and len(stated) == layers
+            if not fits or any(t not in (FULL, SLIDING) for t in stated):
+                self.fail("layer_types", f"{layers} of {FULL}, {SLIDING}", stated)
+            return list(stated)
+        if not self._values.get("sliding_window"):
+            return [FULL] * layers
+        kind = self._traits.windows
+        if kind == "later":
+            first = self._values.get("max_window_layers") or 0
+            slides = bool(self._values.get("use_sliding_window"))
+            return [SLIDING if slides and i >= first else FULL for i in range(layers)]
+        if kind == "even":
+            return [FULL if i % 2 else SLIDING for i in range(layers)]
+        if kind.isdecimal():
+            period = self._values.get("sliding_window_pattern") or int(kind)
+            return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
+        return [SLIDING if kind == "all" else FULL] * layers
+
+    def ropes(
+        self, layers: int, types: list[str], head_dim: int, positions: int
+    ) -> tuple[tuple[int, ...], tuple[Rope, ...]]:
+        """Which rotary embedding each layer has, and all of them."""
+        theta, scaling = self.get("rope_theta"), self.get("rope_scaling")
+        stated = self.get("rope_parameters") or {}
+        if not isinstance(stated, dict) or not isinstance(scaling or {}, dict):
+            self.fail("rope_parameters", "an object", stated)
+        base = {} if theta is None else {"rope_theta": theta}
+        trained = self._values.get("original_max_position_embeddings")
+        if trained is not None:
+            base["original_max_position_embeddings"] = trained
+        share = self.number("partial_rotary_factor", 1.0)
+        every = {**base, **(scaling or {})}
+        by_type = {t: {**every, **stated.get(t, stated)} for t in (FULL, SLIDING)}
+        local = self._values.get("rope_local_base_freq")
+        if local is not None and SLIDING not in stated:
+            by_type[SLIDING] = {"rope_theta": local}
+        used = list(dict.fromkeys(types))
+        ropes = []
+        for kind in used:
+            part = by_type[kind].get("partial_rotary_factor") or share
+            ropes.append(Rope(by_type[kind], int(head_dim * part), positions, self._origin))
+        turns = self.no_rope(layers)
+        return tuple(used.index(t) if on else -1 for t, on in zip(types, turns, strict=True)), tuple(ropes)
+
+    def no_rope(self, layers: int) -> list[bool]:
+        """Whether each layer turns q and k."""
+        stated, period = self.get("no_rope_layers"), self._values.get("no_rope_layer_interval")
+        if stated:
+            if not isinstance(stated, list) or len(stated) != layers:
+                self.fail("no_rope_layers", f"{layers} of 0, 1", stated)
+            return [bool(on) for on in stated]
+        return [not period or (i + 1) % period != 0 for i in range(layers)]
+
+    # -- single fields ----------------------------------------------------------------------------
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value, or the default where it is missing or null."""
+        self._read.add(name)
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def skip(self, name: str) -> int:
+        """A field without effect here."""
+        self._read.add(name)
+        return 0
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A whole number over 0."""
+        value = self.get(name, default)
+        if type(value) is not int or value < 1:
+            self.fail(name, "a whole number over 0", value)
+        return int(value)
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+            self.fail(name, "a number, 0 or more", value)
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is missing."""
+        value = self.get(name, False)
+        if type(value) is not bool:
+            self.fail(name, "true or false", value)
+        return bool(value)
+
+    def fail(self, name: str, expected: str, value: Any) -> None:
+        """Raise what names the field."""
+        raise WeightsError(f"{self._origin}: {name}: expected {expected}, got {show(value)}")
+
+    def expect_all_read(self) -> None:
+        """Refuse a field that is set and that nothing here reads: it would change the model."""
+        left = {n: v for n, v in self._values.items() if n not in self._read and v not in (None, False)}
+        if left:
+            name = min(left)
+            raise WeightsError(
+                f"{self._origin}: {name}: this library does not know this field, whose value is "
+                f"{show(left[name])}; without it the model might be another"
+            )

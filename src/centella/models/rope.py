@@ -1,0 +1,148 @@
+"""Rotary frequencies as config.json states them: the plain ones and those scaled for long texts.
+
+Angle of pair j at position p: p f_j, with f_j = theta^(-2 j / dim) before scaling (Su et al. 2021).
+
+    linear    f / factor (Chen et al. 2023)
+    dynamic   a larger theta, for positions beyond those trained (NTK-aware)
+    llama3    long wavelengths divided by factor, short ones kept, a ramp between (Llama 3.1)
+    yarn      the same with a ramp over pairs; cos and sin grow with factor (Peng et al. 2023)
+    longrope  a divisor for each pair, from one of two lists by length (Ding et al. 2024)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from centella.errors import WeightsError
+from centella.weights.model_files import show
+
+Frequencies = NDArray[np.float64]
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+class Rope:
+    """One rotary embedding of a model.
+
+    Args:
+        values: `rope_parameters` of config.json: rope_type, rope_theta and what the type needs.
+        dim: columns of a head that turn, even.
+        positions: `max_position_embeddings` of the model.
+        origin: begins the text of an error.
+
+    Raises:
+        WeightsError: a type that is not among `KINDS`, or a number that is missing or not positive.
+    """
+
+    def __init__(self, values: Mapping[str, Any], dim: int, positions: int, origin: str) -> None:
+        self.origin = origin
+        self._values = dict(values)
+        self.dim = dim
+        self.positions = positions
+        self.kind: str = self._values.get("rope_type") or self._values.get("type") or "default"
+        if self.kind not in KINDS:
+            raise WeightsError(
+                f"{origin}: rope_type: expected {', '.join(KINDS)}, got {show(self.kind)}"
+            )
+        if dim < 2 or dim % 2:
+            raise WeightsError(f"{origin}: rotary columns: expected an even number, got {dim}")
+        self.tables(1)  # refuses now what it lacks
+
+    def tables(self, capacity: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """cos and sin f32 [capacity, dim / 2], computed in float64.
+
+        `dynamic` and `longrope` depend on the length: they are those of a text of `capacity`.
+        """
+        frequencies, growth = self._scaled(capacity)
+        angles = np.arange(capacity, dtype=np.float64)[:, None] * frequencies
+        cos, sin = np.cos(angles) * growth, np.sin(angles) * growth
+        return cos.astype(np.float32), sin.astype(np.float32)
+
+    def _plain(self, theta: float) -> Frequencies:
+        return theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+
+    def _scaled(self, length: int) -> tuple[Frequencies, float]:
+        """Frequencies, and what cos and sin are multiplied by."""
+        theta = self._number("rope_theta", 10000.0)
+        plain = self._plain(theta)
+        if self.kind == "default":
+            return plain, 1.0
+        trained = self._number("original_max_position_embeddings", self.positions)
+        if self.kind == "longrope":
+            return self._longrope(plain, length, trained)
+        factor = self._number("factor")
+        if self.kind == "linear":
+            return plain / factor, 1.0
+        if self.kind == "dynamic":
+            longer = max(length, trained) / trained
+            grown = (factor * longer - (factor - 1)) ** (self.dim / (self.dim - 2))
+            return self._plain(theta * grown), 1.0
+        if self.kind == "llama3":
+            return self._llama3(plain, factor, trained), 1.0
+        return self._yarn(plain, factor, trained, theta), self._growth(factor)
+
+    def _llama3(self, plain: Frequencies, factor: float, trained: float) -> Frequencies:
+        low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
+        turns = trained * plain / (2 * math.pi)  # within the trained length
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        scaled: Frequencies = plain / factor * (1 - kept) + plain * kept
+        return scaled
+
+    def _yarn(
+        self, plain: Frequencies, factor: float, trained: float, theta: float
+    ) -> Frequencies:
+        def pair(turns: float) -> float:
+            """The pair that turns so often within the trained length."""
+            return self.dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = pair(self._number("beta_fast", 32.0)), pair(self._number("beta_slow", 1.0))
+        if self._values.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        ramp = (np.arange(self.dim // 2) - low) / max(high - low, 0.001)
+        kept = 1 - np.clip(ramp, 0.0, 1.0)
+        scaled: Frequencies = plain / factor * (1 - kept) + plain * kept
+        return scaled
+
+    def _growth(self, factor: float) -> float:
+        def of(scale: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+        if self._values.get("attention_factor") is not None:
+            return self._number("attention_factor")
+        both = self._values.get("mscale"), self._values.get("mscale_all_dim")
+        if all(both):
+            return of(self._number("mscale")) / of(self._number("mscale_all_dim"))
+        return of(1.0)
+
+    def _longrope(
+        self, plain: Frequencies, length: int, trained: float
+    ) -> tuple[Frequencies, float]:
+        name = "long_factor" if length > trained else "short_factor"
+        divisors = self._values.get(name)
+        numbers = isinstance(divisors, list) and all(
+            isinstance(d, int | float) and d > 0 for d in divisors
+        )
+        if not numbers or len(divisors or ()) != self.dim // 2:
+            raise WeightsError(
+                f"{self.origin}: {name}: expected {self.dim // 2} positive numbers, got "
+                f"{show(divisors)}"
+            )
+        factor = self._number("factor", self.positions / trained)
+        default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+        return plain / np.array(divisors, np.float64), self._number("attention_factor", default)
+
+    def _number(self, name: str, default: float | None = None) -> float:
+        value = self._values.get(name)
+        value = default if value is None else value
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not fits or not 0 < float(value or 0) < math.inf:
+            raise WeightsError(
+                f"{self.origin}: {name}: expected a positive number for rope_type {self.kind}, "
+                f"got {show(value)}"
+            )
+        return float(value or 0)
