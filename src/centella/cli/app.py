@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from centella import __version__
-from centella.cli import bench, check, demo, embed, info, kernels
+from centella.cli import bench, check, demo, embed, generate, info, kernels
 from centella.cli.output import err, in_line, out, printable
 from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError
@@ -59,6 +59,17 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
             "centella embed --file lines.txt --output vectors.npy",
             "sort names.txt | centella embed --file - --json",
             "centella embed hello --device webgpu --ledger",
+        ),
+    ),
+    "generate": (
+        generate.run,
+        "Continue a prompt, or chat.",
+        _help(
+            "Continue a prompt with a language model, text as it comes; or chat with it.",
+            "centella generate --model models/qwen3 'Once upon a time'",
+            "centella generate --model models/qwen3 --chat",
+            "centella generate --model models/qwen3 --chat --system 'Be brief.' 'Why is it dark?'",
+            "centella generate --model models/qwen3 --file prompt.txt --max-tokens 64 --json",
         ),
     ),
     "kernels": (

@@ -47,6 +47,11 @@ def out(text: str = "") -> None:
     _write(f"{printable(text)}\n")
 
 
+def piece(text: str) -> None:
+    """A part of a line on standard output, at once; raises as `out`."""
+    _write(printable(text))
+
+
 def err(text: str) -> None:
     """A line on standard error; nothing where that cannot be written."""
     with suppress(OSError):

@@ -283,22 +283,20 @@ class LlamaModel(Module):
             raise ShapeError(
                 f"{type(self).__name__}: expected ids [batch, tokens], got {list(ids.shape)}"
             )
-        c = self.config
-        if past is None:
-            past = self.past(ids.shape[0], ids.shape[1], ids.device)
+        x = self.states(ids, past or self.past(*ids.shape, ids.device))
+        return self.head(x[:, -1:] if last else x)
+
+    def states(self, ids: Tensor, past: Past) -> Tensor:
+        """Ids [batch, tokens] to the states of the last layer [batch, tokens, hidden]."""
+        c, tokens = self.config, ids.shape[1]
         x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)
         if c.embedding_multiplier != 1.0:
             x = x * c.embedding_multiplier
-        masks: dict[int, Tensor | None] = {}
+        start = past.cache.begin(tokens)
+        visible = {w: self.visible(start, tokens, past.cache.capacity, w) for w in set(c.windows)}
         for layer, window in zip(self.layers, c.windows, strict=True):
-            if not masks:
-                start = past.cache.begin(ids.shape[1])
-            if window not in masks:
-                masks[window] = self.visible(start, ids.shape[1], past.cache.capacity, window)
-            x = layer(x, past, masks[window])
-        if last:
-            x = x[:, -1:]
-        return self.head(self.norm(x))
+            x = layer(x, past, visible[window])
+        return x
 
     def visible(self, start: Tensor, tokens: int, capacity: int, window: int) -> Tensor | None:
         """Which keys each query sees, bool [batch, 1, tokens, capacity]; None: all before it."""
@@ -312,8 +310,8 @@ class LlamaModel(Module):
         return seen & (key <= query) if capped else seen
 
     def head(self, x: Tensor) -> Tensor:
-        """Normalised states to logits."""
-        c = self.config
+        """States of the last layer to logits, f32."""
+        c, x = self.config, self.norm(x)
         weight = self.embed_tokens.weight if c.tie_word_embeddings else self.lm_head.weight
         logits = linear(x, weight, alpha=1.0 / c.logits_divisor, dtype=f32)
         if c.logits_softcap:

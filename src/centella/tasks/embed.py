@@ -208,6 +208,10 @@ class Embedder:
                 finish()
         return vectors[0] if isinstance(texts, str) else vectors
 
+    def warm(self) -> None:
+        """Embed a text of one word: programs are compiled, and memory is allocated."""
+        self.encode("warm")
+
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
         return _pooled(self.config, states, lengths, self._normalized("pool", normalize))

@@ -21,12 +21,12 @@ from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
+from centella.tasks.generate import Generator, read_generator
 from centella.weights import Checkpoint, open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.model_files import show
 
 if TYPE_CHECKING:
-    from centella.models.bert import BertModel
     from centella.models.config import ModelConfig
 
 
@@ -37,12 +37,14 @@ class Family(Struct, frozen=True):
         module: the name of its module; config, model: of the classes there.
         read_task: reads from a folder what the task has beside its model, for so many tokens;
             returns the function that takes the model.
+        wide_vectors: whether norms and biases are f32, whatever the dtype of the activations.
     """
 
     module: str
     config: str
     model: str
-    read_task: Callable[[Path, int], Callable[[BertModel], Embedder]]
+    read_task: Callable[[Path, int], Callable[[Any], Embedder | Generator]]
+    wide_vectors: bool = False
 
     def classes(self) -> tuple[type[ModelConfig], Any]:
         """The class of its config, and that of its model."""
@@ -51,13 +53,19 @@ class Family(Struct, frozen=True):
 
 
 # By the `model_type` of config.json.
-FAMILIES = {"bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder)}
+FAMILIES = {
+    "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    **dict.fromkeys(
+        "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split(),
+        Family("centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True),
+    ),
+}
 
 
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False,
-) -> Embedder:  # fmt: skip
+) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
     Args:
@@ -70,11 +78,13 @@ def load(
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
             elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both. The
             CPU takes several times as long with the last two, which is logged as a warning.
-        warm: embed a text of one word before returning, so that programs are compiled, and memory
-            is allocated, before the first text that somebody waits for.
+        warm: embed or continue a text of one word before returning, so that programs are
+            compiled, and memory is allocated, before the first text that somebody waits for.
 
     Returns:
-        By the `model_type` of config.json: an `Embedder` for "bert".
+        By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
+        decoders ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2",
+        "gemma2", "gemma3_text").
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -100,12 +110,13 @@ def load(
     begin = began()
     model = model_type(config, activations)
     model.load_parameters(
-        checkpoint, device=where, dtype=weights, vector_dtype=activations, origin=str(folder)
-    )
+        checkpoint, device=where, dtype=weights,
+        vector_dtype=f32 if family.wide_vectors else activations, origin=str(folder),
+    )  # fmt: skip
     noted("load weights", begin)
     task = task_of(model)
     if warm:
-        task.encode("warm")
+        task.warm()
     return task
 
 
