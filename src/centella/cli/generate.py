@@ -36,8 +36,27 @@ Chat = Annotated[
 System = Annotated[str | None, typer.Option(metavar="S", help="What the model is told first.")]
 MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="S", help="End where this would come.")]
+Temperature = Annotated[float | None, typer.Option(metavar="T", help="0: the most likely token.")]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", help="Keep tokens up to probability P.")]
+MinP = Annotated[
+    float | None, typer.Option(metavar="P", help="Least part of the likeliest's probability.")
+]
+Penalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", metavar="R", help="Of tokens seen before.")
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Equal seeds give equal texts.")]
 ASK = "> "
 RESET, LEAVE = "/reset", "/exit"
+
+
+class How(Struct, frozen=True):
+    """What every answer of a command has."""
+
+    tokens: int
+    stop: tuple[str, ...]
+    sampling: dict[str, Any]
+    show_ledger: bool
 
 
 class Run(Struct):
@@ -71,6 +90,12 @@ def run(
     system: System = None,
     max_tokens: MaxTokens = 256,
     stop: Stop = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    seed: Seed = None,
     device: Device = None,
     dtype: Dtype = WeightDtype.auto,
     as_json: Json = False,
@@ -98,16 +123,24 @@ def run(
             f"generate: {in_line(model)}: expected a model that generates text, got one that "
             f"embeds it; centella embed --model {in_line(model)}"
         )
+    asked = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "seed": seed,
+    }  # fmt: skip
+    how = How(
+        max_tokens, tuple(stop or ()), {k: v for k, v in asked.items() if v is not None},
+        show_ledger,
+    )  # fmt: skip
     first = [] if system is None else [{"role": "system", "content": system}]
     if chat and text is None:
-        Talk(generator, first, max_tokens, tuple(stop or ()), show_ledger).run()
+        Talk(generator, first, how).run()
         return
     with ledger() as led:
         if chat or system is not None:
             row = generator.encode_chat([*first, {"role": "user", "content": text or ""}])
         else:
             row = _row(generator, text, ids)
-        done = _answer(generator, row, max_tokens, tuple(stop or ()), quiet=as_json)
+        done = _answer(generator, row, how, quiet=as_json)
     if as_json:
         out_json({
             "text": done.text, "prompt_tokens": done.prompt_tokens, "tokens": done.tokens,
@@ -123,12 +156,8 @@ def run(
 class Talk:
     """A conversation on a terminal; Ctrl-C ends the answer, and at the prompt the chat."""
 
-    def __init__(
-        self, generator: Generator, first: list[dict[str, str]], tokens: int,
-        stop: tuple[str, ...], show_ledger: bool,
-    ) -> None:  # fmt: skip
-        self._generator, self._first, self._tokens = generator, first, tokens
-        self._stop, self._show_ledger = stop, show_ledger
+    def __init__(self, generator: Generator, first: list[dict[str, str]], how: How) -> None:
+        self._generator, self._first, self._how = generator, first, how
 
     def run(self) -> None:
         """Ask and answer until the input ends."""
@@ -143,10 +172,10 @@ class Talk:
             messages.append({"role": "user", "content": said})
             row = self._generator.encode_chat(messages)
             with ledger() as led:
-                done = _answer(self._generator, row, self._tokens, self._stop, interruptible=True)
+                done = _answer(self._generator, row, self._how, interruptible=True)
             out()
             err(done.line())
-            _show(led if self._show_ledger else None)
+            _show(led if self._how.show_ledger else None)
             messages.append({"role": "assistant", "content": done.text})
 
     def _lines(self) -> Iterator[str]:
@@ -163,14 +192,16 @@ class Talk:
 
 
 def _answer(
-    generator: Generator, row: list[int], tokens: int, stop: tuple[str, ...], *,
-    quiet: bool = False, interruptible: bool = False,
+    generator: Generator, row: list[int], how: How, *, quiet: bool = False,
+    interruptible: bool = False,
 ) -> Run:  # fmt: skip
     """Stream an answer to standard output; what it took."""
     generator.tokenizer  # noqa: B018  # raises now where there is none
     done = Run("", 0, len(row), 0.0, 0.0)
     begin = first = time.perf_counter()
-    pieces = generator.stream(row, max_new_tokens=tokens, stop=stop, on_token=lambda _: count())
+    pieces = generator.stream(
+        row, max_new_tokens=how.tokens, stop=how.stop, on_token=lambda _: count(), **how.sampling
+    )
 
     def count() -> None:
         nonlocal first

@@ -23,6 +23,7 @@ from centella.ops import (
     reduce,
     rope,
     rope_cache,
+    sample,
     softmax,
 )
 
@@ -46,5 +47,6 @@ __all__ = [
     "reduce",
     "rope",
     "rope_cache",
+    "sample",
     "softmax",
 ]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from msgspec import Struct
@@ -20,13 +20,16 @@ from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
+from centella.op.op import get
+from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.chat import ChatTemplate
+from centella.tasks.sampling import Sampling, SamplingArgs
 from centella.tensors.arguments import whole
 from centella.tensors.functional import argmax
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor
+from centella.tensors.tensor import Tensor, apply_all
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import kind, read_json
 
@@ -87,16 +90,52 @@ class Session:
         self.past = model.past(batch, capacity)
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
         device = model.device
-        self._token = State(np.zeros((batch, 1), np.int32), device=device, name="last tokens")
-        self._step: Jitted[..., Tensor] = Jitted(self._next, device)
+        vocab = model.config.vocab_size
+
+        def state(name: str, shape: tuple[int, ...], dtype: type = np.int32) -> State:
+            return State(np.zeros(shape, dtype), device=device, name=name)
+
+        self._token = state("last tokens", (batch, 1))
+        self._counts = state("counts of tokens", (batch, vocab))
+        self._drawn = state("tokens drawn", (batch,))
+        self._seeds = state("seeds", (batch,))
+        self._settings = state("sampling", (batch, len(SETTINGS)), np.float32)
+        self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device)
+        self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
+        self._step = self._greedy
         self._fill: Jitted[..., None] = Jitted(self._read, device)
 
-    def _next(self) -> Tensor:
+    def _likeliest(self) -> Tensor:
         """The most likely token after each sequence's last one, [batch] i32; it becomes the last."""
-        logits = self.model(self._token.value, self.past)[:, 0]
-        chosen = argmax(logits, -1)
+        return self._written(argmax(self._logits(), -1))
+
+    def _sampled(self) -> Tensor:
+        """A token drawn after each sequence's last one, [batch] i32; it becomes the last."""
+        given = (self._counts.value, self._drawn.value, self._logits(), self._settings.value,
+                 self._seeds.value)  # fmt: skip
+        return self._written(apply_all(get("sample"), given, {})[2])
+
+    def _logits(self) -> Tensor:
+        return self.model(self._token.value, self.past)[:, 0]
+
+    def _written(self, chosen: Tensor) -> Tensor:
         self._token.assign(chosen.reshape(self.batch, 1))
         return chosen
+
+    def choose_by(self, sampling: Sampling, rows: Sequence[Ids]) -> None:
+        """Set how tokens are chosen: numbers in States, so that no value needs a capture."""
+        self._step = self._greedy if sampling.greedy else self._random
+        if sampling.greedy:
+            return
+        seeds = sampling.first_seed() + np.arange(self.batch, dtype=np.int64)
+        self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
+        self._settings.assign(np.tile(np.float32(sampling.numbers()), (self.batch, 1)))
+        self._drawn.assign(0)
+        if sampling.penalised:
+            counts = np.zeros(self._counts.shape, np.uint32)
+            for count, row in zip(counts, rows, strict=True):
+                count[row] = PROMPT
+            self._counts.assign(counts.view(np.int32))
 
     def _read(self, ids: Tensor) -> None:
         self.model.states(ids, self.past)
@@ -167,11 +206,13 @@ class GeneratorConfig(Struct, frozen=True):
 
     Attributes:
         stop_ids: tokens that end a text.
+        sampling: how tokens are chosen where a call says nothing.
         begin_id: the token that a text begins with, where its tokenizer adds none.
     """
 
     stop_ids: frozenset[int] = frozenset()
     begin_id: int | None = None
+    sampling: Sampling = Sampling()
 
     @classmethod
     def from_folder(cls, folder: Path) -> GeneratorConfig:
@@ -181,14 +222,16 @@ class GeneratorConfig(Struct, frozen=True):
             WeightsError: a file that is malformed.
         """
         stops: set[int] = set()
-        own = read_json(folder / "generation_config.json")
+        file = folder / "generation_config.json"
+        own = read_json(file)
         config = read_json(folder / "config.json")
         for source in (own, config):
             stated = source.get("eos_token_id")
             several = stated if isinstance(stated, list) else [stated]
             stops.update(i for i in several if type(i) is int and i >= 0)
         begin = config.get("bos_token_id")
-        return cls(frozenset(stops), begin if type(begin) is int and begin >= 0 else None)
+        begin = begin if type(begin) is int and begin >= 0 else None
+        return cls(frozenset(stops), begin, Sampling.from_config(own, str(file)))
 
 
 class Generator:
@@ -243,7 +286,8 @@ class Generator:
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array, *, max_new_tokens: int = 256,
-        stop: str | Sequence[str] = (), ignore_eos: bool = False,
+        stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
+        **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Continue prompts.
 
@@ -252,9 +296,14 @@ class Generator:
             max_new_tokens: most tokens of each continuation.
             stop: strings that end a continuation, and are not part of it.
             ignore_eos: go on after the tokens that end a text.
+            n: continuations of each prompt.
+            sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
+                presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
+                the most likely token.
 
         Returns:
-            A `Generation`, or a list of them for several prompts.
+            A `Generation`; a list of them for several prompts, or n > 1: those of the first
+            prompt, then those of the second.
 
         Raises:
             ShapeError: an empty prompt, or one without room for a token after it.
@@ -262,9 +311,11 @@ class Generator:
             WeightsError: text, for a model without a tokenizer; an id that it has no vector for.
         """
         several, rows = self._rows("generate", prompts)
+        rows = [row for row in rows for _ in range(whole("generate", "n", n, 1))]
+        chosen = self.config.sampling.with_("generate", sampling)
         stops = self._stops("generate", max_new_tokens, stop, ignore_eos)
         written = [_Text(self, stops) for _ in rows]
-        for tokens in self._tokens(rows, stops.tokens):
+        for tokens in self._tokens(rows, stops.tokens, chosen):
             for text, token in zip(written, tokens, strict=True):
                 text.add(int(token))
             if all(text.finish for text in written):
@@ -273,16 +324,17 @@ class Generator:
             Generation(t.ids, t.whole(), t.finish or self._end(row, t, stops), len(row))
             for t, row in zip(written, rows, strict=True)
         ]
-        return made if several else made[0]
+        return made if several or n > 1 else made[0]
 
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
         ignore_eos: bool = False, on_token: Callable[[int], object] | None = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Iterator[str]:  # fmt: skip
         """The continuation of one prompt in pieces of whole characters, as they come.
 
         Args:
-            prompt, max_new_tokens, stop, ignore_eos: as for `generate`.
+            prompt, max_new_tokens, stop, ignore_eos, sampling: as for `generate`.
             on_token: called with each token, also with one that completes no character.
 
         Raises:
@@ -291,24 +343,27 @@ class Generator:
         _, rows = self._rows("stream", prompt)
         stops = self._stops("stream", max_new_tokens, stop, ignore_eos)
         self.tokenizer  # noqa: B018  # raises now where there is none
-        return self._pieces(rows[:1], stops, on_token)
+        chosen = self.config.sampling.with_("stream", sampling)
+        return self._pieces(rows[:1], stops, chosen, on_token)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024,
-        stop: str | Sequence[str] = (), **values: Any,
+        stop: str | Sequence[str] = (), template: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Iterator[str]:  # fmt: skip
         """The answer to a conversation, in pieces; what it shares with the last one is not reread.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
-            values: further variables of the model's chat template.
+            template: further variables of the model's chat template.
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
         """
         return self.stream(
-            self.encode_chat(messages, **values), max_new_tokens=max_new_tokens, stop=stop
-        )
+            self.encode_chat(messages, **(template or {})), max_new_tokens=max_new_tokens,
+            stop=stop, **sampling,
+        )  # fmt: skip
 
     def warm(self) -> None:
         """Continue a token: programs are compiled, and memory is allocated."""
@@ -376,11 +431,12 @@ class Generator:
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def _tokens(self, rows: list[Ids], most: int) -> Iterator[Array]:
+    def _tokens(self, rows: list[Ids], most: int, sampling: Sampling) -> Iterator[Array]:
         """Tokens [batch] of step after step, at most `most`, and as long as there is room."""
         longest = max(map(len, rows))
         steps = min(most, self.context - longest)
         session = self._session(len(rows), longest + steps)
+        session.choose_by(sampling, rows)
         session.start(rows)
         try:
             for tokens in session.run(steps):
@@ -408,10 +464,11 @@ class Generator:
         return Session(self.model, batch, capacity)
 
     def _pieces(
-        self, rows: list[Ids], stops: Stops, on_token: Callable[[int], object] | None
+        self, rows: list[Ids], stops: Stops, sampling: Sampling,
+        on_token: Callable[[int], object] | None,
     ) -> Iterator[str]:
         text = _Text(self, stops)
-        for (token,) in self._tokens(rows, stops.tokens):
+        for (token,) in self._tokens(rows, stops.tokens, sampling):
             piece = text.add(int(token))
             if on_token is not None:
                 on_token(int(token))

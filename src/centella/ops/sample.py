@@ -1,0 +1,327 @@
+"""sample: the next token of each sequence, chosen on the device from its logits.
+
+    l_i   the logit; with penalties: of a token seen before l / r (l r below 0), less
+          frequency * times - presence
+    keep  top_k, then top_p of what is left, then min_p, over softmax(l / t)
+    y     argmax over keep of l_i / t - log(-log(u_i)), or of l_i at temperature 0
+
+The last line draws from the softmax (Gumbel 1954). u_i is a hash of index, step and seed (pcg3d:
+Jarzynski and Olano 2020), so that a token depends on logits, settings, seed and step alone. How far
+a logit is below the largest counts in steps of 2^-18, up to 64, and weights in steps of 2^-22:
+sums are whole numbers, equal on every device. Equal logits are kept or dropped together.
+
+One group a sequence; thresholds by radix: three histograms of 256 bins for top_k, three for top_p.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from centella import lang
+from centella.dtypes import Array, f32, i32, u32
+from centella.emit.program import Call, HostProgram, Kernel, Ref
+from centella.errors import DTypeError, ShapeError
+from centella.op.axes import Axes, axes
+from centella.op.form import Form
+from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.ops.kernel_params import face
+from centella.specs import Caps, Spec
+
+THREADS = 256
+SETTINGS = ("temperature", "top_k", "top_p", "gap", "repetition", "frequency", "presence")
+BINS = 256
+SCALE = float(1 << 18)  # steps of a distance
+MOST = (1 << 24) - 1  # of a distance: 64
+WEIGHT = float(1 << 22)  # steps of a weight
+PART = 1024  # of a weight's step: sums are kept in two words
+PROMPT = 1 << 31  # the bit of a count that says: the token is in the prompt
+NONE = 0xFFFFFFFF
+SMALL = 2.0**-10  # below it -log(1 - u) is summed up from its series
+
+
+class _Row:
+    """What the threads of a group know of their sequence."""
+
+    def __init__(self, logits: Any, settings: Any, counts: Any) -> None:
+        self.logits, self.counts, self.row = logits, counts, lang.group_id()
+        self.columns = lang.parameter("columns", u32)
+        numbers = [lang.workgroup_uniform(settings[self.row, j]) for j in range(len(SETTINGS))]
+        (self.temperature, self.top_k, self.top_p, self.gap, self.repetition, self.frequency,
+         self.presence) = numbers  # fmt: skip
+        self.penalised = (
+            (self.repetition != 1.0) | (self.frequency != 0.0) | (self.presence != 0.0)
+        )
+        self.random = self.temperature > 0.0
+        warm = lang.select(self.random, self.temperature, 1.0)
+        self.cold = 1.0 / warm
+        self.top: Any = None
+
+    def places(self) -> Any:
+        """The columns of a thread, one after the other."""
+        return lang.range(lang.local_id(), self.columns, lang.workgroup_size())
+
+    def logit(self, i: Any) -> Any:
+        """A logit after its penalties."""
+        value = lang.var(self.logits[self.row, i])
+        with lang.if_(self.penalised):
+            count = lang.bitcast(self.counts[self.row, i], u32)
+            times, logit = lang.cast(count & (PROMPT - 1), f32), value.get()
+            less = lang.select(
+                logit > 0.0, logit / self.repetition, logit * self.repetition
+            )
+            less = lang.select(count != 0, less, logit) - self.frequency * times
+            value.set(less - lang.select(times > 0.0, self.presence, 0.0))
+        return value.get()
+
+    def below(self, i: Any) -> Any:
+        """How far a logit is below the largest, in temperatures."""
+        return (self.top - self.logit(i)) * self.cold
+
+    def steps(self, below: Any) -> Any:
+        """A distance as a whole number."""
+        return lang.cast(lang.minimum(below * SCALE, float(MOST)), u32)
+
+
+def _limit(row: _Row, limit: Any, share: Any, bins: Any, more: Any, chosen: Any) -> Any:
+    """The largest distance that is kept, at most `limit`: until the share is reached.
+
+    Args:
+        share: a number of tokens; with `more`, a part of the weight of all that are in the limit.
+        bins, more: histograms; the second has the upper part of each weight, or is None.
+        chosen: shared words that the thread with the bin writes.
+    """
+    weighed, me = more is not None, lang.local_id()
+    prefix, low, high = (lang.var(0, u32, uniform=True) for _ in range(3))
+    target = lang.var(share, uniform=True)
+    for level in range(3):
+        shift = 16 - 8 * level
+        for j in lang.range(me, lang.const(BINS, u32), lang.workgroup_size()):
+            bins[j] = lang.const(0, u32)
+            if weighed:
+                more[j] = lang.const(0, u32)
+        lang.barrier()
+        for i in row.places():
+            below = row.below(i)
+            steps = row.steps(below)
+            mine = steps <= limit
+            if level:
+                mine = mine & ((steps >> (shift + 8)) == prefix.get())
+            with lang.if_(mine):
+                at = (steps >> shift) & (BINS - 1)
+                if weighed:
+                    weight = lang.cast(lang.exp(-below) * WEIGHT + 0.5, u32)
+                    lang.atomic_add(bins, at, weight % PART)
+                    lang.atomic_add(more, at, weight // PART)
+                else:
+                    lang.atomic_add(bins, at, lang.const(1, u32))
+        lang.barrier()
+        if not level and weighed:
+            total = _sum(bins, more, lang.const(BINS, u32))
+            least = lang.maximum(_number(*total) * share, 1.0)
+            target.set(lang.workgroup_uniform(least))
+        with lang.if_(me == 0):
+            chosen[0] = lang.const(BINS - 1, u32)
+            chosen[1], chosen[2] = low.get(), high.get()
+        lang.barrier()
+        for j in lang.range(me, lang.const(BINS, u32), lang.workgroup_size()):
+            before = _sum(bins, more, j)
+            start = low.get() + before[0], high.get() + before[1]
+            own = bins[j], more[j] if weighed else lang.const(0, u32)
+            end = _number(start[0] + own[0], start[1] + own[1])
+            with lang.if_((_number(*start) < target.get()) & (end >= target.get())):
+                chosen[0], chosen[1], chosen[2] = j, start[0], start[1]
+        lang.barrier()
+        prefix.set((prefix.get() << 8) | lang.workgroup_uniform(chosen[0]))
+        low.set(lang.workgroup_uniform(chosen[1]))
+        high.set(lang.workgroup_uniform(chosen[2]))
+        lang.barrier()
+    return lang.minimum(prefix.get(), limit)
+
+
+def _sum(bins: Any, more: Any, end: Any) -> tuple[Any, Any]:
+    """Both words of the bins before one."""
+    low, high = lang.var(0, u32), lang.var(0, u32)
+    for j in lang.range(lang.const(0, u32), end):
+        low.set(low.get() + bins[j])
+        if more is not None:
+            high.set(high.get() + more[j])
+    return low.get(), high.get()
+
+
+def _number(low: Any, high: Any) -> Any:
+    return lang.cast(high, f32) * float(PART) + lang.cast(low, f32)
+
+
+def _noise(i: Any, step: Any, seed: Any) -> Any:
+    """log(-log(1 - u)) of a hash u between 0 and 1."""
+    x, y, z = (v * 1664525 + 1013904223 for v in (i, step, seed))
+    x = x + y * z
+    y = y + z * x
+    z = z + x * y
+    x, y, z = (v ^ (v >> 16) for v in (x, y, z))
+    x = x + y * z
+    u = lang.cast(x, f32) * 2.0**-32 + 2.0**-33
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3.0)))
+    return lang.log(lang.select(u < SMALL, series, -lang.log(1.0 - u)))
+
+
+def _sample(*, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, y: Any) -> None:
+    """A group has a sequence: the largest logit, thresholds where there are some, the choice."""
+    row = _Row(logits, settings, counts)
+    seed = lang.workgroup_uniform(lang.bitcast(seeds[row.row], u32))
+    step = lang.workgroup_uniform(lang.bitcast(steps[row.row], u32))
+    most = lang.var(-math.inf)
+    for i in row.places():
+        most.set(lang.maximum(most.get(), row.logit(i)))
+    row.top = lang.workgroup_uniform(lang.workgroup_reduce(most.get(), "max"))
+
+    limit = lang.var(MOST, u32, uniform=True)
+    bins, more, chosen = (lang.shared(u32, n) for n in (BINS, BINS, 4))
+    with lang.if_(row.random & (row.top_k > 0.0)):
+        limit.set(_limit(row, limit.get(), row.top_k, bins, None, chosen))
+    with lang.if_(row.random & (row.top_p < 1.0)):
+        limit.set(_limit(row, limit.get(), row.top_p, bins, more, chosen))
+    with lang.if_(row.random):
+        limit.set(lang.minimum(limit.get(), row.steps(row.gap)))
+
+    best, place = lang.var(-math.inf), lang.var(NONE, u32)
+    for i in row.places():
+        below = row.below(i)
+        with lang.if_(row.steps(below) <= limit.get()):
+            score = lang.var(-below)
+            with lang.if_(row.random):
+                score.set(score.get() - _noise(i, step, seed))
+            with lang.if_((score.get() > best.get()) | (place.get() == NONE)):
+                best.set(score.get())
+                place.set(i)
+    first = lang.workgroup_reduce(best.get(), "max")
+    at = lang.workgroup_reduce(lang.select(best.get() == first, place.get(), NONE), "min")
+    at = lang.select(lang.isnan(row.top), NONE, at)
+    with lang.if_(lang.local_id() == 0):
+        y[row.row] = lang.bitcast(at, i32)
+        steps[row.row] = lang.bitcast(step + 1, i32)
+        with lang.if_(at != NONE):
+            counts[row.row, at] = counts[row.row, at] + 1
+
+
+kernel: Kernel = Kernel(
+    _sample, workgroup=THREADS, name="sample",
+    face=face({"logits": 2, "settings": 2, "seeds": 1}, {"y": 1}, {"counts": 2, "steps": 1}),
+)  # fmt: skip
+
+
+def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
+    """Counts [b, v], steps [b], logits f32 [b, v], settings f32 [b, 7], seeds [b], i32 each."""
+    counts, steps, logits, settings, seeds = specs
+    if len(logits.shape) != 2 or not logits.shape[1]:
+        raise ShapeError(f"sample: expected logits [batch, vocab], got {list(logits.shape)}")
+    b, v = logits.shape
+    wanted = ((counts, (b, v), i32), (steps, (b,), i32), (logits, (b, v), f32),
+              (settings, (b, len(SETTINGS)), f32), (seeds, (b,), i32))  # fmt: skip
+    names = ("counts", "steps", "logits", "settings", "seeds")
+    for name, (spec, shape, dtype) in zip(names, wanted, strict=True):
+        if spec.shape != shape:
+            raise ShapeError(f"sample: expected {name} {list(shape)}, got {list(spec.shape)}")
+        if spec.dtype is not dtype:
+            raise DTypeError(f"sample: expected {name} of {dtype.name}, got {spec.dtype.name}")
+    return ((b, v), i32), ((b,), i32), ((b,), i32)
+
+
+# -- the NumPy formula ----------------------------------------------------------------------------
+
+
+def penalised(logits: Array, counts: Array, settings: Array) -> Array:
+    """The logits of a sequence after its penalties."""
+    repetition, frequency, presence = settings[4:]
+    words = counts.astype(np.uint32)
+    times = (words & np.uint32(PROMPT - 1)).astype(np.float32)
+    less = np.where(logits > 0, logits / repetition, logits * repetition)
+    less = np.where(words != 0, less, logits) - frequency * times
+    result: Array = less - np.where(times > 0, presence, np.float32(0))
+    return result
+
+
+def choose(logits: Array, settings: Array, step: int, seed: int) -> int:
+    """The token of a sequence whose penalties are done; -1 where a logit is NaN."""
+    temperature, top_k, top_p, gap = settings[:4]
+    top = logits.max()
+    if np.isnan(top):
+        return -1
+    if not temperature > 0:
+        return int(logits.argmax())
+    below = (top - logits) * (np.float32(1) / temperature)
+    steps = np.minimum(below * np.float32(SCALE), np.float32(MOST)).astype(np.int64)
+    limit = MOST
+    if top_k > 0:
+        k = min(int(math.ceil(top_k)), len(steps))
+        limit = int(np.partition(steps, k - 1)[k - 1])
+    if top_p < 1:
+        kept = np.sort(steps[steps <= limit])
+        order = np.argsort(steps, kind="stable")[: len(kept)]
+        weights = (np.exp(-below) * np.float32(WEIGHT) + np.float32(0.5)).astype(np.int64)[order]
+        sums = np.cumsum(weights)
+        at = int(np.searchsorted(sums, max(np.float32(top_p) * np.float32(sums[-1]), 1)))
+        limit = int(kept[min(at, len(kept) - 1)])
+    limit = min(limit, int(min(gap * np.float32(SCALE), np.float32(MOST))))
+    score = np.where(steps <= limit, -below - noise(len(logits), step, seed), -np.inf)
+    return int(score.argmax())
+
+
+def noise(columns: int, step: int, seed: int) -> Array:
+    """What `_noise` is for every column."""
+    with np.errstate(over="ignore"):
+        i = np.arange(columns, dtype=np.uint32)
+        x, y, z = (
+            v * np.uint32(1664525) + np.uint32(1013904223)
+            for v in (i, np.full_like(i, step & NONE), np.full_like(i, seed & NONE))
+        )
+        x = x + y * z
+        y = y + z * x
+        z = z + x * y
+        x, y, z = (v ^ (v >> np.uint32(16)) for v in (x, y, z))
+        x = x + y * z
+    u = x.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
+    series = u * (1 + u * (np.float32(0.5) + u * np.float32(1 / 3)))
+    with np.errstate(divide="ignore"):
+        result: Array = np.log(np.where(u < np.float32(SMALL), series, -np.log(1 - u)))
+    return result
+
+
+def host(form: Form[NoAttrs]) -> HostProgram:
+    """On the CPU."""
+
+    def call(arrays: list[Array], outs: list[Array]) -> None:
+        counts, steps, logits, settings, seeds = arrays
+        for row in range(len(logits)):
+            with np.errstate(all="ignore"):
+                values = logits[row]
+                if (settings[row, 4:] != (1, 0, 0)).any():
+                    values = penalised(values, counts[row], settings[row])
+                token = choose(values, settings[row], int(steps[row]), int(seeds[row]))
+            outs[2][row] = token
+            steps[row] += 1
+            if token >= 0:
+                counts[row, token] += 1
+
+    return HostProgram("numpy:sample", "sample", call)
+
+
+def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
+    """One launch."""
+    counts, steps, logits, settings, seeds = form.inputs
+    refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), Ref(len(form.inputs) + 2,
+            form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
+    scalars = (("columns", logits.shape[1]),)
+    return Lowered((Call(kernel, refs, scalars, (), logits.shape[0]),))
+
+
+def axes_of(form: Form[NoAttrs]) -> Axes:
+    """Sequences."""
+    return axes(["b.", "b", "b.", "b.", "b"], ["b.", "b", "b"])
+
+
+SAMPLE = Op("sample", rule, None, lower, mutates=(0, 1), host=host, axes=axes_of,
+            doc=__doc__ or "")  # fmt: skip
