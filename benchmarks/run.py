@@ -9,6 +9,7 @@
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
+    python benchmarks/run.py generate --devices cuda,webgpu --rows 1 --json results/generate.json
     python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
@@ -45,6 +46,7 @@ from cpu import cpu, start
 from decode import decode, decode_sweep
 from encoder import encoder
 from gemv import gemv, thin_sweep
+from generate import generate
 from imported import imported
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
@@ -212,7 +214,7 @@ BENCHES = {
     "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
-    "decode-sweep": decode_sweep, "rows": rows,
+    "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 def model_of(folder: Path, device: ct.Device | str, dtype: str = "auto") -> BertModel:
     pytest.importorskip("tokenizers")
-    return load(folder, device=device, dtype=dtype).model
+    return load(folder, device=device, dtype=dtype, task="embed").model
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -104,8 +104,10 @@ def make(family: str) -> None:
     )  # fmt: skip
     size = sum(f.stat().st_size for f in folder.iterdir())
     values = json.loads((folder / "config.json").read_text())
-    print(f"{family}: {values['model_type']}, {size:,} bytes, least gap {min(gaps):.4f}, "
-          f"logits up to {float(logits.abs().max()):.2f}")
+    print(
+        f"{family}: {values['model_type']}, {size:,} bytes, least gap {min(gaps):.4f}, "
+        f"logits up to {float(logits.abs().max()):.2f}"
+    )
 
 
 if __name__ == "__main__":

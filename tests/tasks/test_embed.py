@@ -32,12 +32,12 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture
 def tiny(device: ct.Device) -> Embedder:
-    return load(DATA / "tiny-bert", device=device)
+    return load(DATA / "tiny-bert", device=device, task="embed")
 
 
 @pytest.fixture
 def on_cpu() -> Embedder:
-    return load(DATA / "tiny-bert", device="cpu")
+    return load(DATA / "tiny-bert", device="cpu", task="embed")
 
 
 def cosines(a: Array, b: Array) -> Array:

@@ -116,7 +116,9 @@ def run(
     if text is None and ids is None and not chat:
         raise CentellaError("generate: no prompt; try: centella generate --model DIR 'Once upon'")
     if ids is not None and (chat or system is not None):
-        raise CentellaError("generate: --ids is a whole prompt: give it without --chat and --system")
+        raise CentellaError(
+            "generate: --ids is a whole prompt: give it without --chat and --system"
+        )
     generator = load(model, device, dtype.value)
     if not isinstance(generator, Generator):
         raise CentellaError(

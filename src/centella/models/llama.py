@@ -146,7 +146,12 @@ class Attention(Module):
         batch, heads, tokens, d = q.shape
         kv = c.num_key_value_heads
         grouped = q.reshape(batch, kv, heads // kv * tokens, d)
-        scores = matmul(grouped, keys.permute(0, 1, 3, 2), alpha=c.attention_scale / c.attention_softcap, dtype=f32)
+        scores = matmul(
+            grouped,
+            keys.permute(0, 1, 3, 2),
+            alpha=c.attention_scale / c.attention_softcap,
+            dtype=f32,
+        )
         scores = tanh(scores) * c.attention_softcap
         scores = scores.reshape(batch, heads, tokens, -1)
         weights = softmax(where(visible, scores, -1e30), -1).astype(q.dtype)
@@ -317,4 +322,3 @@ class LlamaModel(Module):
         if c.logits_softcap:
             logits = tanh(logits / c.logits_softcap) * c.logits_softcap
         return logits
-

@@ -157,7 +157,9 @@ class _Reader:
         bias = self.flag("attention_bias")
         types = self.layer_types(layers)
         rope_of, ropes = self.ropes(layers, types, head_dim, positions)
-        window = self.whole("sliding_window", 0) if SLIDING in types else self.skip("sliding_window")
+        window = (
+            self.whole("sliding_window", 0) if SLIDING in types else self.skip("sliding_window")
+        )
         scale = self.number("attention_multiplier", 0.0)
         scale = scale or self.number("query_pre_attn_scalar", float(head_dim)) ** -0.5
         made = {
@@ -239,7 +241,9 @@ class _Reader:
             part = by_type[kind].get("partial_rotary_factor") or share
             ropes.append(Rope(by_type[kind], int(head_dim * part), positions, self._origin))
         turns = self.no_rope(layers)
-        return tuple(used.index(t) if on else -1 for t, on in zip(types, turns, strict=True)), tuple(ropes)
+        return tuple(
+            used.index(t) if on else -1 for t, on in zip(types, turns, strict=True)
+        ), tuple(ropes)
 
     def no_rope(self, layers: int) -> list[bool]:
         """Whether each layer turns q and k."""
@@ -290,7 +294,9 @@ class _Reader:
 
     def expect_all_read(self) -> None:
         """Refuse a field that is set and that nothing here reads: it would change the model."""
-        left = {n: v for n, v in self._values.items() if n not in self._read and v not in (None, False)}
+        left = {
+            n: v for n, v in self._values.items() if n not in self._read and v not in (None, False)
+        }
         if left:
             name = min(left)
             raise WeightsError(

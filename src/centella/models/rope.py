@@ -92,9 +92,7 @@ class Rope:
         scaled: Frequencies = plain / factor * (1 - kept) + plain * kept
         return scaled
 
-    def _yarn(
-        self, plain: Frequencies, factor: float, trained: float, theta: float
-    ) -> Frequencies:
+    def _yarn(self, plain: Frequencies, factor: float, trained: float, theta: float) -> Frequencies:
         def pair(turns: float) -> float:
             """The pair that turns so often within the trained length."""
             return self.dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))

@@ -51,9 +51,7 @@ class _Row:
         numbers = [lang.workgroup_uniform(settings[self.row, j]) for j in range(len(SETTINGS))]
         (self.temperature, self.top_k, self.top_p, self.gap, self.repetition, self.frequency,
          self.presence) = numbers  # fmt: skip
-        self.penalised = (
-            (self.repetition != 1.0) | (self.frequency != 0.0) | (self.presence != 0.0)
-        )
+        self.penalised = (self.repetition != 1.0) | (self.frequency != 0.0) | (self.presence != 0.0)
         self.random = self.temperature > 0.0
         warm = lang.select(self.random, self.temperature, 1.0)
         self.cold = 1.0 / warm
@@ -69,9 +67,7 @@ class _Row:
         with lang.if_(self.penalised):
             count = lang.bitcast(self.counts[self.row, i], u32)
             times, logit = lang.cast(count & (PROMPT - 1), f32), value.get()
-            less = lang.select(
-                logit > 0.0, logit / self.repetition, logit * self.repetition
-            )
+            less = lang.select(logit > 0.0, logit / self.repetition, logit * self.repetition)
             less = lang.select(count != 0, less, logit) - self.frequency * times
             value.set(less - lang.select(times > 0.0, self.presence, 0.0))
         return value.get()

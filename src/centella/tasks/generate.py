@@ -1,13 +1,7 @@
-"""Prompts to text: prefill in chunks, then one replay a token, one token ahead of the host.
-
-The last token of each sequence lives in a State: a step reads it, computes the next one, writes it
-there and sends it to the host, 4 bytes a sequence. The next step is submitted before the host has
-read that token. A step that turns out to be after the end is forgotten.
-"""
+"""`Generator`: prompts to text, in batches, in pieces as they come, and as a chat."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,20 +10,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import i32
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
-from centella.op.op import get
-from centella.ops.sample import PROMPT, SETTINGS
-from centella.runtime.pending import Pending
 from centella.tasks.chat import ChatTemplate
+from centella.tasks.pieces import Stops, Text
 from centella.tasks.sampling import Sampling, SamplingArgs
+from centella.tasks.session import LEAST, Array, Ids, Session
 from centella.tensors.arguments import whole
-from centella.tensors.functional import argmax
-from centella.tensors.jit import Jitted
-from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply_all
+from centella.tensors.tensor import Tensor
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import kind, read_json
 
@@ -37,27 +26,9 @@ if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
 
-Array = np.ndarray[Any, Any]
-Ids = list[int]
 Prompt = str | Sequence[int]
-CHUNK = 512  # tokens of a prompt that are read at once
-LEAST = 16  # a last part is padded to a power of two from here on: few captures
 ROOM = 256  # capacities are multiples of it
 IDLE = 2  # sessions that a Generator keeps
-
-
-class Stops(Struct, frozen=True):
-    """When a sequence ends.
-
-    Attributes:
-        ids: tokens that end it, and are not part of it.
-        texts: strings that end it, and are not part of it.
-        tokens: most tokens.
-    """
-
-    ids: frozenset[int]
-    texts: tuple[str, ...]
-    tokens: int
 
 
 class Generation(Struct, frozen=True):
@@ -75,130 +46,6 @@ class Generation(Struct, frozen=True):
     text: str | None
     finish: str
     prompt_tokens: int
-
-
-class Session:
-    """A batch of sequences on the device: their past, their last tokens, and what steps them.
-
-    Args:
-        model: the decoder.
-        batch: sequences; capacity: tokens that each may have.
-    """
-
-    def __init__(self, model: LlamaModel, batch: int, capacity: int) -> None:
-        self.model, self.batch, self.capacity = model, batch, capacity
-        self.past = model.past(batch, capacity)
-        self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
-        device = model.device
-        vocab = model.config.vocab_size
-
-        def state(name: str, shape: tuple[int, ...], dtype: type = np.int32) -> State:
-            return State(np.zeros(shape, dtype), device=device, name=name)
-
-        self._token = state("last tokens", (batch, 1))
-        self._counts = state("counts of tokens", (batch, vocab))
-        self._drawn = state("tokens drawn", (batch,))
-        self._seeds = state("seeds", (batch,))
-        self._settings = state("sampling", (batch, len(SETTINGS)), np.float32)
-        self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device)
-        self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
-        self._step = self._greedy
-        self._fill: Jitted[..., None] = Jitted(self._read, device)
-
-    def _likeliest(self) -> Tensor:
-        """The most likely token after each sequence's last one, [batch] i32; it becomes the last."""
-        return self._written(argmax(self._logits(), -1))
-
-    def _sampled(self) -> Tensor:
-        """A token drawn after each sequence's last one, [batch] i32; it becomes the last."""
-        given = (self._counts.value, self._drawn.value, self._logits(), self._settings.value,
-                 self._seeds.value)  # fmt: skip
-        return self._written(apply_all(get("sample"), given, {})[2])
-
-    def _logits(self) -> Tensor:
-        return self.model(self._token.value, self.past)[:, 0]
-
-    def _written(self, chosen: Tensor) -> Tensor:
-        self._token.assign(chosen.reshape(self.batch, 1))
-        return chosen
-
-    def choose_by(self, sampling: Sampling, rows: Sequence[Ids]) -> None:
-        """Set how tokens are chosen: numbers in States, so that no value needs a capture."""
-        self._step = self._greedy if sampling.greedy else self._random
-        if sampling.greedy:
-            return
-        seeds = sampling.first_seed() + np.arange(self.batch, dtype=np.int64)
-        self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
-        self._settings.assign(np.tile(np.float32(sampling.numbers()), (self.batch, 1)))
-        self._drawn.assign(0)
-        if sampling.penalised:
-            counts = np.zeros(self._counts.shape, np.uint32)
-            for count, row in zip(counts, rows, strict=True):
-                count[row] = PROMPT
-            self._counts.assign(counts.view(np.int32))
-
-    def _read(self, ids: Tensor) -> None:
-        self.model.states(ids, self.past)
-
-    def start(self, rows: Sequence[Ids], chunk: int = CHUNK) -> None:
-        """Read all but the last token of each prompt; what was read before is kept.
-
-        Raises:
-            KVCacheFullError: there is no room.
-        """
-        kept = [_common(old, new[:-1]) for old, new in zip(self.rows, rows, strict=True)]
-        cache = self.past.cache
-        cache.truncate([min(k, n) for k, n in zip(kept, cache.lengths, strict=True)])
-        kept = list(cache.lengths)
-        self.rows = [[] for _ in rows]  # until all is read
-        rest = [row[k:-1] for row, k in zip(rows, kept, strict=True)]
-        left = max(map(len, rest))
-        at = 0
-        while left:
-            room = self.capacity - max(cache.lengths)
-            tokens = _part(left, min(chunk, room), room)
-            part = np.zeros((self.batch, tokens), np.int32)
-            for row, ids in enumerate(rest):
-                some = ids[at : at + tokens]
-                part[row, : len(some)] = some
-            self._fill(part)
-            at, left = at + tokens, max(0, left - tokens)
-        cache.truncate([len(row) - 1 for row in rows])
-        self.rows = [list(row) for row in rows]
-        self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
-
-    def add(self, tokens: Array) -> None:
-        """Note the tokens of a step."""
-        for row, token in zip(self.rows, tokens, strict=True):
-            row.append(int(token))
-
-    def step(self) -> Pending[Array]:
-        """Submit a step; the tokens [batch] i32 when it is done."""
-        return self._step.fetch()
-
-    def run(self, steps: int) -> Iterator[Array]:
-        """Tokens [batch] of each step, one step ahead of the device."""
-        under_way: deque[Pending[Array]] = deque()
-        for _ in range(steps):
-            under_way.append(self.step())
-            if len(under_way) > 1:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-
-
-def _common(old: Ids, new: Ids) -> int:
-    """Tokens that both begin with."""
-    most = min(len(old), len(new))
-    return next((i for i in range(most) if old[i] != new[i]), most)
-
-
-def _part(left: int, chunk: int, room: int) -> int:
-    """Tokens to read next: whole chunks, then a part padded to a power of two, if there is room."""
-    if left >= chunk:
-        return chunk
-    padded = max(LEAST, 1 << (left - 1).bit_length())
-    return padded if padded <= room else 1 << (left.bit_length() - 1)
 
 
 class GeneratorConfig(Struct, frozen=True):
@@ -280,6 +127,12 @@ class Generator:
         return self._tokenizer
 
     @property
+    def _decode(self) -> Callable[[Ids], str] | None:
+        if isinstance(self._tokenizer, Path):
+            return None
+        return partial(self._tokenizer.native.decode, skip_special_tokens=True)
+
+    @property
     def context(self) -> int:
         """Most tokens of a prompt and its continuation."""
         return self.model.config.max_position_embeddings
@@ -314,7 +167,7 @@ class Generator:
         rows = [row for row in rows for _ in range(whole("generate", "n", n, 1))]
         chosen = self.config.sampling.with_("generate", sampling)
         stops = self._stops("generate", max_new_tokens, stop, ignore_eos)
-        written = [_Text(self, stops) for _ in rows]
+        written = [Text(self._decode, stops) for _ in rows]
         for tokens in self._tokens(rows, stops.tokens, chosen):
             for text, token in zip(written, tokens, strict=True):
                 text.add(int(token))
@@ -464,10 +317,13 @@ class Generator:
         return Session(self.model, batch, capacity)
 
     def _pieces(
-        self, rows: list[Ids], stops: Stops, sampling: Sampling,
+        self,
+        rows: list[Ids],
+        stops: Stops,
+        sampling: Sampling,
         on_token: Callable[[int], object] | None,
     ) -> Iterator[str]:
-        text = _Text(self, stops)
+        text = Text(self._decode, stops)
         for (token,) in self._tokens(rows, stops.tokens, sampling):
             piece = text.add(int(token))
             if on_token is not None:
@@ -480,77 +336,12 @@ class Generator:
         if rest:
             yield rest
 
-    def _end(self, row: Ids, text: _Text, stops: Stops) -> str:
+    def _end(self, row: Ids, text: Text, stops: Stops) -> str:
         return "length" if len(text.ids) >= stops.tokens else "context"
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-class _Text:
-    """The tokens of a sequence as they come, and their text, whole characters at a time."""
-
-    def __init__(self, generator: Generator, stops: Stops) -> None:
-        self.ids: Ids = []
-        self.finish = ""
-        self._stops = stops
-        self._text = ""
-        self._told = 0  # characters that were given
-        tokenizer = generator._tokenizer
-        self._decode: Callable[[Ids], str] | None = None
-        if not isinstance(tokenizer, Path):
-            self._decode = partial(tokenizer.native.decode, skip_special_tokens=True)
-        # A token's text can depend on the one before it: both are decoded, from `_from` on.
-        self._from, self._read, self._before = 0, 0, ""
-
-    def add(self, token: int) -> str:
-        """The characters that one token more completes."""
-        if self.finish:
-            return ""
-        if token in self._stops.ids:
-            self.finish = "stop"
-            return self.rest()
-        self.ids.append(token)
-        if len(self.ids) >= self._stops.tokens:
-            self.finish = "length"
-        if self._decode is not None and self._decoded(self._decode, bool(self.finish)):
-            self.finish = "stop"
-        return self.rest() if self.finish else self._given(self._certain())
-
-    def _decoded(self, decode: Callable[[Ids], str], last: bool) -> bool:
-        """Add what the tokens read so far complete; whether a stop string has come."""
-        both = decode(self.ids[self._from :])
-        if both.endswith("\ufffd") and not last:  # a character of several tokens
-            return False
-        self._text += both[len(self._before) :]
-        self._from, self._read = self._read, len(self.ids)
-        self._before = decode(self.ids[self._from :])
-        places = [i for s in self._stops.texts if (i := self._text.find(s)) >= 0]
-        if places:
-            self._text = self._text[: min(places)]
-        return bool(places)
-
-    def _certain(self) -> int:
-        """Characters that cannot be the begin of a stop string."""
-        text, end = self._text, len(self._text)
-        for stop in self._stops.texts:
-            begun = [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
-            end = min(end, len(text) - max(begun, default=0))
-        return end
-
-    def _given(self, end: int) -> str:
-        piece = self._text[self._told : end]
-        self._told = max(self._told, end)
-        return piece
-
-    def rest(self) -> str:
-        """What has not been given yet."""
-        return self._given(len(self._text))
-
-    def whole(self) -> str | None:
-        """All of it; None without a tokenizer."""
-        return None if self._decode is None else self._text
 
 
 def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Generator]:

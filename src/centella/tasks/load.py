@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator
+from centella.tensors.arguments import one_of
 from centella.weights import Checkpoint, open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.model_files import show
@@ -37,6 +38,7 @@ class Family(Struct, frozen=True):
         module: the name of its module; config, model: of the classes there.
         read_task: reads from a folder what the task has beside its model, for so many tokens;
             returns the function that takes the model.
+        task: what it is for, one of `TASKS`.
         wide_vectors: whether norms and biases are f32, whatever the dtype of the activations.
     """
 
@@ -45,6 +47,7 @@ class Family(Struct, frozen=True):
     model: str
     read_task: Callable[[Path, int], Callable[[Any], Embedder | Generator]]
     wide_vectors: bool = False
+    task: str = "embed"
 
     def classes(self) -> tuple[type[ModelConfig], Any]:
         """The class of its config, and that of its model."""
@@ -52,19 +55,48 @@ class Family(Struct, frozen=True):
         return getattr(module, self.config), getattr(module, self.model)
 
 
+TASKS = ("embed", "generate")
 # By the `model_type` of config.json.
 FAMILIES = {
     "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split(),
-        Family("centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True),
+        Family("centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"),
     ),
 }
 
 
+@overload
+def load(
+    path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: None = None,
+) -> Embedder: ...  # fmt: skip
+
+
+@overload
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False,
+    warm: bool = False, task: Literal["embed"],
+) -> Embedder: ...  # fmt: skip
+
+
+@overload
+def load(
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["generate"],
+) -> Generator: ...  # fmt: skip
+
+
+@overload
+def load(
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: str | None = None,
+) -> Any: ...  # fmt: skip
+
+
+def load(
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: str | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -80,6 +112,8 @@ def load(
             CPU takes several times as long with the last two, which is logged as a warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
+        task: "embed" or "generate": what the model has to be for, which type checkers then know;
+            None: whatever it is for.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -96,6 +130,11 @@ def load(
     folder = find_folder(path)
     values = read_config(folder)
     family = _family(folder, values)
+    if task is not None and one_of("load", "task", task, TASKS) != family.task:
+        raise WeightsError(
+            f"{folder / 'config.json'}: model_type: expected one to {task} with, got "
+            f"{show(values['model_type'])}, which is to {family.task} with"
+        )
     config_type, model_type = family.classes()
     config = config_type.from_dict(values, str(folder / "config.json"))
     opened = _opening(device)

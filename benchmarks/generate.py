@@ -1,0 +1,133 @@
+"""Decoders of released shapes on random weights: prefill, tokens a second, and each kernel's share.
+
+Weights of four layers take turns, so that no cache holds them and little is uploaded; a layer's
+products read as many bytes as in the real model. A decode step is what `Generator` runs: a replay
+that reads and writes the last token on the device. The limit is the bytes of the weights at the
+rate at which this card reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from measure import Row, cost, summary
+
+import centella as ct
+from centella.dtypes import DType, dtype_of, f32
+from centella.models.llama import LlamaModel
+from centella.models.llama_config import LlamaConfig
+from centella.nn.module import Parameter
+from centella.tasks.sampling import Sampling
+from centella.tasks.session import Session
+
+SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {  # hidden, layers, heads, kv, inner, tied
+    "mini": (64, 2, 4, 2, 128, True),
+    "0.6b": (1024, 28, 16, 8, 3072, True),
+    "1.7b": (2048, 28, 16, 8, 6144, True),
+    "4b": (2560, 36, 32, 8, 9728, True),
+    "8b": (4096, 36, 32, 8, 12288, False),
+}
+VOCAB, HEAD_DIM, LAYERS = 151936, 128, 4  # layers with weights of their own
+PROMPT, TOKENS, ROUNDS = 512, 64, 3
+READ = 4.39e12  # bytes a second of an H200
+
+
+def config_of(size: str) -> LlamaConfig:
+    """Qwen3's config of that size."""
+    hidden, layers, heads, kv, inner, tied = SIZES[size]
+    return LlamaConfig.from_dict({
+        "model_type": "qwen3", "vocab_size": 1000 if size == "mini" else VOCAB,
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "head_dim": HEAD_DIM, "intermediate_size": inner,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "rope_theta": 1e6, "tie_word_embeddings": tied,
+    })  # fmt: skip
+
+
+def model_of(size: str, device: ct.Device, dtype: DType, activations: DType) -> LlamaModel:
+    """A model with random weights; those of a layer are those of the fourth before it."""
+    model = LlamaModel(config_of(size), activations)
+    random = np.random.default_rng(0)
+    block = (0.02 * random.standard_normal(1 << 22)).astype(np.float32)
+    made: dict[tuple[str, int], Any] = {}
+
+    def data(shape: tuple[int, ...], path: str) -> ct.Tensor:
+        if len(shape) == 1 or "norms" in path:
+            return ct.ones(shape, f32, device)
+        flat = np.resize(np.roll(block, int(random.integers(1 << 20))), shape)
+        return ct.asarray(flat, dtype, device)
+
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if not isinstance(value, Parameter):
+                continue
+            parts = path.split(".")
+            layer = int(parts[1]) % LAYERS if parts[0] == "layers" else -1
+            key = (".".join(parts[2:] if layer >= 0 else parts) + name, layer)
+            if key not in made:
+                made[key] = data(value.shape, path)
+            setattr(module, name, made[key])
+    device.synchronize()
+    return model
+
+
+def weight_bytes(model: LlamaModel) -> int:
+    """Bytes of weights that a token reads."""
+    tied = model.config.tie_word_embeddings
+    skipped = "" if tied else "embed_tokens.weight"
+    return sum(t.nbytes for name, t in model.named_parameters() if name != skipped)
+
+
+def generate(args: argparse.Namespace) -> Iterator[Row]:
+    """Prefill and decode for each device, size, dtype and batch."""
+    sizes = args.shapes.split(",") if args.shapes else ["mini"] if args.small else ["0.6b", "4b"]
+    for name in args.devices:
+        device = ct.device(name)
+        for size in sizes:
+            for dtype in (args.dtypes or "bf16").split(","):
+                kind = dtype_of(dtype)
+                wide = kind if device.caps.target == "ptx" else f32
+                model = model_of(size, device, kind, wide)
+                for batch in map(int, args.rows.split(",")):
+                    for row in measured(model, batch, args.small):
+                        yield {"who": f"{name} {dtype}", **row, "shape": (size, batch)}
+
+
+def measured(model: LlamaModel, batch: int, small: bool) -> Iterator[Row]:
+    """Rows of prefill, of greedy tokens with each kernel's share, and of sampled tokens."""
+    prompt, tokens = (16, 8) if small else (PROMPT, TOKENS)
+    session = Session(model, batch, prompt + (2 * ROUNDS + 2) * tokens)
+    random = np.random.default_rng(1)
+    ids = random.integers(0, model.config.vocab_size, (batch, prompt)).tolist()
+    prefill: list[float] = []
+    for _ in range(1 + ROUNDS):
+        session.rows = [[] for _ in ids]  # nothing is kept
+        model.device.synchronize()
+        begin = time.perf_counter()
+        session.start([[*row, 1] for row in ids])
+        model.device.synchronize()
+        prefill.append(time.perf_counter() - begin)
+    yield {"bench": f"prefill {prompt}", "unit": "ms", **cost(prefill[1:], 1e3)}
+    nbytes = weight_bytes(model)
+    for how in (Sampling(), Sampling(temperature=0.8, top_k=50, top_p=0.95, seed=1)):
+        session.choose_by(how, ids)
+        list(session.run(4))
+        seconds = []
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            list(session.run(tokens))
+            seconds.append(time.perf_counter() - begin)
+        row = {"bench": "decode" if how.greedy else "decode, sampled", "unit": "tokens/s",
+               **summary(seconds, batch * tokens)}  # fmt: skip
+        if how.greedy:
+            with ct.ledger(timing=True) as led:
+                list(session.run(1))
+            kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
+            row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads",
+                    "weights_gb": nbytes / 1e9, "launches": led.launches,
+                    "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels]}  # fmt: skip
+        yield row

@@ -1,0 +1,156 @@
+"""A batch of sequences on the device, and the steps that continue them, one token ahead.
+
+The last token of each sequence lives in a State: a step reads it, computes the next one, writes it
+there and sends it to the host, 4 bytes a sequence. The next step is submitted before the host has
+read that token. A step that turns out to be after the end is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from centella.op.op import get
+from centella.ops.sample import PROMPT, SETTINGS
+from centella.runtime.pending import Pending
+from centella.tasks.sampling import Sampling
+from centella.tensors.functional import argmax
+from centella.tensors.jit import Jitted
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply_all
+
+if TYPE_CHECKING:
+    from centella.models.llama import LlamaModel
+
+Array = np.ndarray[Any, Any]
+Ids = list[int]
+CHUNK = 512  # tokens of a prompt that are read at once
+LEAST = 16  # a last part is padded to a power of two from here on: few captures
+
+
+class Session:
+    """A batch of sequences on the device: their past, their last tokens, and what steps them.
+
+    Args:
+        model: the decoder.
+        batch: sequences; capacity: tokens that each may have.
+    """
+
+    def __init__(self, model: LlamaModel, batch: int, capacity: int) -> None:
+        self.model, self.batch, self.capacity = model, batch, capacity
+        self.past = model.past(batch, capacity)
+        self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
+        device = model.device
+        vocab = model.config.vocab_size
+
+        def state(name: str, shape: tuple[int, ...], dtype: type = np.int32) -> State:
+            return State(np.zeros(shape, dtype), device=device, name=name)
+
+        self._token = state("last tokens", (batch, 1))
+        self._counts = state("counts of tokens", (batch, vocab))
+        self._drawn = state("tokens drawn", (batch,))
+        self._seeds = state("seeds", (batch,))
+        self._settings = state("sampling", (batch, len(SETTINGS)), np.float32)
+        self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device)
+        self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
+        self._step = self._greedy
+        self._fill: Jitted[..., None] = Jitted(self._read, device)
+
+    def _likeliest(self) -> Tensor:
+        """The most likely token after each sequence's last one, [batch] i32."""
+        return self._written(argmax(self._logits(), -1))
+
+    def _sampled(self) -> Tensor:
+        """A token drawn after each sequence's last one, [batch] i32."""
+        given = (self._counts.value, self._drawn.value, self._logits(), self._settings.value,
+                 self._seeds.value)  # fmt: skip
+        return self._written(apply_all(get("sample"), given, {})[2])
+
+    def _logits(self) -> Tensor:
+        return self.model(self._token.value, self.past)[:, 0]
+
+    def _written(self, chosen: Tensor) -> Tensor:
+        """The same; each becomes the last token of its sequence."""
+        self._token.assign(chosen.reshape(self.batch, 1))
+        return chosen
+
+    def choose_by(self, sampling: Sampling, rows: Sequence[Ids]) -> None:
+        """Set how tokens are chosen: numbers in States, so that no value needs a capture."""
+        self._step = self._greedy if sampling.greedy else self._random
+        if sampling.greedy:
+            return
+        seeds = sampling.first_seed() + np.arange(self.batch, dtype=np.int64)
+        self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
+        self._settings.assign(np.tile(np.float32(sampling.numbers()), (self.batch, 1)))
+        self._drawn.assign(0)
+        if sampling.penalised:
+            counts = np.zeros(self._counts.shape, np.uint32)
+            for count, row in zip(counts, rows, strict=True):
+                count[row] = PROMPT
+            self._counts.assign(counts.view(np.int32))
+
+    def _read(self, ids: Tensor) -> None:
+        self.model.states(ids, self.past)
+
+    def start(self, rows: Sequence[Ids], chunk: int = CHUNK) -> None:
+        """Read all but the last token of each prompt; what was read before is kept.
+
+        Raises:
+            KVCacheFullError: there is no room.
+        """
+        kept = [_common(old, new[:-1]) for old, new in zip(self.rows, rows, strict=True)]
+        cache = self.past.cache
+        cache.truncate([min(k, n) for k, n in zip(kept, cache.lengths, strict=True)])
+        kept = list(cache.lengths)
+        self.rows = [[] for _ in rows]  # until all is read
+        rest = [row[k:-1] for row, k in zip(rows, kept, strict=True)]
+        left = max(map(len, rest))
+        at = 0
+        while left:
+            room = self.capacity - max(cache.lengths)
+            tokens = _part(left, min(chunk, room), room)
+            part = np.zeros((self.batch, tokens), np.int32)
+            for row, ids in enumerate(rest):
+                some = ids[at : at + tokens]
+                part[row, : len(some)] = some
+            self._fill(part)
+            at, left = at + tokens, max(0, left - tokens)
+        cache.truncate([len(row) - 1 for row in rows])
+        self.rows = [list(row) for row in rows]
+        self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
+
+    def add(self, tokens: Array) -> None:
+        """Note the tokens of a step."""
+        for row, token in zip(self.rows, tokens, strict=True):
+            row.append(int(token))
+
+    def step(self) -> Pending[Array]:
+        """Submit a step; the tokens [batch] i32 when it is done."""
+        return self._step.fetch()
+
+    def run(self, steps: int) -> Iterator[Array]:
+        """Tokens [batch] of each step, one step ahead of the device."""
+        under_way: deque[Pending[Array]] = deque()
+        for _ in range(steps):
+            under_way.append(self.step())
+            if len(under_way) > 1:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+
+def _common(old: Ids, new: Ids) -> int:
+    """Tokens that both begin with."""
+    most = min(len(old), len(new))
+    return next((i for i in range(most) if old[i] != new[i]), most)
+
+
+def _part(left: int, chunk: int, room: int) -> int:
+    """Tokens to read next: whole chunks, then a part padded to a power of two, if there is room."""
+    if left >= chunk:
+        return chunk
+    padded = max(LEAST, 1 << (left - 1).bit_length())
+    return padded if padded <= room else 1 << (left.bit_length() - 1)

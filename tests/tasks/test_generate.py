@@ -1,0 +1,298 @@
+"""The loop of generation: tokens, text, stops, sampling, sessions, and what it costs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks.chat import ChatTemplate
+from centella.tasks.generate import Generator
+from centella.tasks.load import load
+from centella.tasks.session import Session, _part
+from tests.support.model_common import DATA
+
+FOLDER = DATA / "decoders"
+EVERY = ("cpu", "webgpu", "webgpu-hardware", "cuda")
+TEXT = "data stays on the device"
+DENSE = sorted(p.name for p in FOLDER.iterdir() if p.name != "qwen3-moe")
+
+
+@functools.cache
+def generator(device: ct.Device, name: str = "qwen3") -> Generator:
+    pytest.importorskip("tokenizers")
+    return load(FOLDER / name, device, "f32")  # type: ignore[no-any-return]
+
+
+@functools.cache
+def host() -> Generator:
+    return generator(ct.device("cpu"))
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", DENSE)
+def test_forty_greedy_tokens(device: ct.Device, name: str) -> None:
+    stored = np.load(FOLDER / name / "expected.npz")
+    made = generator(device, name).generate(stored["ids"][0], max_new_tokens=40, ignore_eos=True)
+    assert made.ids == stored["greedy"].tolist()
+    assert (made.finish, made.prompt_tokens) == ("length", 37)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_k": 40, "top_p": 0.95}])
+def test_unequal_batch_gives_what_each_gives_alone(
+    device: ct.Device, sampling: dict[str, Any]
+) -> None:
+    model = generator(device)
+    prompts: list[Any] = ["x", list(range(3, 60)), "a longer text than the first one", [7]]
+    together = model.generate(prompts, max_new_tokens=9, ignore_eos=True, seed=5, **sampling)
+    for i, prompt in enumerate(prompts):
+        alone = model.generate(prompt, max_new_tokens=9, ignore_eos=True, seed=5 + i, **sampling)
+        assert together[i] == alone
+
+
+@pytest.mark.devices(*EVERY)
+def test_a_step_is_one_submission_and_four_bytes(device: ct.Device) -> None:
+    model, tokens = generator(device), 12
+    options: dict[str, Any] = {"max_new_tokens": tokens, "ignore_eos": True}
+    sampling: dict[str, Any]
+    for sampling in ({}, {"temperature": 0.7, "seed": 1}):
+        model.generate(TEXT, **options, **sampling)
+        with ct.ledger() as led:
+            model.generate(TEXT, **options, **sampling)
+        led.expect(downloads=tokens, download_bytes=4 * tokens, compiles=0)
+        assert led.submissions <= tokens + 1
+        assert led.allocations <= 1
+    with ct.ledger() as led:  # other values: nothing new
+        model.generate(TEXT, temperature=1.3, top_p=0.4, min_p=0.1, top_k=9, seed=8, **options)
+    led.expect(downloads=tokens, compiles=0)
+    assert led.plans <= 1  # of what sets the numbers
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_what_was_read_is_not_read_again(device: ct.Device) -> None:
+    model = generator(device)
+    ids = list(range(5, 105))
+    first = model.generate(ids, max_new_tokens=4, ignore_eos=True)
+    longer = [*ids, *first.ids, 9, 8]
+    with ct.ledger() as led:
+        again = model.generate(longer, max_new_tokens=4, ignore_eos=True)
+    assert led.upload_bytes < 4 * len(ids)
+    fresh = load(FOLDER / "qwen3", device, "f32").generate(
+        longer, max_new_tokens=4, ignore_eos=True
+    )
+    assert again == fresh
+    other = [*ids[:30], 3, *ids[31:]]  # rolled back to the first 30
+    assert (
+        model.generate(other, max_new_tokens=3, ignore_eos=True).ids
+        == load(FOLDER / "qwen3", device, "f32")
+        .generate(other, max_new_tokens=3, ignore_eos=True)
+        .ids
+    )
+
+
+def test_stream_gives_the_text_in_whole_characters() -> None:
+    model = host()
+    seen: list[int] = []
+    pieces = list(
+        model.stream(TEXT, max_new_tokens=60, ignore_eos=True, temperature=1.5, seed=4,
+                     on_token=seen.append)
+    )  # fmt: skip
+    whole = model.generate(TEXT, max_new_tokens=60, ignore_eos=True, temperature=1.5, seed=4)
+    assert "".join(pieces) == whole.text
+    assert seen == whole.ids
+    assert all(pieces)
+
+
+def test_stop_strings_and_tokens() -> None:
+    model = host()
+    whole = model.generate(TEXT, max_new_tokens=30, ignore_eos=True)
+    assert whole.text is not None
+    stop = whole.text[5:8]
+    cut = model.generate(TEXT, max_new_tokens=30, ignore_eos=True, stop=[stop, "never there"])
+    assert (cut.text, cut.finish) == (whole.text[: whole.text.index(stop)], "stop")
+    pieces = "".join(model.stream(TEXT, max_new_tokens=30, ignore_eos=True, stop=stop))
+    assert pieces == cut.text
+    end = whole.ids[6]
+    model.config, kept = ct_replace(model.config, stop_ids=frozenset([end])), model.config
+    try:
+        ended = model.generate(TEXT, max_new_tokens=30)
+        assert ended.ids == whole.ids[: whole.ids.index(end)]
+        assert ended.finish == "stop"
+        both = model.generate([TEXT, "another"], max_new_tokens=30)
+        assert both[0] == ended
+        assert both[1] == model.generate("another", max_new_tokens=30)
+    finally:
+        model.config = kept
+
+
+def ct_replace(config: Any, **changes: Any) -> Any:
+    from msgspec.structs import replace
+
+    return replace(config, **changes)
+
+
+def test_an_abandoned_stream_leaves_the_next_one_alone() -> None:
+    model = host()
+    one, two = model.stream(TEXT, max_new_tokens=40), model.stream("else", max_new_tokens=9)
+    begun = [next(one), next(two)]
+    rest = "".join(two)
+    del one
+    assert begun[1] + rest == "".join(model.stream("else", max_new_tokens=9))
+
+
+def test_context_is_the_end() -> None:
+    model = host()
+    made = model.generate([5] * 100, max_new_tokens=100, ignore_eos=True)
+    assert (len(made.ids), made.finish) == (28, "context")
+    with pytest.raises(ShapeError, match="fewer than 128 tokens, the context of the model"):
+        model.generate([5] * 128)
+
+
+def test_several_continuations() -> None:
+    model = host()
+    made = model.generate(TEXT, n=3, temperature=1.2, seed=2, max_new_tokens=6)
+    assert len({tuple(g.ids) for g in made}) == 3
+    assert made[1] == model.generate(TEXT, temperature=1.2, seed=3, max_new_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        ([], {}, ShapeError, "a prompt of one token or more"),
+        ([320], {}, ShapeError, "ids from 0 to 319, got 320"),
+        ([-1], {}, ShapeError, "ids from 0 to 319, got -1"),
+        (b"x", {}, DTypeError, "expected text, ids, or a list of them, got bytes"),
+        (3, {}, DTypeError, "got int"),
+        ([1.5], {}, DTypeError, "expected text or whole numbers, got float"),
+        ("\ud800", {}, ShapeError, "lone surrogate"),
+        ("x", {"max_new_tokens": 0}, ShapeError, "max_new_tokens"),
+        ("x", {"stop": ""}, DTypeError, "stop: expected strings that are not empty"),
+        ("x", {"stop": [3]}, DTypeError, "stop: expected strings"),
+        ("x", {"n": 0}, ShapeError, "expected n of 1 or more"),
+        ("x", {"temperature": -0.1}, ShapeError, "temperature: expected 0 to 10,000"),
+        ("x", {"temperature": float("nan")}, ShapeError, "temperature: expected"),
+        ("x", {"top_p": 0.0}, ShapeError, "top_p: expected above 0"),
+        ("x", {"top_k": 1.5}, DTypeError, "top_k: expected a whole number"),
+        ("x", {"seed": "a"}, DTypeError, "seed: expected a whole number"),
+        ("x", {"beams": 3}, TypeError, "unexpected argument 'beams'"),
+    ],
+)
+def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        host().generate(prompt, **options)
+
+
+def test_parts_of_a_prompt() -> None:
+    assert [_part(left, 512, 4096) for left in (600, 512, 511, 17, 16, 3)] == [
+        512, 512, 512, 32, 16, 16,
+    ]  # fmt: skip
+    assert [_part(left, 512, 20) for left in (19, 3)] == [16, 16]
+    assert _part(3, 512, 5) == 2
+
+
+def test_a_long_prompt_in_chunks() -> None:
+    model = host()
+    ids = [3 + i % 300 for i in range(90)]
+    session = Session(model.model, 1, 128)
+    session.start([ids], chunk=17)
+    chunked = [int(t[0]) for t in session.run(5)]
+    assert chunked == model.generate(ids, max_new_tokens=5, ignore_eos=True).ids
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+def folder_with(path: Path, **files: Any) -> Path:
+    folder = path / "model"
+    shutil.copytree(FOLDER / "qwen3", folder)
+    for name, value in files.items():
+        target = folder / f"{name}.json"
+        target.write_text(json.dumps(value)) if value is not None else target.unlink()
+    return folder
+
+
+def test_without_a_tokenizer_ids_are_enough(tmp_path: Path) -> None:
+    model = load(folder_with(tmp_path, tokenizer=None), "cpu")
+    made = model.generate([5, 6], max_new_tokens=4, ignore_eos=True)
+    assert (len(made.ids), made.text) == (4, None)
+    with pytest.raises(WeightsError, match=r"tokenizer\.json: expected a tokenizer.*give ids"):
+        model.generate("x")
+
+
+def test_the_folder_says_how_to_sample(tmp_path: Path) -> None:
+    stated = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 7]}
+    model = load(folder_with(tmp_path, generation_config=stated), "cpu")
+    assert model.config.stop_ids == {2, 7}
+    assert (model.config.sampling.temperature, model.config.sampling.top_p) == (0.6, 0.9)
+    with_seed = model.generate(TEXT, max_new_tokens=8, seed=1)
+    assert with_seed == model.generate(TEXT, max_new_tokens=8, seed=1, temperature=0.6, top_p=0.9)
+
+
+def test_a_folder_with_sampling_that_cannot_be(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, generation_config={"do_sample": True, "top_p": 7})
+    with pytest.raises(WeightsError, match=r"generation_config\.json: top_p: expected"):
+        load(folder, "cpu")
+
+
+# -- chat -----------------------------------------------------------------------------------------
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_chat_is_the_template_and_the_answer() -> None:
+    model = host()
+    ids = model.encode_chat(MESSAGES)
+    shown = model.tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    answer = "".join(model.chat(MESSAGES, max_new_tokens=6))
+    assert answer == model.generate(ids, max_new_tokens=6).text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for i in range(2000000) %}{% endfor %}", "1,000,000 rounds"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+         "1,000,000 rounds"),
+        ("{{ 'a' * 100000000 }}", "too large"),
+        ("{{ 9 ** 9 ** 9 }}", "too large"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
+        ("{% import 'os' as os %}", "loader"),
+        ("{{ messages[7].content }}", "chat_template"),
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_hostile_templates(template: str, message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        ChatTemplate(template, {}, "here").render(MESSAGES)
+
+
+def test_templates_that_are_none() -> None:
+    with pytest.raises(WeightsError, match="here: expected a chat template"):
+        ChatTemplate("{% for %}", {}, "here")
+    model = host()
+    model.template, kept = None, model.template
+    try:
+        with pytest.raises(WeightsError, match="expected a model folder with a chat template"):
+            model.chat(MESSAGES)
+    finally:
+        model.template = kept
+
+
+def test_template_of_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, tokenizer_config={"bos_token": {"content": "<s>"}})
+    assert ChatTemplate.from_folder(folder) is None
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content | tojson }}")
+    found = ChatTemplate.from_folder(folder)
+    assert found is not None
+    assert found.render(MESSAGES) == '<s>"hi"'
