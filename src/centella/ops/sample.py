@@ -16,6 +16,7 @@ One group a sequence; thresholds by radix: three histograms of 256 bins for top_
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,11 @@ from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import face
+from centella.ops.rows import chunked
 from centella.specs import Caps, Spec
 
-THREADS = 256
+THREADS = (1024, 512, 256, 128, 64)  # the most that the device has
+TOGETHER = 2  # chunks that a thread has under way
 SETTINGS = ("temperature", "top_k", "top_p", "gap", "repetition", "frequency", "presence")
 BINS = 256
 SCALE = float(1 << 18)  # steps of a distance
@@ -45,9 +48,9 @@ SMALL = 2.0**-10  # below it -log(1 - u) is summed up from its series
 class _Row:
     """What the threads of a group know of their sequence."""
 
-    def __init__(self, logits: Any, settings: Any, counts: Any) -> None:
+    def __init__(self, logits: Any, settings: Any, counts: Any, chunk: bool) -> None:
         self.logits, self.counts, self.row = logits, counts, lang.group_id()
-        self.columns = lang.parameter("columns", u32)
+        self.columns, self.chunk = lang.parameter("columns", u32), chunk
         numbers = [lang.workgroup_uniform(settings[self.row, j]) for j in range(len(SETTINGS))]
         (self.temperature, self.top_k, self.top_p, self.gap, self.repetition, self.frequency,
          self.presence) = numbers  # fmt: skip
@@ -57,24 +60,37 @@ class _Row:
         self.cold = 1.0 / warm
         self.top: Any = None
 
-    def places(self) -> Any:
-        """The columns of a thread, one after the other."""
-        return lang.range(lang.local_id(), self.columns, lang.workgroup_size())
+    def each(self) -> Iterator[tuple[Any, Any]]:
+        """Column and logit, after its penalties, of what a thread has; the body is traced often."""
+        width = 4 if self.chunk else 1
+        stride = lang.workgroup_size() * width
+        last = (self.columns - 1) // width * width
+        for start in lang.range(lang.local_id() * width, self.columns, stride * TOGETHER):
+            firsts = [start + n * stride for n in range(TOGETHER)]
+            loaded = [self._load(lang.minimum(first, last)) for first in firsts]
+            for first, values in zip(firsts, loaded, strict=True):
+                for e, value in enumerate(values):
+                    with lang.if_(first + e < self.columns):
+                        yield first + e, self._penalised(first + e, value)
 
-    def logit(self, i: Any) -> Any:
-        """A logit after its penalties."""
-        value = lang.var(self.logits[self.row, i])
+    def _load(self, first: Any) -> list[Any]:
+        if self.chunk:
+            return self.logits.load(self.row, first)  # type: ignore[no-any-return]  # traced
+        return [self.logits[self.row, first]]
+
+    def _penalised(self, i: Any, logit: Any) -> Any:
+        value = lang.var(logit)
         with lang.if_(self.penalised):
             count = lang.bitcast(self.counts[self.row, i], u32)
-            times, logit = lang.cast(count & (PROMPT - 1), f32), value.get()
+            times = lang.cast(count & (PROMPT - 1), f32)
             less = lang.select(logit > 0.0, logit / self.repetition, logit * self.repetition)
             less = lang.select(count != 0, less, logit) - self.frequency * times
             value.set(less - lang.select(times > 0.0, self.presence, 0.0))
         return value.get()
 
-    def below(self, i: Any) -> Any:
+    def below(self, logit: Any) -> Any:
         """How far a logit is below the largest, in temperatures."""
-        return (self.top - self.logit(i)) * self.cold
+        return (self.top - logit) * self.cold
 
     def steps(self, below: Any) -> Any:
         """A distance as a whole number."""
@@ -99,8 +115,8 @@ def _limit(row: _Row, limit: Any, share: Any, bins: Any, more: Any, chosen: Any)
             if weighed:
                 more[j] = lang.const(0, u32)
         lang.barrier()
-        for i in row.places():
-            below = row.below(i)
+        for _, logit in row.each():
+            below = row.below(logit)
             steps = row.steps(below)
             mine = steps <= limit
             if level:
@@ -164,14 +180,16 @@ def _noise(i: Any, step: Any, seed: Any) -> Any:
     return lang.log(lang.select(u < SMALL, series, -lang.log(1.0 - u)))
 
 
-def _sample(*, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, y: Any) -> None:
+def _sample(
+    *, chunk: bool, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, y: Any
+) -> None:
     """A group has a sequence: the largest logit, thresholds where there are some, the choice."""
-    row = _Row(logits, settings, counts)
+    row = _Row(logits, settings, counts, chunk)
     seed = lang.workgroup_uniform(lang.bitcast(seeds[row.row], u32))
     step = lang.workgroup_uniform(lang.bitcast(steps[row.row], u32))
     most = lang.var(-math.inf)
-    for i in row.places():
-        most.set(lang.maximum(most.get(), row.logit(i)))
+    for _, logit in row.each():
+        most.set(lang.maximum(most.get(), logit))
     row.top = lang.workgroup_uniform(lang.workgroup_reduce(most.get(), "max"))
 
     limit = lang.var(MOST, u32, uniform=True)
@@ -184,8 +202,8 @@ def _sample(*, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, 
         limit.set(lang.minimum(limit.get(), row.steps(row.gap)))
 
     best, place = lang.var(-math.inf), lang.var(NONE, u32)
-    for i in row.places():
-        below = row.below(i)
+    for i, logit in row.each():
+        below = row.below(logit)
         with lang.if_(row.steps(below) <= limit.get()):
             score = lang.var(-below)
             with lang.if_(row.random):
@@ -204,7 +222,7 @@ def _sample(*, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, 
 
 
 kernel: Kernel = Kernel(
-    _sample, workgroup=THREADS, name="sample",
+    _sample, workgroup=THREADS[2], name="sample",
     face=face({"logits": 2, "settings": 2, "seeds": 1}, {"y": 1}, {"counts": 2, "steps": 1}),
 )  # fmt: skip
 
@@ -252,7 +270,7 @@ def choose(logits: Array, settings: Array, step: int, seed: int) -> int:
     steps = np.minimum(below * np.float32(SCALE), np.float32(MOST)).astype(np.int64)
     limit = MOST
     if top_k > 0:
-        k = min(int(math.ceil(top_k)), len(steps))
+        k = min(math.ceil(top_k), len(steps))
         limit = int(np.partition(steps, k - 1)[k - 1])
     if top_p < 1:
         kept = np.sort(steps[steps <= limit])
@@ -311,7 +329,14 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), Ref(len(form.inputs) + 2,
             form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
     scalars = (("columns", logits.shape[1]),)
-    return Lowered((Call(kernel, refs, scalars, (), logits.shape[0]),))
+    threads = next(n for n in THREADS if n <= caps.max_workgroup)
+    constants = (("chunk", chunked(logits)),)
+    return Lowered((Call(kernel, refs, scalars, constants, logits.shape[0], threads),))
+
+
+def takes(index: int, spec: Spec) -> bool:
+    """Logits and settings: rows of neighbouring elements."""
+    return spec.unit_rows
 
 
 def axes_of(form: Form[NoAttrs]) -> Axes:
@@ -319,5 +344,5 @@ def axes_of(form: Form[NoAttrs]) -> Axes:
     return axes(["b.", "b", "b.", "b.", "b"], ["b.", "b", "b"])
 
 
-SAMPLE = Op("sample", rule, None, lower, mutates=(0, 1), host=host, axes=axes_of,
+SAMPLE = Op("sample", rule, None, lower, takes, mutates=(0, 1), host=host, axes=axes_of,
             doc=__doc__ or "")  # fmt: skip
