@@ -129,5 +129,6 @@ def measured(model: LlamaModel, batch: int, small: bool) -> Iterator[Row]:
             kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
             row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads",
                     "weights_gb": nbytes / 1e9, "launches": led.launches,
-                    "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels]}  # fmt: skip
+                    "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
+                    }  # fmt: skip
         yield row

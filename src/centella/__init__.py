@@ -37,7 +37,9 @@ from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
 from centella.tasks.embed import Embedder
+from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
+from centella.tasks.sampling import Sampling
 from centella.tensors.batch import CommandBatch
 from centella.tensors.creation import (
     arange,
@@ -146,6 +148,8 @@ __all__ = [
     "DiscardedError",
     "Embedder",
     "Event",
+    "Generation",
+    "Generator",
     "In",
     "InOut",
     "KVCache",
@@ -158,6 +162,7 @@ __all__ = [
     "OutOfMemoryError",
     "Pending",
     "PipelineCache",
+    "Sampling",
     "Scalar",
     "ShapeError",
     "SimulationError",

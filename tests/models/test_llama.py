@@ -118,7 +118,8 @@ def test_older_fields_say_the_same() -> None:
 
 def test_longrope_by_length() -> None:
     values = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
-              "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32}  # fmt: skip
+              "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32,
+    }  # fmt: skip
     rope = Rope(values, 8, 128, "here")
     growth = np.sqrt(1 + np.log(4) / np.log(32))
     plain = 10000.0 ** (-np.arange(0, 8, 2) / 8)

@@ -14,7 +14,7 @@ from centella.tensors.tensor import apply_all
 
 EVERY = ("simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
 PLAIN = (1.0, 0.0, 1.0, np.inf, 1.0, 0.0, 0.0)
-SETTINGS = {
+SETTINGS: dict[str, dict[str, float]] = {
     "plain": {},
     "greedy": {"temperature": 0.0},
     "cold": {"temperature": 0.5},

@@ -66,6 +66,8 @@ LATE: dict[tuple[str, str], str] = {
     ("tasks", "tasks"): "`import centella` is quick: the tokenizer loads with the first model",
     ("weights", "huggingface_hub"): "extra `models`",
     ("tasks", "tokenizers"): "extra `models`",
+    ("tasks", "jinja2"): "extra `models`",
+    ("cli", "readline"): "only a chat edits lines; Windows has none",
     ("tasks", "rich"): "extra `cli`, and only for a progress bar",
     ("runtime", "concurrent"): "as host; and the hooks of a fork have an order",
     ("lang", "hashlib"): "loads OpenSSL, and only a kernel's identity needs it",

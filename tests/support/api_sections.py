@@ -99,7 +99,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Models",
         "[A service](service.md) embeds the texts of many requests together.",
-        "load Embedder serving serving.Batcher",
+        "load Embedder Generator Generation Sampling serving serving.Batcher",
     ),
     (
         "Ledger",
@@ -132,6 +132,6 @@ INNER: dict[str, str] = {
 
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
-    "Tensor Device Pending Event UserKernel Embedder Ledger Counts DType CachedPipeline Memory "
-    "KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+    "Tensor Device Pending Event UserKernel Embedder Generator Ledger Counts DType CachedPipeline "
+    "Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
 )

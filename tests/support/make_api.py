@@ -51,7 +51,11 @@ def signature(name: str, function: Any, *, bound: bool = False, width: int = 0) 
     """A call as Python writes it, with annotations as the source has them."""
 
     def note(value: Any) -> Any:
-        return value if value is inspect.Signature.empty else Text(value)
+        if value is inspect.Signature.empty:
+            return value
+        return Text(
+            value.__name__ if inspect.isclass(value) else str(value)
+        )  # a Struct's are objects
 
     def default(value: Any) -> Any:
         said = f'"{value}"' if isinstance(value, str) else repr(value).replace("centella", "ct")

@@ -52,9 +52,10 @@ def test_unequal_batch_gives_what_each_gives_alone(
 ) -> None:
     model = generator(device)
     prompts: list[Any] = ["x", list(range(3, 60)), "a longer text than the first one", [7]]
-    together = model.generate(prompts, max_new_tokens=9, ignore_eos=True, seed=5, **sampling)
+    options: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True, **sampling}
+    together = model.generate(prompts, seed=5, **options)
     for i, prompt in enumerate(prompts):
-        alone = model.generate(prompt, max_new_tokens=9, ignore_eos=True, seed=5 + i, **sampling)
+        alone = model.generate(prompt, seed=5 + i, **options)
         assert together[i] == alone
 
 

@@ -1,10 +1,11 @@
-"""Llama-like decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2, Gemma 2 and 3.
+"""Llama-like decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2, Gemma 2, 3.
 
 Source: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models"; what each
 family changes is a switch of `LlamaConfig`. Attributes carry the names of checkpoint tensors.
 
     x = m embed(ids)
-    for each layer:  x = x + r out(attention(norm(x)));  x = x + r down(act(gate(norm(x))) up(norm(x)))
+    for each layer:  x = x + r out(attention(norm(x)))
+                     y = norm(x);  x = x + r down(act(gate(y)) up(y))
     logits = cap(head(norm(x)) / d)
 """
 
@@ -288,7 +289,7 @@ class LlamaModel(Module):
             raise ShapeError(
                 f"{type(self).__name__}: expected ids [batch, tokens], got {list(ids.shape)}"
             )
-        x = self.states(ids, past or self.past(*ids.shape, ids.device))
+        x = self.states(ids, past or self.past(ids.shape[0], ids.shape[1], ids.device))
         return self.head(x[:, -1:] if last else x)
 
     def states(self, ids: Tensor, past: Past) -> Tensor:

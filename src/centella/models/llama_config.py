@@ -68,8 +68,8 @@ NEUTRAL = frozenset(
     attention_dropout embd_pdrop resid_pdrop bos_token_id eos_token_id pad_token_id pretraining_tp
     max_window_layers use_sliding_window auto_map _name_or_path output_attentions
     output_hidden_states return_dict _sliding_window_pattern sliding_window_pattern
-    rope_local_base_freq no_rope_layer_interval original_max_position_embeddings cache_implementation
-    _attn_implementation _attn_implementation_autoset id2label label2id
+    rope_local_base_freq no_rope_layer_interval original_max_position_embeddings
+    cache_implementation _attn_implementation _attn_implementation_autoset id2label label2id
     unsloth_fixed unsloth_version tokenizer_class max_length""".split()
 )
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -277,7 +277,8 @@ def choose(logits: Array, settings: Array, step: int, seed: int) -> int:
         order = np.argsort(steps, kind="stable")[: len(kept)]
         weights = (np.exp(-below) * np.float32(WEIGHT) + np.float32(0.5)).astype(np.int64)[order]
         sums = np.cumsum(weights)
-        at = int(np.searchsorted(sums, max(np.float32(top_p) * np.float32(sums[-1]), 1)))
+        target = max(np.float32(top_p) * np.float32(sums[-1]), np.float32(1))
+        at = int(np.searchsorted(sums, target))
         limit = int(kept[min(at, len(kept) - 1)])
     limit = min(limit, int(min(gap * np.float32(SCALE), np.float32(MOST))))
     score = np.where(steps <= limit, -below - noise(len(logits), step, seed), -np.inf)

@@ -34,17 +34,12 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
-        try:
-            from jinja2 import TemplateError
-        except ImportError as error:
-            raise MissingExtraError("jinja2", "models") from error
-        self._error: type[Exception] = TemplateError
         self.origin = origin
         self._tokens = dict(tokens)
-        environment = _environment()
+        environment, self._error = _environment()
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except self._error as error:
             raise WeightsError(f"{origin}: expected a chat template, got: {error}") from error
 
     @classmethod
@@ -124,13 +119,14 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
         yield piece
 
 
-def _environment() -> Any:
-    """A sandbox: no attributes of Python objects, nothing changed, no huge strings."""
-    from jinja2 import TemplateRuntimeError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _environment() -> tuple[Any, type[Exception]]:
+    """A sandbox: no attributes of Python objects, nothing changed, no huge strings; its errors."""
+    try:
+        from jinja2 import TemplateError, TemplateRuntimeError, ext, sandbox
+    except ImportError as error:
+        raise MissingExtraError("jinja2", "models") from error
 
-    class Sandbox(ImmutableSandboxedEnvironment):
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(["*", "**"])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -150,7 +146,7 @@ def _environment() -> Any:
     def now(form: str) -> str:
         return datetime.now().strftime(form)
 
-    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    sandbox.filters["tojson"] = as_json
-    sandbox.globals.update(raise_exception=refuse, strftime_now=now)
-    return sandbox
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols])
+    environment.filters["tojson"] = as_json
+    environment.globals.update(raise_exception=refuse, strftime_now=now)
+    return environment, TemplateError

@@ -61,37 +61,43 @@ FAMILIES = {
     "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split(),
-        Family("centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"),
+        Family(
+            "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
+        ),
     ),
 }
 
 
 @overload
-def load(
+def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: None = None,
-) -> Embedder: ...  # fmt: skip
+) -> Embedder:  # fmt: skip
+    """The `Embedder` of MiniLM."""
 
 
 @overload
-def load(
+def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["embed"],
-) -> Embedder: ...  # fmt: skip
+) -> Embedder:  # fmt: skip
+    """A model that embeds."""
 
 
 @overload
-def load(
+def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["generate"],
-) -> Generator: ...  # fmt: skip
+) -> Generator:  # fmt: skip
+    """A model that generates."""
 
 
 @overload
-def load(
+def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None,
-) -> Any: ...  # fmt: skip
+) -> Any:  # fmt: skip
+    """A model of any task."""
 
 
 def load(
@@ -153,10 +159,10 @@ def load(
         vector_dtype=f32 if family.wide_vectors else activations, origin=str(folder),
     )  # fmt: skip
     noted("load weights", begin)
-    task = task_of(model)
+    made = task_of(model)
     if warm:
-        task.warm()
-    return task
+        made.warm()
+    return made
 
 
 def _family(folder: Path, values: dict[str, Any]) -> Family:

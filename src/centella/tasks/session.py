@@ -84,7 +84,7 @@ class Session:
             return
         seeds = sampling.first_seed() + np.arange(self.batch, dtype=np.int64)
         self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
-        self._settings.assign(np.tile(np.float32(sampling.numbers()), (self.batch, 1)))
+        self._settings.assign(np.tile(np.array(sampling.numbers(), np.float32), (self.batch, 1)))
         self._drawn.assign(0)
         if sampling.penalised:
             counts = np.zeros(self._counts.shape, np.uint32)
