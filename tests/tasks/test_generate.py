@@ -63,11 +63,11 @@ def test_unequal_batch_gives_what_each_gives_alone(
 def test_a_step_is_one_submission_and_four_bytes(device: ct.Device) -> None:
     model, tokens = generator(device), 12
     options: dict[str, Any] = {"max_new_tokens": tokens, "ignore_eos": True}
-    sampling: dict[str, Any]
-    for sampling in ({}, {"temperature": 0.7, "seed": 1}):
-        model.generate(TEXT, **options, **sampling)
+    random: dict[str, Any] = {**options, "temperature": 0.7, "seed": 1}
+    for each in (options, random):
+        model.generate(TEXT, **each)
         with ct.ledger() as led:
-            model.generate(TEXT, **options, **sampling)
+            model.generate(TEXT, **each)
         led.expect(downloads=tokens, download_bytes=4 * tokens, compiles=0)
         assert led.submissions <= tokens + 1
         assert led.allocations <= 1
