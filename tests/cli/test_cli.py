@@ -54,7 +54,8 @@ def failed(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("info",), ("embed",), ("kernels",), ("bench",), ("check",), ("demo",)]
+    "command",
+    [(), ("info",), ("embed",), ("generate",), ("kernels",), ("bench",), ("check",), ("demo",)],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")

@@ -63,6 +63,7 @@ LATE: dict[tuple[str, str], str] = {
     ("runtime", "tensors"): "device.batch() and device.compile() give what is built on devices",
     ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
+    ("tasks", "models"): "the same: a family loads with the first model of it",
     ("tasks", "tasks"): "`import centella` is quick: the tokenizer loads with the first model",
     ("weights", "huggingface_hub"): "extra `models`",
     ("tasks", "tokenizers"): "extra `models`",

@@ -229,9 +229,10 @@ def _row(generator: Generator, text: str | None, ids: str | None) -> list[int]:
     if ids is None:
         return generator.encode(text or "")
     try:
-        return generator.encode(json.loads(f"[{ids}]"))
+        row = json.loads(f"[{ids}]")
     except ValueError as error:
         raise CentellaError(f"generate: --ids: expected N,N,.., got {in_line(ids)}") from error
+    return generator.encode(row)
 
 
 def _read(file: str) -> str:

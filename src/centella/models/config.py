@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from centella.errors import WeightsError
-from centella.weights import Checkpoint
 from centella.weights.model_files import show
 
 # The activation that `nn.Linear` has, by the name that transformers gives it.
@@ -71,7 +70,7 @@ class ModelConfig(Struct, frozen=True):
         """The whole numbers, by field, that `check_sizes` compares with the tensors."""
         return {f.name: getattr(self, f.name) for f in fields(type(self)) if f.type is int}
 
-    def check_sizes(self, checkpoint: Checkpoint) -> None:
+    def check_sizes(self, checkpoint: Mapping[str, Any], file: str) -> None:
         """Refuse numbers that the tensors cannot have, before a model of that size is built.
 
         Each whole number but that of the layers is at most the largest extent of a tensor.
@@ -79,7 +78,6 @@ class ModelConfig(Struct, frozen=True):
         Raises:
             WeightsError: a number is larger than any extent, or there are more layers than tensors.
         """
-        file = checkpoint.folder / "config.json"
         largest = max((max(t.shape, default=1) for t in checkpoint.values()), default=0)
         for name, size in self.sizes().items():
             if name != "num_hidden_layers" and size > largest:

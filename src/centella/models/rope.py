@@ -7,6 +7,7 @@ Angle of pair j at position p: p f_j, with f_j = theta^(-2 j / dim) before scali
     llama3    long wavelengths divided by factor, short ones kept, a ramp between (Llama 3.1)
     yarn      the same with a ramp over pairs; cos and sin grow with factor (Peng et al. 2023)
     longrope  a divisor for each pair, from one of two lists by length (Ding et al. 2024)
+    divided   a divisor for each pair, as GGUF files have Llama 3's scaling
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from centella.errors import WeightsError
 from centella.weights.model_files import show
 
 Frequencies = NDArray[np.float64]
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "divided")
 
 
 class Rope:
@@ -72,6 +73,8 @@ class Rope:
         if self.kind == "default":
             return plain, 1.0
         trained = self._number("original_max_position_embeddings", self.positions)
+        if self.kind == "divided":
+            return plain / self._divisors("divisors"), 1.0
         if self.kind == "longrope":
             return self._longrope(plain, length, trained)
         factor = self._number("factor")
@@ -120,19 +123,23 @@ class Rope:
     def _longrope(
         self, plain: Frequencies, length: int, trained: float
     ) -> tuple[Frequencies, float]:
-        name = "long_factor" if length > trained else "short_factor"
-        divisors = self._values.get(name)
-        numbers = isinstance(divisors, list) and all(
-            isinstance(d, int | float) and d > 0 for d in divisors
-        )
-        if not numbers or len(divisors or ()) != self.dim // 2:
-            raise WeightsError(
-                f"{self.origin}: {name}: expected {self.dim // 2} positive numbers, got "
-                f"{show(divisors)}"
-            )
+        divisors = self._divisors("long_factor" if length > trained else "short_factor")
         factor = self._number("factor", self.positions / trained)
         default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
-        return plain / np.array(divisors, np.float64), self._number("attention_factor", default)
+        return plain / divisors, self._number("attention_factor", default)
+
+    def _divisors(self, name: str) -> Frequencies:
+        """A positive number for each pair."""
+        found = self._values.get(name)
+        numbers = isinstance(found, list) and all(
+            isinstance(d, int | float) and d > 0 for d in found
+        )
+        if not numbers or len(found or ()) != self.dim // 2:
+            raise WeightsError(
+                f"{self.origin}: {name}: expected {self.dim // 2} positive numbers, got "
+                f"{show(found)}"
+            )
+        return np.array(found, np.float64)
 
     def _number(self, name: str, default: float | None = None) -> float:
         value = self._values.get(name)

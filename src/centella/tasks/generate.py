@@ -25,6 +25,7 @@ from centella.weights.model_files import kind, read_json
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
+    from centella.weights.gguf import GGUF
 
 Prompt = str | Sequence[int]
 ROOM = 256  # capacities are multiples of it
@@ -342,6 +343,16 @@ class Generator:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def read_gguf(file: GGUF) -> Callable[[LlamaModel], Generator]:
+    """Read what a Generator has beside its model from a GGUF file; as `read_generator`."""
+    from centella.tasks import text_gguf
+
+    config = GeneratorConfig(text_gguf.stop_ids(file), text_gguf.begin_id(file))
+    tokenizer = text_gguf.read_tokenizer(file) or file.file
+    template = text_gguf.read_template(file)
+    return partial(Generator, tokenizer=tokenizer, config=config, template=template)
 
 
 def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Generator]:

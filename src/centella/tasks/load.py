@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
@@ -21,10 +21,11 @@ from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
-from centella.tasks.generate import Generator, read_generator
+from centella.tasks.generate import Generator, read_generator, read_gguf
 from centella.tensors.arguments import one_of
-from centella.weights import Checkpoint, open_checkpoint
+from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
+from centella.weights.gguf import open_gguf
 from centella.weights.model_files import show
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def load(
             the model takes ids, and `encode` of texts raises); or a repository of huggingface.co
             ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once, unless the first
             part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2 of an installed
-            package.
+            package; or a .gguf file of a decoder.
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
             elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both. The
@@ -133,30 +134,29 @@ def load(
         DTypeError: another dtype.
     """
     begin = began()
-    folder = find_folder(path)
-    values = read_config(folder)
-    family = _family(folder, values)
+    files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path))
+    family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
-            f"{folder / 'config.json'}: model_type: expected one to {task} with, got "
-            f"{show(values['model_type'])}, which is to {family.task} with"
+            f"{files.config_file}: model_type: expected one to {task} with, got "
+            f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
     config_type, model_type = family.classes()
-    config = config_type.from_dict(values, str(folder / "config.json"))
+    config = config_type.from_dict(files.values, files.config_file)
     opened = _opening(device)
-    checkpoint = open_checkpoint(folder)
-    config.check_sizes(checkpoint)
-    task_of = family.read_task(folder, config.vocab_size)
+    tensors = files.tensors(config)
+    config.check_sizes(tensors, files.config_file)
+    task_of = files.read_task(config.vocab_size)
     noted("open model", begin)
     begin = began()
     where = opened()
     noted("open device", begin)
-    weights, activations = _dtypes(dtype, checkpoint, where)
+    weights, activations = _dtypes(dtype, tensors, where)
     begin = began()
     model = model_type(config, activations)
     model.load_parameters(
-        checkpoint, device=where, dtype=weights,
-        vector_dtype=f32 if family.wide_vectors else activations, origin=str(folder),
+        tensors, device=where, dtype=weights,
+        vector_dtype=f32 if family.wide_vectors else activations, origin=files.origin,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)
@@ -165,14 +165,54 @@ def load(
     return made
 
 
-def _family(folder: Path, values: dict[str, Any]) -> Family:
-    """The row of a folder's `model_type`."""
+class _Files(Struct, frozen=True):
+    """A model on disk, its config read and its family known.
+
+    Attributes:
+        origin: the folder or file; config_file: where its config is, for errors.
+        values: of its config.
+        tensors: opens the weights, by the names of a safetensors folder.
+        read_task: reads what its task has beside the model.
+    """
+
+    origin: str
+    config_file: str
+    values: dict[str, Any]
+    family: Family
+    tensors: Callable[[Any], Mapping[str, Any]]
+    read_task: Callable[[int], Callable[[Any], Embedder | Generator]]
+
+
+def _open_folder(folder: Path) -> _Files:
+    values, file = read_config(folder), str(folder / "config.json")
+    family = _family(file, values)
+    return _Files(
+        str(folder), file, values, family, lambda config: open_checkpoint(folder),
+        lambda vocab_size: family.read_task(folder, vocab_size),
+    )  # fmt: skip
+
+
+def _is_gguf(path: Any) -> bool:
+    return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
+
+
+def _open_gguf(path: Path) -> _Files:
+    from centella.models.llama_gguf import config_values, tensors_of
+
+    file = open_gguf(path)
+    values = config_values(file)
+    family = _family(str(path), values)
+    return _Files(
+        str(path), str(path), values, family, lambda config: tensors_of(file, config.head_dim),
+        lambda vocab_size: read_gguf(file),
+    )  # fmt: skip
+
+
+def _family(file: str, values: dict[str, Any]) -> Family:
+    """The row of a config's `model_type`."""
     name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise WeightsError(
-            f"{folder / 'config.json'}: model_type: expected {', '.join(FAMILIES)}, "
-            f"got {show(name)}"
-        )
+        raise WeightsError(f"{file}: model_type: expected {', '.join(FAMILIES)}, got {show(name)}")
     return FAMILIES[name]
 
 
@@ -190,7 +230,7 @@ def _opening(device: str | Device | None) -> Callable[[], Device]:
     return found.result
 
 
-def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, DType]:
+def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DType, DType]:
     """Of weights and of activations."""
     if dtype != "auto":
         kind = dtype_of(dtype)
@@ -200,7 +240,7 @@ def _dtypes(dtype: Any, checkpoint: Checkpoint, device: Device) -> tuple[DType, 
             _warn_of_narrow(kind)
         return kind, kind
     held: Counter[DType] = Counter()
-    for tensor in checkpoint.values():
+    for tensor in tensors.values():
         if tensor.dtype is not None and tensor.dtype.is_float:
             held[tensor.dtype] += tensor.nbytes
     stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all

@@ -1,0 +1,203 @@
+"""The tokenizer and chat template that a GGUF file carries.
+
+Two kinds of vocabulary: "gpt2" (byte-level BPE with merges) and "llama" (SentencePiece's BPE with
+scores and bytes). How text is cut before BPE is named by `tokenizer.ggml.pre`; llama.cpp has a
+pattern for each name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from centella.errors import MissingExtraError, WeightsError
+from centella.tasks.chat import ChatTemplate
+from centella.tasks.text import Tokenizer
+from centella.weights.gguf import GGUF
+from centella.weights.model_files import show
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+# Patterns by name; None: GPT-2's own, which the library has.
+PATTERNS: dict[str, str | None] = {
+    "default": None,
+    "gpt-2": None,
+    "smollm": r"\p{N}",  # digits apart, then GPT-2's
+    "llama-bpe": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",
+    "smaug-bpe": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",
+    "dbrx": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",
+    "qwen2": rf"{_WORDS}\p{{N}}{_REST}",
+    "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+"
+    rf"[{_LOWER}]*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # kinds of tokens
+
+
+def read_tokenizer(file: GGUF) -> Tokenizer | None:
+    """The tokenizer of a file; None where it has no vocabulary.
+
+    Raises:
+        WeightsError: one of a kind that this library does not have, or a malformed one.
+        MissingExtraError: the `tokenizers` package is not installed.
+    """
+    tokens = file.values.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return None
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", "models") from error
+    origin = str(file.file)
+    if not isinstance(tokens, list):
+        raise WeightsError(f"{origin}: tokenizer.ggml.tokens: expected strings, got {show(tokens)}")
+    model = file.values.get("tokenizer.ggml.model")
+    builds = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if model not in builds:
+        raise WeightsError(
+            f"{origin}: tokenizer.ggml.model: expected {', '.join(builds)}, got {show(model)}"
+        )
+    kinds = file.values.get("tokenizer.ggml.token_type")
+    kinds = np.full(len(tokens), NORMAL) if kinds is None else np.asarray(kinds)
+    if kinds.shape != (len(tokens),):
+        raise WeightsError(
+            f"{origin}: tokenizer.ggml.token_type: expected {len(tokens)}, got {show(kinds)}"
+        )
+    try:
+        native = builds[model](tokenizers, file, tokens)
+        special = [t for t, k in zip(tokens, kinds, strict=True) if k == CONTROL]
+        native.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in special])
+        added = [t for t, k in zip(tokens, kinds, strict=True) if k == USER]
+        native.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in added])
+        _ends(tokenizers, native, file, tokens)
+    except WeightsError:
+        raise
+    except BaseException as error:  # the library raises bare Exception, and Rust's panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise WeightsError(f"{origin}: expected a tokenizer, got: {show(str(error))}") from error
+    return Tokenizer(native, pad_id=_id(file, "padding", len(tokens)), origin=origin)
+
+
+def read_template(file: GGUF) -> ChatTemplate | None:
+    """The chat template of a file; None where it has none."""
+    source = file.values.get("tokenizer.chat_template")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise WeightsError(
+            f"{file.file}: tokenizer.chat_template: expected a string, got {show(source)}"
+        )
+    tokens = file.values.get("tokenizer.ggml.tokens") or []
+    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    ids = {n: _id(file, key, len(tokens)) for n, key in names.items()}
+    return ChatTemplate(
+        source, {n: tokens[i] for n, i in ids.items() if i is not None}, str(file.file)
+    )
+
+
+def stop_ids(file: GGUF) -> frozenset[int]:
+    """The tokens that end a text."""
+    tokens = file.values.get("tokenizer.ggml.tokens") or []
+    ids = [_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
+    return frozenset(i for i in ids if i is not None)
+
+
+def begin_id(file: GGUF) -> int | None:
+    """The token that a text begins with."""
+    return _id(file, "bos", len(file.values.get("tokenizer.ggml.tokens") or []))
+
+
+def _id(file: GGUF, name: str, tokens: int) -> int | None:
+    found = file.values.get(f"tokenizer.ggml.{name}_token_id")
+    if found is None:
+        return None
+    if type(found) is not int or not 0 <= found < tokens:
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.{name}_token_id: expected an id below {tokens}, got "
+            f"{show(found)}"
+        )
+    return found
+
+
+def _byte_level(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokenizer:
+    """BPE over bytes, whose merges the file lists."""
+    merges = file.values.get("tokenizer.ggml.merges")
+    pairs = [tuple(m.split(" ", 1)) for m in merges] if isinstance(merges, list) else None
+    if pairs is None or any(len(p) != 2 for p in pairs):
+        raise WeightsError(f"{file.file}: tokenizer.ggml.merges: expected pairs of tokens")
+    name = file.values.get("tokenizer.ggml.pre", "default")
+    if name not in PATTERNS:
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.pre: expected {', '.join(PATTERNS)}, got {show(name)}"
+        )
+    made = library.Tokenizer(
+        library.models.BPE(
+            {t: i for i, t in enumerate(tokens)}, pairs,
+            ignore_merges=name == "llama-bpe",
+        )
+    )  # fmt: skip
+    pattern = PATTERNS[name]
+    cut = library.pre_tokenizers
+    own = pattern is None or name == "smollm"
+    steps = [] if pattern is None else [cut.Split(library.Regex(pattern), "isolated")]
+    steps.append(cut.ByteLevel(add_prefix_space=False, use_regex=own))
+    made.pre_tokenizer = cut.Sequence(steps)
+    made.decoder = library.decoders.ByteLevel()
+    if name == "qwen2":
+        made.normalizer = library.normalizers.NFC()
+    return made
+
+
+def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: the pair whose token has the highest score is merged first."""
+    scores = file.values.get("tokenizer.ggml.scores")
+    if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
+        raise WeightsError(f"{file.file}: tokenizer.ggml.scores: expected {len(tokens)} numbers")
+    ids = {t: i for i, t in enumerate(tokens)}
+    ranked = sorted(_pairs(ids), key=lambda pair: (-scores[pair[2]], ids[pair[0]], ids[pair[1]]))
+    unknown = _id(file, "unknown", len(tokens))
+    made = library.Tokenizer(
+        library.models.BPE(
+            ids, [(a, b) for a, b, _ in ranked], fuse_unk=True, byte_fallback=True,
+            unk_token=None if unknown is None else tokens[unknown],
+        )
+    )  # fmt: skip
+    first = bool(file.values.get("tokenizer.ggml.add_space_prefix", True))
+    change, undo = library.normalizers, library.decoders
+    steps = [change.Prepend("▁")] if first else []
+    made.normalizer = change.Sequence([*steps, change.Replace(" ", "▁")])
+    back = [undo.Replace("▁", " "), undo.ByteFallback(), undo.Fuse()]
+    made.decoder = undo.Sequence([*back, *([undo.Strip(" ", 1, 0)] if first else [])])
+    return made
+
+
+def _pairs(ids: dict[str, int]) -> Iterator[tuple[str, str, int]]:
+    """Every way to merge two tokens into a third, and which."""
+    for token, number in ids.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                yield left, right, number
+
+
+def _ends(library: Any, native: Any, file: GGUF, tokens: list[str]) -> None:
+    """Tokens that are added before and after a text."""
+    default = file.values.get("tokenizer.ggml.model") == "llama"
+    ids = {}
+    for name, wanted in (("bos", default), ("eos", False)):
+        number = _id(file, name, len(tokens))
+        if number is not None and file.values.get(f"tokenizer.ggml.add_{name}_token", wanted):
+            ids[name] = (tokens[number], number)
+    if not ids:
+        return
+    begin, end = ids.get("bos"), ids.get("eos")
+    template = [*([begin[0]] if begin else []), "$A", *([end[0]] if end else [])]
+    native.post_processor = library.processors.TemplateProcessing(
+        single=template, special_tokens=list(dict.fromkeys(ids.values()))
+    )

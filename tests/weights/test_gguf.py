@@ -1,0 +1,215 @@
+"""GGUF files: what they hold, what they may not hold, and the models and tokenizers in them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import WeightsError
+from centella.tasks.load import load
+from centella.weights.gguf import open_gguf
+from tests.support.model_common import DATA
+
+pytest.importorskip("gguf")
+from tests.support.gguf_files import write  # needs the package
+
+FOLDER = DATA / "decoders"
+NAMES = sorted(p.name for p in FOLDER.iterdir() if p.name != "qwen3-moe")
+# What the format cannot say of the small checkpoints: their folders without it.
+PLAIN: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None},
+    "qwen2": {"use_sliding_window": False, "layer_types": None},
+    "smollm3": {"no_rope_layers": None},
+}
+TEXTS = ["", "Hello, world", "  two  spaces\n\nlines\t", "it's 12345 o'clock", "naïve café 東京 🙂",
+         "x" * 100, "<|im_start|>user\nhi<|im_end|>"]  # fmt: skip
+
+
+def folder_of(name: str, path: Path) -> Path:
+    """A small decoder's folder, without what a GGUF file cannot say."""
+    made = Path(shutil.copytree(FOLDER / name, path / name))
+    config = {**json.loads((made / "config.json").read_text()), **PLAIN.get(name, {})}
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_is_the_model_of_its_folder(name: str, kind: str, tmp_path: Path) -> None:
+    folder, file = folder_of(name, tmp_path), tmp_path / "model.gguf"
+    write(folder, file, kind)
+    ids = ct.asarray(np.load(FOLDER / name / "expected.npz")["ids"], device="cpu")
+    wanted, got = (load(path, "cpu", "f32")(ids).numpy() for path in (folder, file))
+    np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
+    if name not in PLAIN:
+        np.testing.assert_allclose(
+            got, np.load(FOLDER / name / "expected.npz")["logits"], atol=1e-4, rtol=0
+        )
+
+
+def with_tokenizer(tmp_path: Path, **more: Any) -> Path:
+    """The file of a checkpoint with the tokenizer that its folder has."""
+    native = json.loads((FOLDER / "qwen3" / "tokenizer.json").read_text())
+    special = {t["content"] for t in native["added_tokens"]}
+    vocab = native["model"]["vocab"]
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    values: dict[str, Any] = {
+        "tokenizer_model": "gpt2", "tokenizer_pre": "default", "token_list": tokens,
+        "token_types": [3 if t in special else 1 for t in tokens],
+        "token_merges": [" ".join(m) for m in native["model"]["merges"]],
+        "eos_token_id": tokens.index("<|im_end|>"), "bos_token_id": tokens.index("<|endoftext|>"),
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+    }  # fmt: skip
+    file = tmp_path / "with_tokenizer.gguf"
+    write(FOLDER / "qwen3", file, **{**values, **more})
+    return file
+
+
+def test_the_tokenizer_of_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    model, folder = load(with_tokenizer(tmp_path), "cpu"), load(FOLDER / "qwen3", "cpu")
+    assert model.tokenizer.encode(TEXTS) == folder.tokenizer.encode(TEXTS)
+    for text in TEXTS[1:]:
+        assert model.tokenizer.decode(model.tokenizer.encode([text])[0]) == folder.tokenizer.decode(
+            folder.tokenizer.encode([text])[0]
+        )
+    assert model.config.stop_ids == {2}
+    shown = model.tokenizer.decode(
+        model.encode_chat([{"content": "hi"}]), skip_special_tokens=False
+    )
+    assert shown == "<|endoftext|>hi"
+    made = model.generate("Hello", max_new_tokens=5)
+    assert made == folder.generate("Hello", max_new_tokens=5)
+
+
+def test_a_first_token_where_the_file_asks_for_it(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    model = load(with_tokenizer(tmp_path, add_bos_token=True), "cpu")
+    assert model.tokenizer.encode(["Hello"])[0][0] == 0
+
+
+def test_sentencepiece_with_scores(tmp_path: Path) -> None:
+    """Merges by score, bytes for what is not there, a space before the text."""
+    pytest.importorskip("tokenizers")
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "ab",
+              "▁ab", "c", "bc", "abc"]  # fmt: skip
+    scores = [0.0] * 259 + [-9.0, -8.0, -7.0, -1.0, -0.5, -6.0, -3.0, -2.0]
+    tokens += [f"<unused{i}>" for i in range(320 - len(tokens))]
+    scores += [-99.0] * (320 - len(scores))
+    kinds = [2, 3, 3] + [6] * 256 + [1] * 61
+    file = with_tokenizer(
+        tmp_path, tokenizer_model="llama", token_list=tokens, token_scores=scores,
+        token_types=kinds, token_merges=None, bos_token_id=1, eos_token_id=2, unk_token_id=0,
+    )  # fmt: skip
+    encode = load(file, "cpu").tokenizer
+    (ids,) = encode.encode(["abc é"])
+    # "▁abc": a+b (-1) before b+c (-3); then ▁+ab (-0.5), and c is left.
+    assert [tokens[i] for i in ids] == ["<s>", "▁ab", "c", "▁", "<0xC3>", "<0xA9>"]
+    assert encode.decode(ids) == "abc é"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tokenizer_model": "bert"}, "tokenizer.ggml.model: expected gpt2, llama, got 'bert'"),
+        ({"tokenizer_pre": "new"}, "tokenizer.ggml.pre: expected default"),
+        ({"token_merges": ["ab"]}, "tokenizer.ggml.merges: expected pairs"),
+        ({"token_merges": ["never there"]}, "expected a tokenizer, got"),
+        ({"token_types": [1]}, "tokenizer.ggml.token_type: expected 320"),
+        ({"eos_token_id": 400}, "eos_token_id: expected an id below 320, got 400"),
+        ({"token_list": ["a"] * 900}, "tokenizer.ggml.tokens: expected up to 320"),
+    ],
+)
+def test_tokenizers_that_cannot_be(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(WeightsError, match=message):
+        load(with_tokenizer(tmp_path, **values), "cpu")
+
+
+# -- hostile files --------------------------------------------------------------------------------
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def header(tensors: int = 0, values: int = 0, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, values)
+
+
+ARRAY = text("a") + struct.pack("<I", 9)
+TENSOR = text("t") + struct.pack("<IQQ", 2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "truncated"),
+        (b"GGUL" + bytes(40), "which begins with"),
+        (header(version=1), "version: expected 2 or 3"),
+        (header(version=3 << 24), "version: expected 2 or 3"),
+        (header(tensors=2**63), "tensors: expected as many as fit"),
+        (header(values=2**40), "values: expected as many as fit"),
+        (header(values=1) + struct.pack("<Q", 2**62) + bytes(30), "a string's bytes"),
+        (header(values=1) + text("a") + struct.pack("<I", 77) + bytes(9), "expected a type of"),
+        (header(values=1) + ARRAY + struct.pack("<IQ", 4, 2**60), "numbers: expected as many"),
+        (header(values=1) + ARRAY + struct.pack("<IQ", 8, 2**60), "strings: expected as many"),
+        (header(values=1) + ARRAY + struct.pack("<IQ", 9, 1) + bytes(20), "array of numbers or"),
+        (header(values=2) + 2 * (text("a") + struct.pack("<Ib", 1, 3)) + bytes(9), "got it twice"),
+        (header(tensors=1) + text("t") + struct.pack("<I", 99) + bytes(30), "up to 4 extents"),
+        (header(tensors=1) + TENSOR + struct.pack("<IQ", 99, 0), "type: expected F32"),
+        (header(tensors=1) + TENSOR + struct.pack("<IQ", 8, 0), "whole blocks of 32"),
+        (header(tensors=1) + TENSOR + struct.pack("<IQ", 0, 0), "truncated: expected 48 bytes"),
+        (header(tensors=1) + TENSOR + struct.pack("<IQ", 0, 2**62), "truncated: expected 48"),
+        (header(tensors=1) + text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0), "truncated"),
+        (header(values=1) + text("general.alignment") + struct.pack("<II", 4, 3), "power of two"),
+    ],
+)
+def test_headers_that_lie(raw: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(raw)
+    with pytest.raises(WeightsError, match=message):
+        open_gguf(file)
+
+
+def test_a_file_cut_anywhere(tmp_path: Path) -> None:
+    whole = with_tokenizer(tmp_path).read_bytes()
+    file = tmp_path / "cut.gguf"
+    random = np.random.default_rng(0)
+    for end in [*range(0, 200, 7), *random.integers(200, len(whole), 60).tolist()]:
+        file.write_bytes(whole[:end])
+        with pytest.raises(WeightsError):
+            load(file, "cpu")
+
+
+def test_bytes_changed_anywhere_are_typed_errors_or_another_model(tmp_path: Path) -> None:
+    whole = bytearray(with_tokenizer(tmp_path).read_bytes())
+    file, random = tmp_path / "changed.gguf", np.random.default_rng(1)
+    for _ in range(80):
+        at, old = int(random.integers(0, 12_000)), bytes(whole[:12_000])
+        whole[at] ^= 1 << int(random.integers(0, 8))
+        file.write_bytes(whole)
+        try:
+            load(file, "cpu").generate([5], max_new_tokens=1)
+        except ct.CentellaError:
+            pass
+        finally:
+            whole[:12_000] = old
+
+
+def test_no_such_architecture(tmp_path: Path) -> None:
+    raw = header(values=1) + text("general.architecture") + struct.pack("<I", 8) + text("bert")
+    file = tmp_path / "x.gguf"
+    file.write_bytes(raw)
+    with pytest.raises(WeightsError, match=r"general\.architecture: expected llama"):
+        load(file, "cpu")
+    with pytest.raises(WeightsError, match="expected a GGUF file, got nothing"):
+        load(tmp_path / "absent.gguf", "cpu")
