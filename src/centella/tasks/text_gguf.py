@@ -136,7 +136,7 @@ def _byte_level(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Token
         raise WeightsError(
             f"{file.file}: tokenizer.ggml.pre: expected {', '.join(PATTERNS)}, got {show(name)}"
         )
-    made = library.Tokenizer(
+    made: tokenizers.Tokenizer = library.Tokenizer(
         library.models.BPE(
             {t: i for i, t in enumerate(tokens)}, pairs,
             ignore_merges=name == "llama-bpe",
@@ -162,7 +162,7 @@ def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.To
     ids = {t: i for i, t in enumerate(tokens)}
     ranked = sorted(_pairs(ids), key=lambda pair: (-scores[pair[2]], ids[pair[0]], ids[pair[1]]))
     unknown = _id(file, "unknown", len(tokens))
-    made = library.Tokenizer(
+    made: tokenizers.Tokenizer = library.Tokenizer(
         library.models.BPE(
             ids, [(a, b) for a, b, _ in ranked], fuse_unk=True, byte_fallback=True,
             unk_token=None if unknown is None else tokens[unknown],
