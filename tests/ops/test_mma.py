@@ -15,9 +15,8 @@ from centella.emit.program import Call, parameter_words
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.lang import KernelIR
 from centella.op import op
-from centella.ops.matmul import choice
-from centella.ops.matmul.choice import MMA_TILES
-from centella.ops.matmul.mma import MmaTile
+from centella.ops.matmul import mma
+from centella.ops.matmul.mma import MMA_TILES, MmaTile
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
@@ -128,7 +127,7 @@ def result(launch: Launch, words: list[Array]) -> Array:
 def test_every_tile_in_every_layout(
     tile: MmaTile, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "MMA_TILES", (tile,))
+    monkeypatch.setattr(mma, "MMA_TILES", (tile,))
     m, n, k = tile.bm + 3, tile.bn // 2 + 5, tile.bk * (tile.stages + 1) + 7
     launch, ir = lowered(m, n, k, f16, layout)
     assert launch.constants["tile"] == tile
@@ -159,7 +158,7 @@ def test_parts_of_a_divided_depth_are_f32(n: int) -> None:
 @pytest.mark.parametrize("odd", [False, True], ids=["aligned", "odd"])
 @pytest.mark.parametrize("layout", ["NT", "TN"])
 def test_ptx_equals_the_simulator(layout: str, odd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "MMA_TILES", (MmaTile(32, 32, 32, 16, 16, 2),))
+    monkeypatch.setattr(mma, "MMA_TILES", (MmaTile(32, 32, 32, 16, 16, 2),))
     same(*lowered(19, 21, 71, bf16, layout, odd))
 
 
@@ -187,7 +186,7 @@ def test_tiles_stay_in_registers(
     tile: MmaTile, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spills, no stack, no warning; two groups of the first tile share a multiprocessor."""
-    monkeypatch.setattr(choice, "MMA_TILES", (tile,))
+    monkeypatch.setattr(mma, "MMA_TILES", (tile,))
     for layout in LAYOUTS:
         _, ir = lowered(4096, 4096, 4096, f16, layout)
         check(ir, tile, arch, tmp_path)

@@ -15,8 +15,8 @@ from centella.emit.program import Call, parameter_words
 from centella.emit.ptx import emit_ptx
 from centella.op import op
 from centella.op.op import Lowered
-from centella.ops.matmul import choice
-from centella.ops.matmul.choice import MMA_TILES
+from centella.ops.matmul import wgmma
+from centella.ops.matmul.mma import MMA_TILES
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.backends.test_cuda import fake  # noqa: F401  # a fixture
@@ -71,7 +71,7 @@ def words_of(spec: Spec, value: Array | None) -> Array:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {SMALL: 1})
 
 
 @pytest.mark.parametrize("off", [(True, False), (False, True), (True, True)])

@@ -13,7 +13,7 @@ from centella.emit.program import Call, parameter_words
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
 from centella.op import op
-from centella.ops.matmul import launches
+from centella.ops.matmul import skinny
 from centella.ops.matmul.skinny import Skinny
 from centella.ops.matmul.table import SKINNY
 from centella.simulator.run import simulate
@@ -105,7 +105,7 @@ TILES = [Skinny(1, 2, 2, 2), Skinny(2, 2, 1, 3), Skinny(4, 1, 3, 1), Skinny(1, 1
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_shape_of_a_group(tile: Skinny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "skinny_tile_of", lambda *_: tile)
+    monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_: tile)
     for dtypes in ((f16, f16), (bf16, i8)):
         block = tile.block(dtypes[1])
         for k in (block, 2 * block + 8, block - 3):
@@ -155,7 +155,7 @@ def test_one_row_equals_the_first_of_many() -> None:
 def test_ptx_equals_the_simulator(
     dtypes: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "skinny_tile_of", lambda *_: Skinny(1, 1, 2, 1))
+    monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_: Skinny(1, 1, 2, 1))
     call, ir = lowered(3, 18, 150, dtypes)
     words, _ = operands(call)
     again = [w.copy() for w in words]
@@ -172,7 +172,7 @@ def test_shapes_of_the_table_stay_in_registers(
     kind = "16-bit" if dtypes[1] is not i8 else "i8 by f32" if dtypes[0] is f32 else "i8"
     found = {Skinny(eights, *shape) for eights, both in SKINNY[kind].items() for shape in both}
     for tile in sorted(found, key=str):
-        monkeypatch.setattr(launches, "skinny_tile_of", lambda *_, tile=tile: tile)
+        monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_, tile=tile: tile)
         _, ir = lowered(8 * tile.eights, 4096, 4104, dtypes)
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
         registers, spilled = resources(report)

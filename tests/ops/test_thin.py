@@ -15,10 +15,9 @@ from centella.emit.program import Call, parameter_words
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
 from centella.op import op
-from centella.ops.matmul import launches
-from centella.ops.matmul.choice import thin_of
+from centella.ops.matmul import thin
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.thin import Thin
+from centella.ops.matmul.thin import Thin, thin_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import execute
@@ -95,7 +94,7 @@ def check(call: Call, ir: KernelIR, k: int, *, ptx: bool = False) -> None:
 @pytest.mark.parametrize("shuffle", [False, True], ids=["shared", "shuffle"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "thin_of", lambda *_: tile)
+    monkeypatch.setattr(thin, "thin_of", lambda *_: tile)
     for dtypes in ((f32, f32), (f16, f16), (f32, i8), (f16, f32)):
         if tile.outputs % dtypes[0].per_word:
             continue
@@ -109,7 +108,7 @@ def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("tile", [Thin(1, 64, 4, 2, 64), Thin(2, 32, 2, 1, 64)], ids=str)
 def test_ptx_equals_the_simulator(tile: Thin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "thin_of", lambda *_: tile)
+    monkeypatch.setattr(thin, "thin_of", lambda *_: tile)
     for dtypes in ((f32, f32), (f16, i8)):
         call, ir = lowered(tile, True, 67, dtypes)
         assert ir.uses_subgroups

@@ -19,9 +19,8 @@ from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import CLUSTER, HOPPER
 from centella.op import op
-from centella.ops.matmul import choice, launches
-from centella.ops.matmul.choice import WGMMA_TILES
-from centella.ops.matmul.wgmma import WgmmaTile
+from centella.ops.matmul import wgmma
+from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
 from centella.simulator.run import mutations, simulate
 from centella.specs import Spec, make_spec
 from centella.tensors.tensor import apply
@@ -54,7 +53,7 @@ def name(tile: WgmmaTile) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {SMALL: 1})
 
 
 def lowered(
@@ -88,7 +87,7 @@ def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
     layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN") if tile.takes(True, False) else ("NT",)
     for layout in layouts:
@@ -109,7 +108,7 @@ def test_pairs_of_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of some pairs one group has no row of C; a pair takes one tile, or several."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(*size, layout=layout)
     assert ir.cluster == 2
     assert launch.call.groups == 2 * -(-size[0] // 128) * -(-size[1] // 64)
@@ -140,7 +139,7 @@ def test_an_epilogue_sees_f32_sums(
     activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory, and with both an activation and a residual from registers."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(70, 72, 40, epilogue=True, activation=activation)
     assert dict(launch.call.constants)["staged"] is not bool(activation)
     rng = np.random.default_rng(3)
@@ -178,7 +177,7 @@ def test_nothing_is_written_outside(small: None) -> None:
 @pytest.mark.parametrize("tile", [SMALL, PAIRS[0]], ids=name)
 def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(300, 60, 136)
     seen: set[str] = set()
     for what, broken in mutations(ir):
@@ -203,7 +202,7 @@ def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spills, no stack, no warning, with an epilogue or without."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
     if tile in WGMMA_TILES or tile.cluster > 1:
@@ -218,7 +217,7 @@ def test_tiles_stay_in_registers(
 
 def test_descriptors_say_a_place_in_the_groups_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses of a cluster have bits above it, which would change the distance of panels."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {PAIRS[0]: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {PAIRS[0]: 1})
     text = emit_ptx(lowered(64, 65, 72, layout="NN")[1], "sm_90a")
     for number in (0, 1):
         first = f"and.b32 %low{number}, %smem, 0x3ffff;\n  shr.u32 %low{number}, %low{number}, 4;"
@@ -231,7 +230,7 @@ def test_swept_tiles_on_a_device(
     device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters past every edge, B along k and across, at once and replayed in a graph."""
-    monkeypatch.setattr(launches, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
+    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
     rng = np.random.default_rng(8)
 
     def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of, f16
 from centella.ops.matmul import skinny
-from centella.ops.matmul.choice import WGMMA_TILES, mma_tile_of, tile_of
+from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.table import TILES
+from centella.ops.matmul.tiled import tile_of
+from centella.ops.matmul.wgmma import WGMMA_TILES
 from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (

@@ -11,9 +11,10 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import OPS
 from centella.ops.layout import broadcast_strides, flat, rows_of
-from centella.ops.matmul.launches import Product, after_copies, product_calls
+from centella.ops.matmul.choice import after_copies, product_calls
 from centella.ops.matmul.op import Lie, matrix
 from centella.ops.matmul.problem import LinearAttrs, MatmulAttrs, Problem
+from centella.ops.matmul.product import Product
 from centella.specs import Caps, Spec, make_spec
 
 

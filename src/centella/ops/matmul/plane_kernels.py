@@ -11,19 +11,10 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.choice import thin_of
 from centella.ops.matmul.planes import BLOCK, CHUNK, DequantizeAttrs, depth_of
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
-from centella.ops.matmul.thin import (
-    SUBGROUP,
-    Rows,
-    Thin,
-    bytes_of,
-    field,
-    finish,
-    reserve,
-    together_of,
-)
+from centella.ops.matmul.sums import SUBGROUP, finish
+from centella.ops.matmul.thin import Rows, Thin, bytes_of, field, reserve, thin_of, together_of
 from centella.specs import Caps
 
 WORKGROUP = 256
