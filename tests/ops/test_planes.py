@@ -1,4 +1,4 @@
-"""Weights in blocks of 32: as GGUF's own package has them, and their products."""
+"""Weights in blocks of 32 as pairs of arrays: numbers and factors, and their products."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 
 import centella as ct
 from centella.dtypes import dtype_of
-from centella.op import op
-from centella.ops.quantize import BLOCK
 
 Array = np.ndarray[Any, Any]
-KINDS = {8: "Q8_0", 4: "Q4_0"}
+KINDS = (8, 4)
+BLOCK = 32
 
 
 def weight_of(n: int, k: int, seed: int = 0) -> Array:
@@ -23,30 +22,6 @@ def weight_of(n: int, k: int, seed: int = 0) -> Array:
     weight[0, 0] = 0
     weight[-1, -1] = 5
     return weight.reshape(n, k)
-
-
-def planes_of(raw: Array, bits: int) -> tuple[Array, Array]:
-    """Numbers and factors of blocks as GGUF's files have them: factor, then numbers."""
-    blocks = raw.reshape(len(raw), -1, 2 + BLOCK * bits // 8)
-    scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-    stored = np.ascontiguousarray(blocks[..., 2:]).reshape(len(raw), -1)
-    return stored.view(np.int8) if bits == 8 else stored, scale
-
-
-@pytest.mark.parametrize("bits", KINDS)
-def test_planes_are_those_of_gguf(bits: int) -> None:
-    quants = pytest.importorskip("gguf.quants")
-    kind = getattr(pytest.importorskip("gguf").GGMLQuantizationType, KINDS[bits])
-    weight = weight_of(7, 160)
-    raw = quants.quantize(weight, kind)
-    stored, scale = planes_of(raw, bits)
-    ours = ct.quantize_blocks(weight, bits)
-    np.testing.assert_array_equal(ours[0], stored)
-    np.testing.assert_array_equal(ours[1], scale)
-    formula = op.get("dequantize").reference
-    assert formula is not None
-    wide = formula(stored, scale.astype(np.float32), dtype="f32")
-    np.testing.assert_array_equal(wide, quants.dequantize(raw, kind))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -72,7 +47,8 @@ def test_products_of_few_rows_and_of_many(device: ct.Device, bits: int, dtype: s
 def test_a_product_of_few_rows_reads_the_planes_in_one_launch(device: ct.Device) -> None:
     stored, scale = ct.quantize_blocks(weight_of(8, 64), 4)
     parts = ct.asarray(stored, device=device), ct.asarray(scale, device=device)
-    for m, launches in ((1, 1), (16, 1), (17, 2)):
+    many = 1 if device.caps.target == "numpy" else 2
+    for m, launches in ((1, 1), (16, 1), (17, many)):
         x = ct.ones((m, 64), device=device)
         with ct.ledger() as led:
             ct.linear(x, parts[0], scale=parts[1]).numpy()
@@ -122,7 +98,7 @@ def test_a_factor_without_a_finite_inverse_is_0(bits: int) -> None:
         ((3, 64), (3, 3), (1, 64), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
         ((3, 48), (3, 1), (1, 48), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
         ((3, 64), (3, 2), (1, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
-        ((3, 64), (3, 2), (20, 32), ct.ShapeError, r"linear: expected x \[\.\.\., k\]"),
+        ((3, 64), (3, 2), (20, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
     ],
 )
 def test_planes_that_do_not_belong_together(

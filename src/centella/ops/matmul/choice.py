@@ -60,9 +60,16 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
     return chosen.lower(product, caps)
 
 
-def after_copies(copies: Lowered, places: Sequence[int], product: Lowered) -> Lowered:
-    """Copies of operands, then the product; `places` of its operands, extras and result."""
-    own = len(places) + len(copies.temporaries)
+def after_copies(
+    copies: Lowered, places: Sequence[int], product: Lowered, operands: int = 0
+) -> Lowered:
+    """Copies of operands, then the product.
+
+    Args:
+        places: of the product's operands, extras and result.
+        operands: of the op, its result too; 0: as many.
+    """
+    own = (operands or len(places)) + len(copies.temporaries)
     where = (*places, *range(own, own + len(product.temporaries)))
     calls = (
         replace(c, tensors=tuple(Ref(where[r.index], r.spec) for r in c.tensors))

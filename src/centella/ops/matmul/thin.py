@@ -25,11 +25,10 @@ from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
 from centella.ops.matmul.sums import SUBGROUP, finish
 from centella.ops.matmul.table import row_of
+from centella.ops.quant.numbers import bytes_of, field
 from centella.specs import Caps
 
 PARTIAL = 2  # up to so many rows of x a step has sums of its own: shorter chains of additions
-MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
-MAGIC_VALUE = 8388608.0
 REGISTERS, MOST_THREADS = 65_536, 2048  # of a multiprocessor
 BESIDE = 28  # registers for addresses, the loop, and what is under way
 # Threads of a team of a thin product, its outputs, steps at once, by rows held.
@@ -39,7 +38,6 @@ FEW = 2048  # outputs that leave much of a large GPU idle
 # three times as much, as each is widened.
 WORTH = 1 << 17
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
-FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
 
 
 class Thin(Struct, frozen=True):
@@ -89,19 +87,6 @@ def reserve(together: int) -> None:
 def number(value: Any) -> Any:
     """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
     return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
-
-
-def field(word: Any, start: int, mask: int, zero: int) -> Any:
-    """The bits of a word from `start` on that a mask keeps, up to 255, less `zero`, as f32."""
-    shifted = word >> start if start else word
-    kept = shifted if start + mask.bit_length() == 32 else shifted & mask
-    return lang.bitcast(kept | MAGIC, f32) - (MAGIC_VALUE + zero)
-
-
-def bytes_of(words: list[Any]) -> list[Any]:
-    """The i8 of stored words as f32."""
-    flipped = [word ^ FLIP for word in words]
-    return [field(word, 8 * j, 255, 128) for word in flipped for j in range(4)]
 
 
 class Rows:

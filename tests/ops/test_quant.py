@@ -1,0 +1,233 @@
+"""The table of quantised formats: planes as GGUF's own package has them, and what takes a QTensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella import nn
+from centella.dtypes import dtype_of
+from centella.emit.ptx import emit_ptx
+from centella.op import op
+from centella.ops.quant.format import SYMBOLS
+from centella.ops.quant.table import FORMATS
+from centella.specs import Caps, make_spec
+from tests.emit.test_lang_ptx import assemble, needs_ptxas
+from tests.ops.test_planes import weight_of
+
+Array = np.ndarray[Any, Any]
+# Bytes of each plane in a block of a file, in its order there.
+FILES = {
+    "q8_0": {"scale": 2, "stored": 32},
+    "q4_0": {"scale": 2, "stored": 16},
+    "q4_1": {"scale": 2, "low": 2, "stored": 16},
+    "q5_0": {"scale": 2, "high": 4, "stored": 16},
+}
+BLOCKS = pytest.mark.parametrize("name", FILES)
+EVERY = pytest.mark.parametrize("name", FORMATS)
+CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,
+            subgroups=True, arch="sm_90a")  # fmt: skip
+
+
+def planes_of(raw: Array, name: str) -> list[Array]:
+    """The planes of blocks as GGUF's files have them."""
+    sizes = FILES[name]
+    blocks = raw.reshape(len(raw), -1, sum(sizes.values()))
+    found, first = {}, 0
+    for plane, size in sizes.items():
+        found[plane] = np.ascontiguousarray(blocks[..., first : first + size])
+        first += size
+    kinds = {p.name: p.dtype.numpy if p.dtype else np.float16 for p in FORMATS[name].planes}
+    return [found[n].view(kind).reshape(len(raw), -1) for n, kind in kinds.items()]
+
+
+def whole_of(weight: ct.QTensor) -> Array:
+    """What it stands for, by the formula in float64."""
+    arrays = (plane.numpy() for plane in weight.planes)
+    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
+    return weight.format.decode(*wide)
+
+
+@BLOCKS
+def test_planes_are_those_of_gguf(name: str) -> None:
+    quants = pytest.importorskip("gguf.quants")
+    kind = getattr(pytest.importorskip("gguf").GGMLQuantizationType, name.upper())
+    weight = weight_of(7, 160)
+    raw = quants.quantize(weight, kind)
+    stored, encode = planes_of(raw, name), FORMATS[name].encode
+    assert encode is not None
+    for ours, theirs in zip(encode("test", weight), stored, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    wide = [p.astype(np.float32) if p.dtype == np.float16 else p for p in stored]
+    np.testing.assert_array_equal(FORMATS[name].decode(*wide), quants.dequantize(raw, kind))
+
+
+@EVERY
+def test_formats_keep_to_what_kernels_read(name: str) -> None:
+    """The first plane has bytes; steps end with blocks; names are those of operands."""
+    kind = FORMATS[name]
+    first = kind.planes[0]
+    assert first.dtype is not None and first.dtype.itemsize == 1
+    assert kind.block == 1 or kind.block % kind.step == 0
+    assert len(kind.planes) <= len(SYMBOLS)
+    assert len({p.name for p in kind.planes}) == len(kind.planes)
+    assert kind.by_row == any(not p.length for p in kind.planes)
+
+
+@EVERY
+def test_a_qtensor_is_a_weight(device: ct.Device, name: str) -> None:
+    """Its whole, its products of few rows and of many, its rows: near the formula in float64."""
+    n, k = 21, 96
+    weight = ct.quantize(weight_of(n, k), name, device=device)
+    wide = whole_of(weight)
+    assert weight.shape == (n, k) and weight.format is FORMATS[name]
+    assert weight.nbytes == sum(p.nbytes for p in weight.planes)
+    np.testing.assert_allclose(weight.dequantize().numpy(), wide, rtol=1e-6, atol=1e-7)
+    bias = np.linspace(-1, 1, n)
+    for m in (1, 3, 17):
+        x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+        got = ct.linear(ct.asarray(x, device=device), weight, ct.asarray(bias, "f32", device))
+        near = np.abs(x) @ np.abs(wide).T
+        assert (np.abs(got.numpy() - (x @ wide.T + bias)) <= 2e-6 * (near + 1)).all(), m
+    ids = ct.asarray(np.array([[3, 0], [20, 21]], np.int32), device=device)
+    rows = ct.embedding(ids, weight).numpy()
+    np.testing.assert_allclose(rows[0], wide[[3, 0]], rtol=1e-6, atol=1e-7)
+    assert np.isnan(rows[1, 1]).all() and rows.dtype == np.float32
+    assert ct.embedding(ids, weight, "f16").dtype is ct.f16
+
+
+@EVERY
+def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
+    weight = ct.quantize(weight_of(8, 64), name, device=device)
+    # Factors of rows are the epilogue's; on the CPU a formula is one call.
+    many = 1 if weight.format.by_row or device.caps.target == "numpy" else 2
+    for m, launches in ((1, 1), (16, 1), (17, many)):
+        x = ct.ones((m, 64), device=device)
+        with ct.ledger() as led:
+            ct.linear(x, weight).numpy()
+        assert led.launches == launches
+    with ct.ledger() as led:
+        ct.embedding(ct.asarray(np.array([1], np.int32), device=device), weight).numpy()
+    assert led.launches == 1
+
+
+@EVERY
+def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
+    weight = ct.quantize(weight_of(9, 64), name, device=device)
+    x = ct.ones((2, 64), device=device)
+    wanted = ct.linear(x, weight).numpy()
+    layer = nn.Linear(64, 9)
+    layer.weight, layer.bias = weight, ct.zeros(9, device=device)
+    np.testing.assert_array_equal(layer(x).numpy(), wanted)
+    assert f"weight.{name}.stored [9, " in repr(layer)
+    state = layer.state_dict()
+    assert {n for n in state if n != "bias"} == {
+        f"weight.{name}.{p.name}" for p in weight.format.planes
+    }
+    arrays = {n: t.numpy() for n, t in state.items()}
+    for tensors in (state, arrays):  # a format stays, whatever dtype the others get
+        again = nn.Linear(64, 9)
+        again.load_parameters(tensors, device=device, dtype="f16")
+        np.testing.assert_array_equal(again(x).numpy(), wanted)
+        assert again.bias is not None and again.bias.dtype is ct.f16
+    for broken in (dict([*state.items()][1:]), state | {"more": state["bias"]}):
+        empty = nn.Linear(64, 9)
+        with pytest.raises(ct.WeightsError, match=r"missing|left over: more"):
+            empty.load_parameters(broken, device=device)
+        assert not [*empty.named_parameters()]
+    with pytest.raises(ct.WeightsError, match=r"weight: QTensor: expected planes of \[9, 32\]"):
+        nn.Linear(32, 9).load_parameters(state, device=device)
+    table = nn.Embedding(9, 64)
+    table.weight = weight
+    ids = ct.asarray(np.arange(9, dtype=np.int32), device=device)
+    np.testing.assert_array_equal(table(ids).numpy(), weight.dequantize().numpy())
+    cache = ct.MatmulCache(device)
+    cache.upload_weight("w", weight)
+    cache.upload_weight("again", weight_of(9, 64), name)
+    for key in ("w", "again"):
+        np.testing.assert_array_equal(cache.matmul(key, x).numpy(), wanted)
+    assert {w.shape for w in cache.weights()} == {(9, 64)}
+    assert cache.weights()[0].nbytes == weight.storage_bytes
+
+
+def test_a_qtensor_moves_and_prints() -> None:
+    weight = ct.quantize(weight_of(4, 64), "q5_0", device="cpu")
+    assert repr(weight).startswith("<QTensor [4, 64] q5_0 on ")
+    assert weight.to("cpu") is weight
+    moved = weight.to("simulator")
+    assert moved.device.name != weight.device.name
+    np.testing.assert_array_equal(whole_of(moved), whole_of(weight))
+
+
+def test_an_int8_qtensor_is_quantize_int8() -> None:
+    stored, scale = ct.quantize_int8(weight_of(5, 64))
+    weight = ct.quantize(ct.asarray(weight_of(5, 64), device="cpu"), "int8")
+    np.testing.assert_array_equal(weight.planes[0].numpy(), stored)
+    np.testing.assert_array_equal(weight.planes[1].numpy(), scale)
+    x = ct.ones((2, 64), device="cpu")
+    pair = ct.linear(x, weight.planes[0], scale=weight.planes[1])
+    np.testing.assert_array_equal(ct.linear(x, weight).numpy(), pair.numpy())
+
+
+@needs_ptxas
+@EVERY
+def test_texts_assemble(name: str, tmp_path: Path) -> None:
+    kind = FORMATS[name]
+    planes = tuple(
+        make_spec(p.shape(40, 256 // kind.block), p.dtype or dtype_of("f16"), 16)
+        for p in kind.planes
+    )
+    ids, y = make_spec((3,), dtype_of("i32"), 16), make_spec((3, 256), dtype_of("f16"), 16)
+    forms = [op.get("embedding").form((ids, *planes), (y,), {"format": name, "dtype": "f16"})]
+    if not kind.by_row:
+        attrs = {"extras": (), "activation": "silu", "format": name}
+        for m in (1, 9):
+            x, y = (make_spec((m, k), dtype_of("f16"), 16) for k in (256, 40))
+            forms.append(op.get("linear").form((x, *planes), (y,), attrs))
+    for form in forms:
+        (call,) = form.lower(CUDA).calls
+        dtypes = tuple(r.spec.dtype for r in call.tensors)
+        ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+        assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
+
+
+def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
+    """More rows than are thin: parts of the outputs, each with a temporary that fits."""
+    from centella.plan.divide import divided
+
+    kind = FORMATS["q4_0"]
+    caps = Caps("wgsl", max_binding=1 << 16)
+    planes = tuple(make_spec(p.shape(512, 8), p.dtype or dtype_of("f16"), 16) for p in kind.planes)
+    x, y = (make_spec((20, k), dtype_of("f32"), 16) for k in (256, 512))
+    attrs = {"extras": (), "activation": "", "format": "q4_0"}
+    lowered = divided(op.get("linear").form((x, *planes), (y,), attrs), caps)
+    assert all(t.storage_bytes <= caps.max_binding for t in lowered.temporaries)
+    names = [c.kernel.name for c in lowered.calls]
+    assert names[:2] == ["dequantize", "gemm"] and len(names) == 2 * names.count("gemm") == 16
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda w, x: ct.quantize(w, "q3_9"), ct.DTypeError, "expected a format of int8, q8_0"),
+        (lambda w, x: ct.quantize(np.zeros((2, 33)), "q4_1"), ct.ShapeError, "multiple of 32"),
+        (lambda w, x: ct.quantize(np.zeros((2, 32), "i4"), "q5_0"), ct.DTypeError, "floats"),
+        (lambda w, x: ct.quantize(np.full((2, 32), np.nan), "q4_1"), ct.DTypeError, "finite"),
+        (lambda w, x: ct.QTensor(w.planes[:1], "q4_0"), ct.ShapeError, "expected 2 planes, got 1"),
+        (lambda w, x: ct.QTensor(w.planes, "q8_0"), ct.DTypeError, "i8 numbers and float factors"),
+        (lambda w, x: ct.QTensor(w.planes, "q4_0", (2, 64)), ct.ShapeError, "planes of"),
+        (lambda w, x: ct.linear(x, w, scale=x), ct.DTypeError, "no scale= with a QTensor"),
+        (lambda w, x: ct.linear(x[:, :32], w), ct.ShapeError, r"expected x \[\.\.\., 64\]"),
+        (lambda w, x: ct.embedding(x, w), ct.DTypeError, "expected i32 ids"),
+        (lambda w, x: w.dequantize("i8"), ct.DTypeError, "expected a float dtype, got i8"),
+        (lambda w, x: ct.MatmulCache("cpu").upload_weight("w", w, "f16"), ct.DTypeError, "QTensor"),
+    ],
+)  # fmt: skip
+def test_mistakes(call: Any, kind: type[Exception], text: str) -> None:
+    weight = ct.quantize(weight_of(3, 64), "q4_0", device="cpu")
+    with pytest.raises(kind, match=text):
+        call(weight, ct.ones((2, 64), device="cpu"))
