@@ -1,4 +1,4 @@
-"""The table of quantised formats: planes as GGUF's own package has them, and what takes a QTensor."""
+"""The table of quantised formats: planes as GGUF's own package has them; what takes a QTensor."""
 
 from __future__ import annotations
 

@@ -59,12 +59,22 @@ class Place(Struct, frozen=True):
     row: Any
     column: Any
 
-    def value(self, index: int) -> Any:
-        """What a plane with one element for each block, or for each row, has for them."""
+    def value(self, index: int, element: Any = 0) -> Any:
+        """What a plane has for their block, or for the row; which of several elements."""
         at = self.row * lang.parameter(f"ld{SYMBOLS[index]}", u32)
-        if self.format.planes[index].length:
+        length = self.format.planes[index].length
+        if length == 1:
             at = at + self.column // self.format.block
+        elif length:
+            at = at + (self.column // self.format.block * length + element)
         return self.planes[index][at]
+
+
+def scale_and_low(at: Place) -> tuple[Any, Any | None]:
+    """What the planes of these names have."""
+    names = [plane.name for plane in at.format.planes]
+    low = at.value(names.index("low")) if "low" in names else None
+    return at.value(names.index("scale")), low
 
 
 class Format(Struct, frozen=True, eq=False):
@@ -76,23 +86,23 @@ class Format(Struct, frozen=True, eq=False):
         planes: the first has bytes, its rows are read in chunks.
         numbers: `numbers(words, place)`: in a kernel, what the four words of a step stand for, as
             f32, in the order of k.
-        factors: `factors(place)`: in a kernel, the factor of a step's numbers, and what is added to
-            their products with it, or None.
         decode: `decode(*planes)`: the weight [n, k] in NumPy, in the float type of the factors.
         encode: `encode(op, weight)`: the planes of a float32 array [n, k]; None where there is no
             quantiser. `op` is who asks, for errors.
         few: `few(values, half, place)`: `numbers` of a few bytes, which are integers; of those with
             two elements each, the low (0) or high (1) halves. For CPUs, whose kernels are loops.
+        factors: `factors(place)`: in a kernel, the factor of a step's numbers, and what is added to
+            their products with it, or None; default: what the planes "scale" and "low" have.
     """
 
     name: str
     block: int
     planes: tuple[Plane, ...]
     numbers: Callable[[list[Any], Place], list[Any]]
-    factors: Callable[[Place], tuple[Any, Any | None]]
     decode: Callable[..., Array]
     encode: Callable[[str, Array], tuple[Array, ...]] | None = None
     few: Callable[[list[Any], int, Place], list[Any]] | None = None
+    factors: Callable[[Place], tuple[Any, Any | None]] = scale_and_low
 
     def __repr__(self) -> str:
         return f"centella.{self.name}"

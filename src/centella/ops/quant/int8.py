@@ -8,7 +8,7 @@ import numpy as np
 
 from centella.dtypes import Array, i8
 from centella.errors import DTypeError
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import matrix
 from centella.ops.quant.numbers import bytes_of, less
 
@@ -29,13 +29,8 @@ def decode(stored: Array, scale: Array) -> Array:
     return stored.astype(scale.dtype) * scale[:, None]
 
 
-def factors(at: Place) -> tuple[Any, None]:
-    """Of the row."""
-    return at.value(1), None
-
-
 INT8: Format = Format(
     "int8", 1, (Plane("stored", "numbers", i8, 1), Plane("scale", "factors", None, 0)),
-    lambda words, at: bytes_of(words), factors, decode, encode,
+    lambda words, at: bytes_of(words), decode, encode,
     few=lambda values, half, at: less(values, 0.0),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from centella.dtypes import Array, u8
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import (
     furthest,
     in_blocks,
@@ -41,13 +41,8 @@ def decode(stored: Array, scale: Array) -> Array:
     return scaled(unpacked(stored, BLOCK) - np.int8(8), scale)
 
 
-def factors(at: Place) -> tuple[Any, None]:
-    """Of the block."""
-    return at.value(1), None
-
-
 Q4_0: Format = Format(
     "q4_0", BLOCK, (Plane("stored", "numbers", u8, 16), Plane("scale", "factors", None, 1)),
-    lambda words, at: nibbles(words, 8), factors, decode, encode,
+    lambda words, at: nibbles(words, 8), decode, encode,
     few=lambda values, half, at: less(halves(values, half), 8.0),
 )  # fmt: skip

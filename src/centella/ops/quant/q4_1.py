@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from centella.dtypes import Array, u8
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import in_blocks, inverse, matrix, packed, rounded, scaled, unpacked
 from centella.ops.quant.numbers import halves, less, nibbles
 
@@ -30,15 +30,10 @@ def decode(stored: Array, scale: Array, low: Array) -> Array:
     return scaled(unpacked(stored, BLOCK), scale, low)
 
 
-def factors(at: Place) -> tuple[Any, Any]:
-    """Of the block, with its least value."""
-    return at.value(1), at.value(2)
-
-
 Q4_1: Format = Format(
     "q4_1", BLOCK,
     (Plane("stored", "numbers", u8, 16), Plane("scale", "factors", None, 1),
      Plane("low", "least values", None, 1)),
-    lambda words, at: nibbles(words, 0), factors, decode, encode,
+    lambda words, at: nibbles(words, 0), decode, encode,
     few=lambda values, half, at: less(halves(values, half), 0.0),
 )  # fmt: skip

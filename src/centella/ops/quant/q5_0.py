@@ -57,14 +57,9 @@ def few(values: list[Any], half: int, at: Place) -> list[Any]:
     return less([v | (high >> i & 1) << 4 for i, v in enumerate(halves(values, half))], 16.0)
 
 
-def factors(at: Place) -> tuple[Any, None]:
-    """Of the block."""
-    return at.value(2), None
-
-
 Q5_0: Format = Format(
     "q5_0", BLOCK,
     (Plane("stored", "numbers", u8, 16), Plane("high", "fifth bits", u32, 1),
      Plane("scale", "factors", None, 1)),
-    numbers, factors, decode, encode, few,
+    numbers, decode, encode, few,
 )  # fmt: skip

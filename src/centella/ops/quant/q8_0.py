@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from centella.dtypes import Array, i8
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import furthest, in_blocks, inverse, matrix, rounded, scaled
 from centella.ops.quant.numbers import bytes_of, less
 
@@ -29,13 +29,8 @@ def decode(stored: Array, scale: Array) -> Array:
     return scaled(in_blocks(stored, BLOCK), scale)
 
 
-def factors(at: Place) -> tuple[Any, None]:
-    """Of the block."""
-    return at.value(1), None
-
-
 Q8_0: Format = Format(
     "q8_0", BLOCK, (Plane("stored", "numbers", i8, 32), Plane("scale", "factors", None, 1)),
-    lambda words, at: bytes_of(words), factors, decode, encode,
+    lambda words, at: bytes_of(words), decode, encode,
     few=lambda values, half, at: less(values, 0.0),
 )  # fmt: skip
