@@ -248,7 +248,7 @@ def dequantize(form: Form[DequantizeAttrs], caps: Caps) -> Lowered:
     def launch(form: Form[DequantizeAttrs]) -> Lowered:
         scalars, groups = _steps(y.shape[0], form.inputs, y)
         operands = face(dict.fromkeys((p.name for p in kind.planes), 1), {"y": 1})
-        constants = (("format", kind.name), ("vector", on_16(form.inputs[0])))
+        constants = (("format", kind.name), ("vector", vector(kind, form.inputs[0])))
         return Lowered((
             Call(dequantize_kernel, _refs(form), scalars, constants, groups, face=operands),
         ))  # fmt: skip
@@ -270,7 +270,7 @@ def embedding(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
         reads = {"ids": 2, **dict.fromkeys((p.name for p in kind.planes), 1)}
         params = face(reads, {}, {"y": 1}) if first else face(reads, {"y": 1})
         more = (("height", height), ("per_row", ids.shape[1]), ("first", first))
-        constants = (("format", kind.name), ("keep", first > 0), ("vector", on_16(planes[0])))
+        constants = (("format", kind.name), ("keep", first > 0), ("vector", vector(kind, planes[0])))
         refs = (Ref(0, ids), *_refs(form)[1:])
         return Lowered((
             Call(embedding_kernel, refs, (*scalars, *more), constants, groups, face=params),
@@ -279,9 +279,9 @@ def embedding(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
     return launch(form) if kind.by_row else on_chunks(form, 1, caps, launch)
 
 
-def on_16(spec: Spec) -> bool:
-    """Whether the rows of a matrix start on 16 bytes."""
-    return aligned(spec, spec.strides[0], 0)
+def vector(kind: Format, stored: Spec) -> bool:
+    """Whether a kernel reads chunks: always of blocks, whose rows are copied to 16 bytes first."""
+    return not kind.by_row or aligned(stored, stored.strides[0], 0)
 
 
 def on_chunks(
@@ -289,7 +289,7 @@ def on_chunks(
 ) -> Lowered:
     """The launches of a form, after the copy of an operand whose rows do not start on 16 bytes."""
     spec = form.inputs[index]
-    if not spec.size or on_16(spec):
+    if not spec.size or aligned(spec, spec.strides[0], 0):
         return launch(form)
     count = len(form.inputs)
     copy, whole = copied_whole(form.op.name, index, spec, count + 1, caps)
