@@ -17,7 +17,7 @@ from centella.ops.quant.format import SYMBOLS
 from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
-from tests.ops.test_planes import weight_of
+from tests.support.launched import traced
 
 Array = np.ndarray[Any, Any]
 # Bytes of each plane in a block of a file, in its order there.
@@ -27,10 +27,23 @@ FILES = {
     "q4_1": {"scale": 2, "low": 2, "stored": 16},
     "q5_0": {"scale": 2, "high": 4, "stored": 16},
 }
+BLOCK, KINDS = 32, (8, 4)
+KINDS_OF_X = [(n, "f32") for n in FORMATS] + [
+    (n, d) for n in ("q8_0", "q4_0") for d in ("f16", "bf16")
+]
 BLOCKS = pytest.mark.parametrize("name", FILES)
 EVERY = pytest.mark.parametrize("name", FORMATS)
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,
             subgroups=True, arch="sm_90a")  # fmt: skip
+
+
+def weight_of(n: int, k: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    sizes = 10.0 ** rng.integers(-3, 3, (n, k // BLOCK, 1))
+    weight = (rng.standard_normal((n, k // BLOCK, BLOCK)) * sizes).astype(np.float32)
+    weight[0, 0] = 0
+    weight[-1, -1] = 5
+    return weight.reshape(n, k)
 
 
 def planes_of(raw: Array, name: str) -> list[Array]:
@@ -78,26 +91,47 @@ def test_formats_keep_to_what_kernels_read(name: str) -> None:
     assert kind.by_row == any(not p.length for p in kind.planes)
 
 
-@EVERY
-def test_a_qtensor_is_a_weight(device: ct.Device, name: str) -> None:
-    """Its whole, its products of few rows and of many, its rows: near the formula in float64."""
+@pytest.mark.parametrize(("name", "dtype"), KINDS_OF_X)
+def test_products_of_few_rows_and_of_many(device: ct.Device, name: str, dtype: str) -> None:
+    """Near the formula in float64."""
     n, k = 21, 96
     weight = ct.quantize(weight_of(n, k), name, device=device)
+    wide, bias = whole_of(weight), np.linspace(-1, 1, n)
+    for m in (1, 3, 17) if dtype == "f32" else (1, 17):
+        values = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+        x = ct.asarray(values, dtype, device)
+        added = ct.asarray(bias, "f32", device)
+        got = ct.linear(x, weight, added, activation="relu", dtype="f32").numpy()
+        exact = x.astype("f32").numpy().astype(np.float64)
+        near = np.abs(exact) @ np.abs(wide).T
+        epsilon = 2e-6 if dtype == "f32" else 2 * dtype_of(dtype).epsilon
+        assert (np.abs(got - np.maximum(exact @ wide.T + bias, 0)) <= epsilon * (near + 1)).all(), m
+
+
+@EVERY
+def test_a_weight_made_whole_and_rows_of_it(device: ct.Device, name: str) -> None:
+    weight = ct.quantize(weight_of(21, 96), name, device=device)
     wide = whole_of(weight)
-    assert weight.shape == (n, k) and weight.format is FORMATS[name]
+    assert weight.shape == (21, 96) and weight.format is FORMATS[name]
     assert weight.nbytes == sum(p.nbytes for p in weight.planes)
     np.testing.assert_allclose(weight.dequantize().numpy(), wide, rtol=1e-6, atol=1e-7)
-    bias = np.linspace(-1, 1, n)
-    for m in (1, 3, 17):
-        x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
-        got = ct.linear(ct.asarray(x, device=device), weight, ct.asarray(bias, "f32", device))
-        near = np.abs(x) @ np.abs(wide).T
-        assert (np.abs(got.numpy() - (x @ wide.T + bias)) <= 2e-6 * (near + 1)).all(), m
     ids = ct.asarray(np.array([[3, 0], [20, 21]], np.int32), device=device)
     rows = ct.embedding(ids, weight).numpy()
     np.testing.assert_allclose(rows[0], wide[[3, 0]], rtol=1e-6, atol=1e-7)
     assert np.isnan(rows[1, 1]).all() and rows.dtype == np.float32
     assert ct.embedding(ids, weight, "f16").dtype is ct.f16
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_a_pair_of_arrays_is_a_qtensor(device: ct.Device, bits: int) -> None:
+    weight = ct.quantize(weight_of(21, 96), f"q{bits}_0", device=device)
+    pair = [ct.asarray(p, device=device) for p in ct.quantize_blocks(weight_of(21, 96), bits)]
+    whole = ct.dequantize(*pair).numpy()
+    np.testing.assert_array_equal(whole, weight.dequantize().numpy())
+    for m in (3, 17):
+        x = ct.ones((m, 96), device=device)
+        given = ct.linear(x, pair[0], scale=pair[1]).numpy()
+        np.testing.assert_array_equal(given, ct.linear(x, weight).numpy())
 
 
 @EVERY
@@ -190,9 +224,7 @@ def test_texts_assemble(name: str, tmp_path: Path) -> None:
             forms.append(op.get("linear").form((x, *planes), (y,), attrs))
     for form in forms:
         (call,) = form.lower(CUDA).calls
-        dtypes = tuple(r.spec.dtype for r in call.tensors)
-        ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
-        assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
+        assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
 
 
 def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
@@ -231,3 +263,71 @@ def test_mistakes(call: Any, kind: type[Exception], text: str) -> None:
     weight = ct.quantize(weight_of(3, 64), "q4_0", device="cpu")
     with pytest.raises(kind, match=text):
         call(weight, ct.ones((2, 64), device="cpu"))
+
+
+# -- pairs of arrays ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_numbers_are_near_what_they_stand_for(bits: int) -> None:
+    weight = weight_of(5, 320, seed=3)
+    stored, scale = ct.quantize_blocks(weight, bits)
+    assert stored.shape == (5, 320 * bits // 8) and scale.shape == (5, 10)
+    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu")).numpy()
+    largest = np.abs(weight.reshape(5, 10, BLOCK)).max(-1).repeat(BLOCK, 1)
+    step = largest / (127 if bits == 8 else 8)
+    assert (np.abs(near - weight) <= 1.02 * step + 1e-3 * largest + 1e-7).all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "bits", "kind", "text"),
+    [
+        (np.zeros(32), 8, ct.ShapeError, r"quantize_blocks: expected \[out, in\]"),
+        (np.zeros((2, 33)), 8, ct.ShapeError, "a multiple of 32"),
+        (np.zeros((2, 32), np.int32), 8, ct.DTypeError, "expected floats, got int32"),
+        (np.zeros((2, 32)), 5, ct.DTypeError, "expected 4 or 8 bits, got 5"),
+        (np.full((2, 32), np.nan), 4, ct.DTypeError, "finite"),
+        (np.full((2, 32), 1e30), 8, ct.DTypeError, "finite in float16"),
+    ],
+)
+def test_weights_that_are_none(weight: Array, bits: int, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        ct.quantize_blocks(weight, bits)
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_a_factor_without_a_finite_inverse_is_0(bits: int) -> None:
+    weight = np.full((1, 64), 1e-39, np.float32)
+    weight[0, 32:] = 1
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        stored, scale = ct.quantize_blocks(weight, bits)
+    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu"))
+    np.testing.assert_allclose(near.numpy(), np.repeat([[0.0, 1.0]], 32, 1), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "scale", "x", "kind", "text"),
+    [
+        ((3, 64), (3, 3), (1, 64), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
+        ((3, 48), (3, 1), (1, 48), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
+        ((3, 64), (3, 2), (1, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
+        ((3, 64), (3, 2), (20, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
+    ],
+)
+def test_planes_that_do_not_belong_together(
+    device: ct.Device, stored: Any, scale: Any, x: Any, kind: type[Exception], text: str
+) -> None:
+    numbers, factors = ct.zeros(stored, "i8", device), ct.zeros(scale, device=device)
+    with pytest.raises(kind, match=text):
+        ct.linear(ct.zeros(x, device=device), numbers, scale=factors)
+    with pytest.raises(ct.DTypeError, match="expected i8 or u8 numbers"):
+        ct.dequantize(factors, factors)
+    with pytest.raises(ct.DTypeError, match="with a u8 weight"):
+        ct.linear(ct.zeros(x, device=device), ct.zeros(stored, "u8", device))
+    with pytest.raises(ct.DTypeError, match="expected a float dtype, got i32"):
+        ct.dequantize(numbers, factors, "i32")
+    with pytest.raises(ct.ShapeError, match=r"dequantize: expected numbers .*, got \[\]"):
+        ct.dequantize(ct.zeros((), "i8", device), factors)
+    with pytest.raises(ct.DTypeError, match="linear: expected a Tensor, got list"):
+        ct.linear(ct.zeros(x, device=device), numbers, scale=[[1.0]])  # type: ignore[arg-type]
+    assert (factors + 1).numpy().ravel()[0] == 1

@@ -270,7 +270,11 @@ def embedding(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
         reads = {"ids": 2, **dict.fromkeys((p.name for p in kind.planes), 1)}
         params = face(reads, {}, {"y": 1}) if first else face(reads, {"y": 1})
         more = (("height", height), ("per_row", ids.shape[1]), ("first", first))
-        constants = (("format", kind.name), ("keep", first > 0), ("vector", vector(kind, planes[0])))
+        constants = (
+            ("format", kind.name),
+            ("keep", first > 0),
+            ("vector", vector(kind, planes[0])),
+        )
         refs = (Ref(0, ids), *_refs(form)[1:])
         return Lowered((
             Call(embedding_kernel, refs, (*scalars, *more), constants, groups, face=params),
