@@ -23,11 +23,10 @@ from measure import Call, Row, alternate, of_launch, summary, torch_or_none
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.op import op
-from centella.ops.matmul import launches
-from centella.ops.matmul.choice import ROWS, skinny_tile_of
+from centella.ops.matmul import skinny, thin
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.skinny import Skinny
-from centella.ops.matmul.thin import Thin
+from centella.ops.matmul.skinny import Skinny, skinny_tile_of
+from centella.ops.matmul.thin import ROWS, Thin
 from centella.specs import make_spec
 from centella.tensors.tensor import apply
 
@@ -293,8 +292,9 @@ def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
 
 def forcing(tile: Thin | Skinny) -> Any:
     """Give a product this shape of a group."""
-    name = "skinny_tile_of" if isinstance(tile, Skinny) else "thin_of"
-    return mock.patch.object(launches, name, return_value=tile)
+    if isinstance(tile, Skinny):
+        return mock.patch.object(skinny, "skinny_tile_of", return_value=tile)
+    return mock.patch.object(thin, "thin_of", return_value=tile)
 
 
 def forced(tile: Thin | Skinny) -> Callable[..., Any]:

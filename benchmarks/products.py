@@ -16,9 +16,9 @@ from measure import Call, Row, alternate, summary, torch_or_none
 from msgspec.structs import replace
 
 import centella as ct
-from centella.ops.matmul.choice import tile_of
 from centella.ops.matmul.table import TILES as VARIANTS
-from centella.ops.matmul.tiled import Tile
+from centella.ops.matmul.table import Tile
+from centella.ops.matmul.tiled import tile_of
 from centella.tensors.tensor import apply
 
 SHAPES = ((4096, 4096, 4096), (4097, 4093, 4099))

@@ -22,10 +22,10 @@ from measure import Call, Row, alternate, named, of_launch, summary, torch_or_no
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.op import op
-from centella.ops.matmul import launches
-from centella.ops.matmul.choice import MMA_TILES, WGMMA_TILES
-from centella.ops.matmul.mma import MmaTile
-from centella.ops.matmul.wgmma import WgmmaTile
+from centella.ops.matmul import mma as fragments
+from centella.ops.matmul import wgmma
+from centella.ops.matmul.mma import MMA_TILES, MmaTile
+from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
 from centella.specs import make_spec
 from centella.tensors.tensor import apply
 
@@ -106,12 +106,12 @@ def forcing(tile: AnyTile | None) -> Any:
             takes = tile.takes(problem.a_along_k, problem.b_along_k)
             return tile if takes else next(iter(WGMMA_TILES))
 
-        return mock.patch.object(launches, "wgmma_tile_of", wide_tile_of)
+        return mock.patch.object(wgmma, "wgmma_tile_of", wide_tile_of)
 
     def tile_of(dtypes: Any, caps: ct.Caps, whole: bool = True) -> MmaTile:
         return tile if whole else MMA_TILES[-1]
 
-    return mock.patch.object(launches, "mma_tile_of", tile_of)
+    return mock.patch.object(fragments, "mma_tile_of", tile_of)
 
 
 def error_of(got: Any, wanted: Any) -> float:

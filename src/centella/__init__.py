@@ -7,7 +7,7 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 from typing import TYPE_CHECKING
 
 from centella import lang, nn
-from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, quantize_int8, u8, u32
+from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import (
     AudioError,
     CentellaError,
@@ -31,7 +31,7 @@ from centella.lang import In, InOut, Out, Scalar
 from centella.ledger.counts import Counts, Ledger, forbid, ledger, totals
 from centella.nn.kv_cache import KVCache
 from centella.nn.matmul_cache import MatmulCache
-from centella.ops.quantize import quantize_blocks
+from centella.ops.quant.table import quantize_blocks, quantize_int8
 from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
@@ -120,6 +120,7 @@ from centella.tensors.functional import (
 )
 from centella.tensors.jit import Compiled, jit
 from centella.tensors.kernel import UserKernel, kernel
+from centella.tensors.qtensor import QTensor, quantize
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, fetch
 
@@ -162,6 +163,7 @@ __all__ = [
     "OutOfMemoryError",
     "Pending",
     "PipelineCache",
+    "QTensor",
     "Sampling",
     "Scalar",
     "ShapeError",
@@ -239,6 +241,7 @@ __all__ = [
     "neg",
     "nn",
     "ones",
+    "quantize",
     "quantize_blocks",
     "quantize_int8",
     "relu",

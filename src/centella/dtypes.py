@@ -244,38 +244,6 @@ def narrow(array: Array, dtype: DType) -> Array:
         return array.astype(dtype.numpy, copy=False)
 
 
-def quantize_int8(weight: Any) -> tuple[Array, Array]:
-    """A weight as int8 with a factor for each row: `weight[i] ~ stored[i] * scale[i]`.
-
-    Symmetric: scale[i] = max_j |weight[i, j]| / 127, and each element is rounded to nearest even,
-    so it is off by at most half a scale. A row of zeros has scale 0.
-
-    Args:
-        weight: [out_features, in_features], a host array of any float dtype.
-
-    Returns:
-        int8 [out_features, in_features] and float32 [out_features], as `ct.linear` takes them.
-
-    Raises:
-        ShapeError, DTypeError: not a matrix; not floats, or not finite in f32.
-    """
-    array = np.asarray(weight)
-    if array.dtype.name == "bfloat16":
-        array = widen(array.view(np.uint16), bf16)
-    if array.ndim != 2:
-        raise ShapeError(f"quantize_int8: expected [out, in], got {list(array.shape)}")
-    if array.dtype.kind != "f":
-        raise DTypeError(f"quantize_int8: expected floats, got {array.dtype}")
-    with np.errstate(over="ignore"):
-        wide = array.astype(np.float32)
-    largest = np.abs(wide).max(1, initial=0)
-    if not np.isfinite(largest).all():
-        raise DTypeError("quantize_int8: expected finite values, got inf or nan")
-    scale = np.asarray(largest / np.float32(127), np.float32)
-    steps = wide / np.where(scale > 0, scale, np.float32(1))[:, None]
-    return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
-
-
 def promote(op: str, a: DType, b: DType) -> DType:
     """The dtype of `a op b`: equal types stay, a 16-bit float with f32 is f32.
 

@@ -161,7 +161,7 @@ def test_too_long_for_any_text_is_none() -> None:
 
 @pytest.mark.devices("webgpu")
 @pytest.mark.parametrize(
-    "name", ["matmul", "linear_blocks", "attention", "reduce", "norm", "mean_pool", "scatter"]
+    "name", ["matmul", "linear", "attention", "reduce", "norm", "mean_pool", "scatter"]
 )
 def test_repeated_bodies_compute_the_same(device: ct.Device, name: str) -> None:
     """Where a driver is said to stop after 40 rounds, most kernels with loops are affected."""

@@ -28,7 +28,7 @@ OTHER = Caps("wgsl", max_shared=32 << 10, max_workgroup=1024, family="intel")
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("matmul", "f32"), ("linear", "f16"), ("linear_blocks", "f32"), ("attention", "f32")],
+    [("matmul", "f32"), ("linear", "f16"), ("linear", "f32"), ("attention", "f32")],
 )
 def test_every_case_in_the_simulator(name: str, dtype: str) -> None:
     """Which reports reads out of bounds and races; lavapipe runs the same kernels."""
@@ -63,8 +63,8 @@ def planes(m: int, caps: Caps) -> int:
     """Of a product of m rows with weights in blocks."""
     x, y = make_spec((m, 512), f32, 16), make_spec((m, 512), f32, 16)
     stored, scale = make_spec((512, 512), i8, 16), make_spec((512, 16), f32, 16)
-    attrs = {"extras": (), "activation": ""}
-    return accesses(op.get("linear_blocks").form((x, stored, scale), (y,), attrs).lower(caps).calls)
+    attrs = {"extras": (), "activation": "", "format": "q8_0"}
+    return accesses(op.get("linear").form((x, stored, scale), (y,), attrs).lower(caps).calls)
 
 
 def attention(lower: Callable[..., Any], queries: int, caps: Caps) -> int:

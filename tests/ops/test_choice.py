@@ -12,7 +12,7 @@ from centella.check.cases.products import variant_fits
 from centella.check.cases.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
 from centella.emit.program import Call
-from centella.op import op
+from centella.op import op, variant
 from centella.ops.attention import choice as attention_choice
 from centella.ops.attention import table as attention_table
 from centella.ops.attention.choice import LEAST_TILE, fits_mma
@@ -24,22 +24,17 @@ from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.parts import MOST_SPLITS, Parts
 from centella.ops.attention.teams import Layout
 from centella.ops.matmul import table
-from centella.ops.matmul.choice import (
-    MMA_TILES,
-    choose,
-    columns_of,
-    depth_of,
-    fits,
-    mma_tile_of,
-    skinny_tile_of,
-    splits_of,
-    thin_of,
-    tile_of,
-    wgmma_tile_of,
-)
+from centella.ops.matmul.choice import EVERY
+from centella.ops.matmul.columns import columns_of
+from centella.ops.matmul.mma import MMA_TILES, mma_tile_of
 from centella.ops.matmul.problem import VARIANTS, Problem
+from centella.ops.matmul.product import Product
+from centella.ops.matmul.skinny import skinny_tile_of
+from centella.ops.matmul.sums import SHARED_WORDS
 from centella.ops.matmul.table import TILES
-from centella.ops.matmul.thin import SHARED_WORDS
+from centella.ops.matmul.thin import depth_of, thin_of
+from centella.ops.matmul.tiled import splits_of, tile_of
+from centella.ops.matmul.wgmma import wgmma_tile_of
 from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
 
 MINIMUM = Caps("wgsl", max_shared=16 << 10, max_workgroup=256, max_storage_buffers=8)
@@ -53,6 +48,27 @@ SIZES = (1, 2, 31, 64, 65, 384, 1000, 4096)
 
 def problem(m: int, n: int, k: int, batch: int = 1) -> Problem:
     return Problem(batch, m, n, k, k, k, n, m * k, 0, m * n, True, True)
+
+
+Dtypes = tuple[DType, DType]
+
+
+def product(whole: Problem, dtypes: Dtypes, aligned: bool = True) -> Product:
+    """A problem with operands whose rows start on 16 bytes, or do not."""
+    pitched = replace(whole, lda=-(-whole.lda // 16) * 16, ldb=-(-whole.ldb // 16) * 16, sa=0)
+    specs = tuple(Spec((1, 1), d, (1, 1), aligned) for d in (*dtypes, dtypes[0]))
+    return Product(pitched, specs)
+
+
+def choose(whole: Problem, dtypes: Dtypes, caps: Caps, aligned: bool = True) -> str:
+    """The name of the variant for a problem."""
+    return variant.choose(EVERY, product(whole, dtypes, aligned), caps, None, "").name
+
+
+def fits(name: str, whole: Problem, dtypes: Dtypes, caps: Caps) -> bool:
+    """Whether a variant can compute a problem."""
+    (named,) = (v for v in EVERY if v.name == name)
+    return named.fits(product(whole, dtypes), caps)
 
 
 def spec(*shape: int, dtype: DType = f32) -> Spec:
@@ -84,6 +100,7 @@ def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
 
 def test_names_of_variants_are_those_of_kernels() -> None:
     assert tuple(v for v in VARIANTS if v in TILES) == tuple(TILES)
+    assert {v.name for v in EVERY} == set(VARIANTS)
     assert set(LOWER) < set(ATTENTION.variants)
 
 
@@ -99,10 +116,10 @@ def test_the_chosen_kernel_fits(caps: Caps, dtypes: tuple[DType, DType]) -> None
     for m in SIZES:
         for n in SIZES:
             for whole in (problem(m, n, 384), replace(problem(m, n, 384), b_along_k=False)):
-                variant = choose(whole, dtypes, caps)
-                assert variant in VARIANTS and fits(variant, whole, dtypes, caps)
-                if variant in TILES:
-                    tile = tile_of(variant, min(d.itemsize for d in dtypes), caps)
+                name = choose(whole, dtypes, caps)
+                assert name in VARIANTS and fits(name, whole, dtypes, caps)
+                if name in TILES:
+                    tile = tile_of(name, min(d.itemsize for d in dtypes), caps)
                     assert tile is not None
                     assert tile.shared_bytes <= caps.max_shared
                     assert tile.threads <= caps.max_workgroup
@@ -303,8 +320,8 @@ def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
                           for m in range(40)]  # fmt: skip
                 assert chosen == [first <= m <= last for m in range(40)], (dtypes, n, k)
     few = problem(8, 4096, 4096)
-    assert choose(few, (f16, f16), HOPPER, whole=False) == "skinny"
-    assert choose(problem(20, 64, 64), (f16, i8), HOPPER, whole=False) == "small"
+    assert choose(few, (f16, f16), HOPPER, aligned=False) == "skinny"
+    assert choose(problem(20, 64, 64), (f16, i8), HOPPER, aligned=False) == "small"
     for other in (replace(HOPPER, arch="sm_75"), replace(HOPPER, target="ir"), LARGE):
         assert choose(few, (f16, f16), other) == "skinny"
     for dtypes in ((f32, f32), (f32, f16), (f16, bf16)):

@@ -325,7 +325,7 @@ def thin_products() -> list[Case]:
     cases = []
     for four in (False, True):
         for m, k in ((1, 4224), (2, 2112), (4, 1184), (16, 1120)):
-            cases += case(f"blocks {m} {four}", in_blocks(m, 9, k, four), op="linear_blocks")
+            cases += case(f"blocks {m} {four}", in_blocks(m, 9, k, four), op="linear")
         cases += case(
             f"whole {four}",
             lambda i, four=four: F.dequantize(

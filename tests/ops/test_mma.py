@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from centella.dtypes import DType, bf16, f16, f32, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, bf16, f16, f32
+from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.lang import KernelIR
-from centella.op import op
-from centella.ops.matmul import choice
-from centella.ops.matmul.choice import MMA_TILES
-from centella.ops.matmul.mma import MmaTile
+from centella.ops.matmul import mma
+from centella.ops.matmul.mma import MMA_TILES, MmaTile
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
-from tests.support.lang_common import ORDERS, Tensor
+from tests.support.lang_common import ORDERS
+from tests.support.launched import laid_out, one_launch, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
 CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -34,6 +33,7 @@ OTHERS = (
     MmaTile(128, 128, 16, 64, 32, 4),
     MmaTile(64, 128, 64, 32, 64, 2),
 )
+BEYOND = 16  # bytes: a chunk of an operand off every boundary ends past it
 LAYOUTS = ("NT", "NN", "TN", "TT")  # of A and B: N as the formula has it, T transposed in memory
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 TILES = pytest.mark.parametrize(
@@ -78,19 +78,8 @@ def lowered(
     else:
         inputs = (lies((m, k), dtype, layout[0] == "T", odd),
                   lies((k, n), dtype, layout[1] == "T", odd))  # fmt: skip
-    (call,) = op.get("linear" if epilogue else "matmul").form(inputs, (y,), attrs).lower(CAPS).calls
-    dtypes = tuple(r.spec.dtype for r in call.tensors)
-    ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+    call, ir = one_launch("linear" if epilogue else "matmul", inputs, y, CAPS, **attrs)
     return Launch(call, inputs[0], inputs[1]), ir
-
-
-def stored(value: Array, spec: Spec) -> Array:
-    """The words of a matrix; pads are NaN."""
-    size = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
-    raw = np.full(-(-size * 2 // 16) * 16 + 16, 0xFF, np.uint8).view(spec.dtype.numpy)
-    step = [s * spec.dtype.itemsize for s in spec.strides]
-    np.ndarray(spec.shape, raw.dtype, raw.data, 0, step)[...] = narrow(value, spec.dtype)
-    return raw.view(np.uint32)
 
 
 def operands(launch: Launch) -> tuple[list[Array], Array]:
@@ -99,9 +88,8 @@ def operands(launch: Launch) -> tuple[list[Array], Array]:
     words, wide = [], []
     for spec in (launch.a, launch.b):
         value = rng.standard_normal(spec.shape)
-        words.append(stored(value, spec))
-        kept = widen(narrow(value, spec.dtype), spec.dtype)
-        wide.append(kept.astype(np.float64))
+        words.append(laid_out(value, spec, BEYOND))
+        wide.append(rounded(value, spec.dtype))
     y = launch.call.tensors[-1].spec
     words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
     return words, wide[0] @ wide[1] * 0.5
@@ -110,17 +98,8 @@ def operands(launch: Launch) -> tuple[list[Array], Array]:
 def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
     """C from the simulator, and in float64."""
     words, wanted = operands(launch)
-    simulate(ir, words, parameters(launch, ir), launch.call.groups, **options)
-    return result(launch, words), wanted
-
-
-def parameters(launch: Launch, ir: KernelIR) -> Any:
-    return np.array(parameter_words(launch.call, ir)[0], np.uint32)
-
-
-def result(launch: Launch, words: list[Array]) -> Array:
-    y = launch.call.tensors[-1].spec
-    return Tensor(words[-1], y.dtype, y.shape, y.strides, 0).numpy()
+    simulate(ir, words, parameters(launch.call, ir), launch.call.groups, **options)
+    return result(launch.call, words), wanted
 
 
 @TILES
@@ -128,7 +107,7 @@ def result(launch: Launch, words: list[Array]) -> Array:
 def test_every_tile_in_every_layout(
     tile: MmaTile, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "MMA_TILES", (tile,))
+    monkeypatch.setattr(mma, "MMA_TILES", (tile,))
     m, n, k = tile.bm + 3, tile.bn // 2 + 5, tile.bk * (tile.stages + 1) + 7
     launch, ir = lowered(m, n, k, f16, layout)
     assert launch.constants["tile"] == tile
@@ -159,7 +138,7 @@ def test_parts_of_a_divided_depth_are_f32(n: int) -> None:
 @pytest.mark.parametrize("odd", [False, True], ids=["aligned", "odd"])
 @pytest.mark.parametrize("layout", ["NT", "TN"])
 def test_ptx_equals_the_simulator(layout: str, odd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "MMA_TILES", (MmaTile(32, 32, 32, 16, 16, 2),))
+    monkeypatch.setattr(mma, "MMA_TILES", (MmaTile(32, 32, 32, 16, 16, 2),))
     same(*lowered(19, 21, 71, bf16, layout, odd))
 
 
@@ -174,10 +153,10 @@ def same(launch: Launch, ir: KernelIR) -> None:
     """Fail unless the text, interpreted, gives what the simulator gives, bit for bit."""
     words, _ = operands(launch)
     again = [w.copy() for w in words]
-    params = parameters(launch, ir)
+    params = parameters(launch.call, ir)
     simulate(ir, words, params, launch.call.groups)
     execute(ir, "sm_80", again, params, launch.call.groups)
-    np.testing.assert_array_equal(result(launch, again), result(launch, words))
+    np.testing.assert_array_equal(result(launch.call, again), result(launch.call, words))
 
 
 @needs_ptxas
@@ -187,7 +166,7 @@ def test_tiles_stay_in_registers(
     tile: MmaTile, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spills, no stack, no warning; two groups of the first tile share a multiprocessor."""
-    monkeypatch.setattr(choice, "MMA_TILES", (tile,))
+    monkeypatch.setattr(mma, "MMA_TILES", (tile,))
     for layout in LAYOUTS:
         _, ir = lowered(4096, 4096, 4096, f16, layout)
         check(ir, tile, arch, tmp_path)
@@ -230,5 +209,5 @@ def test_sums_are_f32() -> None:
     """2 049 ones have no sum in f16."""
     launch, ir = lowered(16, 8, 4096, f16)
     ones = [np.full_like(w, 0x3C003C00) for w in operands(launch)[0]]
-    simulate(ir, ones, parameters(launch, ir), launch.call.groups)
-    assert (result(launch, ones) == 2048).all()
+    simulate(ir, ones, parameters(launch.call, ir), launch.call.groups)
+    assert (result(launch.call, ones) == 2048).all()

@@ -10,20 +10,21 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, f16, f32, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, bf16, f16, f32
+from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
 from centella.op.op import Lowered
-from centella.ops.matmul import choice
-from centella.ops.matmul.choice import MMA_TILES
+from centella.ops.matmul import wgmma
+from centella.ops.matmul.mma import MMA_TILES
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.backends.test_cuda import fake  # noqa: F401  # a fixture
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
-from tests.ops.test_mma import CAPS, LAYOUTS, lies
+from tests.ops.test_mma import BEYOND, CAPS, LAYOUTS, lies
 from tests.ops.test_wgmma import SMALL
 from tests.support.lang_common import Tensor
+from tests.support.launched import laid_out, parameters, rounded, traced
 
 Array = np.ndarray[Any, Any]
 SM_80 = replace(CAPS, arch="sm_80", max_shared=163 << 10)
@@ -54,24 +55,13 @@ def names(launches: Lowered) -> list[str]:
 def launched(calls: tuple[Call, ...], words: list[Array]) -> None:
     """Run launches in the simulator, over the words of operands, results and temporaries."""
     for call in calls:
-        dtypes = tuple(r.spec.dtype for r in call.tensors)
-        ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
-        params = np.array(parameter_words(call, ir)[0], np.uint32)
-        simulate(ir, [words[r.index] for r in call.tensors], params, call.groups)
-
-
-def words_of(spec: Spec, value: Array | None) -> Array:
-    """The words of a matrix, NaN in its pads; without values, all NaN."""
-    raw = np.full(spec.storage_bytes + 16, 0xFF, np.uint8).view(spec.dtype.numpy)
-    if value is not None:
-        steps = [s * spec.dtype.itemsize for s in spec.strides]
-        np.ndarray(spec.shape, raw.dtype, raw.data, 0, steps)[...] = narrow(value, spec.dtype)
-    return raw.view(np.uint32)
+        ir, operands = traced(call), [words[r.index] for r in call.tensors]
+        simulate(ir, operands, parameters(call, ir), call.groups)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {SMALL: 1})
 
 
 @pytest.mark.parametrize("off", [(True, False), (False, True), (True, True)])
@@ -92,9 +82,9 @@ def test_a_product_of_copies_is_right(
     rng = np.random.default_rng(2)
     for _ in range(2):  # a copy is made again: the operand may be another's, who changed it
         values = [rng.standard_normal(s.shape).astype(np.float32) for s in specs[:-1]]
-        a, b, *more = [widen(narrow(v, dtype), dtype).astype(np.float64) for v in values]
-        words = [words_of(s, v) for s, v in zip(specs, [*values, None], strict=True)]
-        words += [words_of(s, None) for s in launches.temporaries]
+        a, b, *more = [rounded(v, dtype) for v in values]
+        words = [laid_out(v, s, BEYOND) for s, v in zip(specs, [*values, None], strict=True)]
+        words += [laid_out(None, s, BEYOND) for s in launches.temporaries]
         launched(launches.calls, words)
         y = specs[-1]
         got = Tensor(words[len(specs) - 1], y.dtype, y.shape, y.strides, 0).numpy()
@@ -162,9 +152,7 @@ def test_what_is_repeated_is_copied_once() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_texts_assemble(layout: str, tmp_path: Path) -> None:
     for call in lowered(*ODD, layout=layout)[0].calls:
-        dtypes = tuple(r.spec.dtype for r in call.tensors)
-        ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
-        assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
+        assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
 
 
 def test_a_plan_says_that_it_copies_and_why(fake: Any) -> None:  # noqa: F811  # the fixture

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from centella.dtypes import DType, bf16, f16, f32, i8, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, bf16, f16, f32, i8
+from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
-from centella.op import op
-from centella.ops.matmul import launches
+from centella.ops.matmul import skinny
 from centella.ops.matmul.skinny import Skinny
 from centella.ops.matmul.table import SKINNY
 from centella.simulator.run import simulate
-from centella.specs import Caps, Spec, make_spec
+from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
-from tests.ops.test_thin import laid_out
-from tests.support.lang_common import ORDERS, Tensor
+from tests.support.lang_common import ORDERS
+from tests.support.launched import laid_out, one_launch, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
 HOPPER = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -39,9 +38,7 @@ def lowered(
     of = {"scale": make_spec((n,), f32, 16), "bias": make_spec((n,), dtypes[0], 16), "residual": y}
     attrs = {"extras": EXTRAS, "activation": activation, "alpha": 0.01, "variant": "skinny_mma"}
     inputs = (x, w, *(of[name] for name in EXTRAS))
-    (call,) = op.get("linear").form(inputs, (y,), attrs).lower(HOPPER).calls
-    dtypes_of = tuple(r.spec.dtype for r in call.tensors)
-    return call, call.kernel.specialise(dtypes_of, (), call.constants, call.workgroup, call.face)
+    return one_launch("linear", inputs, y, HOPPER, **attrs)
 
 
 def operands(call: Call, outlier: float = 0.0) -> tuple[list[Array], Array]:
@@ -60,7 +57,7 @@ def operands(call: Call, outlier: float = 0.0) -> tuple[list[Array], Array]:
             value[0, :: k // 3] = outlier
         spec = make_spec(shape, dtype, 16)
         words.append(laid_out(value, spec))
-        values.append(np.asarray(widen(narrow(value, dtype), dtype), np.float64))
+        values.append(rounded(value, dtype))
     x, w, scale, bias, residual = values
     words.append(laid_out(np.zeros((m, n)), call.tensors[-1].spec))
     with np.errstate(all="ignore"):
@@ -74,15 +71,6 @@ def run(call: Call, ir: KernelIR, words: list[Array], **how: Any) -> Array:
     words = [w.copy() for w in words]
     simulate(ir, words, parameters(call, ir), call.groups, subgroup=32, **how)
     return result(call, words)
-
-
-def parameters(call: Call, ir: KernelIR) -> Array:
-    return np.array(parameter_words(call, ir)[0], np.uint32)
-
-
-def result(call: Call, words: list[Array]) -> Array:
-    y: Spec = call.tensors[-1].spec
-    return np.asarray(Tensor(words[-1], y.dtype, y.shape, y.strides, 0).numpy(), np.float64)
 
 
 def near(got: Array, wanted: Array, dtype: DType) -> None:
@@ -105,7 +93,7 @@ TILES = [Skinny(1, 2, 2, 2), Skinny(2, 2, 1, 3), Skinny(4, 1, 3, 1), Skinny(1, 1
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_shape_of_a_group(tile: Skinny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "skinny_tile_of", lambda *_: tile)
+    monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_: tile)
     for dtypes in ((f16, f16), (bf16, i8)):
         block = tile.block(dtypes[1])
         for k in (block, 2 * block + 8, block - 3):
@@ -155,7 +143,7 @@ def test_one_row_equals_the_first_of_many() -> None:
 def test_ptx_equals_the_simulator(
     dtypes: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "skinny_tile_of", lambda *_: Skinny(1, 1, 2, 1))
+    monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_: Skinny(1, 1, 2, 1))
     call, ir = lowered(3, 18, 150, dtypes)
     words, _ = operands(call)
     again = [w.copy() for w in words]
@@ -172,7 +160,7 @@ def test_shapes_of_the_table_stay_in_registers(
     kind = "16-bit" if dtypes[1] is not i8 else "i8 by f32" if dtypes[0] is f32 else "i8"
     found = {Skinny(eights, *shape) for eights, both in SKINNY[kind].items() for shape in both}
     for tile in sorted(found, key=str):
-        monkeypatch.setattr(launches, "skinny_tile_of", lambda *_, tile=tile: tile)
+        monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_, tile=tile: tile)
         _, ir = lowered(8 * tile.eights, 4096, 4104, dtypes)
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
         registers, spilled = resources(report)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from centella.dtypes import DType, dtype_of, f16, f32, i8, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, dtype_of, f16, f32, i8
+from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
 from centella.op import op
-from centella.ops.matmul import launches
-from centella.ops.matmul.choice import thin_of
+from centella.ops.matmul import thin
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.thin import Thin
+from centella.ops.matmul.thin import Thin, thin_of
 from centella.simulator.run import simulate
-from centella.specs import Caps, Spec, make_spec
-from tests.emit.test_lang_ptx import execute
-from tests.support.lang_common import Tensor, assembler
+from centella.specs import Caps, make_spec
+from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas
+from tests.support.launched import laid_out, parameters, result, rounded, traced
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,
@@ -51,18 +49,7 @@ def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> t
     caps = CUDA if shuffle else Caps("ir")
     (call,) = op.get("linear").form((x, w, scale), (y,), attrs).lower(caps).calls
     constants = tuple((n, shuffle if n == "shuffle" else v) for n, v in call.constants)
-    ir = call.kernel.specialise(
-        tuple(r.spec.dtype for r in call.tensors), (), constants, call.workgroup, call.face
-    )
-    return call, ir
-
-
-def laid_out(value: Array, spec: Spec) -> Array:
-    """An array as a device stores it; pads are NaN."""
-    raw = np.full(spec.storage_bytes, 0xFF, np.uint8).view(spec.dtype.numpy)
-    step = [s * spec.dtype.itemsize for s in spec.strides]
-    np.ndarray(spec.shape, raw.dtype, raw.data, 0, step)[...] = narrow(value, spec.dtype)
-    return raw.view(np.uint32)
+    return call, traced(replace(call, constants=constants))
 
 
 def check(call: Call, ir: KernelIR, k: int, *, ptx: bool = False) -> None:
@@ -78,16 +65,13 @@ def check(call: Call, ir: KernelIR, k: int, *, ptx: bool = False) -> None:
     y_spec = call.tensors[-1].spec
     words = [laid_out(x, x_spec), laid_out(w, w_spec), laid_out(scale, make_spec((N,), f32, 16)),
              np.full(y_spec.storage_bytes // 4, 0x7FC07FC0, np.uint32)]  # fmt: skip
-    parameters, _ = parameter_words(call, ir)
-    again, params = [w.copy() for w in words], np.array(parameters, np.uint32)
+    again, params = [w.copy() for w in words], parameters(call, ir)
     simulate(ir, words, params, call.groups, subgroup=32)
     if ptx:
         execute(ir, "sm_80", again, params, call.groups)
         np.testing.assert_array_equal(again[-1], words[-1])
-    wide = [widen(narrow(v, d), d).astype(np.float64)
-            for v, d in ((x, x_spec.dtype), (w, w_spec.dtype))]  # fmt: skip
-    wanted = wide[0] @ wide[1].T * scale.astype(np.float32)
-    got = Tensor(words[-1], y_spec.dtype, y_spec.shape, y_spec.strides, 0).numpy()
+    wanted = rounded(x, x_spec.dtype) @ rounded(w, w_spec.dtype).T * scale.astype(np.float32)
+    got = result(call, words)
     near = max(y_spec.dtype.epsilon * 4, 1e-5)
     np.testing.assert_allclose(got, wanted, rtol=near, atol=near * np.abs(wanted).max())
 
@@ -95,7 +79,7 @@ def check(call: Call, ir: KernelIR, k: int, *, ptx: bool = False) -> None:
 @pytest.mark.parametrize("shuffle", [False, True], ids=["shared", "shuffle"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "thin_of", lambda *_: tile)
+    monkeypatch.setattr(thin, "thin_of", lambda *_: tile)
     for dtypes in ((f32, f32), (f16, f16), (f32, i8), (f16, f32)):
         if tile.outputs % dtypes[0].per_word:
             continue
@@ -109,7 +93,7 @@ def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("tile", [Thin(1, 64, 4, 2, 64), Thin(2, 32, 2, 1, 64)], ids=str)
 def test_ptx_equals_the_simulator(tile: Thin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "thin_of", lambda *_: tile)
+    monkeypatch.setattr(thin, "thin_of", lambda *_: tile)
     for dtypes in ((f32, f32), (f16, i8)):
         call, ir = lowered(tile, True, 67, dtypes)
         assert ir.uses_subgroups
@@ -129,16 +113,10 @@ def test_warps_shuffle_and_others_do_not() -> None:
             assert dict(call.constants)["shuffle"] == (shuffles and able)
 
 
+@needs_ptxas
 def test_ptxas_accepts_shuffles(tmp_path: Path) -> None:
-    tool = assembler()
     for dtype in ("f32", "f16", "i8"):
         stored = dtype_of(dtype)
         _, ir = lowered(Thin(1, 128, 2, 4), True, 4095, (f32 if stored is i8 else stored, stored))
         assert ir.uses_subgroups
-        source = tmp_path / f"{dtype}.ptx"
-        source.write_text(emit_ptx(ir, "sm_80"))
-        done = subprocess.run(
-            [tool, "-arch=sm_80", str(source), "-o", os.devnull],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        assemble(emit_ptx(ir, "sm_80"), "sm_80", tmp_path)

@@ -24,6 +24,7 @@ from centella.ops.matmul import table as products
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.launched import one_launch
 
 Array = np.ndarray[Any, Any]
 CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -112,8 +113,7 @@ def test_an_unrolled_product_stays_in_registers(tmp_path: Path) -> None:
     x = make_spec((256, 256), f32, 16)
     attrs = {"extras": (), "activation": "", "variant": "large"}
     with mock.patch.dict(products.TILES, {"large": (tile,)}):
-        (call,) = op.get("linear").form((x, x), (x,), attrs).lower(CAPS).calls
-    ir = call.kernel.specialise((f32,) * 3, (), call.constants, call.workgroup, call.face)
+        call, ir = one_launch("linear", (x, x), x, CAPS, **attrs)
     report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
     registers, spilled = resources(report)
     assert dict(call.constants)["tile"] == tile

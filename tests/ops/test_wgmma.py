@@ -12,21 +12,20 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, f16, f32, narrow, widen
+from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import parameter_words
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import CLUSTER, HOPPER
-from centella.op import op
-from centella.ops.matmul import choice, launches
-from centella.ops.matmul.choice import WGMMA_TILES
-from centella.ops.matmul.wgmma import WgmmaTile
+from centella.ops.matmul import wgmma
+from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
 from centella.simulator.run import mutations, simulate
 from centella.specs import Spec, make_spec
 from centella.tensors.tensor import apply
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
-from tests.ops.test_mma import CAPS, LAYOUTS, Launch, lies, operands, parameters, result, stored
+from tests.ops.test_mma import BEYOND, CAPS, LAYOUTS, Launch, lies, operands, ran
+from tests.support.launched import laid_out, one_launch, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)
@@ -54,7 +53,7 @@ def name(tile: WgmmaTile) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {SMALL: 1})
 
 
 def lowered(
@@ -71,24 +70,15 @@ def lowered(
         attrs |= {"extras": ("bias", "residual"), "activation": activation}
     else:
         inputs = lies((m, k), dtype, layout[0] == "T"), lies((k, n), dtype, layout[1] == "T")
-    (call,) = op.get("linear" if epilogue else "matmul").form(inputs, (y,), attrs).lower(CAPS).calls
+    call, ir = one_launch("linear" if epilogue else "matmul", inputs, y, CAPS, **attrs)
     assert call.kernel.name == "wgmma"
-    dtypes = tuple(r.spec.dtype for r in call.tensors)
-    ir = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
     return Launch(call, inputs[0], inputs[1]), ir
-
-
-def ran(launch: Launch, ir: KernelIR, **options: Any) -> tuple[Array, Array]:
-    """C from the simulator, and in float64."""
-    words, wanted = operands(launch)
-    simulate(ir, words, parameters(launch, ir), launch.call.groups, **options)
-    return result(launch, words), wanted
 
 
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
     layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN") if tile.takes(True, False) else ("NT",)
     for layout in layouts:
@@ -109,7 +99,7 @@ def test_pairs_of_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of some pairs one group has no row of C; a pair takes one tile, or several."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(*size, layout=layout)
     assert ir.cluster == 2
     assert launch.call.groups == 2 * -(-size[0] // 128) * -(-size[1] // 64)
@@ -140,22 +130,22 @@ def test_an_epilogue_sees_f32_sums(
     activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory, and with both an activation and a residual from registers."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(70, 72, 40, epilogue=True, activation=activation)
     assert dict(launch.call.constants)["staged"] is not bool(activation)
     rng = np.random.default_rng(3)
     y = launch.call.tensors[-1].spec
     specs = (launch.a, launch.b, make_spec((72,), f16, 16), y)
     values = [rng.standard_normal(s.shape) for s in specs]
-    words = [stored(v, s) for v, s in zip(values, specs, strict=True)]
+    words = [laid_out(v, s, BEYOND) for v, s in zip(values, specs, strict=True)]
     words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
-    simulate(ir, words, parameters(launch, ir), launch.call.groups)
-    a, b, bias, residual = (widen(narrow(v, f16), f16).astype(np.float64) for v in values)
+    simulate(ir, words, parameters(launch.call, ir), launch.call.groups)
+    a, b, bias, residual = (rounded(v, f16) for v in values)
     sums = a @ b.T * 0.5 + bias
     if activation:
         sums = sums * (1 + np.vectorize(erf)(sums / np.sqrt(2))) / 2
     wanted = sums + residual
-    np.testing.assert_allclose(result(launch, words), wanted, rtol=2e-3, atol=4e-3)
+    np.testing.assert_allclose(result(launch.call, words), wanted, rtol=2e-3, atol=4e-3)
 
 
 def test_parts_of_a_divided_depth_are_f32(small: None) -> None:
@@ -168,7 +158,7 @@ def test_nothing_is_written_outside(small: None) -> None:
     """Rows past the last and the pads of each row keep what they held."""
     launch, ir = lowered(65, 9, 16)
     words, _ = operands(launch)
-    simulate(ir, words, parameters(launch, ir), launch.call.groups)
+    simulate(ir, words, parameters(launch.call, ir), launch.call.groups)
     spec = launch.call.tensors[-1].spec
     rows = words[-1].view(np.uint16)[: 65 * spec.strides[0]].reshape(65, -1)
     assert rows.shape[1] == 16 and (rows[:, 9:] == 0x7FC0).all()
@@ -178,7 +168,7 @@ def test_nothing_is_written_outside(small: None) -> None:
 @pytest.mark.parametrize("tile", [SMALL, PAIRS[0]], ids=name)
 def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(300, 60, 136)
     seen: set[str] = set()
     for what, broken in mutations(ir):
@@ -187,11 +177,11 @@ def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.Mon
             continue
         words, wanted = operands(launch)
         try:
-            simulate(broken, words, parameters(launch, ir), launch.call.groups, resident=1)
+            simulate(broken, words, parameters(launch.call, ir), launch.call.groups, resident=1)
         except SimulationError:
             seen.add(kind)
             continue
-        wrong = ~np.isclose(result(launch, words), wanted, rtol=2e-2, atol=2e-2)
+        wrong = ~np.isclose(result(launch.call, words), wanted, rtol=2e-2, atol=2e-2)
         assert wrong.any(), what
         seen.add(kind)
     assert seen >= {"mbar_wait", "wgmma_wait", "warpgroup_barrier", "async_fence", "tma_load"}
@@ -203,7 +193,7 @@ def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spills, no stack, no warning, with an epilogue or without."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
     if tile in WGMMA_TILES or tile.cluster > 1:
@@ -218,7 +208,7 @@ def test_tiles_stay_in_registers(
 
 def test_descriptors_say_a_place_in_the_groups_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses of a cluster have bits above it, which would change the distance of panels."""
-    monkeypatch.setattr(choice, "WGMMA_TILES", {PAIRS[0]: 1})
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {PAIRS[0]: 1})
     text = emit_ptx(lowered(64, 65, 72, layout="NN")[1], "sm_90a")
     for number in (0, 1):
         first = f"and.b32 %low{number}, %smem, 0x3ffff;\n  shr.u32 %low{number}, %low{number}, 4;"
@@ -231,7 +221,7 @@ def test_swept_tiles_on_a_device(
     device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters past every edge, B along k and across, at once and replayed in a graph."""
-    monkeypatch.setattr(launches, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
+    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
     rng = np.random.default_rng(8)
 
     def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
@@ -253,7 +243,7 @@ def test_a_launch_has_what_its_maps_need(small: None) -> None:
     one, ir = lowered(300, 200, 136)
     other, again = lowered(17, 9, 40)
     assert ir is again and ir.resident and len(ir.maps) == 3
-    words = parameters(one, ir)
+    words = parameters(one.call, ir)
     a, b, y = ir.maps
     assert [int(words[p]) for p in (*a.extents, *b.extents, *y.extents)] == [
         136, 300, 1, 136, 200, 1, 200, 300, 1]  # fmt: skip

@@ -20,7 +20,7 @@ ROWS = json.loads((Path(__file__).parents[1] / "data" / "witness.json").read_tex
 
 # What moves elements and computes nothing; tests/ops/test_ops.py compares it with NumPy exactly.
 MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step"}
-PLANES = {"linear_blocks", "dequantize"}  # with GGUF's own package: tests/ops/test_planes.py
+PLANES = {"dequantize"}  # with GGUF's own package: tests/ops/test_quant.py
 OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
 
 

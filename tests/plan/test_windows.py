@@ -27,7 +27,7 @@ from tests.support.windowed import BINDING, windowed
 FLOATS = ("f32", "f16", "bf16")
 LARGER = {
     **dict.fromkeys(("attention", "conv1d", "rope", "cache_write", "mean_pool"), 512),
-    **dict.fromkeys(("matmul", "linear", "linear_blocks", "dequantize"), 1024),
+    **dict.fromkeys(("matmul", "linear", "dequantize"), 1024),
 }
 EVERYWHERE = pytest.mark.devices(*WINDOWED)
 AT_ONCE = r"{}: .* has [\d,]+ bytes, of which this device binds [\d,]+ at once; "

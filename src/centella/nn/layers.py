@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from centella.nn.module import Array, Module, parameter
 from centella.specs import Shape
 from centella.tensors import functional
 from centella.tensors.arguments import epsilon
+from centella.tensors.qtensor import QTensor
 from centella.tensors.tensor import Tensor
 
 
-class Linear(Module):
+class _Weighted(Module):
+    """A layer whose weight may be quantised: read as the Tensor that it is else."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def weight(self) -> Tensor: ...
+
+        @weight.setter
+        def weight(self, value: Tensor | QTensor) -> None: ...
+
+
+class Linear(_Weighted):
     """y = x W^T + b, with an activation and a residual in the same launch.
 
     Args:
@@ -19,11 +33,10 @@ class Linear(Module):
         unbiased: those of them that have no bias in the checkpoint.
 
     Attributes:
-        weight: [out_features, in_features].
+        weight: [out_features, in_features]; a QTensor where it is set to one, or loaded as one.
         bias: [out_features] or None.
     """
 
-    weight: Tensor
     bias: Tensor | None
 
     def __init__(
@@ -82,21 +95,23 @@ class LayerNorm(Module):
         return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class Embedding(Module):
+class Embedding(_Weighted):
     """A table of vectors.
 
     Attributes:
-        weight: [rows, features].
+        weight: [rows, features]; a QTensor where it is set to one, or loaded as one.
     """
-
-    weight: Tensor
 
     def __init__(self, rows: int, features: int) -> None:
         self.weight = parameter(rows, features)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Rows of the table: ids [...] i32 to [..., features], in the table's dtype."""
-        return functional.embedding(ids, self.weight)
+    def forward(self, ids: Tensor, dtype: Any = None) -> Tensor:
+        """Rows of the table: ids [...] i32 to [..., features].
+
+        Args:
+            dtype: of the result; default: the table's, of a QTensor f32.
+        """
+        return functional.embedding(ids, self.weight, dtype)
 
 
 class RMSNorm(Module):

@@ -18,14 +18,17 @@ from typing import Any, overload
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, from_host_array, i8, quantize_int8
+from centella.dtypes import DType, dtype_of, from_host_array, i8
 from centella.errors import DTypeError, LimitError, ShapeError, WeightsError
+from centella.ops.quant.format import Format
+from centella.ops.quant.table import FORMATS
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
 from centella.tensors.creation import asarray
 from centella.tensors.functional import linear
 from centella.tensors.jit import Jitted
+from centella.tensors.qtensor import QTensor, host_planes
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
@@ -39,37 +42,35 @@ class CachedWeight(Struct, frozen=True):
     """A row of `MatmulCache.weights()`.
 
     Attributes:
-        name: of the weight; shape: [out_features, in_features]; dtype: storage type.
+        name: of the weight; shape: [out_features, in_features]; dtype: storage type, of a weight
+            in blocks its format.
         nbytes: of device memory, pads and scales included.
     """
 
     name: str
     shape: Shape
-    dtype: DType
+    dtype: DType | Format
     nbytes: int
 
 
 class _Weight:
-    """A weight on the device, with the factors of its rows where it is quantised.
+    """A weight on the device.
 
     Attributes:
         product: (x, bias, residual, activation, alpha) to f(alpha x W^T + bias) + residual.
         replayed: the same, captured for each shape.
     """
 
-    __slots__ = ("_lately", "product", "replayed", "scale", "stored")
+    __slots__ = ("_lately", "product", "replayed", "stored")
 
-    def __init__(self, stored: Tensor, scale: Tensor | None = None) -> None:
+    def __init__(self, stored: Tensor | QTensor) -> None:
         def matmul(
             x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
             alpha: float,
         ) -> Tensor:  # fmt: skip
-            return linear(
-                x, stored, bias, scale=scale, activation=activation, residual=residual, alpha=alpha
-            )
+            return linear(x, stored, bias, activation=activation, residual=residual, alpha=alpha)
 
         self.stored = stored
-        self.scale = scale
         self.product: Callable[..., Tensor] = matmul
         self.replayed: Jitted[..., Tensor] = Jitted(matmul, stored.device, SHAPES)
         self._lately: deque[list[Shape | None]] = deque(maxlen=LATELY)
@@ -89,8 +90,16 @@ class _Weight:
     @property
     def nbytes(self) -> int:
         """Bytes on the device, pads included."""
-        scale = 0 if self.scale is None else self.scale.spec.storage_bytes
-        return self.stored.spec.storage_bytes + scale
+        stored = self.stored
+        return stored.storage_bytes if isinstance(stored, QTensor) else stored.spec.storage_bytes
+
+    @property
+    def dtype(self) -> DType | Format:
+        """How it is stored."""
+        stored = self.stored
+        if not isinstance(stored, QTensor):
+            return stored.dtype
+        return stored.planes[0].dtype if stored.format.by_row else stored.format
 
 
 class MatmulCache:
@@ -117,21 +126,25 @@ class MatmulCache:
         """Keep a weight under a name; another of that name is replaced, the rest stay.
 
         Args:
-            array: [out_features, in_features], floats on the host or a Tensor.
-            dtype: f32, f16 or bf16; or i8, which quantises each row (`ct.quantize_int8`). Default:
-                the array's own.
+            array: [out_features, in_features], floats on the host or a Tensor; or a QTensor.
+            dtype: f32, f16 or bf16; or i8, which quantises each row (`ct.quantize_int8`); or the
+                name of a quantised format, as for `ct.quantize`. Default: the array's own.
 
         Raises:
             ShapeError: not a matrix.
             DTypeError: not floats; float64 without `dtype=`.
             LimitError: larger than the device allows; the cache is as it was.
         """
+        if isinstance(dtype, Format) or (isinstance(dtype, str) and dtype in FORMATS):
+            self._weights[name] = self._quantised("upload_weight", name, array, dtype)
+            return
         kind = None if dtype is None else dtype_of(dtype)
-        if kind is i8:
-            host = array.numpy() if isinstance(array, Tensor) else array
-            stored, scale = quantize_int8(host)
-            self._check(name, stored.shape, i8, quantised=True)
-            made = _Weight(asarray(stored, device=self.device), asarray(scale, device=self.device))
+        if isinstance(array, QTensor):
+            if kind is not None:
+                raise DTypeError(f"upload_weight: expected no dtype= with the QTensor {name!r}")
+            made = _Weight(array.to(self.device))
+        elif kind is i8:
+            made = self._quantised("quantize_int8", name, array, "int8")
         elif isinstance(array, Tensor):
             self._check(name, array.shape, kind or array.dtype)
             made = _Weight(asarray(array, kind, self.device).contiguous())
@@ -141,11 +154,21 @@ class MatmulCache:
             made = _Weight(asarray(data, own, self.device))
         self._weights[name] = made
 
-    def _check(self, name: str, shape: Shape, dtype: DType, quantised: bool = False) -> None:
+    def _quantised(self, op: str, name: str, array: Any, format: str | Format) -> _Weight:
+        """The weight in a format, if its planes fit the device."""
+        planes = host_planes(op, array, format)
+        for plane in planes:
+            self._check_fits(name, plane.shape, dtype_of(plane.dtype))
+        return _Weight(QTensor(tuple(asarray(p, device=self.device) for p in planes), format))
+
+    def _check(self, name: str, shape: Shape, dtype: DType) -> None:
         if len(shape) != 2:
             raise ShapeError(f"upload_weight: expected {name!r} [out, in], got {list(shape)}")
-        if not dtype.is_float and not quantised:
+        if not dtype.is_float:
             raise DTypeError(f"upload_weight: expected {name!r} of floats, got {dtype.name}")
+        self._check_fits(name, shape, dtype)
+
+    def _check_fits(self, name: str, shape: Shape, dtype: DType) -> None:
         needed, most = (
             self.device.storage.spec(shape, dtype).storage_bytes,
             self.device.caps.max_buffer,
@@ -178,7 +201,7 @@ class MatmulCache:
     def weights(self) -> tuple[CachedWeight, ...]:
         """Name, shape, storage type and bytes of each weight, in order of upload."""
         return tuple(
-            CachedWeight(name, w.stored.shape, w.stored.dtype, w.nbytes)
+            CachedWeight(name, w.stored.shape, w.dtype, w.nbytes)
             for name, w in self._weights.items()
         )
 

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
 from centella.errors import ContractError, DTypeError, WeightsError
+from centella.nn.planes import named_planes, with_planes
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
 from centella.tensors.display import as_tree
 from centella.tensors.hints import layer_getattr
+from centella.tensors.qtensor import QTensor
 from centella.tensors.tensor import Tensor, upload
 
 Array = np.ndarray[Any, Any]
@@ -175,6 +177,7 @@ class Module:
         """A parameter's data in the order that the module keeps it in."""
         return data
 
+    @with_planes(Parameter)
     def load_parameters(
         self,
         tensors: Mapping[str, Stored | Array | Tensor],
@@ -193,7 +196,7 @@ class Module:
         Args:
             tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives; by
                 path: Tensors, as `state_dict` gives them, which are shared where they need not
-                move.
+                move. All the planes of a quantised weight make a QTensor, which keeps its format.
             device: where to; default: the default device.
             dtype: of the parameters on the device; None keeps each tensor's own.
             vector_dtype: of those of rank 1 (biases, norms); None: as `dtype`.
@@ -242,6 +245,8 @@ def _items(module: Module) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(module).items()):
         if isinstance(value, list | tuple | dict):
             yield from modules_in(value, name)
+        elif isinstance(value, QTensor):
+            yield from named_planes(name, value)
         else:
             yield name, value
 

@@ -71,6 +71,8 @@ class Axes(Struct, frozen=True):
             is in it and leaves the rest as it is; the first may write the rest as well, as if it
             were the whole. They are told too.
         fold: the letter along which results are put together.
+        scratch: the letter that temporaries grow with: its parts are made smaller where one is too
+            large; "": those of the outermost axis of a result.
     """
 
     inputs: tuple[Dims, ...]
@@ -78,6 +80,7 @@ class Axes(Struct, frozen=True):
     told: str = ""
     chosen: str = ""
     fold: Fold | None = None
+    scratch: str = ""
 
 
 def dims(letters: str) -> Dims:
@@ -87,11 +90,11 @@ def dims(letters: str) -> Dims:
 
 def axes(
     inputs: Sequence[str], outputs: Sequence[str], *, told: str = "", chosen: str = "",
-    fold: Fold | None = None,
+    fold: Fold | None = None, scratch: str = "",
 ) -> Axes:  # fmt: skip
     """The axes of an op by letters, a string an operand: `axes(["mk", "nk"], ["mn"])`."""
     made = tuple(map(dims, inputs)), tuple(map(dims, outputs))
-    return Axes(*made, told, chosen, fold)
+    return Axes(*made, told, chosen, fold, scratch)
 
 
 def spread(shape: Shape, letters: str) -> str:

@@ -6,16 +6,19 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import i32, u32
+from centella.dtypes import dtype_of, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Lowered, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
+from centella.ops.quant.dequantize import plane_axes
+from centella.ops.quant.table import FORMATS
 from centella.ops.rows import chunked, load, place_of, width_of
 from centella.specs import Caps, Spec
 
@@ -46,11 +49,23 @@ def _embedding(*, chunk: bool, keep: bool, ids: Any, table: Any, y: Any) -> None
 embedding_rows: Kernel = Kernel(_embedding, workgroup=WORKGROUP, name="embedding_rows")
 
 
-def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
-    """ids [...], table [n, d] to [..., d]."""
-    ids, table = specs
+class EmbeddingAttrs(Struct, frozen=True):
+    """Of a table in planes their format and the dtype of the result; "": it is one tensor."""
+
+    format: str = ""
+    dtype: str = ""
+
+
+def rule(specs: tuple[Spec, ...], attrs: EmbeddingAttrs) -> tuple[Out, ...]:
+    """ids [...], table [n, d] or planes to [..., d]."""
+    ids, table, *_ = specs
     if ids.dtype is not i32:
         raise DTypeError(f"embedding: expected i32 ids, got {ids.dtype.name}")
+    if attrs.format:
+        n, d = FORMATS[attrs.format].check("embedding", specs[1:])
+        if not n and ids.size:
+            raise ShapeError(f"embedding: expected a table with rows, got {[n, d]}")
+        return (((*ids.shape, d), dtype_of(attrs.dtype)),)
     if not table.dtype.is_float:
         raise DTypeError(f"embedding: expected a float table, got {table.dtype.name}")
     if len(table.shape) != 2:
@@ -60,15 +75,21 @@ def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return (((*ids.shape, table.shape[1]), table.dtype),)
 
 
-def reference(ids: Any, table: Any) -> Any:
+def reference(ids: Any, *table: Any, format: str = "", **attrs: Any) -> Any:
     """The NumPy formula."""
-    inside = (ids >= 0) & (ids < table.shape[0])
-    rows = table[np.where(inside, ids, 0)]
-    return rows if inside.all() else np.where(inside[..., None], rows, table.dtype.type(NAN))
+    inside = (ids >= 0) & (ids < len(table[0]))
+    chosen = np.where(inside, ids, 0)
+    if format:
+        planes = (plane[chosen.ravel()] for plane in table)
+        decoded = FORMATS[format].decode(*planes)
+        rows: Any = decoded.reshape(*ids.shape, decoded.shape[1])
+    else:
+        rows = table[0][chosen]
+    return rows if inside.all() else np.where(inside[..., None], rows, rows.dtype.type(NAN))
 
 
-def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
-    """One launch."""
+def lower(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
+    """One launch, of a table that is one tensor."""
     ids, table, y = rows_of(form.inputs[0]), rows_of(form.inputs[1]), rows_of(form.outputs[0])
     chunk = chunked(table, y)
     rows, columns = math.prod(form.outputs[0].shape[:-1]), form.outputs[0].shape[-1]
@@ -89,10 +110,12 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     return Lowered((call,))
 
 
-def axes_of(form: Form[NoAttrs]) -> Axes:
+def axes_of(form: Form[EmbeddingAttrs]) -> Axes:
     """Ids; and the rows of the table, among which they choose."""
-    ids = LETTERS[: len(form.inputs[0].shape)]
-    return axes([ids, "r."], [ids + WHOLE], chosen="r")
+    ids, format = LETTERS[: len(form.inputs[0].shape)], form.attrs.format
+    table = plane_axes(FORMATS[format], "r") if format else ["r."]
+    return axes([ids, *table], [ids + WHOLE], chosen="r")
 
 
-EMBEDDING = Op("embedding", rule, reference, lower, takes_rows, axes=axes_of, doc=__doc__ or "")
+EMBEDDING = Op("embedding", rule, reference, "centella.ops.quant.kernels:embedding", takes_rows,
+               attrs=EmbeddingAttrs, axes=axes_of, doc=__doc__ or "")  # fmt: skip

@@ -126,6 +126,10 @@ class Division:
 
     def halve(self) -> bool:
         """Make the parts of the results smaller; False where that cannot be."""
+        letter = self._axes.scratch
+        if letter and self._sizes[letter] > self._units[letter]:
+            self._set(letter, self._sizes[letter] // 2)
+            return True
         for spec, dims in self._operands[len(self._form.inputs) :]:
             axis = self._outermost(spec, dims)
             along = None if axis is None else dims[axis]

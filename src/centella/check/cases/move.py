@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from centella.check.cases import planes
 from centella.check.cases.case import (
     ALL,
     DEPTH,
@@ -84,7 +85,7 @@ def embedding() -> Row:
     made += laid_out(made[3], "offset", "strided", "transposed")
     made += [Case((In((5,), (0, 9), "i32"), In((9, 5), layout=x))) for x in LAYOUTS[1:]]
     made += [Case((In((9,), (0, 7), "i32"), In((7, 3), "extremes")))]
-    return Row(FLOATS, tuple(made), exact=True)
+    return Row(FLOATS, (*made, *planes.embedding()), exact=True)
 
 
 PICKS: tuple[tuple[Shape, Shape, int], ...] = (

@@ -1,8 +1,13 @@
-"""The rows of weights in blocks: the product of few rows, and the weight made whole."""
+"""The cases of quantised weights: products, the weight made whole, rows of a table."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec.structs import replace
+
 from centella.check.cases.case import FLOATS, LAYOUTS, OWN, Case, In, Row
+from centella.ops.quant.table import FORMATS
 
 # Rows of x, outputs, blocks: one of each; outputs off every team; steps of all lanes and left over.
 SIZES: tuple[tuple[int, int, int], ...] = (
@@ -13,51 +18,81 @@ SIZES: tuple[tuple[int, int, int], ...] = (
     (3, 34, 4),
     (5, 9, 17),
     (16, 37, 3),
+    (17, 9, 3),
 )
 
 ONE = ("f32",)  # of x: its dtype changes how it is loaded and nothing else
+BLOCKS: tuple[str, ...] = tuple(f.name for f in FORMATS.values() if not f.by_row)
+WELL = ("q8_0", "q4_0")  # for these every layout: the others are read by the same code
 
 
-def planes(n: int, blocks: int, four: bool, factors: str = "") -> tuple[In, In]:
-    """Numbers and factors of a weight."""
-    stored = In((n, blocks * 16), dtype="u8") if four else In((n, blocks * 32), dtype="i8")
-    return stored, In((n, blocks), dtype=factors)
+def planes(format: str, n: int, blocks: int, factors: str = "") -> tuple[In, ...]:
+    """The planes of a weight; factors of a dtype."""
+    return tuple(
+        In(p.shape(n, blocks), dtype=factors if p.dtype is None else p.dtype.name)
+        for p in FORMATS[format].planes
+    )
 
 
-def linear_blocks() -> Row:
-    """Numbers of 8 and of 4 bits; factors of each float; what follows; layouts; nothing to do."""
-    plain = {"extras": (), "activation": "", "alpha": 1.0}
-    every = {"extras": ("bias", "residual"), "activation": "silu", "alpha": 0.01}
+def laid_out(given: tuple[In, ...]) -> list[tuple[In, ...]]:
+    """The same planes, one after the other lying otherwise."""
+    return [
+        (*given[:i], replace(plane, layout=layout), *given[i + 1 :])
+        for layout in LAYOUTS[1:]
+        for i, plane in enumerate(given)
+        if len(plane.shape) == 2
+    ]
+
+
+def linear() -> list[Case]:
+    """Factors of each float; what follows; layouts; nothing to do; more rows than are thin."""
     made = []
-    for four in (False, True):
+    for name in BLOCKS:
+        plain: dict[str, Any] = {"extras": (), "activation": "", "alpha": 1.0, "format": name}
+        every = {**plain, "extras": ("bias", "residual"), "activation": "silu", "alpha": 0.01}
+        k = FORMATS[name].block
         for m, n, blocks in SIZES:
-            operands = (In((m, blocks * 32)), *planes(n, blocks, four, "f16"))
-            made.append(Case(operands, plain, () if (m, n) == (1, 33) else ONE))
+            operands = (In((m, blocks * k)), *planes(name, n, blocks, "f16"))
+            wide = (m, n) == (1, 33) and name in WELL
+            made.append(Case(operands, plain, () if wide else ONE))
         for kind in FLOATS:
-            made.append(Case((In((2, 3, 64)), *planes(11, 2, four, kind)), plain, ONE))
-        made.append(Case((In((3, 64), "large"), *planes(11, 2, four, "f16")), plain, ONE))
+            made.append(Case((In((2, 3, 2 * k)), *planes(name, 11, 2, kind)), plain, ONE))
+        made.append(Case((In((3, 2 * k), "large"), *planes(name, 11, 2, "f16")), plain, ONE))
         more = (In((11,)), In((4, 11)))
-        made.append(Case((In((4, 64)), *planes(11, 2, four), *more), every))
-        for layout in LAYOUTS[1:]:
-            stored, factors = planes(12, 2, four)
-            made.append(Case((In((4, 64), layout=layout), stored, factors), plain, ONE))
-            lies = In(stored.shape, dtype=stored.dtype, layout=layout)
-            made.append(Case((In((4, 64)), lies, factors), plain, ONE))
-            made.append(Case((In((4, 64)), stored, In(factors.shape, layout=layout)), plain, ONE))
+        made.append(Case((In((4, 2 * k)), *planes(name, 11, 2), *more), every))
+        more = (In((11,)), In((18, 11)))
+        made.append(Case((In((18, 2 * k)), *planes(name, 11, 2), *more), every, ONE))
         for m, n, blocks in ((0, 3, 1), (3, 0, 1), (2, 3, 0)):
-            made.append(Case((In((m, blocks * 32)), *planes(n, blocks, four)), plain))
-    return Row(FLOATS, tuple(made), sums=True)
+            made.append(Case((In((m, blocks * k)), *planes(name, n, blocks)), plain))
+        if name in WELL:
+            x, weight = In((4, 2 * k)), planes(name, 12, 2)
+            made += [Case((replace(x, layout=y), *weight), plain, ONE) for y in LAYOUTS[1:]]
+            made += [Case((x, *other), plain, ONE) for other in laid_out(weight)]
+    return made
 
 
 def dequantize() -> Row:
-    """Numbers of 8 and of 4 bits; to each float; layouts; nothing."""
+    """Each format to each float; layouts; nothing; rows that end within a step."""
     made = []
-    for four in (False, True):
+    for name, format in FORMATS.items():
+        attrs = {"dtype": OWN, "format": name}
         for n, blocks in ((1, 1), (9, 3), (33, 20), (0, 2), (2, 0)):
-            made.append(Case(planes(n, blocks, four, "f16"), {"dtype": OWN}))
-        for layout in LAYOUTS[1:]:
-            stored, factors = planes(12, 2, four)
-            lies = In(stored.shape, dtype=stored.dtype, layout=layout)
-            made.append(Case((lies, factors), {"dtype": OWN}, ONE))
-            made.append(Case((stored, In(factors.shape, layout=layout)), {"dtype": OWN}, ONE))
+            made.append(Case(planes(name, n, blocks, "f16"), attrs))
+        if format.by_row:
+            made += [Case(planes(name, 5, k, "f16"), attrs) for k in (17, 33, 64)]
+        made += [Case(p, attrs, ONE) for p in laid_out(planes(name, 12, 2 + 38 * format.by_row))]
     return Row(FLOATS, tuple(made))
+
+
+def embedding() -> list[Case]:
+    """Rows of a table in each format; ids outside of it; layouts."""
+    made = []
+    for name, format in FORMATS.items():
+        attrs = {"dtype": OWN, "format": name}
+        blocks = 19 if format.by_row else 3
+        for shape in ((), (7,), (2, 3), (0,)):
+            ids = In(shape, (-2, 11), "i32")
+            made.append(Case((ids, *planes(name, 9, blocks, "f16")), attrs))
+        for table in laid_out(planes(name, 9, blocks, "f16")):
+            made.append(Case((In((5,), (0, 9), "i32"), *table), attrs, ONE))
+    return made

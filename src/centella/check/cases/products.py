@@ -6,11 +6,14 @@ from itertools import product
 
 from msgspec.structs import replace
 
+from centella.check.cases import planes
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of, f16
 from centella.ops.matmul import skinny
-from centella.ops.matmul.choice import WGMMA_TILES, mma_tile_of, tile_of
+from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.table import TILES
+from centella.ops.matmul.tiled import tile_of
+from centella.ops.matmul.wgmma import WGMMA_TILES
 from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (
@@ -183,6 +186,7 @@ def linear() -> Row:
     made.append(Case((In((5, 33), "large"), In((20, 33))), plain))
     made.append(Case((In((5, 72), "large"), In((20, 72))), {**plain, "variant": "skinny_mma"}))
     made += quantised()
+    made += planes.linear()
     made += fused_on_tensor_cores()
     both = {"extras": ("bias", "residual"), "alpha": 1.0}
     for activation in ("", "relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):

@@ -31,7 +31,7 @@ from centella.check.cases.move import (
     rope_cache_write,
     scatter,
 )
-from centella.check.cases.planes import dequantize, linear_blocks
+from centella.check.cases.planes import dequantize
 from centella.check.cases.products import conv1d, linear, matmul, variant_fits
 from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, softmax
 from centella.specs import Caps
@@ -74,7 +74,6 @@ TABLE: dict[str, Row] = {
     "embedding": embedding(),
     "matmul": matmul(),
     "linear": linear(),
-    "linear_blocks": linear_blocks(),
     "dequantize": dequantize(),
     "attention": attention(),
     "silu_gate": gated(),

@@ -16,8 +16,9 @@ from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.ops.matmul.launches import Product, after_copies, product_calls
+from centella.ops.matmul.choice import after_copies, product_calls
 from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.product import Product
 from centella.ops.rows import place_of
 from centella.specs import Caps, Spec
 

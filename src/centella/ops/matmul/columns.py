@@ -11,13 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.emit.program import Kernel
-from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.thin import SHARED_WORDS, combine, power_of_two
+from centella.emit.program import Call, Kernel
+from centella.op.op import Lowered
+from centella.op.variant import Variant
+from centella.ops.matmul.parts import added
+from centella.ops.matmul.problem import THIN, Problem, aligned
+from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
+from centella.ops.matmul.sums import SHARED_WORDS, combine, power_of_two
+from centella.ops.matmul.table import row_of
+from centella.ops.matmul.thin import held_rows
+from centella.specs import Caps, make_spec
 
+BUSY = 256  # groups that keep the memory of a large GPU busy
 AHEAD = 8  # neighbouring k of a thread: their loads of B are independent
 
 
@@ -142,24 +151,63 @@ def _finish(
                 store(t + base)
 
 
-def _add_parts(*, activation: str, parts: Any, y: Any, **extra: Any) -> None:
-    """y = f(alpha sum_s parts[s]), as any product ends: a word a thread, the parts in order."""
-    p = {n: lang.parameter(n, u32) for n in (
-        "m", "n", "words", "splits", "ldp", "sp", "ldy", "sy", "items")}  # fmt: skip
-    item, per = lang.global_id(), y.dtype.per_word
-    with lang.if_(item < p["items"]):
-        row, word = item // p["words"], item % p["words"]
-        batch = row // p["m"]
-        column, row = word * per, row - batch * p["m"]
-        sums = lang.vars(f32, per, init=0.0)
-        for split in lang.range(p["splits"]):
-            start = (batch * p["splits"] + split) * p["sp"] + row * p["ldp"]
-            for j, total in enumerate(sums):
-                at = lang.minimum(column + j, p["n"] - 1) if j else column
-                total.set(total + parts[start + at])
-        finish = Epilogue(activation, extra, column, per, p["n"])
-        y.store(batch * p["sy"] + row * p["ldy"] + column, finish(list(sums), row))
-
-
 columns: Kernel = Kernel(_columns, workgroup=256, name="columns", rewritable=True)
-add_parts: Kernel = Kernel(_add_parts, workgroup=256, name="add_parts", rewritable=True)
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def columns_of(problem: Problem, caps: Caps) -> Columns:
+    """The shape of a columns kernel's group."""
+    if row_of(caps).rolled:
+        return Columns(held_rows(problem.m), 32, 1, rolled=True)
+    threads = min(256, caps.max_workgroup)
+    return Columns(held_rows(problem.m), 32, threads // 32)
+
+
+def _launches(product: Product, tile: Columns, caps: Caps) -> Lowered:
+    """One launch; with few columns a second, which adds the parts of a split depth."""
+    problem, (a, b, y) = product.problem, product.specs
+    across = -(-problem.n // (tile.across * b.dtype.per_chunk))
+    few = max(across * problem.batch, 1)
+    part = -(-problem.k // max(1, min(BUSY // few, problem.k // tile.least)))
+    part = max(-(-part // tile.depth), 1) * tile.depth
+    splits = max(-(-problem.k // part), 1)
+    if splits == 1 or not y.size:
+        return Lowered((_launch(product, tile, 1, part),))
+    parts = make_spec((problem.batch * splits, problem.m, problem.n), f32, 16)
+    inner = replace(
+        product, specs=(a, b, parts), alpha=1.0,
+        problem=replace(problem, ldy=parts.strides[1], sy=parts.strides[0]),
+    )  # fmt: skip
+    first = _launch(inner, tile, splits, part)
+    return added(product, first, parts, splits)
+
+
+def _launch(product: Product, tile: Columns, splits: int, part: int) -> Call:
+    problem, (a, b, _) = product.problem, product.specs
+    row, step, batch = rows_of_a(problem)
+    groups = -(-problem.n // (tile.across * b.dtype.per_chunk))
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("rowa", row), ("stepa", step),
+        ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", batch), ("sb", problem.sb),
+        ("sy", problem.sy), ("groups", max(groups, 1)), ("splits", splits), ("part", part),
+        ("alpha", product.alpha),
+    )  # fmt: skip
+    constants = (
+        ("exact_k", problem.k % AHEAD == 0 and problem.k > 0),
+        ("tile", tile),
+        ("vector_a", step == 1 and problem.a_along_k and aligned(a, row, batch)),
+        ("vector_b", aligned(b, problem.ldb * (problem.k > 1), batch_of_b(problem))),
+    )
+    many = groups * splits * problem.batch if problem.m else 0
+    return launch(columns, product, ("a", "b"), scalars, constants, many, tile.threads)
+
+
+def _tile(product: Product, caps: Caps) -> Columns | None:
+    problem = product.problem
+    few = problem.m <= THIN and not problem.b_along_k
+    return columns_of(problem, caps) if few else None
+
+
+COLUMNS: Variant[Product, Columns] = Variant("columns", _tile, _launches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -11,9 +12,13 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import OPS
 from centella.ops.layout import broadcast_strides, flat, rows_of
-from centella.ops.matmul.launches import Product, after_copies, product_calls
-from centella.ops.matmul.op import Lie, matrix
-from centella.ops.matmul.problem import LinearAttrs, MatmulAttrs, Problem
+from centella.ops.matmul.choice import after_copies, product_calls
+from centella.ops.matmul.op import LINEAR, Lie, matrix, parted
+from centella.ops.matmul.problem import THIN, LinearAttrs, MatmulAttrs, Problem
+from centella.ops.matmul.product import Product
+from centella.ops.quant.dequantize import DEQUANTIZE
+from centella.ops.quant.kernels import on_chunks, thin_linear
+from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, Spec, make_spec
 
 
@@ -62,7 +67,29 @@ def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
 
 
 def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
-    """A product whose rows are the leading dimensions."""
+    """A product whose rows are the leading dimensions; of few rows with planes as they are.
+
+    For more rows planes are made whole first.
+    """
+    attrs = form.attrs
+    if not attrs.format:
+        return _linear(form, caps)
+    x, planes, more = parted(form.inputs, attrs)
+    if math.prod(x.shape[:-1]) <= THIN and attrs.variant is None:
+        return on_chunks(form, 1, caps, partial(thin_linear, caps=caps))
+    n, k = FORMATS[attrs.format].check("linear", planes)
+    whole, count = make_spec((n, k), x.dtype, caps.row_alignment), len(form.inputs)
+    named = {"dtype": x.dtype.name, "format": attrs.format}
+    made = DEQUANTIZE.form(tuple(planes), (whole,), named).lower(caps)
+    places = (*range(1, 1 + len(planes)), count + 1)
+    first = after_copies(Lowered((), (whole,)), places, made, count + 1)
+    dense = LINEAR.form((x, whole, *more), form.outputs, {**form.named, "format": ""})
+    places = (0, count + 1, *range(1 + len(planes), count + 1))
+    return after_copies(first, places, _linear(dense, caps), count + 1)
+
+
+def _linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
+    """A product with a weight that is one tensor."""
     x, weight, *more = form.inputs
     y = rows_of(form.outputs[0])
     problem = Problem(

@@ -20,8 +20,12 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
 from centella.emit.program import Kernel
+from centella.op.op import Lowered
+from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.tiled import store_words, tile_of_group
+from centella.specs import Caps
 
 DTYPES = (f16, bf16)
 WARP = 32
@@ -48,6 +52,9 @@ class MmaTile(Struct, frozen=True):
     def shared_bytes(self) -> int:
         """Workgroup memory: both operands, in every stage."""
         return 2 * self.stages * self.bk * (self.bm + self.bn)
+
+
+MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
 
 
 class _Operand:
@@ -219,3 +226,47 @@ def takes(dtypes: tuple[DType, DType]) -> bool:
 
 
 mma: Kernel = Kernel(_mma, workgroup=128, name="mma")
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def mma_tile_of(dtypes: tuple[DType, DType], caps: Caps, whole: bool = True) -> MmaTile | None:
+    """The tile of a product on tensor cores: the first that fits; the simulator has them too.
+
+    Args:
+        whole: False where an operand's rows do not start on 16 bytes: what goes through registers
+            needs them, so that the tile is the smallest.
+    """
+    if not takes(dtypes) or not caps.tensor_cores:
+        return None
+    for tile in MMA_TILES if whole else MMA_TILES[-1:]:
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return tile
+    return None
+
+
+def _launches(product: Product, tile: MmaTile, caps: Caps) -> Lowered:
+    problem, (vector_a, vector_b) = product.problem, product.rows
+    constants: Constants = (
+        ("a_along_k", problem.a_along_k),
+        ("activation", product.activation),
+        ("b_along_k", problem.b_along_k),
+        ("tile", tile),
+        ("vector_a", vector_a),
+        ("vector_b", vector_b),
+    )
+    size = tile.bm, tile.bn
+    return Lowered((tiles_launch(mma, product, size, tile.threads, constants),))
+
+
+def _tile(product: Product, caps: Caps) -> MmaTile | None:
+    return mma_tile_of(product.dtypes, caps, product.whole)
+
+
+def preferred(product: Product, caps: Caps) -> bool:
+    """Wherever tensor cores are worth it."""
+    return caps.fast_tensor_cores
+
+
+MMA: Variant[Product, MmaTile] = Variant("mma", _tile, _launches, preferred)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,12 +27,15 @@ from centella.ops.layout import (
 )
 from centella.ops.matmul.problem import ALONG_K, VARIANTS, LinearAttrs, MatmulAttrs
 from centella.ops.operands import NUMPY, TAPE
+from centella.ops.quant.dequantize import plane_axes
+from centella.ops.quant.table import FORMATS
 from centella.specs import Spec
 
+T = TypeVar("T")
 MANY = 64  # rows a thread from which on it is better to read the weight once for each part
 
 
-def _float(name: str, specs: tuple[Spec, ...]) -> None:
+def _float(name: str, specs: Sequence[Spec]) -> None:
     if any(not s.dtype.is_float for s in specs):
         raise DTypeError(f"{name}: expected float dtypes, got {[s.dtype.name for s in specs]}")
 
@@ -56,18 +60,35 @@ def result_dtype(of: DType, attrs: MatmulAttrs | LinearAttrs) -> DType:
 
 
 def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
-    """x [..., k], weight [n, k], scale [n], bias [n], residual [..., n] to [..., n].
+    """x [..., k], weight [n, k] or planes, scale [n], bias [n], residual [..., n] to [..., n]."""
+    x, weight, more = parted(specs, attrs)
+    if attrs.format:
+        n, k = FORMATS[attrs.format].check("linear", weight)
+        _float("linear", (x, *more))
+        if not x.shape or x.shape[-1] != k:
+            raise ShapeError(f"linear: expected x [..., {k}], got {list(x.shape)}")
+    else:
+        n = _rows_of_weight(x, weight[0], more, "scale" in attrs.extras)
+    shape = (*x.shape[:-1], n)
+    check_extras(shape, attrs.extras, more)
+    return ((shape, result_dtype(x.dtype, attrs)),)
 
-    An i8 weight needs a scale; a float one may have it.
-    """
-    x, weight, *more = specs
+
+def parted(operands: Sequence[T], attrs: LinearAttrs) -> tuple[T, Sequence[T], Sequence[T]]:
+    """The operands of `linear`: x, the weight's, the extras."""
+    count = len(FORMATS[attrs.format].planes) if attrs.format else 1
+    return operands[0], operands[1 : 1 + count], operands[1 + count :]
+
+
+def _rows_of_weight(x: Spec, weight: Spec, more: Sequence[Spec], scaled: bool) -> int:
+    """Outputs of a weight that is one tensor: an i8 one needs a scale, a float one may have it."""
     if weight.dtype is u8:
         raise DTypeError(
             "linear: expected scale= [n, k / 32] with a u8 weight; ct.quantize_blocks makes both"
         )
     if weight.dtype is not i8:
-        _float("linear", specs)
-    elif "scale" not in attrs.extras:
+        _float("linear", (x, weight, *more))
+    elif not scaled:
         raise DTypeError("linear: expected scale= with an i8 weight; ct.quantize_int8 makes both")
     else:
         _float("linear", (x, *more))
@@ -76,12 +97,10 @@ def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
             f"linear: expected x [..., k] and weight [n, k], got {list(x.shape)} and "
             f"{list(weight.shape)}"
         )
-    shape = (*x.shape[:-1], weight.shape[0])
-    check_extras(shape, attrs.extras, more)
-    return ((shape, result_dtype(x.dtype, attrs)),)
+    return weight.shape[0]
 
 
-def check_extras(shape: tuple[int, ...], names: tuple[str, ...], specs: list[Spec]) -> None:
+def check_extras(shape: tuple[int, ...], names: tuple[str, ...], specs: Sequence[Spec]) -> None:
     """Refuse a scale or bias that is not [n], or a residual that is not of the result's shape.
 
     Raises:
@@ -112,20 +131,23 @@ def epilogue(o: Any, y: Any, named: dict[str, Any], attrs: LinearAttrs) -> Any:
     return y + named["residual"] if "residual" in named else y
 
 
-def linear_reference(x: Any, weight: Any, *more: Any, extras: tuple[str, ...], **attrs: Any) -> Any:
+def linear_reference(*operands: Any, **named: Any) -> Any:
     """The NumPy formula."""
-    wide = weight.astype(x.dtype) if weight.dtype.kind == "i" else weight
+    attrs = LinearAttrs(**named)
+    x, weight, more = parted(operands, attrs)
+    whole = FORMATS[attrs.format].decode(*weight) if attrs.format else weight[0]
     rows = math.prod(x.shape[:-1])
-    y = np.matmul(x.reshape(rows, x.shape[-1]), wide.T).reshape(*x.shape[:-1], len(weight))
-    return epilogue(NUMPY, y, dict(zip(extras, more, strict=True)), LinearAttrs(extras, **attrs))
+    y = np.matmul(x.reshape(rows, x.shape[-1]), whole.astype(x.dtype, copy=False).T)
+    y = y.reshape(*x.shape[:-1], len(whole))
+    return epilogue(NUMPY, y, dict(zip(attrs.extras, more, strict=True)), attrs)
 
 
 def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
     """The product into the result, which the epilogue then goes over in blocks."""
+    if form.attrs.format or not plain((*form.inputs, *form.outputs)):
+        return None
     x, weight, *more = form.inputs
     out = rows_of(form.outputs[0])
-    if not plain((*form.inputs, *form.outputs)):
-        return None
     extras = form.attrs.extras
     lies = [_as_rows(s) if n == "residual" else _repeated(s, out)
             for n, s in zip(extras, more, strict=True)]  # fmt: skip
@@ -227,7 +249,10 @@ def linear_axes(form: Form[LinearAttrs]) -> Axes:
     """Rows of x, outputs of the weight; the epilogue needs whole sums."""
     lead = LETTERS[: len(form.outputs[0].shape) - 1]
     more = [f"{lead}n" if name == "residual" else "n" for name in form.attrs.extras]
-    return axes([f"{lead}.", "n.", *more], [f"{lead}n"])
+    if not form.attrs.format:
+        return axes([f"{lead}.", "n.", *more], [f"{lead}n"])
+    planes = plane_axes(FORMATS[form.attrs.format], "n")
+    return axes([f"{lead}.", *planes, *more], [f"{lead}n"], scratch="n")
 
 
 def flops_of(form: Form[object]) -> int:

@@ -24,12 +24,16 @@ class MatmulAttrs(Struct, frozen=True):
 
 
 class LinearAttrs(Struct, frozen=True):
-    """As of `matmul`; which operands come after the weight, and the activation."""
+    """As of `matmul`; which operands come after the weight, and the activation.
+
+    `format`: of a weight in planes, of which there are as many operands; "": it is one tensor.
+    """
 
     extras: tuple[str, ...]
     activation: str
     alpha: float = 1.0
     dtype: str = ""
+    format: str = ""
     variant: str | None = None
 
 

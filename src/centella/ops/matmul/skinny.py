@@ -26,9 +26,22 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, i8, u32
 from centella.emit.program import Kernel
+from centella.op.op import Lowered
+from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.product import (
+    Constants,
+    Product,
+    Scalars,
+    batch_of_b,
+    launch,
+    rows_of_a,
+)  # fmt: skip
+from centella.ops.matmul.table import MULTIPROCESSORS, SHORT, SKINNY, SKINNY_FROM
 from centella.ops.matmul.thin import MOST_THREADS, REGISTERS
-from centella.ops.rows import fold
+from centella.ops.rows import fold, power_above
+from centella.specs import Caps
 
 WARP = 32
 QUAD = 4  # lanes that share a row of a fragment
@@ -277,3 +290,71 @@ def _place(tile: Skinny, row: Any, output: Any) -> Any:
 
 
 skinny: Kernel = Kernel(_skinny, workgroup=256, name="skinny", rewritable=True)
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def skinny_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Skinny | None:
+    """The shape of a skinny group on tensor cores; the simulator has them, too.
+
+    A short row is one block, of few warps, each with all its loads on their way at once.
+    """
+    along = problem.a_along_k and problem.b_along_k
+    if not (along and problem.m > 0 < problem.k and takes(dtypes) and caps.tensor_cores):
+        return None
+    x, weight = dtypes
+    eights = power_above(-(-problem.m // EIGHT))
+    shapes = SKINNY[_kind(dtypes)].get(eights)
+    if shapes is None:
+        return None
+    steps = -(-problem.k // (QUAD * weight.per_chunk))
+    short = max(SHORT * weight.itemsize // x.itemsize, 1)
+    groups = -(-problem.n // OUTPUTS) * problem.batch
+    sixteens, deep, unroll = shapes[groups < 4 * MULTIPROCESSORS]
+    if steps <= 8 * short:
+        sixteens, deep = 1, 8 if steps > 2 * short else 4
+        unroll = max(-(-steps // deep), 1)
+    tile = Skinny(eights, sixteens, deep, unroll)
+    fitting = tile.threads <= caps.max_workgroup and tile.shared_bytes <= caps.max_shared
+    return tile if fitting else None
+
+
+def _kind(dtypes: tuple[DType, DType]) -> str:
+    """The row of `SKINNY` for x and weights."""
+    x, weight = dtypes
+    return "16-bit" if weight is not i8 else "i8 by f32" if x is f32 else "i8"
+
+
+def _launches(product: Product, tile: Skinny, caps: Caps) -> Lowered:
+    problem, weight = product.problem, product.specs[1].dtype
+    row, _, batch = rows_of_a(problem)
+    groups = -(-problem.n // tile.outputs)
+    block = tile.block(weight)
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("rowx", row), ("ldw", problem.ldb),
+        ("ldy", problem.ldy), ("sx", batch), ("sw", batch_of_b(problem)), ("sy", problem.sy),
+        ("groups", groups), ("alpha", product.alpha), ("ldr", product.residual_pitch),
+    )  # fmt: skip
+    depth = "masked" if problem.k < block else "both" if problem.k % block else "whole"
+    constants: Constants = (
+        ("activation", product.activation),
+        ("depth", depth),
+        ("tile", tile),
+        ("whole", depth != "whole" and problem.k % EIGHT == 0),
+    )
+    names = ("x", "w", *product.names)
+    many = groups * problem.batch
+    return Lowered((launch(skinny, product, names, scalars, constants, many, tile.threads),))
+
+
+def _tile(product: Product, caps: Caps) -> Skinny | None:
+    return skinny_tile_of(product.problem, product.dtypes, caps)
+
+
+def _preferred(product: Product, caps: Caps) -> bool:
+    enough = product.problem.m >= SKINNY_FROM[_kind(product.dtypes)]
+    return enough and caps.fast_tensor_cores and product.whole
+
+
+SKINNY_MMA: Variant[Product, Skinny] = Variant("skinny_mma", _tile, _launches, _preferred)

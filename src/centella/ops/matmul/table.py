@@ -9,8 +9,46 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.ops.matmul.tiled import Tile
 from centella.specs import Caps
+
+STAGES = 2  # tiles of an operand in shared memory: one is multiplied, the next on its way
+MULTIPROCESSORS = 132  # of an H100 or H200
+
+
+class Tile(Struct, frozen=True):
+    """Tile sizes of the product: group, depth, thread; `pad` words after each shared row.
+
+    With `unroll` 2 a turn of the loop has two steps, so that the place of each in shared memory is
+    a constant: drivers that compile WGSL do not keep it apart from the rest of the address.
+
+    `rolled` is for a CPU, where a load waits for nothing and each that is written down is compiled
+    for milliseconds: one tile at a time lies in shared memory, and its k are a loop.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    pad: int = 0
+    unroll: int = 1
+    rolled: bool = False
+
+    @property
+    def stages(self) -> int:
+        """Tiles of an operand in shared memory."""
+        return 1 if self.rolled else STAGES
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.bm // self.tm * (self.bn // self.tn)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Workgroup memory: the stages of both operands."""
+        return self.stages * 4 * self.bk * (self.bm + self.bn + 2 * self.pad)
+
 
 TILES: dict[str, tuple[Tile, ...]] = {
     "large": (Tile(128, 128, 8, 8, 8, 4), Tile(128, 128, 8, 8, 8), Tile(128, 128, 16, 8, 8, 4)),

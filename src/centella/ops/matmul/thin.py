@@ -11,9 +11,7 @@ through shared memory; that and the epilogue are spread over the threads of the 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -21,18 +19,25 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, f32, i8, u32
 from centella.emit.program import Kernel
-from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.rows import fold
+from centella.op.op import Lowered
+from centella.op.variant import Variant
+from centella.ops.matmul.problem import THIN, Problem, aligned
+from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
+from centella.ops.matmul.sums import SUBGROUP, finish
+from centella.ops.matmul.table import row_of
+from centella.ops.quant.numbers import bytes_of, field
+from centella.specs import Caps
 
-SHARED_WORDS = 4096  # 16 KB: what every device has
-SUBGROUP = 32  # lanes that shuffle: a warp
 PARTIAL = 2  # up to so many rows of x a step has sums of its own: shorter chains of additions
-STAGE = 16  # parts that a thread adds up at a time, at least
-MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
-MAGIC_VALUE = 8388608.0
 REGISTERS, MOST_THREADS = 65_536, 2048  # of a multiprocessor
 BESIDE = 28  # registers for addresses, the loop, and what is under way
-FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
+# Threads of a team of a thin product, its outputs, steps at once, by rows held.
+THIN_SHAPES = {1: (128, 2, 4), 2: (128, 2, 4), 4: (32, 2, 2), 8: (32, 4, 1), THIN: (32, 4, 1)}
+FEW = 2048  # outputs that leave much of a large GPU idle
+# Weights that are worth compiling twice as much, where threads are a CPU's; not bytes, which take
+# three times as much, as each is widened.
+WORTH = 1 << 17
+ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
 class Thin(Struct, frozen=True):
@@ -82,19 +87,6 @@ def reserve(together: int) -> None:
 def number(value: Any) -> Any:
     """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
     return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
-
-
-def field(word: Any, start: int, mask: int, zero: int) -> Any:
-    """The bits of a word from `start` on that a mask keeps, up to 255, less `zero`, as f32."""
-    shifted = word >> start if start else word
-    kept = shifted if start + mask.bit_length() == 32 else shifted & mask
-    return lang.bitcast(kept | MAGIC, f32) - (MAGIC_VALUE + zero)
-
-
-def bytes_of(words: list[Any]) -> list[Any]:
-    """The i8 of stored words as f32."""
-    flipped = [word ^ FLIP for word in words]
-    return [field(word, 8 * j, 255, 128) for word in flipped for j in range(4)]
 
 
 class Rows:
@@ -193,112 +185,95 @@ def _add(sums: Any, ws: list[list[Any]], xs: list[list[Any]]) -> None:
             sums[r][i].set(sums[r][i] + total if own else total)
 
 
-def finish(
-    sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Any], y: Any,
-    activation: str, extra: dict[str, Any],
-) -> None:  # fmt: skip
-    """Combine the sums of each team, as many rows of x at a time as shared memory holds."""
-    t = lang.local_id()
-    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
-    slots = tile.threads // together
-    rows = min(tile.m, power_of_two(SHARED_WORDS // (slots * tile.outs)))
-    scratch = lang.shared(f32, slots * tile.outs * rows)
-    for row in range(0, tile.m, rows):
-        if row:
-            lang.barrier()
-        values = [sums[r][row + i] for i in range(rows) for r in range(tile.outs)]
-        step = together // 2
-        while step:
-            values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-            step //= 2
-        with when(t % SUBGROUP < tile.teams, together > 1):
-            slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-            for v, value in enumerate(values):
-                scratch[v * slots + slot] = value
-        lang.barrier()
-        own = tile.teams == 1 and y.dtype.per_word == 1
-        pitch = combine(scratch, len(values), slots, tile.teams, own, tile.rolled)
-        _store(scratch, pitch, tile, row, rows, batch, first, p, y, activation, extra)
-
-
-def combine(
-    scratch: Any, count: int, slots: int, teams: int, own: bool = False, rolled: bool = False
-) -> int:
-    """Add up `count` values of each team: value v of team i is then at `scratch[v * pitch + i]`.
-
-    Before, its parts are at `v * slots + i`, and on by `teams`. Each stage adds several parts in a
-    fixed order, spread over the threads. No barrier follows the last where each thread then reads
-    its `own` totals only. Where it is `rolled` there is one stage, in loops.
-
-    Returns:
-        The pitch.
-    """
-    t, threads = lang.local_id(), lang.workgroup_size()
-    if rolled:
-        if slots > teams:
-            for item in lang.range(t, count * teams, threads):
-                at = item // teams * slots + item % teams
-                total = lang.var(scratch[at])
-                for part in lang.range(lang.const(1, u32), slots // teams):
-                    total += scratch[at + part * teams]
-                scratch[at] = total
-            lang.barrier()
-        return slots
-    while slots > teams:
-        parts = slots // teams
-        at_once = min(parts, max(STAGE, count * slots // threads))
-        short = slots // at_once
-        items = count * short
-        totals = []
-        for base in range(0, items, threads):
-            item = t % items if items < threads else t + base
-            start = item // short * slots + item % short
-            totals.append(fold([scratch[start + j * short] for j in range(at_once)], operator.add))
-        lang.barrier()
-        with when(t < items, items < threads):
-            for i, total in enumerate(totals):
-                scratch[t + i * threads] = total
-        slots = short
-        if slots > teams or not own:
-            lang.barrier()
-    return slots
-
-
-def power_of_two(most: int) -> int:
-    """The largest power of two up to a number, at least 1."""
-    return 1 << max(most.bit_length() - 1, 0)
-
-
-@contextmanager
-def when(condition: Any, needed: bool) -> Iterator[None]:
-    """`lang.if_` where it is needed."""
-    if not needed:
-        yield
-        return
-    with lang.if_(condition):
-        yield
-
-
-def _store(
-    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Any, first: Any,
-    p: dict[str, Any], y: Any, activation: str, extra: dict[str, Any],
-) -> None:  # fmt: skip
-    """The epilogue and the store: a word of the output a thread."""
-    per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
-    items = count * across
-    for base in range(0, items, tile.threads):
-        item = lang.local_id() + base
-        i, place = item // across, item % across * per
-        inside = (row + i < p["m"]) & (first + place < p["n"])
-        if base + tile.threads > items:
-            inside = inside & (item < items)
-        with lang.if_(inside):
-            out = []
-            for j in range(per):
-                team, r = (place + j) // tile.outs, (place + j) % tile.outs
-                out.append(scratch[(i * tile.outs + r) * pitch + team])
-            finish = Epilogue(activation, extra, first + place, per, p["n"])
-            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place), finish(out, row + i))
-
-
 thin: Kernel = Kernel(_thin, workgroup=128, name="thin", rewritable=True)
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def held_rows(m: int) -> int:
+    """Rows of x that a kernel for m of them holds."""
+    return next(rows for rows in ROWS if m <= rows)
+
+
+def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
+    """The shape of a thin kernel's group: many threads a row for few rows.
+
+    A team has no more threads than steps. Where it may take several steps at once, it has so many
+    threads, and takes so many, that all of its steps are whole, if that can be.
+    """
+    m, row = held_rows(problem.m), row_of(caps)
+    threads = min(64 if row.rolled else 128, caps.max_workgroup)
+    steps = -(-problem.k // max(d.per_chunk for d in dtypes))
+    smallest = min(d.itemsize for d in dtypes)
+    if row.rolled and smallest > 1:
+        wide = Thin(m, 8, 8, 1, threads, True)
+        if problem.n >= 2 * wide.outputs and problem.n * problem.k >= WORTH:
+            return wide
+    lanes, outs, most = THIN_SHAPES[m]
+    if smallest == 1 and m <= 2:  # numbers to widen: x is read less often
+        lanes, outs, most = 64, 4, 1
+    elif smallest > 1 and m in row.thin_few and problem.n * problem.batch <= FEW:
+        lanes, outs, most = row.thin_few[m]
+    elif smallest > 1 and m in row.thin:
+        lanes, outs, most = row.thin[m][smallest == 2]
+    most = 1 if row.rolled else most
+    teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
+    for lanes in teams:
+        for unroll in range(most, 1, -1):
+            if lanes >= 32 and steps % (lanes * unroll) == 0:
+                return Thin(m, lanes, outs, unroll, threads, row.rolled)
+    return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads, row.rolled)
+
+
+def depth_of(tile: Thin, k: int, width: int) -> str:
+    """How a thin kernel walks k: whole blocks, both whole blocks and masked steps, or masked ones.
+
+    With many rows, and on a CPU, masks cost little, and one walk is half the code of two.
+    """
+    block = tile.lanes * tile.unroll * width
+    if k and k % block == 0:
+        return "whole"
+    return "masked" if k < block or tile.m > 4 or tile.rolled else "both"
+
+
+def _launches(product: Product, tile: Thin, caps: Caps) -> Lowered:
+    problem, (x, w, *_) = product.problem, product.specs
+    row, step, batch = rows_of_a(problem)
+    groups = -(-problem.n // tile.outputs)
+    width = max(x.dtype.per_chunk, w.dtype.per_chunk)
+    scalars: Scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), ("rowx", row), ("stepx", step),
+        ("ldw", problem.ldb), ("ldy", problem.ldy), ("sx", batch), ("sw", problem.sb),
+        ("sy", problem.sy), ("groups", groups), ("alpha", product.alpha),
+        ("ldr", product.residual_pitch),
+    )  # fmt: skip
+    # For more rows shared memory is quicker: it adds up each value once.
+    shuffle = caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2
+    constants = (
+        ("activation", product.activation),
+        ("dense_x", step == 1),
+        ("depth", depth_of(tile, problem.k, width)),
+        ("shuffle", shuffle),
+        ("tile", tile),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
+        ("vector_w", aligned(w, problem.ldb * (problem.n > 1), batch_of_b(problem))),
+        ("vector_x", step == 1 and problem.a_along_k and aligned(x, row, batch)),
+    )
+    names = ("x", "w", *product.names)
+    many = groups * problem.batch if problem.m else 0
+    return Lowered((launch(thin, product, names, scalars, constants, many, tile.threads),))
+
+
+def _tile_up_to(most: int) -> Callable[[Product, Caps], Thin | None]:
+    """The shape of a group, for up to so many rows of x."""
+
+    def tile(product: Product, caps: Caps) -> Thin | None:
+        few = product.problem.m <= most and product.problem.b_along_k
+        return thin_of(product.problem, product.dtypes, caps) if few else None
+
+    return tile
+
+
+GEMV: Variant[Product, Thin] = Variant("gemv", _tile_up_to(1), _launches)
+SKINNY: Variant[Product, Thin] = Variant("skinny", _tile_up_to(THIN), _launches)

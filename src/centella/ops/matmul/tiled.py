@@ -13,51 +13,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.emit.program import Kernel
+from centella.emit.program import Call, Kernel
+from centella.op.op import Lowered
+from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.parts import added
+from centella.ops.matmul.problem import Problem, aligned
+from centella.ops.matmul.product import Constants, Product, tiles_launch
+from centella.ops.matmul.table import STAGES, TILES, Tile, row_of
 from centella.ops.matmul.thin import number
+from centella.specs import Caps, make_spec
 
-STAGES = 2  # tiles of an operand in shared memory: one is multiplied, the next on its way
+SPLITS = (2, 4, 8)
+PART = 16  # a part of the depth is a multiple: whole chunks of 16-bit elements, whole steps
+DEEP = 512  # least depth of a part
+
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk
-
-
-class Tile(Struct, frozen=True):
-    """Tile sizes of the product: group, depth, thread; `pad` words after each shared row.
-
-    With `unroll` 2 a turn of the loop has two steps, so that the place of each in shared memory is
-    a constant: drivers that compile WGSL do not keep it apart from the rest of the address.
-
-    `rolled` is for a CPU, where a load waits for nothing and each that is written down is compiled
-    for milliseconds: one tile at a time lies in shared memory, and its k are a loop.
-    """
-
-    bm: int
-    bn: int
-    bk: int
-    tm: int
-    tn: int
-    pad: int = 0
-    unroll: int = 1
-    rolled: bool = False
-
-    @property
-    def stages(self) -> int:
-        """Tiles of an operand in shared memory."""
-        return 1 if self.rolled else STAGES
-
-    @property
-    def threads(self) -> int:
-        """Threads of a group."""
-        return self.bm // self.tm * (self.bn // self.tn)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Workgroup memory: the stages of both operands."""
-        return self.stages * 4 * self.bk * (self.bm + self.bn + 2 * self.pad)
 
 
 class _Operand:
@@ -284,3 +259,94 @@ def store_words(y: Any, place: Any, out: list[Any], column: Any, n: Any) -> None
 
 
 gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm", rewritable=True)
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
+    """The tile of a variant on a device: the first that fits.
+
+    Its threads share the 16-byte chunks of either operand's tile evenly; of 1-byte elements, half
+    chunks.
+    """
+    for tile in (*row_of(caps).first.get(variant, ()), *TILES[variant]):
+        share = 16 // max(itemsize, 2) * tile.threads
+        if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
+            continue
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return tile
+    return None
+
+
+def tiles_of(problem: Problem, tile: Tile) -> int:
+    """Tiles of a product: groups, where the depth is whole."""
+    return -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+
+
+def splits_of(problem: Problem, tile: Tile, caps: Caps) -> int:
+    """Parts that the depth of a product of few tiles is split into: equal ones, of whole chunks.
+
+    As few as keep a device of this class evenly busy, each deep enough to be worth its sums' way
+    through memory.
+    """
+    tiles, even = tiles_of(problem, tile), row_of(caps).even
+    if not 0 < 2 * tiles <= even or problem.batch > 1:
+        return 1
+    fitting = [n for n in SPLITS if problem.k % (n * PART) == 0 and problem.k // n >= DEEP]
+    return next((n for n in fitting if tiles * n >= even), fitting[-1] if fitting else 1)
+
+
+def _launches(product: Product, tile: Tile, caps: Caps) -> Lowered:
+    """One launch; with few tiles a second, which adds the parts of a split depth."""
+    problem, (a, b, *_) = product.problem, product.specs
+    splits = splits_of(problem, tile, caps)
+    if splits == 1:
+        return Lowered((_launch(product, tile),))
+    parts = make_spec((splits, problem.m, problem.n), f32, 16)
+    depth = problem.k // splits
+    inner = Product(
+        replace(
+            problem, batch=splits, k=depth, ldy=parts.strides[1], sy=parts.strides[0],
+            sa=depth * (1 if problem.a_along_k else problem.lda),
+            sb=depth * (1 if problem.b_along_k else problem.ldb),
+        ),
+        (a, b, parts),
+    )  # fmt: skip
+    return added(product, _launch(inner, tile), parts, splits)
+
+
+def _launch(product: Product, tile: Tile) -> Call:
+    problem, (a, b, *_), y = product.problem, product.specs, product.specs[-1]
+    constants: Constants = (
+        ("a_along_k", problem.a_along_k),
+        ("activation", product.activation),
+        ("b_along_k", problem.b_along_k),
+        ("exact_k", problem.k % (tile.bk * tile.unroll) == 0 and problem.k > 0),
+        ("tile", tile),
+        ("vector_a", aligned(a, problem.lda, problem.sa)),
+        ("vector_b", aligned(b, problem.ldb, problem.sb)),
+        ("vector_y", aligned(y, problem.ldy, problem.sy)),
+    )
+    return tiles_launch(gemm, product, (tile.bm, tile.bn), tile.threads, constants)
+
+
+def _variant(name: str) -> Variant[Product, Tile]:
+    """The largest tile with enough groups is preferred; the smallest takes what is left."""
+
+    def tile(product: Product, caps: Caps) -> Tile | None:
+        return tile_of(name, min(d.itemsize for d in product.dtypes), caps)
+
+    def preferred(product: Product, caps: Caps) -> bool:
+        problem, row, fitting = product.problem, row_of(caps), tile(product, caps)
+        if fitting is None or name == "small":
+            return fitting is not None
+        tiles = tiles_of(problem, fitting) * splits_of(problem, fitting, caps)
+        # To compile a tile for other lengths takes a CPU longer than to compute rows for nothing.
+        small = problem.m <= fitting.bm // 2 and not row.rolled
+        return tiles >= row.enough and not (small or problem.n <= fitting.bn // 2)
+
+    return Variant(name, tile, _launches, preferred)
+
+
+TILED: tuple[Variant[Product, Tile], ...] = tuple(map(_variant, TILES))

@@ -19,11 +19,18 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
+from centella.op.op import Lowered
+from centella.op.variant import Variant
+from centella.ops.matmul.mma import MMA, preferred, takes
+from centella.ops.matmul.problem import Problem, aligned
+from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
+from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import tile_place
 from centella.ops.ring import Ring
+from centella.specs import Caps
 
 WARPGROUP = 128  # threads
 REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
@@ -84,6 +91,16 @@ class WgmmaTile(Struct, frozen=True):
         """Workgroup memory: the ring, its barriers, what is to be stored."""
         staged = 2 * math.prod(self.staging)
         return self.stages * (self.stage_bytes + 16) + 16 + staged
+
+
+# What a tile takes, measured, in columns of the first; the first of the cheapest is chosen.
+WGMMA_TILES = {
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 128,
+    WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 162,
+    WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
+    WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
+}
 
 
 class _Operand:
@@ -277,3 +294,68 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: A
 
 
 wgmma: Kernel = Kernel(_wgmma, workgroup=384, name="wgmma")
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> WgmmaTile | None:
+    """The tile of a product by warpgroups, by what all take on the busiest multiprocessor.
+
+    The simulator has them too.
+    """
+    if not takes(dtypes) or not caps.warpgroups:
+        return None
+    fitting = {
+        tile: cost for tile, cost in WGMMA_TILES.items()
+        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+        and tile.takes(problem.a_along_k, problem.b_along_k)
+    }  # fmt: skip
+
+    def cost_of(tile: WgmmaTile) -> int:
+        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+        return -(-tiles // MULTIPROCESSORS) * fitting[tile]
+
+    return min(fitting, key=cost_of, default=None)
+
+
+def _in_words(product: Product) -> tuple[str, ...]:
+    """The operands of the epilogue whose columns may be loaded two at a time."""
+    if product.problem.n % 2:
+        return ()
+    extras = zip(product.names, product.specs[2:-1], strict=True)
+    pitches = {"residual": product.residual_pitch}
+    return tuple(n for n, s in extras if aligned(s, pitches.get(n, 0), 0))
+
+
+def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
+    """Of rows that are off 16 bytes, or of none, those of `mma`."""
+    if not product.whole or not product.problem.k:
+        return MMA.lower(product, caps)
+    problem, y = product.problem, product.specs[-1]
+    rows = aligned(y, problem.ldy, problem.sy)
+    # With both, addresses in shared memory are what the registers have no room for.
+    light = not (product.activation and "residual" in product.names)
+    constants: Constants = (
+        ("a_along_k", problem.a_along_k),
+        ("activation", product.activation),
+        ("b_along_k", problem.b_along_k),
+        ("staged", tile.staged > 0 and y.dtype.itemsize == 2 and rows and light),
+        ("tile", tile),
+        ("words", _in_words(product)),
+    )
+    batches = (  # of what is repeated there is one
+        ("batches", problem.batch),
+        ("batches_a", problem.batch if problem.sa else 1),
+        ("batches_b", problem.batch if problem.sb else 1),
+    )
+    size, cluster = (tile.bm, tile.bn), tile.cluster
+    call = tiles_launch(wgmma, product, size, tile.threads, constants, batches, cluster)
+    return Lowered((call,))
+
+
+def _tile(product: Product, caps: Caps) -> WgmmaTile | None:
+    return wgmma_tile_of(product.problem, product.dtypes, caps)
+
+
+WGMMA: Variant[Product, WgmmaTile] = Variant("wgmma", _tile, _launches, preferred)

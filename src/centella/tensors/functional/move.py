@@ -10,6 +10,7 @@ import numpy as np
 from centella.errors import DTypeError, ShapeError
 from centella.ops.concat import most
 from centella.tensors.arguments import check_tensors, refuse_names, whole
+from centella.tensors.qtensor import QTensor, float_dtype
 from centella.tensors.tensor import Tensor, apply
 from centella.tensors.views import axis_of, counted, integers
 
@@ -121,15 +122,23 @@ def interleaved_to_head_first(x: Tensor, num_heads: int, head_dim: int) -> Tenso
     return split_heads.permute(*range(rank - 3), rank - 2, rank - 3, rank - 1)
 
 
-def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """Rows of a table: ids [...] i32, table [n, d] of floats, result [..., d].
+def embedding(ids: Tensor, table: Tensor | QTensor, dtype: Any = None) -> Tensor:
+    """Rows of a table: ids [...] i32, table [n, d] of floats or a QTensor, result [..., d].
 
     An id outside the table, and a negative one is, gives a row of NaN.
+
+    Args:
+        dtype: of the result, a float one; default: the table's, of a QTensor f32.
 
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not fit these.
     """
-    return apply("embedding", ids, table)
+    kind = None if dtype is None else float_dtype("embedding", dtype)
+    if isinstance(table, QTensor):
+        name, out = table.format.name, kind.name if kind else "f32"
+        return apply("embedding", ids, *table.planes, format=name, dtype=out)
+    rows = apply("embedding", ids, table)
+    return rows if kind is None else rows.astype(kind)
 
 
 def gather(x: Tensor, indices: Tensor, axis: int = 0, **other: Never) -> Tensor:

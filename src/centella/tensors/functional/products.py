@@ -10,9 +10,9 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.op import get
 from centella.ops.attention.op import misshapen
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.matmul.problem import THIN
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, flag, one_of, real, whole
+from centella.tensors.qtensor import QTensor, float_dtype, of_pair
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
 
@@ -42,7 +42,7 @@ def matmul(
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | QTensor,
     bias: Tensor | None = None,
     *,
     scale: Tensor | None = None,
@@ -55,8 +55,8 @@ def linear(
     """f(alpha (x W^T) scale + bias) + residual in one launch, the epilogue on the f32 sums.
 
     Args:
-        x: [..., in_features]; weight: [out_features, in_features], of any float dtype, or i8 with
-            `scale`, or u8 with `scale` of blocks; bias: [out_features].
+        x: [..., in_features]; weight: [out_features, in_features], of any float dtype, or a
+            QTensor, or i8 with `scale`, or u8 with `scale` of blocks; bias: [out_features].
         scale: [out_features], a factor of each output: those of `ct.quantize_int8`; or
             [out_features, in_features / 32], a factor of each block of 32: those of
             `ct.quantize_blocks`, whose weight is i8, or u8 [out_features, in_features / 2].
@@ -76,16 +76,19 @@ def linear(
     numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
     attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
-    if scale is None:
+    if scale is not None:
+        if isinstance(weight, QTensor):
+            raise DTypeError("linear: expected no scale= with a QTensor, which has its own")
+        check_tensors("linear", x, weight, scale)
+        if scale.ndim == 2:
+            weight, extras["scale"] = of_pair("linear", weight, scale), None
+    if not isinstance(weight, QTensor):
         return apply_with("linear", (x, weight), "extras", extras, attrs)
-    check_tensors("linear", x, weight, scale)
-    if scale.ndim != 2:
-        return apply_with("linear", (x, weight), "extras", extras, attrs)
-    extras.pop("scale")
-    if math.prod(x.shape[:-1]) <= THIN and variant is None:
-        return apply_with("linear_blocks", (x, weight, scale), "extras", extras, attrs)
-    whole = dequantize(weight, scale, x.dtype)
-    return apply_with("linear", (x, whole), "extras", extras, attrs)
+    if weight.format.by_row:
+        stored, extras["scale"] = weight.planes
+        return apply_with("linear", (x, stored), "extras", extras, attrs)
+    attrs["format"] = weight.format.name
+    return apply_with("linear", (x, *weight.planes), "extras", extras, attrs)
 
 
 def dequantize(stored: Tensor, scale: Tensor, dtype: Any = "f32") -> Tensor:
@@ -102,10 +105,8 @@ def dequantize(stored: Tensor, scale: Tensor, dtype: Any = "f32") -> Tensor:
     Raises:
         ShapeError, DTypeError: for planes that `ct.quantize_blocks` would not make.
     """
-    kind = dtype_of(dtype)
-    if not kind.is_float:
-        raise DTypeError(f"dequantize: expected a float dtype, got {kind.name}")
-    return apply("dequantize", stored, scale, dtype=kind.name)
+    kind = float_dtype("dequantize", dtype)
+    return of_pair("dequantize", stored, scale).dequantize(kind)
 
 
 def conv1d(

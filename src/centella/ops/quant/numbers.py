@@ -1,0 +1,44 @@
+"""Small integers in words, as f32: in a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32
+
+MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
+MAGIC_VALUE = 8388608.0
+FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
+
+
+def small(bits: Any, zero: int) -> Any:
+    """A number below 2^23 less `zero`, as f32."""
+    return lang.bitcast(bits | MAGIC, f32) - (MAGIC_VALUE + zero)
+
+
+def field(word: Any, start: int, mask: int, zero: int) -> Any:
+    """The bits of a word from `start` on that a mask keeps, up to 255, less `zero`, as f32."""
+    shifted = word >> start if start else word
+    return small(shifted if start + mask.bit_length() == 32 else shifted & mask, zero)
+
+
+def bytes_of(words: list[Any]) -> list[Any]:
+    """The i8 of stored words as f32."""
+    flipped = [word ^ FLIP for word in words]
+    return [field(word, 8 * j, 255, 128) for word in flipped for j in range(4)]
+
+
+def nibbles(words: list[Any], zero: int) -> list[Any]:
+    """The low halves of bytes, then the high ones, less `zero`, as f32."""
+    return [field(w, 8 * j + half, 15, zero) for half in (0, 4) for w in words for j in range(4)]
+
+
+def halves(values: list[Any], half: int) -> list[Any]:
+    """The low (0) or high (1) halves of bytes, which are integers."""
+    return [v >> 4 if half else v & 15 for v in values]
+
+
+def less(values: list[Any], zero: float) -> list[Any]:
+    """Integers as f32, less `zero`."""
+    return [lang.cast(v, f32) - zero for v in values]

@@ -1,0 +1,36 @@
+"""Q8_0 of GGUF: blocks of 32 i8 numbers with a factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import Array, i8
+from centella.ops.quant.format import Format, Plane
+from centella.ops.quant.host import furthest, in_blocks, inverse, matrix, rounded, scaled
+from centella.ops.quant.numbers import bytes_of, less
+
+BLOCK = 32
+
+
+def encode(op: str, weight: Any) -> tuple[Array, Array]:
+    """factor = max |w| / 127, numbers from -127 to 127."""
+    wide = matrix(op, weight, BLOCK)
+    blocks = in_blocks(wide, BLOCK)
+    factor = np.abs(furthest(blocks)) / np.float32(127)
+    scale = rounded(op, factor)
+    numbers = np.rint(blocks * inverse(factor)).astype(np.int8)
+    return numbers.reshape(wide.shape), scale
+
+
+def decode(stored: Array, scale: Array) -> Array:
+    """number x factor."""
+    return scaled(in_blocks(stored, BLOCK), scale)
+
+
+Q8_0: Format = Format(
+    "q8_0", BLOCK, (Plane("stored", "numbers", i8, 32), Plane("scale", "factors", None, 1)),
+    lambda words, at: bytes_of(words), decode, encode,
+    few=lambda values, half, at: less(values, 0.0),
+)  # fmt: skip

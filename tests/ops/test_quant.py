@@ -1,0 +1,333 @@
+"""The table of quantised formats: planes as GGUF's own package has them; what takes a QTensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella import nn
+from centella.dtypes import dtype_of
+from centella.emit.ptx import emit_ptx
+from centella.op import op
+from centella.ops.quant.format import SYMBOLS
+from centella.ops.quant.table import FORMATS
+from centella.specs import Caps, make_spec
+from tests.emit.test_lang_ptx import assemble, needs_ptxas
+from tests.support.launched import traced
+
+Array = np.ndarray[Any, Any]
+# Bytes of each plane in a block of a file, in its order there.
+FILES = {
+    "q8_0": {"scale": 2, "stored": 32},
+    "q4_0": {"scale": 2, "stored": 16},
+    "q4_1": {"scale": 2, "low": 2, "stored": 16},
+    "q5_0": {"scale": 2, "high": 4, "stored": 16},
+}
+BLOCK, KINDS = 32, (8, 4)
+KINDS_OF_X = [(n, "f32") for n in FORMATS] + [
+    (n, d) for n in ("q8_0", "q4_0") for d in ("f16", "bf16")
+]
+BLOCKS = pytest.mark.parametrize("name", FILES)
+EVERY = pytest.mark.parametrize("name", FORMATS)
+CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,
+            subgroups=True, arch="sm_90a")  # fmt: skip
+
+
+def weight_of(n: int, k: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    sizes = 10.0 ** rng.integers(-3, 3, (n, k // BLOCK, 1))
+    weight = (rng.standard_normal((n, k // BLOCK, BLOCK)) * sizes).astype(np.float32)
+    weight[0, 0] = 0
+    weight[-1, -1] = 5
+    return weight.reshape(n, k)
+
+
+def planes_of(raw: Array, name: str) -> list[Array]:
+    """The planes of blocks as GGUF's files have them."""
+    sizes = FILES[name]
+    blocks = raw.reshape(len(raw), -1, sum(sizes.values()))
+    found, first = {}, 0
+    for plane, size in sizes.items():
+        found[plane] = np.ascontiguousarray(blocks[..., first : first + size])
+        first += size
+    kinds = {p.name: p.dtype.numpy if p.dtype else np.float16 for p in FORMATS[name].planes}
+    return [found[n].view(kind).reshape(len(raw), -1) for n, kind in kinds.items()]
+
+
+def whole_of(weight: ct.QTensor) -> Array:
+    """What it stands for, by the formula in float64."""
+    arrays = (plane.numpy() for plane in weight.planes)
+    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
+    return weight.format.decode(*wide)
+
+
+@BLOCKS
+def test_planes_are_those_of_gguf(name: str) -> None:
+    quants = pytest.importorskip("gguf.quants")
+    kind = getattr(pytest.importorskip("gguf").GGMLQuantizationType, name.upper())
+    weight = weight_of(7, 160)
+    raw = quants.quantize(weight, kind)
+    stored, encode = planes_of(raw, name), FORMATS[name].encode
+    assert encode is not None
+    for ours, theirs in zip(encode("test", weight), stored, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    wide = [p.astype(np.float32) if p.dtype == np.float16 else p for p in stored]
+    np.testing.assert_array_equal(FORMATS[name].decode(*wide), quants.dequantize(raw, kind))
+
+
+@EVERY
+def test_formats_keep_to_what_kernels_read(name: str) -> None:
+    """The first plane has bytes; steps end with blocks; names are those of operands."""
+    kind = FORMATS[name]
+    first = kind.planes[0]
+    assert first.dtype is not None and first.dtype.itemsize == 1
+    assert kind.block == 1 or kind.block % kind.step == 0
+    assert len(kind.planes) <= len(SYMBOLS)
+    assert len({p.name for p in kind.planes}) == len(kind.planes)
+    assert kind.by_row == any(not p.length for p in kind.planes)
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS_OF_X)
+def test_products_of_few_rows_and_of_many(device: ct.Device, name: str, dtype: str) -> None:
+    """Near the formula in float64."""
+    n, k = 21, 96
+    weight = ct.quantize(weight_of(n, k), name, device=device)
+    wide, bias = whole_of(weight), np.linspace(-1, 1, n)
+    for m in (1, 3, 17) if dtype == "f32" else (1, 17):
+        values = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+        x = ct.asarray(values, dtype, device)
+        added = ct.asarray(bias, "f32", device)
+        got = ct.linear(x, weight, added, activation="relu", dtype="f32").numpy()
+        exact = x.astype("f32").numpy().astype(np.float64)
+        near = np.abs(exact) @ np.abs(wide).T
+        epsilon = 2e-6 if dtype == "f32" else 2 * dtype_of(dtype).epsilon
+        assert (np.abs(got - np.maximum(exact @ wide.T + bias, 0)) <= epsilon * (near + 1)).all(), m
+
+
+@EVERY
+def test_a_weight_made_whole_and_rows_of_it(device: ct.Device, name: str) -> None:
+    weight = ct.quantize(weight_of(21, 96), name, device=device)
+    wide = whole_of(weight)
+    assert weight.shape == (21, 96) and weight.format is FORMATS[name]
+    assert weight.nbytes == sum(p.nbytes for p in weight.planes)
+    np.testing.assert_allclose(weight.dequantize().numpy(), wide, rtol=1e-6, atol=1e-7)
+    ids = ct.asarray(np.array([[3, 0], [20, 21]], np.int32), device=device)
+    rows = ct.embedding(ids, weight).numpy()
+    np.testing.assert_allclose(rows[0], wide[[3, 0]], rtol=1e-6, atol=1e-7)
+    assert np.isnan(rows[1, 1]).all() and rows.dtype == np.float32
+    assert ct.embedding(ids, weight, "f16").dtype is ct.f16
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_a_pair_of_arrays_is_a_qtensor(device: ct.Device, bits: int) -> None:
+    weight = ct.quantize(weight_of(21, 96), f"q{bits}_0", device=device)
+    pair = [ct.asarray(p, device=device) for p in ct.quantize_blocks(weight_of(21, 96), bits)]
+    whole = ct.dequantize(*pair).numpy()
+    np.testing.assert_array_equal(whole, weight.dequantize().numpy())
+    for m in (3, 17):
+        x = ct.ones((m, 96), device=device)
+        given = ct.linear(x, pair[0], scale=pair[1]).numpy()
+        np.testing.assert_array_equal(given, ct.linear(x, weight).numpy())
+
+
+@EVERY
+def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
+    weight = ct.quantize(weight_of(8, 64), name, device=device)
+    # Factors of rows are the epilogue's; on the CPU a formula is one call.
+    many = 1 if weight.format.by_row or device.caps.target == "numpy" else 2
+    for m, launches in ((1, 1), (16, 1), (17, many)):
+        x = ct.ones((m, 64), device=device)
+        with ct.ledger() as led:
+            ct.linear(x, weight).numpy()
+        assert led.launches == launches
+    with ct.ledger() as led:
+        ct.embedding(ct.asarray(np.array([1], np.int32), device=device), weight).numpy()
+    assert led.launches == 1
+
+
+@EVERY
+def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
+    weight = ct.quantize(weight_of(9, 64), name, device=device)
+    x = ct.ones((2, 64), device=device)
+    wanted = ct.linear(x, weight).numpy()
+    layer = nn.Linear(64, 9)
+    layer.weight, layer.bias = weight, ct.zeros(9, device=device)
+    np.testing.assert_array_equal(layer(x).numpy(), wanted)
+    assert f"weight.{name}.stored [9, " in repr(layer)
+    state = layer.state_dict()
+    assert {n for n in state if n != "bias"} == {
+        f"weight.{name}.{p.name}" for p in weight.format.planes
+    }
+    arrays = {n: t.numpy() for n, t in state.items()}
+    for tensors in (state, arrays):  # a format stays, whatever dtype the others get
+        again = nn.Linear(64, 9)
+        again.load_parameters(tensors, device=device, dtype="f16")
+        np.testing.assert_array_equal(again(x).numpy(), wanted)
+        assert again.bias is not None and again.bias.dtype is ct.f16
+    for broken in (dict([*state.items()][1:]), state | {"more": state["bias"]}):
+        empty = nn.Linear(64, 9)
+        with pytest.raises(ct.WeightsError, match=r"missing|left over: more"):
+            empty.load_parameters(broken, device=device)
+        assert not [*empty.named_parameters()]
+    with pytest.raises(ct.WeightsError, match=r"weight: QTensor: expected planes of \[9, 32\]"):
+        nn.Linear(32, 9).load_parameters(state, device=device)
+    table = nn.Embedding(9, 64)
+    table.weight = weight
+    ids = ct.asarray(np.arange(9, dtype=np.int32), device=device)
+    np.testing.assert_array_equal(table(ids).numpy(), weight.dequantize().numpy())
+    cache = ct.MatmulCache(device)
+    cache.upload_weight("w", weight)
+    cache.upload_weight("again", weight_of(9, 64), name)
+    for key in ("w", "again"):
+        np.testing.assert_array_equal(cache.matmul(key, x).numpy(), wanted)
+    assert {w.shape for w in cache.weights()} == {(9, 64)}
+    assert cache.weights()[0].nbytes == weight.storage_bytes
+
+
+def test_a_qtensor_moves_and_prints() -> None:
+    weight = ct.quantize(weight_of(4, 64), "q5_0", device="cpu")
+    assert repr(weight).startswith("<QTensor [4, 64] q5_0 on ")
+    assert weight.to("cpu") is weight
+    moved = weight.to("simulator")
+    assert moved.device.name != weight.device.name
+    np.testing.assert_array_equal(whole_of(moved), whole_of(weight))
+
+
+def test_an_int8_qtensor_is_quantize_int8() -> None:
+    stored, scale = ct.quantize_int8(weight_of(5, 64))
+    weight = ct.quantize(ct.asarray(weight_of(5, 64), device="cpu"), "int8")
+    np.testing.assert_array_equal(weight.planes[0].numpy(), stored)
+    np.testing.assert_array_equal(weight.planes[1].numpy(), scale)
+    x = ct.ones((2, 64), device="cpu")
+    pair = ct.linear(x, weight.planes[0], scale=weight.planes[1])
+    np.testing.assert_array_equal(ct.linear(x, weight).numpy(), pair.numpy())
+
+
+@needs_ptxas
+@EVERY
+def test_texts_assemble(name: str, tmp_path: Path) -> None:
+    kind = FORMATS[name]
+    planes = tuple(
+        make_spec(p.shape(40, 256 // kind.block), p.dtype or dtype_of("f16"), 16)
+        for p in kind.planes
+    )
+    ids, y = make_spec((3,), dtype_of("i32"), 16), make_spec((3, 256), dtype_of("f16"), 16)
+    forms = [op.get("embedding").form((ids, *planes), (y,), {"format": name, "dtype": "f16"})]
+    if not kind.by_row:
+        attrs = {"extras": (), "activation": "silu", "format": name}
+        for m in (1, 9):
+            x, y = (make_spec((m, k), dtype_of("f16"), 16) for k in (256, 40))
+            forms.append(op.get("linear").form((x, *planes), (y,), attrs))
+    for form in forms:
+        (call,) = form.lower(CUDA).calls
+        assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
+
+
+def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
+    """More rows than are thin: parts of the outputs, each with a temporary that fits."""
+    from centella.plan.divide import divided
+
+    kind = FORMATS["q4_0"]
+    caps = Caps("wgsl", max_binding=1 << 16)
+    planes = tuple(make_spec(p.shape(512, 8), p.dtype or dtype_of("f16"), 16) for p in kind.planes)
+    x, y = (make_spec((20, k), dtype_of("f32"), 16) for k in (256, 512))
+    attrs = {"extras": (), "activation": "", "format": "q4_0"}
+    lowered = divided(op.get("linear").form((x, *planes), (y,), attrs), caps)
+    assert all(t.storage_bytes <= caps.max_binding for t in lowered.temporaries)
+    names = [c.kernel.name for c in lowered.calls]
+    assert names[:2] == ["dequantize", "gemm"] and len(names) == 2 * names.count("gemm") == 16
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda w, x: ct.quantize(w, "q3_9"), ct.DTypeError, "expected a format of int8, q8_0"),
+        (lambda w, x: ct.quantize(np.zeros((2, 33)), "q4_1"), ct.ShapeError, "multiple of 32"),
+        (lambda w, x: ct.quantize(np.zeros((2, 32), "i4"), "q5_0"), ct.DTypeError, "floats"),
+        (lambda w, x: ct.quantize(np.full((2, 32), np.nan), "q4_1"), ct.DTypeError, "finite"),
+        (lambda w, x: ct.QTensor(w.planes[:1], "q4_0"), ct.ShapeError, "expected 2 planes, got 1"),
+        (lambda w, x: ct.QTensor(w.planes, "q8_0"), ct.DTypeError, "i8 numbers and float factors"),
+        (lambda w, x: ct.QTensor(w.planes, "q4_0", (2, 64)), ct.ShapeError, "planes of"),
+        (lambda w, x: ct.linear(x, w, scale=x), ct.DTypeError, "no scale= with a QTensor"),
+        (lambda w, x: ct.linear(x[:, :32], w), ct.ShapeError, r"expected x \[\.\.\., 64\]"),
+        (lambda w, x: ct.embedding(x, w), ct.DTypeError, "expected i32 ids"),
+        (lambda w, x: w.dequantize("i8"), ct.DTypeError, "expected a float dtype, got i8"),
+        (lambda w, x: ct.MatmulCache("cpu").upload_weight("w", w, "f16"), ct.DTypeError, "QTensor"),
+    ],
+)  # fmt: skip
+def test_mistakes(call: Any, kind: type[Exception], text: str) -> None:
+    weight = ct.quantize(weight_of(3, 64), "q4_0", device="cpu")
+    with pytest.raises(kind, match=text):
+        call(weight, ct.ones((2, 64), device="cpu"))
+
+
+# -- pairs of arrays ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_numbers_are_near_what_they_stand_for(bits: int) -> None:
+    weight = weight_of(5, 320, seed=3)
+    stored, scale = ct.quantize_blocks(weight, bits)
+    assert stored.shape == (5, 320 * bits // 8) and scale.shape == (5, 10)
+    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu")).numpy()
+    largest = np.abs(weight.reshape(5, 10, BLOCK)).max(-1).repeat(BLOCK, 1)
+    step = largest / (127 if bits == 8 else 8)
+    assert (np.abs(near - weight) <= 1.02 * step + 1e-3 * largest + 1e-7).all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "bits", "kind", "text"),
+    [
+        (np.zeros(32), 8, ct.ShapeError, r"quantize_blocks: expected \[out, in\]"),
+        (np.zeros((2, 33)), 8, ct.ShapeError, "a multiple of 32"),
+        (np.zeros((2, 32), np.int32), 8, ct.DTypeError, "expected floats, got int32"),
+        (np.zeros((2, 32)), 5, ct.DTypeError, "expected 4 or 8 bits, got 5"),
+        (np.full((2, 32), np.nan), 4, ct.DTypeError, "finite"),
+        (np.full((2, 32), 1e30), 8, ct.DTypeError, "finite in float16"),
+    ],
+)
+def test_weights_that_are_none(weight: Array, bits: int, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        ct.quantize_blocks(weight, bits)
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_a_factor_without_a_finite_inverse_is_0(bits: int) -> None:
+    weight = np.full((1, 64), 1e-39, np.float32)
+    weight[0, 32:] = 1
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        stored, scale = ct.quantize_blocks(weight, bits)
+    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu"))
+    np.testing.assert_allclose(near.numpy(), np.repeat([[0.0, 1.0]], 32, 1), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "scale", "x", "kind", "text"),
+    [
+        ((3, 64), (3, 3), (1, 64), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
+        ((3, 48), (3, 1), (1, 48), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
+        ((3, 64), (3, 2), (1, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
+        ((3, 64), (3, 2), (20, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
+    ],
+)
+def test_planes_that_do_not_belong_together(
+    device: ct.Device, stored: Any, scale: Any, x: Any, kind: type[Exception], text: str
+) -> None:
+    numbers, factors = ct.zeros(stored, "i8", device), ct.zeros(scale, device=device)
+    with pytest.raises(kind, match=text):
+        ct.linear(ct.zeros(x, device=device), numbers, scale=factors)
+    with pytest.raises(ct.DTypeError, match="expected i8 or u8 numbers"):
+        ct.dequantize(factors, factors)
+    with pytest.raises(ct.DTypeError, match="with a u8 weight"):
+        ct.linear(ct.zeros(x, device=device), ct.zeros(stored, "u8", device))
+    with pytest.raises(ct.DTypeError, match="expected a float dtype, got i32"):
+        ct.dequantize(numbers, factors, "i32")
+    with pytest.raises(ct.ShapeError, match=r"dequantize: expected numbers .*, got \[\]"):
+        ct.dequantize(ct.zeros((), "i8", device), factors)
+    with pytest.raises(ct.DTypeError, match="linear: expected a Tensor, got list"):
+        ct.linear(ct.zeros(x, device=device), numbers, scale=[[1.0]])  # type: ignore[arg-type]
+    assert (factors + 1).numpy().ravel()[0] == 1
