@@ -28,11 +28,9 @@ from centella.tensors.creation import arange, asarray, full
 from centella.tensors.functional import (
     concat,
     embedding,
-    gelu,
     linear,
     matmul,
-    relu,
-    silu_gate,
+    normed_linear,
     softmax,
     tanh,
     where,
@@ -120,10 +118,13 @@ class Attention(Module):
             self.q_norm: Norm = Norm(heads * d, c.rms_norm_eps, c.traits.offset)
             self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
 
-    def forward(self, x: Tensor, past: Past, visible: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, norm: Norm | None, past: Past, visible: Tensor | None
+    ) -> Tensor:  # fmt: skip
         """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
-        qkv = self.qkv(x)
+        weight = None if norm is None else norm.weight
+        qkv = normed_linear(x, self.qkv.weight, weight, eps=c.rms_norm_eps, bias=self.qkv.bias)
         if c.traits.qk_norm == "whole":
             q, k = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
             parts = [self.q_norm(qkv[..., :q]), self.k_norm(qkv[..., q : q + k]), qkv[..., q + k :]]
@@ -167,19 +168,16 @@ class MLP(Module):
         c, inner = config, config.intermediate_size
         stacks = {"gate_up_proj": 2 * inner} if c.traits.fused else {"gate_proj": inner,
                                                                      "up_proj": inner}  # fmt: skip
-        self.inner, self.activation = inner, c.activation
+        self.eps, self.activation = c.rms_norm_eps, c.activation
         self.gate_up: Linear = Linear(c.hidden_size, 2 * inner, c.mlp_bias, stacks=stacks)
         self.down_proj: Linear = Linear(inner, c.hidden_size, c.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None) -> Tensor:
         """[batch, tokens, hidden] to [batch, tokens, intermediate]: what `down_proj` reads."""
-        both = self.gate_up(x)
-        gate, up = both[..., : self.inner], both[..., self.inner :]
-        if self.activation == "silu":
-            return silu_gate(gate, up)
-        if self.activation == "relu":
-            return relu(gate) * up
-        return gelu(gate, approximate="tanh" if self.activation == "gelu_tanh" else "none") * up
+        return normed_linear(
+            x, self.gate_up.weight, None if norm is None else norm.weight, eps=self.eps,
+            gate=self.activation, bias=self.gate_up.bias,
+        )  # fmt: skip
 
 
 class Layer(Module):
@@ -206,12 +204,12 @@ class Layer(Module):
         attention, mlp = self.self_attn, self.mlp
         kind = self.config.traits.norms
         if kind == "pre":
-            y = attention(self.input_layernorm(x), past, visible)
+            y = attention(x, self.input_layernorm, past, visible)
             x = self.add(x, y, attention.o_proj)
-            return self.add(x, mlp(self.post_attention_layernorm(x)), mlp.down_proj)
-        y = attention(self.input_layernorm(x) if kind == "both" else x, past, visible)
+            return self.add(x, mlp(x, self.post_attention_layernorm), mlp.down_proj)
+        y = attention(x, self.input_layernorm if kind == "both" else None, past, visible)
         x = x + self.post_attention_layernorm(attention.o_proj(y))
-        y = mlp(self.pre_feedforward_layernorm(x) if kind == "both" else x)
+        y = mlp(x, self.pre_feedforward_layernorm if kind == "both" else None)
         return x + self.post_feedforward_layernorm(mlp.down_proj(y))
 
     def add(self, x: Tensor, y: Tensor, product: Linear) -> Tensor:
@@ -317,9 +315,12 @@ class LlamaModel(Module):
 
     def head(self, x: Tensor) -> Tensor:
         """States of the last layer to logits, f32."""
-        c, x = self.config, self.norm(x)
+        c = self.config
         weight = self.embed_tokens.weight if c.tie_word_embeddings else self.lm_head.weight
-        logits = linear(x, weight, alpha=1.0 / c.logits_divisor, dtype=f32)
+        logits = normed_linear(
+            x, weight, self.norm.weight, eps=c.rms_norm_eps, alpha=1.0 / c.logits_divisor,
+            dtype=f32,
+        )  # fmt: skip
         if c.logits_softcap:
             logits = tanh(logits / c.logits_softcap) * c.logits_softcap
         return logits

@@ -7,6 +7,7 @@
 Epilogues act on the f32 accumulator and are asked for by name.
 """
 
+from centella.ops.matmul.normed import NORMED
 from centella.ops.matmul.op import LINEAR, MATMUL
 
-__all__ = ["LINEAR", "MATMUL"]
+__all__ = ["LINEAR", "MATMUL", "NORMED"]

@@ -142,11 +142,11 @@ def _thin(
     starts = [batch * p["sx"] + row * p["rowx"] for row in rows]
     inputs = Rows(x, starts, vector_x, None if dense_x else p["stepx"], p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
-    _walk(sums, tile, weights, inputs, lane, p["k"], depth)
+    add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     finish(sums, tile, shuffle, batch, first, p, y, activation, extra)
 
 
-def _walk(
+def add_products(
     sums: Any, tile: Thin, weights: Rows, inputs: Rows, lane: Any, k: Any, depth: str
 ) -> None:
     """Add up this thread's share of k: blocks of whole steps, then what is left, masked."""

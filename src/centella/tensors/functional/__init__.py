@@ -74,6 +74,7 @@ from centella.tensors.functional.products import (
     dot,
     linear,
     matmul,
+    normed_linear,
 )
 
 __all__ = [
@@ -82,7 +83,7 @@ __all__ = [
     "gather", "ge", "gelu", "gt", "interleaved_to_head_first", "l2_normalize", "layer_norm",
     "le", "leaky_relu", "linear", "log", "log_softmax", "logical_and", "logical_not",
     "logical_or", "lt", "matmul", "max", "maximum", "mean", "mean_pool", "min", "minimum",
-    "mul", "ne", "neg", "relu", "remainder", "rms_norm", "rope", "rope_tables", "rsqrt",
-    "scale", "scatter", "sigmoid", "silu_gate", "sin", "softmax", "split", "sqrt", "square",
+    "mul", "ne", "neg", "normed_linear", "relu", "remainder", "rms_norm", "rope",
+    "rope_tables", "rsqrt", "scale", "scatter", "sigmoid", "silu_gate", "sin", "softmax", "split", "sqrt", "square",
     "stack", "sub", "sum", "swish", "tanh", "where", "zeros",
 ]  # fmt: skip

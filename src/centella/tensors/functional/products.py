@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from centella.dtypes import dtype_of
@@ -11,7 +13,9 @@ from centella.op.op import get
 from centella.ops.attention.op import misshapen
 from centella.ops.elementwise import ACTIVATIONS
 from centella.specs import Shape
-from centella.tensors.arguments import check_tensors, flag, one_of, real, whole
+from centella.tensors.arguments import check_tensors, epsilon, flag, one_of, real, whole
+from centella.tensors.functional.axes import rms_norm
+from centella.tensors.functional.elementwise import gelu, relu, sigmoid, silu_gate, tanh
 from centella.tensors.qtensor import QTensor, float_dtype, of_pair
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
@@ -89,6 +93,62 @@ def linear(
         return apply_with("linear", (x, stored), "extras", extras, attrs)
     attrs["format"] = weight.format.name
     return apply_with("linear", (x, *weight.planes), "extras", extras, attrs)
+
+
+JOINED = 2  # rows from which on the thin product gains nothing from its surroundings
+SERIAL = frozenset(["software", "simulator", "cpu"])  # devices whose launches cost nothing
+
+
+def normed_linear(
+    x: Tensor, weight: Tensor | QTensor, norm: Tensor | None = None, *, eps: float = 1e-6,
+    gate: str | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    alpha: float = 1.0, dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    """alpha (rms_norm(x) W^T) + residual, or with a gate act(h W[:n]^T) * (h W[n:]^T).
+
+    For one or two rows, as a decoder's step has, all of it is one launch of a GPU; else the norm,
+    the product and the gate are launches of their own.
+
+    Args:
+        x: [..., k]; weight: [n, k], with a gate [2 n, k]; norm: [k], or None for no norm.
+        gate: the activation of the first half, a name that `linear` takes.
+        bias, residual, alpha, dtype: as for `linear`; no residual with a gate.
+
+    Returns:
+        [..., n].
+
+    Raises:
+        ShapeError, DTypeError: for shapes, names or dtypes that do not fit these.
+    """
+    check_tensors("normed_linear", x)
+    opened = _activation("normed_linear", gate)
+    if opened and residual is not None:
+        raise ShapeError("normed_linear: expected a gate or a residual, got both")
+    caps = x.device.caps
+    rows = math.prod(x.shape[:-1])
+    if (
+        isinstance(weight, Tensor) and bias is None and (norm is not None or opened)
+        and 0 < rows <= JOINED and caps.family not in SERIAL
+        and max(weight.spec.storage_bytes, x.spec.storage_bytes) <= caps.safe_binding
+    ):  # fmt: skip
+        numbers = {"alpha": real("normed_linear", "alpha", alpha), "gate": opened,
+                   "eps": epsilon("normed_linear", eps), "dtype": ""}  # fmt: skip
+        numbers |= _rounded("normed_linear", dtype)
+        extras = {"norm": norm, "residual": residual}
+        return apply_with("normed_linear", (x, weight), "extras", extras, numbers)
+    h = x if norm is None else rms_norm(x, norm, eps)
+    if not opened:
+        return linear(h, weight, bias, residual=residual, alpha=alpha, dtype=dtype)
+    both = linear(h, weight, bias, alpha=alpha, dtype=dtype)
+    first, second = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
+    return silu_gate(first, second) if opened == "silu" else GATES[opened](first) * second
+
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": relu, "sigmoid": sigmoid, "tanh": tanh, "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "gelu_quick": partial(gelu, approximate="quick"),
+}  # fmt: skip
 
 
 def dequantize(stored: Tensor, scale: Tensor, dtype: Any = "f32") -> Tensor:

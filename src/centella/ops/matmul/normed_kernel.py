@@ -1,0 +1,186 @@
+"""The kernel of `normed_linear`: the teams of the thin product (`thin.py`), with norm and gate.
+
+The norm's factor is one a row, so it multiplies sums: each team adds up the squares of x beside its
+products, from the values that it reads anyway. With a gate the rows of a team are pairs, one of
+each half of W.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella import lang
+from centella.dtypes import f32, u32
+from centella.emit.program import Kernel
+from centella.op.form import Form
+from centella.op.op import Lowered
+from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.layout import rows_of
+from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.problem import Problem, aligned
+from centella.ops.matmul.product import Product, Scalars, launch
+from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, combine, power_of_two, when
+from centella.ops.matmul.thin import (
+    PARTIAL,
+    Rows,
+    Thin,
+    add_products,
+    depth_of,
+    reserve,
+    thin_of,
+    together_of,
+)
+from centella.ops.operands import KERNEL
+from centella.specs import Caps
+
+
+class _Normed(Rows):
+    """Rows of x times the norm's weight; what is read adds its squares up."""
+
+    def __init__(self, inputs: Rows, norm: Any, vector: bool, squares: list[Any]) -> None:
+        super().__init__(inputs.source, inputs.starts, inputs.vector, inputs.pace, inputs.k)
+        self._norm = Rows(norm, [lang.const(0, u32)], vector, None, inputs.k)
+        self._squares = squares
+
+    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+        values = super().read(row, column, width, masked)
+        total = values[0] * values[0]
+        for v in values[1:]:
+            total = lang.fma(v, v, total)
+        self._squares[row].set(self._squares[row] + total)
+        weights = self._norm.read(0, column, width, masked)
+        return [v * w for v, w in zip(values, weights, strict=True)]
+
+
+def _normed(
+    *, tile: Thin, gate: str, depth: str, shuffle: bool, together: int, vector_x: bool,
+    vector_w: bool, vector_norm: bool, x: Any, w: Any, y: Any, **extra: Any,
+) -> None:  # fmt: skip
+    reserve(together)
+    names = ("m", "n", "k", "rowx", "ldw", "ldy", "half")
+    p = {n: lang.parameter(n, u32) for n in names}
+    each = tile.outs // 2 if gate else tile.outs  # outputs of a team
+    first = lang.group_id() * (tile.teams * each)
+    lane, team = lang.local_id() // tile.teams, lang.local_id() % tile.teams
+    starts = []
+    for r in range(tile.outs):
+        out = r // 2 if gate else r
+        row = lang.minimum(first + team * each + out, p["n"] - 1)
+        starts.append((row + p["half"] if gate and r % 2 else row) * p["ldw"])
+    weights = Rows(w, starts, vector_w, None, p["k"])
+    held = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
+    inputs = Rows(x, [row * p["rowx"] for row in held], vector_x, None, p["k"])
+    sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
+    if "norm" in extra:
+        squares = lang.vars(f32, tile.m, init=0.0)
+        inputs = _Normed(inputs, extra["norm"], vector_norm, squares)
+        add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+        sums = [*sums, squares]
+    else:
+        add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+    _finish(sums, tile, gate, shuffle, first, p, y, extra)
+
+
+def _finish(
+    sums: Any, tile: Thin, gate: str, shuffle: bool, first: Any, p: dict[str, Any], y: Any,
+    extra: dict[str, Any],
+) -> None:  # fmt: skip
+    """Combine the sums of each team; then norm, gate or residual, and the store."""
+    t, count = lang.local_id(), len(sums)
+    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
+    slots = tile.threads // together
+    held = power_of_two(max(SHARED_WORDS // (slots * count), 1))
+    rows = min(tile.m, held) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
+    scratch = lang.shared(f32, slots * count * rows)
+    for row in range(0, tile.m, rows):
+        if row:
+            lang.barrier()
+        values = [sums[r][row + i] for i in range(rows) for r in range(count)]
+        step = together // 2
+        while step:
+            values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
+            step //= 2
+        with when(t % SUBGROUP < tile.teams, together > 1):
+            slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
+            for v, value in enumerate(values):
+                scratch[v * slots + slot] = value
+        lang.barrier()
+        pitch = combine(scratch, len(values), slots, tile.teams, False, tile.rolled)
+        _store(scratch, pitch, tile, gate, row, rows, count, first, p, y, extra)
+
+
+def _store(
+    scratch: Any, pitch: int, tile: Thin, gate: str, row: int, rows: int, count: int, first: Any,
+    p: dict[str, Any], y: Any, extra: dict[str, Any],
+) -> None:  # fmt: skip
+    """A word of the output a thread."""
+    alpha = lang.parameter("alpha", f32)
+    each, per = tile.outs // 2 if gate else tile.outs, y.dtype.per_word
+    across = tile.teams * each // per
+    items = rows * across
+    for base in range(0, items, tile.threads):
+        item = lang.local_id() + base
+        i, place = item // across, item % across * per
+        inside = (row + i < p["m"]) & (first + place < p["n"])
+        if base + tile.threads > items:
+            inside = inside & (item < items)
+        with lang.if_(inside):
+            factor = alpha
+            out = []
+            for j in range(per):
+                team, o = (place + j) // each, (place + j) % each
+                at = i * count
+
+                def total(r: Any, at: Any = at, team: Any = team) -> Any:
+                    return scratch[(at + r) * pitch + team]
+
+                if "norm" in extra:
+                    mean = total(tile.outs) / lang.cast(p["k"], f32)
+                    factor = alpha / lang.sqrt(mean + lang.parameter("eps", f32))
+                if gate:
+                    opened = ACTIVATIONS[gate](KERNEL, total(o * 2) * factor)
+                    out.append(opened * (total(o * 2 + 1) * factor))
+                else:
+                    out.append(total(o) * factor)
+            if "residual" in extra:
+                start = (row + i) * lang.parameter("ldr", u32)
+                columns = [lang.minimum(first + place + j, p["n"] - 1) for j in range(per)]
+                out = [v + extra["residual"][start + c] for v, c in zip(out, columns, strict=True)]
+            y.store((row + i) * p["ldy"] + (first + place), out)
+
+
+kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)
+
+
+def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
+    """One launch."""
+    x, w, *more = form.inputs
+    y, gate = rows_of(form.outputs[0]), form.attrs.gate
+    flat_x, extras = rows_of(x), dict(zip(form.attrs.extras, more, strict=True))
+    m, k = flat_x.shape
+    problem = Problem(
+        batch=1, m=m, n=w.shape[0], k=k, lda=flat_x.strides[0], ldb=w.strides[0],
+        ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
+    )  # fmt: skip
+    tile = thin_of(problem, (x.dtype, w.dtype), caps)
+    residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
+    width = max(x.dtype.per_chunk, w.dtype.per_chunk)
+    outputs = tile.outputs // (2 if gate else 1)
+    scalars: Scalars = (
+        ("m", m), ("n", y.shape[1]), ("k", k), ("rowx", flat_x.strides[0]), ("ldw", w.strides[0]),
+        ("ldy", y.strides[0]), ("half", y.shape[1]), ("ldr", residual), ("alpha", form.attrs.alpha),
+        ("eps", form.attrs.eps),
+    )  # fmt: skip
+    constants = (
+        ("depth", depth_of(tile, k, width)), ("gate", gate),
+        ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
+        ("tile", tile),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
+        ("vector_norm", "norm" in extras and aligned(extras["norm"], 0, 0)),
+        ("vector_w", aligned(w, w.strides[0], 0)),
+        ("vector_x", aligned(x, flat_x.strides[0] * (m > 1), 0)),
+    )  # fmt: skip
+    product = Product(problem, (*form.inputs, form.outputs[0]), tuple(extras))
+    groups = -(-y.shape[1] // outputs)
+    names = ("x", "w", *extras)
+    return Lowered((launch(kernel, product, names, scalars, constants, groups, tile.threads),))

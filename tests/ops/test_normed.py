@@ -1,0 +1,103 @@
+"""`normed_linear`: the one launch and the launches that it stands for, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.dtypes import dtype_of
+from centella.errors import DTypeError, ShapeError
+from centella.tensors import functional
+from centella.tensors.functional import products
+from centella.tensors.tensor import apply_with
+
+EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
+EPS = 1e-5
+Array = np.ndarray[Any, Any]
+GATE = {
+    "silu": lambda v: v / (1 + np.exp(-v)),
+}
+
+
+def expected(x: Array, w: Array, norm: Array | None, gate: str, residual: Array | None) -> Array:
+    h = x.astype(np.float64)
+    if norm is not None:
+        h = h / np.sqrt((h * h).mean(-1, keepdims=True) + EPS) * norm
+    y: Array = 0.5 * (h @ w.astype(np.float64).T)
+    if gate:
+        n = len(w) // 2
+        y = GATE[gate](y[..., :n]) * y[..., n:]
+    return y if residual is None else y + residual
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 40), (130, 257)])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_one_launch(device: ct.Device, rows: int, n: int, k: int, normed: bool, gate: str) -> None:
+    for dtype in ("f32", "bf16") if rows == 1 else ("f32",):
+        _check(device, rows, n, k, normed, gate, dtype)
+
+
+def _check(
+    device: ct.Device, rows: int, n: int, k: int, normed: bool, gate: str, dtype: str
+) -> None:
+    random = np.random.default_rng(rows + n + k)
+    outputs = 2 * n if gate else n
+    kind = dtype_of(dtype)
+    tensors = [
+        ct.asarray(random.standard_normal(shape).astype(np.float32) * size, kind, device)
+        for shape, size in (((rows, k), 3.0), ((outputs, k), k**-0.5), ((rows, n), 1.0))
+    ]
+    norm = ct.asarray(random.standard_normal(k).astype(np.float32), device=device)
+    x, w, residual = tensors
+    extras = {"norm": norm if normed else None, "residual": None if gate else residual}
+    attrs = {"gate": gate, "eps": EPS, "alpha": 0.5, "dtype": "f32"}
+    y = apply_with("normed_linear", (x, w), "extras", extras, attrs).numpy()
+    read = [np.asarray(t.astype("f32").numpy()) for t in (x, w, residual)]
+    wanted = expected(
+        read[0], read[1], norm.numpy() if normed else None, gate, None if gate else read[2]
+    )
+    np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5 * max(1.0, np.abs(wanted).max()))
+
+
+@pytest.mark.devices(*EVERY)
+def test_the_function_is_what_it_stands_for(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(5)
+    x, w, norm = (
+        ct.asarray(random.standard_normal(s).astype(np.float32), device=device)
+        for s in ((1, 2, 48), (80, 48), (48,))
+    )
+    apart = functional.normed_linear(x[:, :1].copy(), w, norm, eps=EPS, gate="silu", alpha=0.5)
+    monkeypatch.setattr(products, "SERIAL", frozenset())
+    at_once = functional.normed_linear(x[:, :1].copy(), w, norm, eps=EPS, gate="silu", alpha=0.5)
+    assert apart.shape == at_once.shape == (1, 1, 40)
+    np.testing.assert_allclose(at_once.numpy(), apart.numpy(), atol=1e-4)
+    wanted = expected(x.numpy()[0], w.numpy(), norm.numpy(), "", None)
+    got = functional.normed_linear(x, w, norm, eps=EPS, alpha=0.5)
+    np.testing.assert_allclose(got.numpy()[0], wanted, atol=1e-4)
+
+
+def test_bad_calls() -> None:
+    x, w = ct.zeros((1, 8), device="cpu"), ct.zeros((6, 8), device="cpu")
+    with pytest.raises(ShapeError, match="a gate or a residual"):
+        functional.normed_linear(x, w, gate="silu", residual=x)
+    with pytest.raises(ShapeError, match="activation"):
+        functional.normed_linear(x, w, gate="sine")
+    attrs = {"gate": "", "eps": 0.0, "alpha": 1.0, "dtype": ""}
+    for inputs, named, error, text in (
+        ((x, w.T.copy()), attrs, ShapeError, r"weight \[n, k\]"),
+        ((ct.zeros((17, 8), device="cpu"), w), attrs, ShapeError, "1 to 16 rows"),
+        ((x, w[:5]), {**attrs, "gate": "silu"}, ShapeError, r"a weight \[2 n, k\]"),
+        ((x.astype("i32"), w), attrs, DTypeError, "float dtypes"),
+    ):
+        with pytest.raises(error, match=text):
+            apply_with("normed_linear", inputs, "extras", {}, named)
+    with pytest.raises(ShapeError, match=r"expected norm \[8\]"):
+        apply_with("normed_linear", (x, w), "extras", {"norm": w[0, :4]}, attrs)
