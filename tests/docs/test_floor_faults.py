@@ -1,7 +1,7 @@
 """Faults seen in the systems that set the floor: tests that would fail on each.
 
-`seed_faults.py` lists all of those faults and where each is tested; these are the tests that
-no other file has.
+The scoreboard on docs/from-trueno.md lists all of those faults and where each is tested; these are
+the tests that no other file has.
 """
 
 from __future__ import annotations
