@@ -103,6 +103,22 @@ def test_names_of_the_code_exist(page: Path) -> None:
     assert unknown <= FOREIGN
 
 
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_commands_options_and_variables_exist(page: Path) -> None:
+    typer = pytest.importorskip("typer")
+    from centella.cli.app import build
+
+    root = typer.main.get_command(build())
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    # Of a shell's line, or of code in a sentence: the command, and what follows of the line.
+    for name, rest in re.findall(
+        r"(?:^|`|\$ |&& )centella ([a-z]\w*)([^`\n]*)", text, re.MULTILINE
+    ):
+        known = {option for p in (*root.params, *root.commands[name].params) for option in p.opts}
+        assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", rest)) <= known, name + rest
+    assert set(re.findall(r"CENTELLA_\w+", text)) <= words()
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_the_examples_are_linked(page: str) -> None:
     assert re.search(r"\]\((\.\./)?examples\)", (ROOT / page).read_text("utf-8"))
