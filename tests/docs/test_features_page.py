@@ -25,10 +25,9 @@ class Feature:
 
     row: str
     what: str
-    names: tuple[str, ...]
-    tests: tuple[str, ...]
+    names: list[str]
+    tests: list[str]
     runs_on: frozenset[str]
-    missing: str
 
 
 def features(text: str) -> list[Feature]:
@@ -37,12 +36,9 @@ def features(text: str) -> list[Feature]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and re.fullmatch(r"[A-Z]\d+", cells[0]):
-            row, what, names, tests, runs_on, missing = cells
+            row, what, names, tests, runs_on, _ = cells
             where = frozenset(filter(None, re.split(r",\s*", runs_on)))
-            found.append(
-                Feature(row, what, tuple(CODE.findall(names)), tuple(CODE.findall(tests)), where,
-                        missing)
-            )  # fmt: skip
+            found.append(Feature(row, what, CODE.findall(names), CODE.findall(tests), where))
     return found
 
 
