@@ -357,8 +357,8 @@ class Late:
         self._ticket.wait(timeout)
 
     def data(self, index: int) -> Array:
-        found: Array = self._ticket.data(index)
-        return found
+        array: Array = self._ticket.data(index)
+        return array
 
 
 def test_nobody_waits_while_holding_the_lock(

@@ -41,8 +41,8 @@ def memory() -> tuple[float, float]:
     """MB that the process has, and the most it has had since `forget_peak`."""
     try:
         lines = Path("/proc/self/status").read_text()
-        found = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", lines))
-        return int(found["VmRSS"]) / 1024, int(found["VmHWM"]) / 1024
+        kilobytes = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", lines))
+        return int(kilobytes["VmRSS"]) / 1024, int(kilobytes["VmHWM"]) / 1024
     except (OSError, KeyError):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return peak, peak
