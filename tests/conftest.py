@@ -18,9 +18,9 @@ import pytest
 
 import centella as ct
 from tests.support.devices import DEVICES, GPU, WINDOWED, open_device
-from tests.support.turnstile import turnstile
+from tests.support.exclusive import exclusive
 
-TURNSTILE = turnstile()
+EXCLUSIVE = exclusive()
 
 # Lavapipe compiles a fifth faster without its optimiser; most shaders of the tests run once.
 os.environ.setdefault("GALLIVM_PERF", "nopt")
@@ -31,14 +31,14 @@ os.environ["CENTELLA_SELF_CHECK"] = "0"
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
     """An open device, one of `DEVICES`; what a failed test left recorded is dropped."""
-    found = open_device(request.param)
-    if isinstance(found, str):
+    opened = open_device(request.param)
+    if isinstance(opened, str):
         kind = request.param.removesuffix("-minimum").removesuffix("-windows")
         if kind in os.environ.get("CENTELLA_REQUIRE", "").split(","):
-            pytest.fail(found)
-        pytest.skip(found)
-    yield found
-    found.recorder.implicit().fail()
+            pytest.fail(opened)
+        pytest.skip(opened)
+    yield opened
+    opened.recorder.implicit().fail()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,9 +56,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    if TURNSTILE is None:
+    if EXCLUSIVE is None:
         return (yield)
-    with TURNSTILE.inside(item.get_closest_marker("alone") is not None):
+    with EXCLUSIVE.inside(item.get_closest_marker("alone") is not None):
         return (yield)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -72,22 +70,6 @@ def test_what_is_left_out_exists() -> None:
         for name in names.split():
             assert callable(getattr(found(owner), name)), f"{owner}.{name}"
     assert set(GIVEN.split()) <= {shown(name) for name in NAMES}
-
-
-def anchors(page: Path) -> set[str]:
-    """What a link into a page may name, as GitHub makes it of headings."""
-    titles = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def test_what_it_links_to_is_there() -> None:
-    links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", PAGE.read_text("utf-8"))
-    assert {"concepts.md", "kernel-language.md"} <= {file for file, _ in links}
-    assert any(file and anchor for file, anchor in links)
-    for file, anchor in links:
-        target = PAGE.parent / file if file else PAGE
-        assert target.is_file(), file
-        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
 
 
 @pytest.mark.parametrize(("data", "wanted"), [([1, 2], INTEGERS), ([True, False], "cast")])

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,20 +69,12 @@ def test_an_implicit_recording_is_of_its_device_and_thread(device: ct.Device) ->
 # -- when an implicit recording is flushed --------------------------------------------------------
 
 
-class Sized:
-    """A backend whose only property is the largest buffer."""
-
-    name = "sized"
-
-    def __init__(self, max_buffer: int) -> None:
-        self.caps = replace(ct.device("simulator").caps, max_buffer=max_buffer)
-
-
 @pytest.mark.parametrize(
     ("largest", "limit"), [(128 << 20, 64 << 20), (4 << 30, 256 << 20), (1 << 40, 1 << 30)]
 )
 def test_results_are_limited_by_the_largest_buffer(largest: int, limit: int) -> None:
-    backend: Any = Sized(largest)
+    caps = replace(ct.device("simulator").caps, max_buffer=largest)
+    backend: Any = SimpleNamespace(name="sized", caps=caps)
     assert Device(backend).recorder._temporary_limit == limit
 
 
@@ -99,20 +92,14 @@ def test_many_bytes_of_results_flush(device: ct.Device, monkeypatch: pytest.Monk
         assert not any(t.is_resident for t in inside)
 
 
-def refused(error: Exception) -> Callable[..., Any]:
-    """What stands for a call that the device refuses."""
-
-    def call(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return call
-
-
 @pytest.mark.parametrize("error", [ct.OutOfMemoryError, ct.LimitError])
 @pytest.mark.parametrize("call", ["submit", "allocate"])
 def test_a_full_recording_that_fails_leaves_the_next_op_unrecorded(
     device: ct.Device, monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
 ) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise error("no")
+
     where = own(device)
     state = ct.State(np.zeros(3, np.float32), device=where)
     cache = ct.KVCache(1, 1, 1, 1024, device=where)
@@ -134,7 +121,7 @@ def test_a_full_recording_that_fails_leaves_the_next_op_unrecorded(
     before, length = state.value._value, cache.length
     with monkeypatch.context() as patch:
         patch.setattr(where.recorder, "_temporary_limit", 0)
-        patch.setattr(where.backend if call == "submit" else where.pool, call, refused(error("no")))
+        patch.setattr(where.backend if call == "submit" else where.pool, call, refused)
         for step in steps:
             with pytest.raises(error, match="no"):
                 step()
@@ -172,6 +159,12 @@ def test_scopes_and_synchronize_flush_a_recording_and_no_batch(device: ct.Device
 # -- what survives, who owns memory ---------------------------------------------------------------
 
 
+def gone(watch: weakref.ref[Any]) -> bool:
+    """Whether nothing refers to an object any more."""
+    gc.collect()
+    return watch() is None
+
+
 def test_operands_are_held_until_the_recording_has_run(device: ct.Device) -> None:
     where = own(device)
     x = ct.asarray(X, device=where)
@@ -180,12 +173,10 @@ def test_operands_are_held_until_the_recording_has_run(device: ct.Device) -> Non
     y, z = batch.relu(x), x + 1.0
     watch = weakref.ref(x._value)
     del x
-    gc.collect()
     z.numpy()
-    assert watch() is not None  # the batch has not run
+    assert not gone(watch)  # the batch has not run
     batch.execute()
-    gc.collect()
-    assert watch() is None
+    assert gone(watch)
     np.testing.assert_array_equal(y.numpy(), np.maximum(X, 0))
 
 
@@ -197,13 +188,11 @@ def test_a_view_refers_to_the_value_which_owns_the_buffer(device: ct.Device) -> 
     assert view._value is x._value
     buffer = weakref.ref(x._value.require())
     del x
-    gc.collect()
+    assert not gone(buffer)
     np.testing.assert_array_equal(view.numpy(), X.T[1:])
-    assert buffer() is not None
     del view
     where.synchronize()
-    gc.collect()
-    assert buffer() is None
+    assert gone(buffer)
 
 
 def test_uploads_of_a_batch_share_a_buffer_that_each_keeps(device: ct.Device) -> None:
@@ -214,13 +203,11 @@ def test_uploads_of_a_batch_share_a_buffer_that_each_keeps(device: ct.Device) ->
     assert x._value.require() is y._value.require()
     buffer = weakref.ref(x._value.require())
     del x
-    gc.collect()
+    assert not gone(buffer)
     np.testing.assert_array_equal(y.numpy(), X + 1)
-    assert buffer() is not None
     del y, batch
     where.synchronize()
-    gc.collect()
-    assert buffer() is None
+    assert gone(buffer)
 
 
 def test_the_finalizer_only_appends_to_a_queue(device: ct.Device) -> None:
@@ -370,8 +357,8 @@ class Late:
         self._ticket.wait(timeout)
 
     def data(self, index: int) -> Array:
-        found: Array = self._ticket.data(index)
-        return found
+        array: Array = self._ticket.data(index)
+        return array
 
 
 def test_nobody_waits_while_holding_the_lock(

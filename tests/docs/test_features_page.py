@@ -25,25 +25,21 @@ class Feature:
 
     row: str
     what: str
-    names: tuple[str, ...]
-    tests: tuple[str, ...]
+    names: list[str]
+    tests: list[str]
     runs_on: frozenset[str]
-    missing: str
 
 
 def features(text: str) -> list[Feature]:
     """The rows of every table of a page."""
-    found = []
+    rows = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and re.fullmatch(r"[A-Z]\d+", cells[0]):
-            row, what, names, tests, runs_on, missing = cells
+            row, what, names, tests, runs_on, _ = cells
             where = frozenset(filter(None, re.split(r",\s*", runs_on)))
-            found.append(
-                Feature(row, what, tuple(CODE.findall(names)), tuple(CODE.findall(tests)), where,
-                        missing)
-            )  # fmt: skip
-    return found
+            rows.append(Feature(row, what, CODE.findall(names), CODE.findall(tests), where))
+    return rows
 
 
 FEATURES = features(PAGE.read_text("utf-8"))
@@ -60,16 +56,16 @@ def resolve(name: str) -> object:
         from centella.cli.app import COMMANDS
 
         return COMMANDS[command]
-    found: object = ct
+    value: object = ct
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             try:
-                found = importlib.import_module(f"{ct.__name__}.{part}")
+                value = importlib.import_module(f"{ct.__name__}.{part}")
             except ImportError as error:
                 raise LookupError(f"{name}: there is no {part!r}") from error
         else:
-            found = getattr(found, part)
-    return found
+            value = getattr(value, part)
+    return value
 
 
 def test_every_row_is_there_once() -> None:

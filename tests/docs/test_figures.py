@@ -127,7 +127,7 @@ def check(printed: list[str], measured: list[float], where: str) -> None:
         assert abs(float(text) - value) <= max(unit / 2, 0.005 * value), f"{where}: {value}"
 
 
-def found(rows: dict[str, list[str]], start: str) -> list[str]:
+def row_of(rows: dict[str, list[str]], start: str) -> list[str]:
     (row,) = (cells for first, cells in rows.items() if first.startswith(start))
     return row
 
@@ -141,14 +141,14 @@ def test_readme_shows_rows_of_the_page() -> None:
 
 @pytest.mark.parametrize("start", PERFORMANCE)
 def test_performance(start: str) -> None:
-    cells = found(table("work"), start)
+    cells = row_of(table("work"), start)
     for cell, measured in zip(cells, PERFORMANCE[start].numbers(), strict=True):
         check(numbers(cell), measured, f"{start}: {cell}")
 
 
 @pytest.mark.parametrize("start", FLOOR)
 def test_beside_the_floor(start: str) -> None:
-    theirs, *ours = found(table("claim"), start)
+    theirs, *ours = row_of(table("claim"), start)
     rows = [rows_of(s.run)[s.bench, s.shape, "cpu"] for s in FLOOR[start]]
     stated = [row["theirs"] for row in rows if row["theirs"] is not None]
     check(numbers(theirs), stated, f"{start}: theirs")

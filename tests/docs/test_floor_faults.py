@@ -1,7 +1,7 @@
 """Faults seen in the systems that set the floor: tests that would fail on each.
 
-`seed_faults.py` lists all of those faults and where each is tested; these are the tests that
-no other file has.
+The scoreboard on docs/from-trueno.md lists all of those faults and where each is tested; these are
+the tests that no other file has.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def test_one_row_by_a_depth_that_no_vector_divides(device: ct.Device, k: int) ->
     columns[:, :7] = w.T
     by_rows = ct.asarray(rows, device=device)[:, :k]
     by_columns = ct.asarray(columns, device=device)[:, :7]
-    made = [ct.linear(left, by_rows, variant=v) for v in (None, "gemv", "skinny", "small")]
-    made += [ct.linear(left, ct.asarray(w, device=device))]
-    made += [ct.matmul(left, by_columns, variant=v) for v in (None, "columns", "small")]
-    for y in ct.fetch(*made).result():
+    products = [ct.linear(left, by_rows, variant=v) for v in (None, "gemv", "skinny", "small")]
+    products += [ct.linear(left, ct.asarray(w, device=device))]
+    products += [ct.matmul(left, by_columns, variant=v) for v in (None, "columns", "small")]
+    for y in ct.fetch(*products).result():
         np.testing.assert_array_equal(y, x @ w.T, strict=True)
 
 
@@ -119,9 +119,9 @@ def test_f32_is_never_multiplied_as_f16(device: ct.Device, m: int) -> None:
     w = np.zeros((9, 8), np.float32)
     w[:, 2] = 131_072.0
     left, right, turned = (ct.asarray(each, device=device) for each in (x, w, w.T))
-    made = [left @ turned, ct.linear(left, right, variant="small"), ct.linear(left, right)]
-    made += [ct.linear(left, right, variant="skinny")] if m <= 16 else []
-    for y in ct.fetch(*made).result():
+    products = [left @ turned, ct.linear(left, right, variant="small"), ct.linear(left, right)]
+    products += [ct.linear(left, right, variant="skinny")] if m <= 16 else []
+    for y in ct.fetch(*products).result():
         np.testing.assert_array_equal(y, x @ w.T)
 
 
@@ -211,12 +211,12 @@ def test_no_length_compiles_anything(device: ct.Device) -> None:
 def test_no_stream_is_made_for_an_op(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     from centella.backends.cuda.driver import driver
 
-    made: list[str] = []
+    calls: list[str] = []
     for name in ("cuStreamCreate", "cuStreamCreateWithPriority", "cuStreamDestroy"):
         raw = getattr(driver, name)
 
         def counted(*args: Any, raw: Callable[..., Any] = raw, name: str = name) -> Any:
-            made.append(name)
+            calls.append(name)
             return raw(*args)
 
         monkeypatch.setattr(driver, name, counted)
@@ -224,7 +224,7 @@ def test_no_stream_is_made_for_an_op(device: ct.Device, monkeypatch: pytest.Monk
     for _ in range(5):
         y = ct.softmax(ct.relu(x @ x.T)).numpy()
     np.testing.assert_allclose(y.sum(-1), 1, rtol=1e-5)
-    assert made == []
+    assert calls == []
 
 
 # -- order ----------------------------------------------------------------------------------------
@@ -322,16 +322,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def functions(path: Path) -> dict[str, Function]:
     """Every function of a file; those of a class as `TestThis.test_that`."""
-    found: dict[str, Function] = {}
+    by_name: dict[str, Function] = {}
 
     def visit(node: ast.AST, of: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, Function):
-                found[of + child.name] = child
+                by_name[of + child.name] = child
             visit(child, f"{child.name}." if isinstance(child, ast.ClassDef) else of)
 
     visit(ast.parse(path.read_text("utf-8")), "")
-    return found
+    return by_name
 
 
 def called(node: ast.AST) -> set[str]:
@@ -350,10 +350,10 @@ RAISING = {  # what they call raises by itself
 def test_every_test_compares_something() -> None:
     """By itself, or by a helper of its file or of one that it imports: never by another test."""
     paths = sorted(TESTS.rglob("*.py"))
-    made = {p.stem: functions(p) for p in paths}
+    by_file = {p.stem: functions(p) for p in paths}
     near = {p.stem: [p.stem, *re.findall(r"from tests\.\w+\.(\w+) import", p.read_text("utf-8"))]
             for p in paths}  # fmt: skip
-    every = {(file, name): node for file in made for name, node in made[file].items()}
+    every = {(file, name): node for file in by_file for name, node in by_file[file].items()}
     tests = {key for key in every if key[1].rpartition(".")[2].startswith("test_")}
     uses = {key: called(node) for key, node in every.items()}
     checking = {key for key, node in every.items() if any(map(is_check, ast.walk(node)))}

@@ -41,9 +41,9 @@ def _output(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-def _called(layer: torch.nn.Module, x: torch.Tensor, **given: Any) -> torch.Tensor:
+def _called(layer: torch.nn.Module, x: torch.Tensor, **arguments: Any) -> torch.Tensor:
     known = inspect.signature(layer.forward).parameters
-    return _output(layer(x, **{n: v for n, v in given.items() if n in known}))
+    return _output(layer(x, **{n: v for n, v in arguments.items() if n in known}))
 
 
 def _causal(length: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ def blocks() -> dict[str, Arrays]:
     )
     bart = BartConfig(**sizes)
     whisper._attn_implementation = bart._attn_implementation = "eager"
-    made: dict[str, Arrays] = {}
+    results: dict[str, Arrays] = {}
     for name, layer in (
         ("encoder_pre", WhisperEncoderLayer(whisper)),
         ("encoder_post", BartEncoderLayer(bart)),
@@ -73,13 +73,13 @@ def blocks() -> dict[str, Arrays]:
     ):
         module = _filled(layer, generator)
         x, memory = _rand(generator, BATCH, LENGTH, WIDTH), _rand(generator, BATCH, MEMORY, WIDTH)
-        given: dict[str, Any] = {"attention_mask": None}
+        arguments: dict[str, Any] = {"attention_mask": None}
         if "decoder" in name:
-            given = {"attention_mask": _causal(LENGTH), "encoder_hidden_states": memory,
+            arguments = {"attention_mask": _causal(LENGTH), "encoder_hidden_states": memory,
                      "encoder_attention_mask": None, "use_cache": False}  # fmt: skip
         with torch.no_grad():
-            y = _called(module, x, **given)
-        made[name] = _arrays(module, {"x": x, "memory": memory, "y": y})
+            y = _called(module, x, **arguments)
+        results[name] = _arrays(module, {"x": x, "memory": memory, "y": y})
     encoder = WhisperEncoder(whisper)
     front = _filled(encoder, generator)
     mel = _rand(generator, BATCH, MELS, FRAMES)
@@ -89,12 +89,12 @@ def blocks() -> dict[str, Arrays]:
         y = y + front.embed_positions.weight[: y.shape[1]]
     arrays = _arrays(front, {"x": mel, "y": y})
     kept = ("conv1", "conv2", "embed_positions", "x", "y")
-    made["frontend"] = {n: a for n, a in arrays.items() if n.partition(".")[0] in kept}
-    return made
+    results["frontend"] = {n: a for n, a in arrays.items() if n.partition(".")[0] in kept}
+    return results
 
 
-def _arrays(module: torch.nn.Module, given: dict[str, torch.Tensor]) -> Arrays:
-    found = {n: v.detach().numpy().astype(np.float32) for n, v in module.named_parameters()}
-    for name, value in given.items():
-        found[name] = value.numpy().astype(np.float64 if name == "y" else np.float32)
-    return found
+def _arrays(module: torch.nn.Module, states: dict[str, torch.Tensor]) -> Arrays:
+    arrays = {n: v.detach().numpy().astype(np.float32) for n, v in module.named_parameters()}
+    for name, value in states.items():
+        arrays[name] = value.numpy().astype(np.float64 if name == "y" else np.float32)
+    return arrays

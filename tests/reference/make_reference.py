@@ -96,11 +96,11 @@ def minilm_vectors(folder: Path) -> np.ndarray:
 def token_ids(folder: Path, lengths: list[int]) -> dict[str, list[list[int]]]:
     """Ids of the odd texts, uncut and cut at each of `lengths`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    found = {"none": [tokenizer(text, truncation=False)["input_ids"] for text in TEXTS]}
+    ids = {"none": [tokenizer(text, truncation=False)["input_ids"] for text in TEXTS]}
     for n in lengths:
         cut = [tokenizer(text, truncation=True, max_length=n)["input_ids"] for text in TEXTS]
-        found[str(n)] = cut
-    return found
+        ids[str(n)] = cut
+    return ids
 
 
 def write_compact(path: Path, value: dict[str, Any]) -> None:
@@ -144,33 +144,33 @@ def array_differences(a: np.ndarray, b: np.ndarray, where: str) -> list[str]:
     return [f"{where}: differs by {worst}"] if worst > 1e-5 else []
 
 
-def compare(stored: Path, made: Path) -> list[str]:
+def compare(stored: Path, fresh: Path) -> list[str]:
     """Differences of one file, by its kind; other kinds must be equal to the byte."""
     name = stored.name
     if stored.suffix == ".json":
-        return differences(json.loads(stored.read_text()), json.loads(made.read_text()), name)
+        return differences(json.loads(stored.read_text()), json.loads(fresh.read_text()), name)
     if stored.suffix == ".npy":
-        return array_differences(np.load(stored), np.load(made), name)
+        return array_differences(np.load(stored), np.load(fresh), name)
     if stored.suffix == ".npz":
-        with np.load(stored) as a, np.load(made) as b:
+        with np.load(stored) as a, np.load(fresh) as b:
             if a.files != b.files:
                 return [f"{name}: {a.files} {b.files}"]
             return [d for key in a for d in array_differences(a[key], b[key], f"{name}/{key}")]
-    return [] if stored.read_bytes() == made.read_bytes() else [f"{name}: bytes differ"]
+    return [] if stored.read_bytes() == fresh.read_bytes() else [f"{name}: bytes differ"]
 
 
 def check(stored: Path, minilm: Path) -> list[str]:
     """Make everything in a temporary folder and compare with what is stored."""
     with tempfile.TemporaryDirectory() as temporary:
-        made = Path(temporary)
-        make(made, minilm)
-        found = []
-        for path in sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file()):
+        fresh = Path(temporary)
+        make(fresh, minilm)
+        wrong = []
+        for path in sorted(p.relative_to(fresh) for p in fresh.rglob("*") if p.is_file()):
             if not (stored / path).is_file():
-                found.append(f"{path}: not stored")
+                wrong.append(f"{path}: not stored")
             else:
-                found += compare(stored / path, made / path)
-        return found
+                wrong += compare(stored / path, fresh / path)
+        return wrong
 
 
 def main() -> None:
@@ -183,8 +183,8 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     minilm = arguments.minilm or minilm_folder()
     if arguments.check:
-        found = check(DATA, minilm)
-        sys.exit("\n".join(found[:40]) if found else 0)
+        wrong = check(DATA, minilm)
+        sys.exit("\n".join(wrong[:40]) if wrong else 0)
     with tempfile.TemporaryDirectory() as temporary:
         make(Path(temporary), minilm)
         for path in sorted(p for p in Path(temporary).rglob("*") if p.is_file()):

@@ -66,7 +66,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Products and quantisation",
         "Sums of floats are f32, whatever the dtype of the operands.",
-        "matmul linear dot conv1d MatmulCache centella.nn.matmul_cache:CachedWeight quantize_int8 "
+        "matmul linear normed_linear dot conv1d MatmulCache centella.nn.matmul_cache:CachedWeight quantize_int8 "
         "quantize_blocks dequantize quantize QTensor",
     ),
     (

@@ -45,14 +45,14 @@ def nested(depth: int) -> Any:
 
 def nodes_of(value: Any) -> list[tuple[Any, Any]]:
     """(container, key) of each value in a JSON value."""
-    found: list[tuple[Any, Any]] = []
+    nodes: list[tuple[Any, Any]] = []
     todo = [value]
     while todo:
         at = todo.pop()
         keys = list(at) if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else ()
-        found += [(at, key) for key in keys]
+        nodes += [(at, key) for key in keys]
         todo += [at[key] for key in keys]
-    return found
+    return nodes
 
 
 def damaged_value(rng: random.Random, value: Any) -> Any:
@@ -69,9 +69,9 @@ def damaged_value(rng: random.Random, value: Any) -> Any:
         elif act < 0.75:
             del at[key]
         elif act < 0.9 or isinstance(at, list):
-            other, place = rng.choice(nodes)
-            if place in other if isinstance(other, dict) else place < len(other):
-                at[key] = json.loads(json.dumps(other[place]))
+            other, source = rng.choice(nodes)
+            if source in other if isinstance(other, dict) else source < len(other):
+                at[key] = json.loads(json.dumps(other[source]))
         else:
             name = rng.choice(VALUES)()
             at[name if isinstance(name, str) else "x"] = at.pop(key)
@@ -162,20 +162,20 @@ def broken_safetensors(rng: random.Random, raw: bytes) -> bytes:
 def tensors_of() -> dict[str, tuple[int, ...]]:
     """Names and shapes of a BERT of one layer."""
     layer = "encoder.layer.0"
-    found: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (ROWS, WIDTH),
         "embeddings.token_type_embeddings.weight": (2, WIDTH),
         "embeddings.position_embeddings.weight": (POSITIONS, WIDTH),
     }
     for name in ("embeddings", f"{layer}.attention.output", f"{layer}.output"):
-        found |= {f"{name}.LayerNorm.{part}": (WIDTH,) for part in ("weight", "bias")}
+        shapes |= {f"{name}.LayerNorm.{part}": (WIDTH,) for part in ("weight", "bias")}
     sides = {f"{layer}.attention.self.{n}": (WIDTH, WIDTH) for n in ("query", "key", "value")}
     sides[f"{layer}.attention.output.dense"] = (WIDTH, WIDTH)
     sides[f"{layer}.intermediate.dense"] = (WIDE, WIDTH)
     sides[f"{layer}.output.dense"] = (WIDTH, WIDE)
     for name, shape in sides.items():
-        found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    return found
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return shapes
 
 
 def weights_file(names: list[str]) -> bytes:
@@ -208,8 +208,8 @@ def sound_folder(shards: bool) -> dict[str, bytes]:
     if not shards:
         return files | {"model.safetensors": weights_file(names)}
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    places = {name: shard for shard, some in parts.items() for name in some}
-    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    shard_of = {name: shard for shard, some in parts.items() for name in some}
+    index = {"metadata": {"total_size": 1}, "weight_map": shard_of}
     files["model.safetensors.index.json"] = json.dumps(index).encode()
     return files | {shard: weights_file(some) for shard, some in parts.items()}
 

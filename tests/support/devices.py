@@ -47,13 +47,13 @@ def open_device(kind: str) -> ct.Device | str:
         else:
             name = _hardware() if kind == "webgpu-hardware" else kind.removesuffix("-minimum")
             opening = functools.partial(ct.device, name, **limits)
-        made = opening(**pool)
+        device = opening(**pool)
     except (ct.CentellaError, ImportError, OSError) as error:
         return f"{kind}: {error}"
     if kind == "cuda" and POOL == "exact":  # for compute-sanitizer
-        define_pads(made.backend)
-    _opened[made] = opening
-    return made
+        define_pads(device.backend)
+    _opened[device] = opening
+    return device
 
 
 def own(device: ct.Device, **options: Any) -> ct.Device:

@@ -141,6 +141,7 @@ class Sender:
 def main(name: str, interrupts: int, seed: int = 0) -> None:
     """Interrupt work on a device so many times."""
     random.seed(seed)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     faulthandler.dump_traceback_later(HANG, exit=True)
     work = Work(name)
     for piece in work.pieces:

@@ -44,9 +44,9 @@ def _fixtures(function: Function, module: ast.Module) -> Iterator[str]:
     """What a test takes, and what the fixtures of its file take for it."""
     for argument in function.args.args:
         yield argument.arg
-        found = _defined(module.body, argument.arg)
-        if isinstance(found, Function):
-            yield from _fixtures(found, module)
+        fixture = _defined(module.body, argument.arg)
+        if isinstance(fixture, Function):
+            yield from _fixtures(fixture, module)
 
 
 @functools.cache
@@ -59,15 +59,15 @@ def backends(reference: str) -> frozenset[str]:
     file, *path = reference.split("::")
     module = _module(file)
     body, marked = module.body, None
-    found: ast.stmt | None = None
+    node: ast.stmt | None = None
     for name in path:
-        found = _defined(body, name)
-        if isinstance(found, ast.ClassDef):
-            body = found.body
-        if isinstance(found, ast.ClassDef | Function):
-            marked = _marked(found.decorator_list) or marked
-    if not isinstance(found, Function) or not found.name.startswith("test_"):
+        node = _defined(body, name)
+        if isinstance(node, ast.ClassDef):
+            body = node.body
+        if isinstance(node, ast.ClassDef | Function):
+            marked = _marked(node.decorator_list) or marked
+    if not isinstance(node, Function) or not node.name.startswith("test_"):
         raise LookupError(f"{reference}: no such test")
-    if "device" not in _fixtures(found, module):
+    if "device" not in _fixtures(node, module):
         return frozenset({HOST})
     return frozenset(BACKENDS) if marked is None else marked

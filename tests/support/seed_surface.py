@@ -3,7 +3,7 @@
 The crates are trueno 0.17 (a batch executor on WebGPU, a cached product) and trueno-gpu 0.4.29
 (resident tensors on CUDA). A row is their name, our expression and a check of what that gives;
 `tests/docs/test_seed_surface.py` runs the expression as it is written, on every device, and
-`tests/support/make_from_trueno.py` prints it on docs/from-trueno.md.
+`tests/support/make_from_trueno.py` writes it on docs/from-trueno.md.
 """
 
 from __future__ import annotations

@@ -11,17 +11,17 @@ TESTS = Path(__file__).parents[1]
 
 def sentences(page: str) -> list[str]:
     """The sentences and table rows of a Markdown text, without its headings."""
-    found: list[str] = []
+    said: list[str] = []
     paragraph = ""
     for line in [*page.splitlines(), ""]:
         if line.startswith("|"):
-            found += [line] * bool(set(line) - set("|-"))
+            said += [line] * bool(set(line) - set("|-"))
         elif not line or line.startswith(("#", "- ")):
-            found += re.split(r"(?<=\.) (?=[A-Z`])", paragraph) if paragraph else []
+            said += re.split(r"(?<=\.) (?=[A-Z`])", paragraph) if paragraph else []
             paragraph = ""
         if line and line[0] not in "#|":
             paragraph = f"{paragraph} {line.removeprefix('- ').strip()}".strip()
-    return found
+    return said
 
 
 def assert_shown(said: Sequence[str], shown: Mapping[str, str], prefix: str = "") -> None:

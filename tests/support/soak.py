@@ -98,13 +98,13 @@ def soak(
     """The process after each tenth of `calls` calls."""
     step = WORKS[work](device)
     rng = random.Random(0)
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for call in range(1, calls + 1):
         step(rng)
         if call % max(1, calls // 10) == 0:
-            found.append(sample(call, device))
-            show(found[-1])
-    return found
+            samples.append(sample(call, device))
+            show(samples[-1])
+    return samples
 
 
 def main() -> None:

@@ -84,6 +84,6 @@ __all__ = [
     "le", "leaky_relu", "linear", "log", "log_softmax", "logical_and", "logical_not",
     "logical_or", "lt", "matmul", "max", "maximum", "mean", "mean_pool", "min", "minimum",
     "mul", "ne", "neg", "normed_linear", "relu", "remainder", "rms_norm", "rope",
-    "rope_tables", "rsqrt", "scale", "scatter", "sigmoid", "silu_gate", "sin", "softmax", "split", "sqrt", "square",
-    "stack", "sub", "sum", "swish", "tanh", "where", "zeros",
+    "rope_tables", "rsqrt", "scale", "scatter", "sigmoid", "silu_gate", "sin", "softmax",
+    "split", "sqrt", "square", "stack", "sub", "sum", "swish", "tanh", "where", "zeros",
 ]  # fmt: skip

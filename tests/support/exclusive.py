@@ -21,7 +21,7 @@ except ImportError:
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 
 
-class Turnstile:
+class Exclusive:
     """Many inside, or one alone: who wants to be alone keeps the gate shut while waiting."""
 
     def __init__(self, path: Path) -> None:
@@ -42,8 +42,8 @@ class Turnstile:
             fcntl.flock(self._room, fcntl.LOCK_UN)
 
 
-def turnstile() -> Turnstile | None:
+def exclusive() -> Exclusive | None:
     """That of the processes of this run; None where there is one process."""
     if RUN is None or fcntl is None:
         return None
-    return Turnstile(Path(tempfile.gettempdir(), f"centella-tests-{RUN}"))
+    return Exclusive(Path(tempfile.gettempdir(), f"centella-tests-{RUN}"))
