@@ -48,21 +48,16 @@ BELOW: dict[str, set[str]] = {
     "cli": {"check", "__init__"},
     "__init__": {"serving"},
     "__main__": {"cli"},
-    "__pyinstaller": set(),
+    "__pyinstaller": {"backends"},
 }
 
 ANY = "*"
 
 # Late imports: (who, what) and why it waits.
 LATE: dict[tuple[str, str], str] = {
-    ("backends", "backends"): "a backend loads its driver, so only when a device of it is opened",
-    ("ledger", "ledger"): "only a scope with timing=True keeps what happened when",
-    ("runtime", "ledger"): "the same",
-    ("runtime", "check"): "only a GPU computes cases at its first use, with operations",
-    ("check", "check"): "what is remembered is not computed again",
+    ("runtime", "runtime"): "only a GPU is checked at its first use",
     ("runtime", "tensors"): "device.batch() and device.compile() give what is built on devices",
     ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
-    ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
     ("tasks", "tasks"): "`import centella` is quick: the tokenizer loads with the first model",
     ("weights", "huggingface_hub"): "extra `models`",
     ("tasks", "tokenizers"): "extra `models`",

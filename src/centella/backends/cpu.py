@@ -18,7 +18,7 @@ from weakref import ref
 
 import numpy as np
 
-from centella.backends.base import Array, Buffer, Clock, Copy, Launch, Submission, Times
+from centella.backends.base import Array, Backend, Buffer, Clock, Copy, Launch, Submission, Times
 from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
 from centella.host.interrupts import GRACE, checkpoint, uninterrupted
@@ -145,11 +145,10 @@ class CpuTicket:
         return self._stamps
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """NumPy on the host."""
 
     name: str = "cpu"
-    native: Any = None
     unit: int = 1
     clock: Clock = Clock(host=True)
     dlpack: tuple[int, int] | None = (1, 0)
@@ -171,10 +170,6 @@ class CpuBackend:
         self._last: Callable[[], Job[Any] | None] = lambda: None
         self._worker: Worker | None = Worker("centella-cpu")
 
-    def runs_on(self, native: Any) -> bool:
-        """No driver has a device of it."""
-        return False
-
     def allocate(self, nbytes: int) -> Array:
         """Bytes that begin on a line of the cache; the system gives pages as they are touched."""
         try:
@@ -187,9 +182,6 @@ class CpuBackend:
     def free(self, native: Any) -> None:
         """Nothing to do."""
 
-    def memory(self) -> None:
-        """Unknown: NumPy's arrays come from the process."""
-
     def adopt(self, native: Any) -> tuple[Any, int]:
         """An array of the application's, in place, and its bytes."""
         if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
@@ -197,9 +189,6 @@ class CpuBackend:
         if native.dtype.hasobject:
             raise DeviceError("cpu: an array of Python objects cannot be imported")
         return native.reshape(-1).view(np.uint8), native.nbytes
-
-    def disown(self, native: Any) -> None:
-        """Nothing to do."""
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Give a buffer a copy of host bytes, after what was submitted before."""
@@ -231,12 +220,6 @@ class CpuBackend:
     def compile(self, program: Program | HostProgram) -> Any:
         """The program itself."""
         return program
-
-    def prepare(self, work: Submission) -> None:
-        """Nothing: formulas are called as they are."""
-
-    def warm(self, work: Submission) -> None:
-        """Nothing: no driver compiles."""
 
     def submit(self, work: Submission) -> CpuTicket:
         """Hand a submission to the worker."""

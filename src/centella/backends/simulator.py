@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Buffer, Clock, DoneTicket, Launch, Submission
+from centella.backends.base import Array, Backend, Buffer, Clock, DoneTicket, Launch, Submission
 from centella.emit.program import HostProgram, Program
 from centella.errors import DeviceError
 from centella.ledger.counts import count
@@ -81,14 +81,11 @@ def tail_words(spec: Spec, offset: int, size: int) -> Mask:
     return mask
 
 
-class SimulatorBackend:
+class SimulatorBackend(Backend):
     """Kernels in NumPy; `checked` reports every fault, else it only computes."""
 
     name: str = "simulator"
-    native: Any = None
-    unit: int = 4
     clock: Clock = Clock(host=True)
-    dlpack: tuple[int, int] | None = None
 
     def __init__(self, checked: bool = True, order: Order = "forward", subgroup: int = 32) -> None:
         self.caps: Caps = Caps(
@@ -100,10 +97,6 @@ class SimulatorBackend:
         self.subgroup: int = subgroup
         self._written: dict[int, Mask] = {}  # by the id of what `allocate` gave
 
-    def runs_on(self, native: Any) -> bool:
-        """No driver has a device of it."""
-        return False
-
     def allocate(self, nbytes: int) -> Array:
         """Words that hold NaN."""
         words = np.full(nbytes // 4, 0xFFFFFFFF, np.uint32)
@@ -114,9 +107,6 @@ class SimulatorBackend:
         """Forget what was written."""
         del self._written[id(native)]
 
-    def memory(self) -> None:
-        """Unknown: NumPy's arrays come from the process."""
-
     def adopt(self, native: Any) -> tuple[Any, int]:
         """An array of the application's, in place, and its bytes."""
         if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
@@ -125,22 +115,10 @@ class SimulatorBackend:
             raise DeviceError("simulator: expected an array of whole, aligned 32-bit words")
         return native.reshape(-1).view(np.uint32), native.nbytes
 
-    def disown(self, native: Any) -> None:
-        """Nothing to do."""
-
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into a buffer."""
         buffer.native.view(np.uint8)[: data.size] = data
         self._known(buffer.native[: -(-data.size // 4)])[:] = True
-
-    def shown(self, buffer: Buffer) -> Array:
-        """The words of a buffer."""
-        words: Array = buffer.native
-        return words
-
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
-        """Its memory is laid out as a GPU's: nobody else is to read it."""
-        raise BufferError("DLPack: the simulator does not export memory")
 
     def compile(self, program: Program | HostProgram) -> Any:
         """The traced kernel."""
@@ -150,9 +128,6 @@ class SimulatorBackend:
     def prepare(self, work: Submission) -> list[Array]:
         """The parameters of each launch."""
         return [_parameters(bound) for bound in work.launches]
-
-    def warm(self, work: Submission) -> None:
-        """Nothing: no driver compiles."""
 
     def submit(self, work: Submission) -> DoneTicket:
         """Run a submission."""
@@ -210,20 +185,6 @@ class SimulatorBackend:
     def describe(self) -> dict[str, Any]:
         """Name and properties."""
         return {"device": "simulator", "name": "kernel simulator (NumPy)", "checked": self.checked}
-
-    def before_fork(self) -> None:
-        """Nothing to do."""
-
-    def after_fork(self, *, child: bool) -> bool:
-        """Go on."""
-        return True
-
-    def finish(self, patience: float) -> bool:
-        """It is: whoever submits does the work."""
-        return True
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 def _parameters(bound: Launch) -> Array:

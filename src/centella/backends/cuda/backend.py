@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.backends.base import Clock, Submission
+from centella.backends.base import Submission
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
@@ -45,8 +45,6 @@ class Pipeline(NamedTuple):
 
 class CudaBackend(CudaMemory):
     """One CUDA device: its programs and submissions."""
-
-    clock: Clock = Clock()
 
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         super().__init__(which, native=native)
@@ -215,16 +213,9 @@ class CudaBackend(CudaMemory):
             "max_shared": self.caps.max_shared,
         }
 
-    def before_fork(self) -> None:
-        """Nothing to do."""
-
     def after_fork(self, *, child: bool) -> bool:
         """A child has no driver: none survives a fork."""
         return not child
-
-    def finish(self, patience: float) -> bool:
-        """Nothing to wait for: the driver ends its work with the process, and calls nobody back."""
-        return True
 
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Buffer
+from centella.backends.base import Array, Backend, Buffer
 from centella.backends.cuda.driver import arch_of, check, device_count, driver
 from centella.backends.cuda.interop import (
     LEGACY,
@@ -32,15 +32,13 @@ STAGED = 64 << 10  # bytes of a copy that the driver takes a copy of before it r
 A: Any = driver.CUdevice_attribute
 
 
-class CudaMemory:
+class CudaMemory(Backend):
     """The memory of one CUDA device, in its primary context, which other libraries share.
 
     Args:
         native: an ordinal, a device of cuda.core, CuPy or torch, or a CUcontext of the
             application's, which is used as it is and never released.
     """
-
-    unit: int = 4
 
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         ordinal, handle = _place(which, native)
@@ -244,9 +242,6 @@ class CudaMemory:
             if handle != -1:
                 self._streams.after(mine, Stream.of(handle))
         return buffer.native, Lent(buffer, handle, self._streams.returned)
-
-    def disown(self, native: Any) -> None:
-        """Nothing to do: it was kept until the last submission that uses it was done."""
 
     def _take_pinned(self, nbytes: int) -> Array:
         size = 1 << max(12, (nbytes - 1).bit_length())

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.base import Array, Buffer, Clock, Launch, Submission
+from centella.backends.base import Array, Backend, Buffer, Clock, Launch, Submission
 from centella.backends.webgpu import arithmetic, functions, loops, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
@@ -29,7 +29,6 @@ from centella.backends.webgpu.adapter import (
 )
 from centella.backends.webgpu.cooperative import offered
 from centella.backends.webgpu.groups import Groups
-from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
@@ -50,11 +49,10 @@ BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes 
 SLOTS = 256, 1 << 14  # launches whose parameters are kept: at first, and where they begin anew
 
 
-class WebGpuBackend:
+class WebGpuBackend(Backend):
     """One wgpu device."""
 
-    unit: int = 4
-    dlpack: tuple[int, int] | None = None
+    native: Any = None
 
     def __init__(self, which: str = "", *, minimum: bool = False, native: Any = None) -> None:
         if native is not None:
@@ -66,10 +64,9 @@ class WebGpuBackend:
         self.pace: Pace | None = None if self.software else Pace(adapter.info["adapter_type"])
         self.lock: threading.RLock = threading.RLock()
         self._owned = native is None
-        self.native: Any = native if native is not None else open_device(adapter, minimum)
-        self.clock: Clock = Clock()
+        self.native = native if native is not None else open_device(adapter, minimum)
         if TIMER not in self.native.features:
-            self.clock = Clock(missing=f"this wgpu device was opened without {TIMER}")
+            self.clock: Clock = Clock(missing=f"this wgpu device was opened without {TIMER}")
         limits = self.native.limits
         rounds, powers = functions.agrees(self.native)
         self.caps: Caps = Caps(
@@ -122,9 +119,6 @@ class WebGpuBackend:
         self.disown(native)
         native.destroy()
 
-    def memory(self) -> None:
-        """Unknown: WebGPU says nothing of it."""
-
     def adopt(self, native: Any) -> tuple[Any, int]:
         """A buffer of the application's that launches may bind, and its bytes."""
         if not isinstance(native, wgpu.GPUBuffer) or native._device is not self.native:
@@ -157,14 +151,6 @@ class WebGpuBackend:
         """Copy host bytes into device memory, in order with submissions."""
         with self.lock, Checked():
             raw.write(self._queue, buffer.native, data)
-
-    def shown(self, buffer: Buffer) -> Any:
-        """The wgpu buffer."""
-        return buffer.native
-
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
-        """Its buffers have no address."""
-        raise BufferError("DLPack: WebGPU does not export memory")
 
     def return_staging(self, staging: Any) -> None:
         """Take a read-back buffer for the next one of its size; safe in a finalizer."""
@@ -206,9 +192,11 @@ class WebGpuBackend:
                 f"{SLOT // 4 - 1} fit"
             )
         group, layout = self.groups.layout(tuple(a.writable for a in program.ir.args))
-        create = trusted_module if program.trusted and not self.software else checked_module
         try:
-            module = create(self.native, program.source, program.name)
+            if program.trusted and not self.software:
+                module = raw.trusted_module(self.native, program.source, program.name)
+            else:
+                module = self.native.create_shader_module(code=program.source, label=program.name)
             pipeline = self.native.create_compute_pipeline(
                 layout=layout, compute={"module": module, "entry_point": "main"}
             )
@@ -266,9 +254,9 @@ class WebGpuBackend:
         encoder: Encoder | None = None
         if work.copies:
             encoder = Encoder(self.native)
-            for source, first, target, start, nbytes in work.copies:
-                native = work.slots[source].native
-                encoder.copy(native, first, work.slots[target].native, start, nbytes)
+            for copy in work.copies:
+                source, target = work.slots[copy.source].native, work.slots[copy.target].native
+                encoder.copy(source, copy.first, target, copy.start, copy.nbytes)
         if work.launches:
             again: Prepared = work.prepared or self._found(work)
             cuts = () if self.pace is None else self.pace.cuts(work)

@@ -163,6 +163,25 @@ class Commands:
             lib.wgpuCommandBufferRelease(self.handle)
 
 
+def trusted_module(device: Any, source: str, name: str) -> Any:
+    """A shader module without the driver's bounds and loop checks.
+
+    They cost most in the tiled product (benchmarks/LOG.md); only for kernels that the simulator has
+    passed.
+    """
+    api = native._api
+    text = api.new_struct_p("WGPUShaderSourceWGSL *", code=api.to_c_string_view(source))
+    text[0].chain.next = ffi.NULL
+    text[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL
+    descriptor = api.new_struct_p(
+        "WGPUShaderModuleDescriptor *",
+        nextInChain=ffi.cast("WGPUChainedStruct *", text),
+        label=api.to_c_string_view(name),
+    )
+    module = api.libf.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0)
+    return api.GPUShaderModule(name, module, device)
+
+
 def submit(queue: Any, commands: Sequence[Commands]) -> None:
     """Start encoded commands, in order."""
     handles = ffi.new("WGPUCommandBuffer[]", [one.handle for one in commands])

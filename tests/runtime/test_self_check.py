@@ -14,8 +14,8 @@ import pytest
 
 import centella as ct
 from centella.backends import opening
-from centella.check import self_check
 from centella.host import caches
+from centella.runtime import self_check
 from tests.support.fake_gpu import FakeGpu
 
 MODULE = sys.modules["centella.runtime.device"]
@@ -37,15 +37,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeGpu], FakeGpu]:
     """Makes a backend the machine's one GPU."""
-    original = opening._backend
+    original = opening.class_of
 
     def use(fake: FakeGpu) -> FakeGpu:
-        def backend(kind: str, *rest: Any) -> Any:
+        def class_of(kind: str) -> Any:
             if kind == "webgpu":
                 raise ct.DeviceError("no adapter")
-            return fake if kind == "cuda" else original(kind, *rest)
+            return (lambda **_: fake) if kind == "cuda" else original(kind)
 
-        monkeypatch.setattr(opening, "_backend", backend)
+        monkeypatch.setattr(opening, "class_of", class_of)
         monkeypatch.setattr("centella.backends.webgpu.adapters", list, raising=False)
         return fake
 
