@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -150,6 +150,16 @@ class Submission(Struct, eq=False):
     loads: Sequence[Load] = ()
     total: Load = Load()
     whole: bool = False
+
+
+def packed(sizes: Iterable[int]) -> tuple[list[Window], int]:
+    """First byte and number of bytes of each read-back, side by side; bytes in all."""
+    places: list[Window] = []
+    end = 0
+    for nbytes in sizes:
+        places.append((end, nbytes))
+        end += -(-nbytes // 16) * 16
+    return places, end
 
 
 class Clock(Struct, frozen=True):

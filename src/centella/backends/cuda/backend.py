@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.backends.base import Submission
+from centella.backends.base import Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
@@ -110,11 +110,7 @@ class CudaBackend(CudaMemory):
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
-        places: list[tuple[int, int]] = []
-        end = 0
-        for read in work.reads:
-            places.append((end, read.nbytes))
-            end += -(-read.nbytes // 16) * 16
+        places, end = packed(read.nbytes for read in work.reads)
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
             ticket = CudaTicket(self, self._take_event(), places)
@@ -130,10 +126,11 @@ class CudaBackend(CudaMemory):
                     work.slots[copy.target].native + copy.start,
                     work.slots[copy.source].native + copy.first,
                     copy.nbytes, stream))  # fmt: skip
-            if work.prepared is not None and stamps is None:
+            again = work.prepared is not None and stamps is None
+            if again:
                 work.prepared.launch(stream)
             try:
-                if work.launches and (work.prepared is None or stamps is not None):
+                if work.launches and not again:
                     self._launch(work, stream, stamps)
                 for read, (place, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None

@@ -20,20 +20,13 @@ KNOWN: dict[int, str] = {
     120: "sm_120", 121: "sm_121",
 }  # fmt: skip
 # Errors after which a context can do nothing any more.
-STICKY: tuple[Any, ...] = (
-    driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
-    driver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
-    driver.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
-    driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
-    driver.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
-    driver.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
-    driver.CUresult.CUDA_ERROR_INVALID_PC,
-    driver.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
-    driver.CUresult.CUDA_ERROR_ASSERT,
-    driver.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
-    driver.CUresult.CUDA_ERROR_NVLINK_UNCORRECTABLE,
-    driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
-    driver.CUresult.CUDA_ERROR_UNKNOWN,
+STICKY: tuple[Any, ...] = tuple(
+    getattr(driver.CUresult, f"CUDA_ERROR_{name}")
+    for name in (
+        "ILLEGAL_ADDRESS LAUNCH_FAILED MISALIGNED_ADDRESS LAUNCH_TIMEOUT ILLEGAL_INSTRUCTION "
+        "INVALID_ADDRESS_SPACE INVALID_PC HARDWARE_STACK_ERROR ASSERT ECC_UNCORRECTABLE "
+        "NVLINK_UNCORRECTABLE CONTEXT_IS_DESTROYED UNKNOWN"
+    ).split()
 )
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import wgpu
 
-from centella.backends.base import Array, Backend, Buffer, Clock, Launch, Submission
+from centella.backends.base import Array, Backend, Buffer, Clock, Launch, Submission, packed
 from centella.backends.webgpu import arithmetic, functions, loops, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
@@ -33,7 +34,7 @@ from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
 from centella.backends.webgpu.stamps import Stamps
-from centella.backends.webgpu.ticket import WebGpuTicket, finished, places_of
+from centella.backends.webgpu.ticket import WebGpuTicket, finished
 from centella.backends.webgpu.warm import Warm
 from centella.emit.program import HostProgram, Program
 from centella.errors import CompileError, DeviceError, DeviceLostError, LimitError, OutOfMemoryError
@@ -219,7 +220,8 @@ class WebGpuBackend(Backend):
             if work.timed and work.launches and not self.clock.missing:
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
-            places, nbytes = places_of(work, stamps)
+            sizes = [read.nbytes for read in work.reads]
+            places, nbytes = packed(sizes if stamps is None else [*sizes, stamps.nbytes])
             staging = self._take_staging(nbytes) if places else None
             try:
                 with Checked():
@@ -269,7 +271,10 @@ class WebGpuBackend(Backend):
                 encoder = None
         if places:
             encoder = encoder or Encoder(self.native)
-            self._encode_reads(encoder, work, stamps, staging, places)
+            for read, (place, nbytes) in zip(work.reads, places, strict=False):
+                encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
+            if stamps is not None:
+                stamps.copy_to(encoder, staging, places[-1][0])
         return found if encoder is None else [*found, encoder.finish()]
 
     def _launches(
@@ -277,31 +282,18 @@ class WebGpuBackend(Backend):
         stamps: Stamps | None,
     ) -> Encoder:  # fmt: skip
         """Launches after what is encoded; those before the last cut are submitted."""
-        encoder, first = encoder or Encoder(self.native), 0
-        for cut in cuts:
-            self._launch(encoder, dispatches[first:cut], first, stamps)
-            raw.submit(self._queue, (encoder.finish(),))
-            encoder, first = Encoder(self.native), cut
-        self._launch(encoder, dispatches[first:] if first else dispatches, first, stamps)
+        encoder = encoder or Encoder(self.native)
+        for first, last in pairwise((0, *cuts, len(dispatches))):
+            if first:
+                raw.submit(self._queue, (encoder.finish(),))
+                encoder = Encoder(self.native)
+            part = dispatches[first:last] if cuts else dispatches
+            if stamps is None:
+                encoder.launch(part)
+                continue
+            for index, dispatch in enumerate(part, first):
+                encoder.launch((dispatch,), stamps.around(index))
         return encoder
-
-    def _launch(
-        self, encoder: Encoder, dispatches: Sequence[Dispatch], first: int, stamps: Stamps | None
-    ) -> None:
-        if stamps is None:
-            encoder.launch(dispatches)
-            return
-        for index, dispatch in enumerate(dispatches, first):
-            encoder.launch((dispatch,), stamps.around(index))
-
-    def _encode_reads(
-        self, encoder: Encoder, work: Submission, stamps: Stamps | None, staging: Any,
-        places: list[tuple[int, int]],
-    ) -> None:  # fmt: skip
-        for read, (place, nbytes) in zip(work.reads, places, strict=False):
-            encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
-        if stamps is not None:
-            stamps.copy_to(encoder, staging, places[-1][0])
 
     def prepare(self, work: Submission) -> Prepared:
         """Parameters written, groups bound."""

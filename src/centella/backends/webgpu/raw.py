@@ -216,29 +216,22 @@ def on_done(queue: Any, then: Callable[[str], None]) -> None:
     Args:
         then: called with what went wrong, or "", inside a `poll` or a submission on any thread.
     """
-    key = ffi.new_handle(then)
-    _waiting[key] = then
-    info = ffi.new(
-        "WGPUQueueWorkDoneCallbackInfo *",
-        {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _over, "userdata1": key},
-    )
+    info = _call_back_info("WGPUQueueWorkDoneCallbackInfo *", _over, then)
     lib.wgpuQueueOnSubmittedWorkDone(queue._internal, info[0])
 
 
 def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
-    """Ask for the first bytes of a buffer, once what was submitted to it is done.
-
-    Args:
-        then: called with what went wrong, or "", inside a `poll` on whatever thread.
-    """
-    key = ffi.new_handle(then)
-    _waiting[key] = then
-    info = ffi.new(
-        "WGPUBufferMapCallbackInfo *",
-        {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _mapped, "userdata1": key},
-    )
+    """Ask for the first bytes of a buffer, once what was submitted to it is done; as `on_done`."""
+    info = _call_back_info("WGPUBufferMapCallbackInfo *", _mapped, then)
     with gate:
         lib.wgpuBufferMapAsync(buffer._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+
+
+def _call_back_info(kind: str, callback: Any, then: Callable[[str], None]) -> Any:
+    key = ffi.new_handle(then)
+    _waiting[key] = then
+    mode = lib.WGPUCallbackMode_AllowProcessEvents
+    return ffi.new(kind, {"mode": mode, "callback": callback, "userdata1": key})
 
 
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back

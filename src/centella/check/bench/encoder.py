@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from centella.check.bench.figures import (
-    Array,
-    Figure,
-    Progress,
-    median,
-    seconds,
-    verify,
-    worst_decile,
-)
+from centella.check.bench.figures import Array, Figure, Progress, seconds, timed, verify
 from centella.ledger.counts import ledger
 from centella.nn import ConvFrontend, EncoderBlock, LayerNorm, Module
 from centella.runtime.device import Device
@@ -95,10 +87,7 @@ def measure(device: Device, small: bool, progress: Progress) -> tuple[list[Figur
         Figure("encoder", "transfers", counts.uploads + counts.downloads, "", shape, THEIRS),
         Figure("encoder", "submissions", counts.submissions, "", shape),
         Figure("encoder", "launches", counts.launches, "", shape),
-        Figure(
-            "encoder", "a forward pass, host to host", 1e3 * median(times), "ms", shape,
-            worst=1e3 * worst_decile(times), rounds=len(times),
-        ),
+        timed("encoder", "a forward pass, host to host", times, "ms", shape),
     ], (
         f"encoder: two convolutions and {LAYERS} blocks, width {size.width}, {size.heads} heads, "
         f"{size.frames} frames to {(size.frames + 1) // 2} positions, random weights, f32"
