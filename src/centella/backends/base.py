@@ -35,11 +35,7 @@ class Buffer:
     __slots__ = ("__weakref__", "memory", "mutable", "native", "nbytes", "owner", "release")
 
     def __init__(
-        self,
-        memory: Any,
-        nbytes: int,
-        release: Callable[[Any, int], None],
-        owner: Any = None,
+        self, memory: Any, nbytes: int, release: Callable[[Any, int], None], owner: Any = None
     ) -> None:
         self.memory: Any = memory
         self.native: Any = memory
