@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from msgspec import Struct, field
@@ -18,6 +18,7 @@ from centella.specs import Caps, Spec
 Array = np.ndarray[Any, Any]
 Times = Sequence[tuple[int, int]]
 Window = tuple[int, int]
+About = dict[str, str | int | None]  # what a device says of itself
 
 
 class Buffer:
@@ -44,7 +45,7 @@ class Buffer:
         self.owner: Any = owner
         self.mutable: bool = False
 
-    def __reduce_ex__(self, _: Any) -> Any:
+    def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError("memory of a device is not pickled, and copied by its Tensor or State")
 
     def __del__(self) -> None:
@@ -229,11 +230,11 @@ class Interop(Protocol):
         """The driver's own device, None on the host."""
         return None
 
-    def runs_on(self, native: Any) -> bool:
+    def runs_on(self, native: object) -> bool:
         """Whether `native` is how an application names the driver's own device."""
         return False
 
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Any, int]:
         """Memory of the application's, to be read in place: what launches bind, and its bytes.
 
         Raises:
@@ -252,7 +253,7 @@ class Interop(Protocol):
         """
         return buffer.native
 
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Any]:
         """The address of a buffer for another library, and what that holds while it uses it.
 
         Called without the device's lock, only where `dlpack` is not None.
@@ -297,7 +298,7 @@ class Streams(Protocol):
 
     name: str
 
-    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+    def on_stream(self, stream: object) -> AbstractContextManager[Any]:
         """Send what this thread submits to a stream; None: to a new one.
 
         Raises:
@@ -352,7 +353,7 @@ class Backend(Interop, Process, Streams, Protocol):
         """
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name, adapter, driver, limits: what `centella info` prints."""
 
     def memory(self) -> tuple[int, int] | None:

@@ -18,7 +18,17 @@ from weakref import ref
 
 import numpy as np
 
-from centella.backends.base import Array, Backend, Buffer, Clock, Copy, Launch, Submission, Times
+from centella.backends.base import (
+    About,
+    Array,
+    Backend,
+    Buffer,
+    Clock,
+    Copy,
+    Launch,
+    Submission,
+    Times,
+)
 from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
 from centella.host.interrupts import GRACE, checkpoint, uninterrupted
@@ -99,7 +109,7 @@ def copied(work: Submission, copy: Copy) -> None:
     target[copy.start : copy.start + data.size] = data
 
 
-def _done(call: Callable[..., T], *args: Any) -> Job[T]:
+def _done(call: Callable[..., T], *args: object) -> Job[T]:
     """What a call has given or raised."""
     job = Job(call, args)
     job.run()
@@ -179,10 +189,10 @@ class CpuBackend(Backend):
         start = -memory.ctypes.data % LINE
         return memory[start : start + nbytes]
 
-    def free(self, native: Any) -> None:
+    def free(self, native: Array) -> None:
         """Nothing to do."""
 
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Array, int]:
         """An array of the application's, in place, and its bytes."""
         if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
             raise DeviceError("cpu: expected a C-contiguous NumPy array to import")
@@ -210,14 +220,14 @@ class CpuBackend(Backend):
         except (CentellaError, Dropped, RuntimeError):  # the last: the device is closed
             return None
 
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Array]:
         """The address of the host array, computed, and the array itself."""
         if stream not in (None, -1):
             raise BufferError(f"DLPack: expected no stream on the CPU, got {stream!r}")
         array = self.shown(buffer)
         return array.ctypes.data, array
 
-    def compile(self, program: Program | HostProgram) -> Any:
+    def compile(self, program: Program | HostProgram) -> Program | HostProgram:
         """The program itself."""
         return program
 
@@ -227,7 +237,7 @@ class CpuBackend(Backend):
         return CpuTicket(self._put(self._run, work, stamps), stamps)
 
     @uninterrupted
-    def _put(self, call: Callable[..., T], *args: Any) -> Job[T]:
+    def _put(self, call: Callable[..., T], *args: object) -> Job[T]:
         """Work for the worker, in order; what it raises is raised by who asks for the result.
 
         At the end of the process there is no worker any more: what is asked for then, by
@@ -299,7 +309,7 @@ class CpuBackend(Backend):
             return failure.error()
         return None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name and properties."""
         return {
             "device": "cpu",

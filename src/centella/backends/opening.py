@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from centella.backends.base import Backend
 from centella.errors import CentellaError, DeviceError
@@ -32,7 +32,7 @@ BYTES = r"(\d+(?:\.\d*)?)\s*(?:([kmgt])(i)?)?b?"
 forked: set[str] = set()  # kinds that the parent process had open: drivers do not survive a fork
 
 
-def open_backend(name: str, native: Any, options: dict[str, Any]) -> Backend:
+def open_backend(name: str, native: object, options: dict[str, object]) -> Backend:
     """The backend that a device of this name runs on.
 
     Args:
@@ -74,7 +74,7 @@ def class_of(kind: str) -> type[Backend]:
     return found
 
 
-def byte_count(asked: Any) -> int:
+def byte_count(asked: object) -> int:
     """Bytes as a number, or as a text with a unit: "512 MiB" (powers of 1024), "1.5 GB" (of 1000).
 
     Raises:
@@ -99,7 +99,7 @@ def spelled(name: str) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def kind_of(native: Any) -> str:
+def kind_of(native: object) -> str:
     """The kind of device that an application's own belongs to.
 
     Raises:

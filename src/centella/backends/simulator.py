@@ -8,13 +8,22 @@ another is a fault, but for the pads of what a launch has computed.
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Backend, Buffer, Clock, DoneTicket, Launch, Submission
+from centella.backends.base import (
+    About,
+    Array,
+    Backend,
+    Buffer,
+    Clock,
+    DoneTicket,
+    Launch,
+    Submission,
+)
 from centella.emit.program import HostProgram, Program
 from centella.errors import DeviceError
+from centella.lang.ir import KernelIR
 from centella.ledger.counts import count
 from centella.simulator.launch import Order
 from centella.simulator.race_check import Mask
@@ -103,11 +112,11 @@ class SimulatorBackend(Backend):
         self._written[id(words)] = np.zeros(words.size, np.bool_)
         return words
 
-    def free(self, native: Any) -> None:
+    def free(self, native: Array) -> None:
         """Forget what was written."""
         del self._written[id(native)]
 
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Array, int]:
         """An array of the application's, in place, and its bytes."""
         if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
             raise DeviceError("simulator: expected a C-contiguous NumPy array to import")
@@ -120,7 +129,7 @@ class SimulatorBackend(Backend):
         buffer.native.view(np.uint8)[: data.size] = data
         self._known(buffer.native[: -(-data.size // 4)])[:] = True
 
-    def compile(self, program: Program | HostProgram) -> Any:
+    def compile(self, program: Program | HostProgram) -> KernelIR:
         """The traced kernel."""
         assert isinstance(program, Program)
         return program.ir
@@ -182,7 +191,7 @@ class SimulatorBackend(Backend):
         first = (native.ctypes.data - whole.ctypes.data) // 4
         return mask[first : first + native.size]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name and properties."""
         return {"device": "simulator", "name": "kernel simulator (NumPy)", "checked": self.checked}
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.backends.base import Submission, packed
+from centella.backends.base import About, Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
@@ -195,7 +195,7 @@ class CudaBackend(CudaMemory):
                 stamps.record(2 * position + 1, stream)
         count(parameter_bytes=blob.nbytes)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name, driver and limits."""
         name = check(driver.cuDeviceGetName(256, self._device))
         free, total = self.memory()

@@ -76,7 +76,7 @@ def _current_ordinal() -> int:
     return int(check(driver.cuCtxGetDevice()))
 
 
-def stream_of(stream: Any) -> int:
+def stream_of(stream: object) -> int:
     """The handle of a stream: an integer, or a stream object of another library.
 
     Raises:
@@ -101,7 +101,7 @@ def stream_of(stream: Any) -> int:
     return handle or LEGACY
 
 
-def memory_of(native: Any) -> tuple[int, int, int]:
+def memory_of(native: object) -> tuple[int, int, int]:
     """Address, bytes, and the stream that still writes them, or NO_WAIT or WAIT_FOR_ALL.
 
     Args:

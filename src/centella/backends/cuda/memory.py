@@ -73,7 +73,7 @@ class CudaMemory(Backend):
         """Ordinal, context, and the stream that work of this thread goes to."""
         return CudaNative(self.ordinal, int(self._context), self._streams.current().handle)
 
-    def runs_on(self, native: Any) -> bool:
+    def runs_on(self, native: object) -> bool:
         """Whether this is what an application calls so."""
         try:
             ordinal, handle = place_of(native)
@@ -111,7 +111,7 @@ class CudaMemory(Backend):
         return self._current
 
     @contextmanager
-    def on_stream(self, stream: Any) -> Iterator[CudaNative]:
+    def on_stream(self, stream: object) -> Iterator[CudaNative]:
         """Send what this thread submits to a stream; None: to a new one.
 
         Raises:
@@ -188,7 +188,7 @@ class CudaMemory(Backend):
         address: int = buffer.native
         return address
 
-    def adopt(self, native: Any) -> tuple[int, int]:
+    def adopt(self, native: object) -> tuple[int, int]:
         """Memory of a CuPy array, a torch tensor or the like, or at an address; and its bytes.
 
         What its library has still to do to it is waited for: on the device where it names a
@@ -230,7 +230,7 @@ class CudaMemory(Backend):
                 f"{known:#x}; open that context by ct.device('cuda', native=...)"
             )
 
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Any]:
         """The address for a library that works on its own stream, and what it has to hold."""
         handle = LEGACY if stream is None else stream
         if type(handle) is not int or handle == 0 or handle < -1:
@@ -272,7 +272,7 @@ def _new_stream() -> int:
     return int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)))
 
 
-def _place(which: str, native: Any) -> tuple[int, int | None]:
+def _place(which: str, native: object) -> tuple[int, int | None]:
     """The ordinal of the device to open, and the application's context if it is to run there.
 
     Raises:

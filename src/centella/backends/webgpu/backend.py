@@ -18,7 +18,7 @@ from weakref import WeakSet
 import numpy as np
 import wgpu
 
-from centella.backends.base import Array, Backend, Buffer, Clock, Launch, Submission, packed
+from centella.backends.base import About, Array, Backend, Buffer, Clock, Launch, Submission, packed
 from centella.backends.webgpu import arithmetic, functions, loops, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
@@ -99,7 +99,7 @@ class WebGpuBackend(Backend):
         self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
         self._used: int = 0  # slots of it
 
-    def runs_on(self, native: Any) -> bool:
+    def runs_on(self, native: object) -> bool:
         """Whether this is its wgpu device."""
         return native is self.native
 
@@ -120,7 +120,7 @@ class WebGpuBackend(Backend):
         self.disown(native)
         native.destroy()
 
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Any, int]:
         """A buffer of the application's that launches may bind, and its bytes."""
         if not isinstance(native, wgpu.GPUBuffer) or native._device is not self.native:
             raise DeviceError(f"{self.name}: expected a buffer of this wgpu device, got {native!r}")
@@ -332,7 +332,7 @@ class WebGpuBackend(Backend):
         raw.write(self._queue, params, np.frombuffer(words, np.uint8), first * SLOT)
         count(parameter_bytes=len(words))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name, driver and limits."""
         info = self.adapter.info
         return {

@@ -7,7 +7,6 @@ config.json (width 384, 6 heads, inner 1536, 80 mels, 1500 positions).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -109,7 +108,7 @@ def random_weights(size: Size) -> dict[str, Array]:
             matrices[f"layers.{i}.self_attn.{name}"] = (width, width)
         matrices[f"layers.{i}.fc1"], matrices[f"layers.{i}.fc2"] = (inner, width), (width, inner)
         norms += [f"layers.{i}.self_attn_layer_norm", f"layers.{i}.final_layer_norm"]
-    made: dict[str, Any] = {}
+    made: dict[str, Array] = {}
     for name, shape in matrices.items():
         made[f"{name}.weight"] = rng.standard_normal(shape) / math.sqrt(math.prod(shape[1:]))
         if not name.endswith(("k_proj", "embed_positions")):

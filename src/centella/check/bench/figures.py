@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
+from centella.backends.base import About
 from centella.errors import DeviceError
 from centella.runtime.device import Device
 
@@ -49,7 +50,7 @@ class Report(Struct, frozen=True):
     """
 
     device: str
-    details: dict[str, Any]
+    details: About
     small: bool
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]
