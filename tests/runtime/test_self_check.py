@@ -28,9 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CENTELLA_SELF_CHECK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CENTELLA_DEVICE", raising=False)
-    monkeypatch.setattr(self_check, "_found", {})
-    monkeypatch.setattr(MODULE, "_opened", {})
-    monkeypatch.setattr(MODULE, "_default", None)
+    again(monkeypatch)
     return tmp_path / "centella"
 
 

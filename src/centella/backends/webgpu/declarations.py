@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from centella.host.caches import keep, kept
@@ -82,27 +82,16 @@ class Finder:
 
     def _import(self, name: str, *rest: Any) -> Any:
         found = builtins.__import__(name, *rest)
-        return _Cffi(found, self) if name == "cffi" else found
+        if name != "cffi":
+            return found
 
-    def new_ffi(self, cffi: Any) -> Any:
-        """An FFI() for the module."""
-        if self._header is not None:
-            return cffi.FFI()
-        self._header = Header(cffi)
-        return self._header
+        def new_ffi() -> Any:
+            if self._header is not None:
+                return found.FFI()
+            self._header = Header(found)
+            return self._header
 
-
-class _Cffi:
-    """The package `cffi`, as one module sees it."""
-
-    def __init__(self, cffi: Any, finder: Finder) -> None:
-        self._cffi, self._finder = cffi, finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cffi, name)
-
-    def FFI(self) -> Any:  # noqa: N802
-        return self._finder.new_ffi(self._cffi)
+        return SimpleNamespace(**{**vars(found), "FFI": new_ffi})
 
 
 class Header:
