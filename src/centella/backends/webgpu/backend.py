@@ -221,7 +221,9 @@ class WebGpuBackend(Backend):
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
             sizes = [read.nbytes for read in work.reads]
-            places, nbytes = packed(sizes if stamps is None else [*sizes, stamps.nbytes])
+            if stamps is not None:
+                sizes.append(stamps.nbytes)
+            places, nbytes = packed(sizes)
             staging = self._take_staging(nbytes) if places else None
             try:
                 with Checked():
@@ -283,11 +285,14 @@ class WebGpuBackend(Backend):
     ) -> Encoder:  # fmt: skip
         """Launches after what is encoded; those before the last cut are submitted."""
         encoder = encoder or Encoder(self.native)
+        if stamps is None and not cuts:
+            encoder.launch(dispatches)
+            return encoder
         for first, last in pairwise((0, *cuts, len(dispatches))):
             if first:
                 raw.submit(self._queue, (encoder.finish(),))
                 encoder = Encoder(self.native)
-            part = dispatches[first:last] if cuts else dispatches
+            part = dispatches[first:last]
             if stamps is None:
                 encoder.launch(part)
                 continue
