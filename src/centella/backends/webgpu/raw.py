@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from centella.backends.base import Array
-from centella.backends.webgpu.declarations import import_native
-from centella.backends.webgpu.types import quicken
+from centella.backends.webgpu.declarations import import_native, quicken
 from centella.errors import DeviceError
 from centella.host.interrupts import uninterrupted
 
