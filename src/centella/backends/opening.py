@@ -23,7 +23,10 @@ BACKENDS: dict[str, tuple[str, str]] = {
 # checked at their first use.
 GPUS = ("webgpu", "cuda")
 # The kind of device that an application's own is, by the package of its type.
-NATIVES = {"wgpu": "webgpu", **dict.fromkeys(("cuda", "cupy", "torch", "centella", "int"), "cuda")}
+NATIVES: dict[str, str] = {
+    "wgpu": "webgpu",
+    **dict.fromkeys(("cuda", "cupy", "torch", "centella", "int"), "cuda"),
+}
 AFTER_FORK = (
     "GPU drivers do not survive a fork. Start processes by multiprocessing.get_context('spawn') "
     "or 'forkserver', or open the device in the children alone; the CPU works on either side"

@@ -142,8 +142,8 @@ def _transformers(model: Module, folder: str, ids: Array) -> tuple[str, Outputs]
     ).eval()
     expected: Outputs = {}
 
-    def keep(path: str) -> Callable[[object, object, object], None]:
-        def hook(_: object, __: object, output: object) -> None:
+    def keep(path: str) -> Callable[[object, object, Any], None]:
+        def hook(_: object, __: object, output: Any) -> None:
             first = output[0] if isinstance(output, tuple | list) else output
             first = first[0] if isinstance(first, Mapping) else first
             if isinstance(first, torch.Tensor):

@@ -126,11 +126,11 @@ class CudaBackend(CudaMemory):
                     work.slots[copy.target].native + copy.start,
                     work.slots[copy.source].native + copy.first,
                     copy.nbytes, stream))  # fmt: skip
-            again = work.prepared is not None and stamps is None
-            if again:
-                work.prepared.launch(stream)
+            again: Graph | None = work.prepared if stamps is None else None
+            if again is not None:
+                again.launch(stream)
             try:
-                if work.launches and not again:
+                if work.launches and again is None:
                     self._launch(work, stream, stamps)
                 for read, (place, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None

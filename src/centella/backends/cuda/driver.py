@@ -14,7 +14,23 @@ except ImportError as _missing:
 
 driver: Any = bindings
 
-KNOWN = (50, 52, 60, 61, 70, 75, 80, 86, 87, 89, 90, 100, 103, 120, 121)  # capabilities, times 10
+KNOWN: tuple[int, ...] = (
+    50,
+    52,
+    60,
+    61,
+    70,
+    75,
+    80,
+    86,
+    87,
+    89,
+    90,
+    100,
+    103,
+    120,
+    121,
+)  # capabilities, times 10
 # Errors after which a context can do nothing any more.
 STICKY: tuple[Any, ...] = tuple(
     getattr(driver.CUresult, f"CUDA_ERROR_{name}")

@@ -42,7 +42,7 @@ class Stamps:
 
         All events up to here have happened.
         """
-        chain = [self]
+        chain: list[Stamps] = [self]
         while (before := chain[-1]._before) is not None:
             chain.append(before)
         for known, later in pairwise(reversed(chain)):

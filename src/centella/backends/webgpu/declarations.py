@@ -31,7 +31,7 @@ from centella.host.log import logger
 NATIVE = "wgpu.backends.wgpu_native"
 NAME = "wgpu"
 DECLARING = f"{NATIVE}._ffi"  # the module that makes an FFI() and has it parse the header
-TYPE = re.compile(r"\s*(\w+)\s*(\*|\[\s*\])?\s*")
+TYPE: re.Pattern[str] = re.compile(r"\s*(\w+)\s*(\*|\[\s*\])?\s*")
 
 
 def import_native() -> Any:
