@@ -27,6 +27,7 @@ from centella.errors import (
     TransferForbidden,
     WeightsError,
 )
+from centella.host.version import __version__
 from centella.lang import In, InOut, Out, Scalar
 from centella.ledger.counts import Counts, Ledger, forbid, ledger, totals
 from centella.nn.kv_cache import KVCache
@@ -130,8 +131,6 @@ if TYPE_CHECKING:  # which is to say itself what there is not
 else:
     from centella.tensors.hints import module_dir as __dir__  # noqa: F401  # Python calls both
     from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AudioError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -11,42 +12,28 @@ import centella as ct
 pytest.importorskip("wgpu")
 from centella.backends.webgpu.cooperative import FEATURE, matrices, offered
 
-
-class Adapter:
-    """One that has features, and grants them or raises."""
-
-    def __init__(self, features: set[str], refusal: Exception | None = None) -> None:
-        self.features = features
-        self.asked: list[Any] = []
-        self.destroyed = 0
-        self._refusal = refusal
-
-    def request_device_sync(self, required_features: Any) -> Any:
-        self.asked.append(required_features)
-        if self._refusal is not None:
-            raise self._refusal
-        return self
-
-    def destroy(self) -> None:
-        self.destroyed += 1
+WHY = "Some experimental features were requested, but experimental features are not enabled"
 
 
-def test_an_adapter_without_them_is_not_asked() -> None:
-    adapter = Adapter({"subgroup"})
-    assert not offered(adapter) and matrices(adapter) == "none" and adapter.asked == []
-
-
-def test_a_refusal_is_said_with_its_reason() -> None:
-    why = "Some experimental features were requested, but experimental features are not enabled"
-    text = f"Request device failed (3): Validation Error\n\nCaused by:\n  {why}\n\n"
-    assert matrices(Adapter({FEATURE}, RuntimeError(text))) == f"refused by wgpu: {why}"
-    assert matrices(Adapter({FEATURE}, ValueError())) == "refused by wgpu: ValueError"
-
-
-def test_where_they_are_granted_the_device_is_given_back() -> None:
-    adapter = Adapter({FEATURE})
-    assert matrices(adapter) == "granted, used by no kernel"
-    assert adapter.asked == [[FEATURE]] and adapter.destroyed == 1
+@pytest.mark.parametrize(
+    ("features", "answer", "said"),
+    [
+        ({"subgroup"}, [], "none"),  # which is not asked
+        ({FEATURE}, [RuntimeError(f"failed (3): Validation Error\n\nCaused by:\n  {WHY}\n\n")],
+         f"refused by wgpu: {WHY}"),
+        ({FEATURE}, [ValueError()], "refused by wgpu: ValueError"),
+        ({FEATURE}, [mock.Mock()], "granted, used by no kernel"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_an_adapter(features: set[str], answer: list[Any], said: str) -> None:
+    adapter = mock.Mock(features=features)
+    adapter.request_device_sync.side_effect = answer
+    assert offered(adapter) is bool(answer) and matrices(adapter) == said
+    assert adapter.request_device_sync.call_args_list == [
+        mock.call(required_features=[FEATURE]) for _ in answer
+    ]
+    if said.startswith("granted"):
+        answer[0].destroy.assert_called_once_with()
 
 
 @pytest.mark.devices("webgpu", "webgpu-hardware")

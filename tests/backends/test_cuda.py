@@ -9,7 +9,6 @@ import asyncio
 import contextvars
 import gc
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -22,27 +21,20 @@ import pytest
 
 import centella as ct
 from centella.dtypes import ALL
-from centella.runtime.device import Device, devices
+from centella.runtime.device import Device
 from centella.specs import Spec
 from centella.tensors import dlpack
-from tests.support.fake_cuda import PRIMARY, FakeCuda, Op
+from tests.support.fake_cuda import PRIMARY, FakeCuda, Op, installed
 from tests.support.foreign import Exporter, Owner
 from tests.support.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
-MODULE = sys.modules["centella.runtime.device"]  # `centella.device` is the function
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    monkeypatch.setattr(MODULE, "_opened", {})  # devices of a real driver are not in sight
-    monkeypatch.setattr(MODULE, "_made", ())
-    yield FakeCuda(driver).install(monkeypatch)
-    for made in devices():
-        if made.name.startswith("cuda"):
-            made.close()
+    yield from installed(monkeypatch, FakeCuda)
 
 
 def opened(native: Any = 0, **options: Any) -> Device:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -14,10 +13,8 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.runtime.device import devices
-from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_cuda import FakeCuda, installed
 
-MODULE = sys.modules["centella.runtime.device"]  # `centella.device` is the function
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 
 
@@ -60,15 +57,7 @@ class Graphs(FakeCuda):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    monkeypatch.setattr(MODULE, "_opened", {})  # devices of a real driver are not in sight
-    monkeypatch.setattr(MODULE, "_made", ())
-    made = Graphs(driver)
-    made.install(monkeypatch)
-    yield made
-    for device in devices():
-        if device.name.startswith("cuda"):
-            device.close()
+    yield from installed(monkeypatch, Graphs)
 
 
 def test_a_fetch_is_a_copy_a_graph_and_a_copy_in_order(fake: Graphs) -> None:

@@ -201,11 +201,9 @@ def test_no_parser_declares_what_the_parser_does() -> None:
     """Every type, field, number and function of wgpu's header."""
     from wgpu.backends.wgpu_native import _ffi
 
-    from centella.backends.webgpu.types import quicken
-
     parsed = cffi.FFI()
     parsed.cdef(_ffi.get_wgpu_header())
-    quicken(parsed)  # or it would parse 430 lines for each name
+    declarations.quicken(parsed)  # or it would parse 430 lines for each name
     written = declarations.ffi_of(declarations.written(parsed))
     by_parser, by_file = parsed.dlopen(_ffi.lib_path), written.dlopen(_ffi.lib_path)
 
@@ -276,12 +274,10 @@ typedef void (*Callback)(Kind, void *);
 @pytest.mark.parametrize("name", ["Thing", "Handle", "Kind", "Flags", "uint32_t", "char", "double"])
 @pytest.mark.parametrize("suffix", ["", " *", "*", " * ", "[]", " []", "**", "[3]", " const *"])
 def test_types_found_by_name_are_those_of_the_parser(name: str, suffix: str) -> None:
-    from centella.backends.webgpu.types import quicken
-
     plain, quick = cffi.FFI(), cffi.FFI()
     for ffi in (plain, quick):
         ffi.cdef(TYPES)
-    quicken(quick)
+    declarations.quicken(quick)
     expected, got = plain.typeof(name + suffix), quick.typeof(name + suffix)
     assert (got.cname, got.kind) == (expected.cname, expected.kind)
     assert quick.typeof(got.cname) is got

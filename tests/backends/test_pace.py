@@ -13,7 +13,9 @@ import centella as ct
 from centella.backends.base import Load, Submission
 from centella.backends.webgpu import pace as pacing
 from centella.backends.webgpu.pace import CUT, GUESS, Pace
+from tests.support.devices import own
 
+webgpu = pytest.mark.devices("webgpu")
 X = np.random.default_rng(5).standard_normal((64, 64), np.float32)
 
 
@@ -33,17 +35,13 @@ def reference(x: Any) -> Any:
 
 
 @pytest.fixture
-def where(monkeypatch: pytest.MonkeyPatch) -> ct.Device:
+def where(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> ct.Device:
     """A device that is taken for so slow a GPU that a product of 64 x 64 takes it 0.26 s."""
-    try:
-        made = ct.device("webgpu")
-    except ct.DeviceError as error:
-        pytest.skip(str(error))
     slow = Pace("DiscreteGPU")
     slow.factor = 0.26 / slow.seconds(Load(2 * 64**3))
     monkeypatch.setattr(slow, "seen", lambda *_: None)
-    monkeypatch.setattr(made.backend, "pace", slow)
-    return made
+    monkeypatch.setattr(device.backend, "pace", slow)
+    return device
 
 
 @pytest.fixture
@@ -77,6 +75,7 @@ def submits(where: ct.Device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@webgpu
 @pytest.mark.parametrize("timing", [False, True], ids=["counted", "timed"])
 def test_what_is_recorded_lazily_is_cut(where: ct.Device, submits: list[int], timing: bool) -> None:
     x = ct.asarray(X, device=where)
@@ -87,6 +86,7 @@ def test_what_is_recorded_lazily_is_cut(where: ct.Device, submits: list[int], ti
     assert len(submits) >= 6 and sum(submits) == 12
 
 
+@webgpu
 def test_a_replay_is_cut(where: ct.Device, submits: list[int]) -> None:
     replay = where.compile(chain, X)
     submits.clear()
@@ -96,6 +96,7 @@ def test_a_replay_is_cut(where: ct.Device, submits: list[int]) -> None:
     assert sum(submits) == 4 * 12 and max(submits) <= 2
 
 
+@webgpu
 def test_a_batch_is_one_submission_and_a_warning(
     where: ct.Device, submits: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,12 +113,9 @@ def test_a_batch_is_one_submission_and_a_warning(
     assert "expected to take" in caplog.text and "in parts" in caplog.text
 
 
-def test_a_software_adapter_has_no_pace() -> None:
-    try:
-        made = ct.device("webgpu")
-    except ct.DeviceError as error:
-        pytest.skip(str(error))
-    backend: Any = made.backend
+@webgpu
+def test_a_software_adapter_has_no_pace(device: ct.Device) -> None:
+    backend: Any = device.backend
     assert (backend.pace is None) is backend.software
 
 
@@ -174,13 +172,10 @@ def test_what_is_seen_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pace.seconds(second) <= pacing.SLOWEST
 
 
-def test_a_replay_teaches_the_pace_to_who_waits_for_another() -> None:
+@webgpu
+def test_a_replay_teaches_the_pace_to_who_waits_for_another(device: ct.Device) -> None:
     """Its end is seen by who waits for what came after it, as a read-back does."""
-    try:
-        made = ct.device("webgpu")
-    except ct.DeviceError as error:
-        pytest.skip(str(error))
-    pace = Pace("DiscreteGPU")
+    made, pace = own(device), Pace("DiscreteGPU")
     made.backend.pace = pace  # type: ignore[attr-defined]
     x = np.ones((256, 512), np.float32)
     fn = made.compile(lambda x: chain(x @ x.T), x)
@@ -202,13 +197,7 @@ def test_the_end_of_what_is_known_is_expected(monkeypatch: pytest.MonkeyPatch) -
     with pace.watched:
         course.end()
     course, behind = pace.begin(second), pace.begin(second)
-    for after, near in (
-        (0.0, False),
-        (0.019, False),
-        (0.0195, True),
-        (0.0205, True),
-        (0.03, False),
-    ):
+    for after in (0.0, 0.019, 0.0195, 0.0205, 0.03):
         now[0] = 0.02 + after
-        assert course.near() is near
+        assert course.near() is (after in (0.0195, 0.0205))
         assert not behind.near()  # which begins when nobody knows

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 import centella as ct
+from tests.support.devices import own
 
 Array = np.ndarray[Any, Any]
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 pytestmark = pytest.mark.devices("webgpu", "webgpu-minimum", "webgpu-hardware")
-
-
-def own(device: ct.Device) -> ct.Device:
-    """A device of the same kind with nothing compiled, planned or allocated."""
-    return ct.device("webgpu", pool="reuse", minimum=device.caps.max_buffer == 128 << 20)
 
 
 class Driver:

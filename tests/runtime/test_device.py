@@ -122,13 +122,13 @@ def test_a_software_adapter_is_taken_only_by_name(monkeypatch: pytest.MonkeyPatc
     webgpu = pytest.importorskip("centella.backends.webgpu")
     monkeypatch.delenv("CENTELLA_DEVICE", raising=False)
 
-    def no_cuda(kind: str, *rest: Any) -> Any:
+    def no_cuda(kind: str) -> Any:
         if kind == "cuda":
             raise ct.DeviceError("no driver")
-        return original(kind, *rest)
+        return original(kind)
 
-    original = opening._backend
-    monkeypatch.setattr(opening, "_backend", no_cuda)
+    original = opening.class_of
+    monkeypatch.setattr(opening, "class_of", no_cuda)
     monkeypatch.setattr(MODULE, "_opened", {})
     monkeypatch.setattr(webgpu, "is_software", lambda adapter: True)
     found, why = opening.choose(ct.device)

@@ -9,14 +9,24 @@ so that a test can say which work is ordered before which.
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
+from centella.runtime.device import devices
+
 Clock = dict[int, int]
 PRIMARY = 0x1000  # the primary context of device n is PRIMARY + n
+SAID: dict[str, tuple[Any, ...]] = {  # what is answered whatever is asked
+    **dict.fromkeys(("cuInit", "cuEventDestroy", "cuEventQuery", "cuModuleUnload"), ()),
+    "cuFuncSetAttribute": (), "cuGetErrorString": (b"",), "cuDeviceGetCount": (2,),
+    "cuDeviceTotalMem": (1 << 34,), "cuEventElapsedTime": (0.0,), "cuModuleLoadDataEx": (1,),
+    "cuModuleGetFunction": (2,),
+}  # fmt: skip
 
 
 @dataclass
@@ -59,6 +69,14 @@ class FakeCuda:
                 patch.setattr(self.driver, name, getattr(self, name))
         return self
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in SAID:
+            raise AttributeError(name)
+        return lambda *_: self._ok(*SAID[name])
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *SAID]
+
     def put(self, what: str, stream: Any) -> Op:
         """Put something on a stream, as an application does, too."""
         clock = self._clocks.setdefault(int(stream), {})
@@ -87,20 +105,11 @@ class FakeCuda:
 
     # -- devices and contexts ---------------------------------------------------------------------
 
-    def cuInit(self, flags: int) -> Any:
-        return self._ok()
-
     def cuDriverGetVersion(self) -> Any:
         return self._ok(self.version)
 
     def cuGetErrorName(self, status: Any) -> Any:
         return self._ok(status.name.encode())
-
-    def cuGetErrorString(self, status: Any) -> Any:
-        return self._ok(b"")
-
-    def cuDeviceGetCount(self) -> Any:
-        return self._ok(2)
 
     def cuDeviceGet(self, ordinal: int) -> Any:
         return self._ok(self.driver.CUdevice(ordinal))
@@ -108,9 +117,6 @@ class FakeCuda:
     def cuDeviceGetAttribute(self, which: Any, device: Any) -> Any:
         names = {"COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0}
         return self._ok(next((v for k, v in names.items() if which.name.endswith(k)), 1 << 16))
-
-    def cuDeviceTotalMem(self, device: Any) -> Any:
-        return self._ok(1 << 34)
 
     def cuDevicePrimaryCtxRetain(self, device: Any) -> Any:
         self.retained += 1
@@ -174,19 +180,10 @@ class FakeCuda:
         self._next += 1
         return self._ok(self.driver.CUevent(self._next))
 
-    def cuEventDestroy(self, event: Any) -> Any:
-        return self._ok()
-
     def cuEventRecord(self, event: Any, stream: Any) -> Any:
         assert int(stream) in (1, 2, *self.streams), "a stream that was destroyed"
         self._events[int(event)] = dict(self._clocks.get(int(stream), {}))
         return self._ok()
-
-    def cuEventQuery(self, event: Any) -> Any:
-        return self._ok()
-
-    def cuEventElapsedTime(self, begin: Any, end: Any) -> Any:
-        return self._ok(0.0)
 
     def cuEventSynchronize(self, event: Any) -> Any:
         self.waits += 1
@@ -233,18 +230,6 @@ class FakeCuda:
 
     # -- programs ---------------------------------------------------------------------------------
 
-    def cuModuleLoadDataEx(self, *_: Any) -> Any:
-        return self._ok(1)
-
-    def cuModuleUnload(self, module: Any) -> Any:
-        return self._ok()
-
-    def cuModuleGetFunction(self, module: Any, name: bytes) -> Any:
-        return self._ok(2)
-
-    def cuFuncSetAttribute(self, *_: Any) -> Any:
-        return self._ok()
-
     def cuFuncIsLoaded(self, function: Any) -> Any:
         states = self.driver.CUfunctionLoadingState
         return self._ok(states(int(self.loaded)))
@@ -262,3 +247,20 @@ class FakeCuda:
     def cuLaunchKernelEx(self, config: Any, *args: Any) -> Any:
         self.put("launch", config.hStream)
         return self._ok()
+
+
+Fake = TypeVar("Fake", bound=FakeCuda)
+
+
+def installed(patch: pytest.MonkeyPatch, kind: type[Fake]) -> Iterator[Fake]:
+    """The body of a fixture: a driver of a kind, and no device of a real one in sight."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    module = sys.modules["centella.runtime.device"]  # `centella.device` is the function
+    patch.setattr(module, "_opened", {})
+    patch.setattr(module, "_made", ())
+    made = kind(driver)
+    made.install(patch)
+    yield made
+    for device in devices():
+        if device.name.startswith("cuda"):
+            device.close()

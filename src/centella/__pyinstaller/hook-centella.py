@@ -5,6 +5,8 @@
 from PyInstaller import isolated
 from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
+from centella.backends.opening import BACKENDS
+
 
 def imported_by_driver() -> list[str]:
     """What the bindings of NVIDIA's driver import: they are compiled, so nobody can read it."""
@@ -18,6 +20,7 @@ def imported_by_driver() -> list[str]:
 
 
 datas = collect_data_files("centella")
-# An op names its lowering by a string, and `ct.load` the modules of models.
+# An op names its lowering by a string, a kind of device its backend, and `ct.load` its models.
 hiddenimports = isolated.call(imported_by_driver)
 hiddenimports += collect_submodules("centella.ops") + collect_submodules("centella.models")
+hiddenimports += [module for module, _ in BACKENDS.values()]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from centella.emit.program import HostProgram, Program
+from centella.errors import DeviceError
 from centella.specs import Caps, Spec
 
 Array = np.ndarray[Any, Any]
 Times = Sequence[tuple[int, int]]
 Window = tuple[int, int]
+About = dict[str, str | int | None]  # what a device says of itself
 
 
 class Buffer:
@@ -32,11 +36,7 @@ class Buffer:
     __slots__ = ("__weakref__", "memory", "mutable", "native", "nbytes", "owner", "release")
 
     def __init__(
-        self,
-        memory: Any,
-        nbytes: int,
-        release: Callable[[Any, int], None],
-        owner: Any = None,
+        self, memory: Any, nbytes: int, release: Callable[[Any, int], None], owner: Any = None
     ) -> None:
         self.memory: Any = memory
         self.native: Any = memory
@@ -45,7 +45,7 @@ class Buffer:
         self.owner: Any = owner
         self.mutable: bool = False
 
-    def __reduce_ex__(self, _: Any) -> Any:
+    def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError("memory of a device is not pickled, and copied by its Tensor or State")
 
     def __del__(self) -> None:
@@ -101,14 +101,14 @@ class Read(Struct, eq=False):
     nbytes: int
 
 
-class Load(NamedTuple):
+class Load(Struct, frozen=True):
     """What work asks of a device: arithmetic operations, and bytes that it reads and writes."""
 
     flops: float = 0
     nbytes: float = 0
 
 
-class Copy(NamedTuple):
+class Copy(Struct, frozen=True):
     """Bytes from one slot to another: `nbytes` of them, all numbers multiples of 4."""
 
     source: int
@@ -147,6 +147,16 @@ class Submission(Struct, eq=False):
     loads: Sequence[Load] = ()
     total: Load = Load()
     whole: bool = False
+
+
+def packed(sizes: Iterable[int]) -> tuple[list[Window], int]:
+    """First byte and number of bytes of each read-back, side by side; bytes in all."""
+    places: list[Window] = []
+    end = 0
+    for nbytes in sizes:
+        places.append((end, nbytes))
+        end += -(-nbytes // 16) * 16
+    return places, end
 
 
 class Clock(Struct, frozen=True):
@@ -204,63 +214,46 @@ class DoneTicket:
         return self._times
 
 
-class Backend(Protocol):
-    """One open device. All calls but a ticket's come under the device's lock, from any thread."""
+class Interop(Protocol):
+    """Optional: a device's own handle and memory, shared with applications and other libraries.
+
+    Attributes:
+        name: of the device, in messages.
+        dlpack: type and number of the device, where DLPack has them.
+    """
 
     name: str
-    caps: Caps
-    unit: int  # read-backs start and end on a multiple of so many bytes
-    clock: Clock
-    dlpack: tuple[int, int] | None  # type and number of its device, where DLPack has them
+    dlpack: tuple[int, int] | None = None
 
     @property
     def native(self) -> Any:
         """The driver's own device, None on the host."""
-        ...
+        return None
 
-    def runs_on(self, native: Any) -> bool:
+    def runs_on(self, native: object) -> bool:
         """Whether `native` is how an application names the driver's own device."""
-        ...
+        return False
 
-    def allocate(self, nbytes: int) -> Any:
-        """Device memory of at most `caps.max_buffer` bytes; raises OutOfMemoryError."""
-        ...
-
-    def free(self, native: Any) -> None:
-        """Give memory back to the driver."""
-        ...
-
-    def memory(self) -> tuple[int, int] | None:
-        """Bytes that are free and bytes that there are, as the driver says; None: it says none."""
-        ...
-
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Any, int]:
         """Memory of the application's, to be read in place: what launches bind, and its bytes.
 
         Raises:
             DeviceError: for what is no memory of this device, or cannot be bound and read.
         """
-        ...
+        raise DeviceError(f"{self.name}: imports no memory; copy the data with asarray")
 
     def disown(self, native: Any) -> None:
         """Forget what `adopt` gave: no value refers to it any more."""
-        ...
-
-    def write(self, buffer: Buffer, data: Array) -> None:
-        """Copy flat host bytes to the start of a buffer, in order with submissions.
-
-        The bytes may change afterwards.
-        """
-        ...
+        return
 
     def shown(self, buffer: Buffer) -> Any:
         """What applications see of a buffer: what launches bind; on the CPU, once computed.
 
         Called without the device's lock.
         """
-        ...
+        return buffer.native
 
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Any]:
         """The address of a buffer for another library, and what that holds while it uses it.
 
         Called without the device's lock, only where `dlpack` is not None.
@@ -271,44 +264,23 @@ class Backend(Protocol):
         Raises:
             BufferError: there is no such stream.
         """
-        ...
+        raise BufferError(f"DLPack: {self.name} does not export memory")
 
-    def compile(self, program: Program | HostProgram) -> Any:
-        """The driver's form of a program; raises CompileError."""
-        ...
+    def glance(self, buffer: Buffer, spec: Spec, offset: int) -> Array | None:
+        """The array that a Spec describes in host memory, to be printed; None on other devices."""
+        return None
 
-    def prepare(self, work: Submission) -> Any:
-        """The launches of a submission in a form that can be run again, on the same slots."""
-        ...
 
-    def warm(self, work: Submission) -> None:
-        """Have done what the driver leaves to the first launch of a program; waits for it.
-
-        Called before a timed submission; notes the time as that of compiling. Raises as `submit`.
-        """
-        ...
-
-    def submit(self, work: Submission) -> Ticket:
-        """Start a submission.
-
-        Raises:
-            OutOfMemoryError, LimitError: nothing was submitted, it may be tried again.
-            SimulationError: a kernel's own fault; the device is as good as before.
-            CentellaError: anything else means that the device is lost.
-        """
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Name, adapter, driver, limits: what `centella info` prints."""
-        ...
+class Process(Protocol):
+    """Optional: what a backend does when its process forks or ends."""
 
     def before_fork(self) -> None:
         """Leave nothing to a thread that a child process will not have."""
-        ...
+        return
 
     def after_fork(self, *, child: bool) -> bool:
         """Go on; False in a child where the driver cannot."""
-        ...
+        return True
 
     def finish(self, patience: float) -> bool:
         """The process ends: wait until everything is done, and let no other thread in any more.
@@ -318,8 +290,90 @@ class Backend(Protocol):
         Returns:
             False where it was not done after `patience` seconds.
         """
-        ...
+        return True
+
+
+class Streams(Protocol):
+    """Optional: work that goes where the application says."""
+
+    name: str
+
+    def on_stream(self, stream: object) -> AbstractContextManager[Any]:
+        """Send what this thread submits to a stream; None: to a new one.
+
+        Raises:
+            DeviceError: no stream of this device.
+        """
+        raise DeviceError(f"stream: expected a CUDA device, got {self.name}")
+
+
+class Backend(Interop, Process, Streams, Protocol):
+    """One open device: a class that derives from this one, with a row in `opening.BACKENDS`.
+
+    What has no body here is to be written. All calls but a ticket's come under the device's lock,
+    from any thread.
+
+    Attributes:
+        name: "kind" or "kind:which"; caps: facts that plans and kernels are chosen by.
+        unit: read-backs start and end on a multiple of so many bytes.
+        clock: how launches are timed.
+    """
+
+    caps: Caps
+    unit: int = 4
+    clock: Clock = Clock()
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """Device memory of at most `caps.max_buffer` bytes; raises OutOfMemoryError."""
+
+    @abstractmethod
+    def free(self, native: Any) -> None:
+        """Give memory back to the driver."""
+
+    @abstractmethod
+    def write(self, buffer: Buffer, data: Array) -> None:
+        """Copy flat host bytes to the start of a buffer, in order with submissions.
+
+        The bytes may change afterwards.
+        """
+
+    @abstractmethod
+    def compile(self, program: Program | HostProgram) -> Any:
+        """The driver's form of a program; raises CompileError."""
+
+    @abstractmethod
+    def submit(self, work: Submission) -> Ticket:
+        """Start a submission.
+
+        Raises:
+            OutOfMemoryError, LimitError: nothing was submitted, it may be tried again.
+            SimulationError: a kernel's own fault; the device is as good as before.
+            CentellaError: anything else means that the device is lost.
+        """
+
+    @abstractmethod
+    def describe(self) -> About:
+        """Name, adapter, driver, limits: what `centella info` prints."""
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes that are free and bytes that there are, as the driver says; None: it says none."""
+        return None
+
+    def prepare(self, work: Submission) -> Any:
+        """The launches of a submission in a form that can be run again, on the same slots.
+
+        `Submission.prepared` has it when they are; None where they are run as they are.
+        """
+        return None
+
+    def warm(self, work: Submission) -> None:
+        """Have done what the driver leaves to the first launch of a program; waits for it.
+
+        Called before a timed submission; notes the time as that of compiling. Raises as `submit`.
+        """
+        return
 
     def close(self) -> None:
         """Release the device."""
-        ...
+        return

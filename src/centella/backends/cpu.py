@@ -18,7 +18,17 @@ from weakref import ref
 
 import numpy as np
 
-from centella.backends.base import Array, Buffer, Clock, Copy, Launch, Submission, Times
+from centella.backends.base import (
+    About,
+    Array,
+    Backend,
+    Buffer,
+    Clock,
+    Copy,
+    Launch,
+    Submission,
+    Times,
+)
 from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError, DeviceError, OutOfMemoryError, SimulationError
 from centella.host.interrupts import GRACE, checkpoint, uninterrupted
@@ -99,7 +109,7 @@ def copied(work: Submission, copy: Copy) -> None:
     target[copy.start : copy.start + data.size] = data
 
 
-def _done(call: Callable[..., T], *args: Any) -> Job[T]:
+def _done(call: Callable[..., T], *args: object) -> Job[T]:
     """What a call has given or raised."""
     job = Job(call, args)
     job.run()
@@ -145,11 +155,10 @@ class CpuTicket:
         return self._stamps
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """NumPy on the host."""
 
     name: str = "cpu"
-    native: Any = None
     unit: int = 1
     clock: Clock = Clock(host=True)
     dlpack: tuple[int, int] | None = (1, 0)
@@ -171,10 +180,6 @@ class CpuBackend:
         self._last: Callable[[], Job[Any] | None] = lambda: None
         self._worker: Worker | None = Worker("centella-cpu")
 
-    def runs_on(self, native: Any) -> bool:
-        """No driver has a device of it."""
-        return False
-
     def allocate(self, nbytes: int) -> Array:
         """Bytes that begin on a line of the cache; the system gives pages as they are touched."""
         try:
@@ -184,22 +189,16 @@ class CpuBackend:
         start = -memory.ctypes.data % LINE
         return memory[start : start + nbytes]
 
-    def free(self, native: Any) -> None:
+    def free(self, native: Array) -> None:
         """Nothing to do."""
 
-    def memory(self) -> None:
-        """Unknown: NumPy's arrays come from the process."""
-
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Array, int]:
         """An array of the application's, in place, and its bytes."""
         if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
             raise DeviceError("cpu: expected a C-contiguous NumPy array to import")
         if native.dtype.hasobject:
             raise DeviceError("cpu: an array of Python objects cannot be imported")
         return native.reshape(-1).view(np.uint8), native.nbytes
-
-    def disown(self, native: Any) -> None:
-        """Nothing to do."""
 
     def write(self, buffer: Buffer, data: Array) -> None:
         """Give a buffer a copy of host bytes, after what was submitted before."""
@@ -221,22 +220,16 @@ class CpuBackend:
         except (CentellaError, Dropped, RuntimeError):  # the last: the device is closed
             return None
 
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Array]:
         """The address of the host array, computed, and the array itself."""
         if stream not in (None, -1):
             raise BufferError(f"DLPack: expected no stream on the CPU, got {stream!r}")
         array = self.shown(buffer)
         return array.ctypes.data, array
 
-    def compile(self, program: Program | HostProgram) -> Any:
+    def compile(self, program: Program | HostProgram) -> Program | HostProgram:
         """The program itself."""
         return program
-
-    def prepare(self, work: Submission) -> None:
-        """Nothing: formulas are called as they are."""
-
-    def warm(self, work: Submission) -> None:
-        """Nothing: no driver compiles."""
 
     def submit(self, work: Submission) -> CpuTicket:
         """Hand a submission to the worker."""
@@ -244,7 +237,7 @@ class CpuBackend:
         return CpuTicket(self._put(self._run, work, stamps), stamps)
 
     @uninterrupted
-    def _put(self, call: Callable[..., T], *args: Any) -> Job[T]:
+    def _put(self, call: Callable[..., T], *args: object) -> Job[T]:
         """Work for the worker, in order; what it raises is raised by who asks for the result.
 
         At the end of the process there is no worker any more: what is asked for then, by
@@ -316,7 +309,7 @@ class CpuBackend:
             return failure.error()
         return None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name and properties."""
         return {
             "device": "cpu",

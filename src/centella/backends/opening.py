@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import TypeVar
 
 from centella.backends.base import Backend
 from centella.errors import CentellaError, DeviceError
 
 T = TypeVar("T")
 
+# The module and class of each kind of device. A driver loads with the first device of its kind.
+BACKENDS: dict[str, tuple[str, str]] = {
+    "cpu": ("centella.backends.cpu", "CpuBackend"),
+    "simulator": ("centella.backends.simulator", "SimulatorBackend"),
+    "webgpu": ("centella.backends.webgpu", "WebGpuBackend"),
+    "cuda": ("centella.backends.cuda", "CudaBackend"),
+}
+# Kinds that a driver has: called with `which` device of it and the application's own, `native`;
+# checked at their first use.
 GPUS = ("webgpu", "cuda")
+# The kind of device that an application's own is, by the package of its type.
+NATIVES: dict[str, str] = {
+    "wgpu": "webgpu",
+    **dict.fromkeys(("cuda", "cupy", "torch", "centella", "int"), "cuda"),
+}
 AFTER_FORK = (
     "GPU drivers do not survive a fork. Start processes by multiprocessing.get_context('spawn') "
     "or 'forkserver', or open the device in the children alone; the CPU works on either side"
 )
-BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*(?:([kmgt])(i)?)?b?")
+BYTES = r"(\d+(?:\.\d*)?)\s*(?:([kmgt])(i)?)?b?"
 forked: set[str] = set()  # kinds that the parent process had open: drivers do not survive a fork
 
 
-def open_backend(name: str, native: Any, options: dict[str, Any]) -> Backend:
+def open_backend(name: str, native: object, options: dict[str, object]) -> Backend:
     """The backend that a device of this name runs on.
 
     Args:
@@ -35,15 +50,34 @@ def open_backend(name: str, native: Any, options: dict[str, Any]) -> Backend:
         raise DeviceError(
             f"{name}: the parent process had a {kind} device open when it forked; {AFTER_FORK}"
         )
+    if native is not None and kind not in GPUS:
+        raise DeviceError(f"{kind}: expected no native=, it has no driver; got {native!r}")
+    if kind not in BACKENDS or (which and kind not in GPUS):
+        raise DeviceError(
+            f"unknown device {name.removesuffix(':')!r}; expected cpu, webgpu, "
+            f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
+        )
+    chosen = {"which": which, "native": native} if kind in GPUS else {}
     try:
-        return _backend(kind, which, native, options)
+        return class_of(kind)(**chosen, **options)
     except TypeError as error:
         if not options:
             raise
         raise DeviceError(f"{name}: unknown option among {', '.join(options)}") from error
 
 
-def byte_count(asked: Any) -> int:
+def class_of(kind: str) -> type[Backend]:
+    """The class of a kind of device; its module, and with it the driver, is loaded now.
+
+    Raises:
+        MissingExtraError: the driver's package is not installed.
+    """
+    module, name = BACKENDS[kind]
+    found: type[Backend] = getattr(import_module(module), name)
+    return found
+
+
+def byte_count(asked: object) -> int:
     """Bytes as a number, or as a text with a unit: "512 MiB" (powers of 1024), "1.5 GB" (of 1000).
 
     Raises:
@@ -52,7 +86,7 @@ def byte_count(asked: Any) -> int:
     count = -1
     if type(asked) is int:
         count = asked
-    elif isinstance(asked, str) and (match := BYTES.fullmatch(asked.strip().lower())):
+    elif isinstance(asked, str) and (match := re.fullmatch(BYTES, asked.strip().lower())):
         number, prefix, binary = match.groups()
         count = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix or " "))
     if count < 1:
@@ -68,45 +102,18 @@ def spelled(name: str) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def kind_of(native: Any) -> str:
+def kind_of(native: object) -> str:
     """The kind of device that an application's own belongs to.
 
     Raises:
         DeviceError: it is none that is known.
     """
-    library = type(native).__module__.partition(".")[0]
-    if library == "wgpu":
-        return "webgpu"
-    if library in ("cuda", "cupy", "torch", "centella") or type(native) is int:
-        return "cuda"
+    package = "int" if type(native) is int else type(native).__module__.partition(".")[0]
+    if package in NATIVES:
+        return NATIVES[package]
     raise DeviceError(
         f"device: expected a wgpu device, a CUDA ordinal, device or CUcontext as native=, got "
         f"{native!r}"
-    )
-
-
-def _backend(kind: str, which: str, native: Any, options: dict[str, Any]) -> Backend:
-    if native is not None and kind not in GPUS:
-        raise DeviceError(f"{kind}: expected no native=, it has no driver; got {native!r}")
-    if kind == "webgpu":
-        from centella.backends.webgpu import WebGpuBackend
-
-        return WebGpuBackend(which, native=native, **options)
-    if kind == "cuda":
-        from centella.backends.cuda import CudaBackend
-
-        return CudaBackend(which, native=native, **options)
-    if kind == "cpu" and not which:
-        from centella.backends.cpu import CpuBackend
-
-        return CpuBackend(**options)
-    if kind == "simulator" and not which:
-        from centella.backends.simulator import SimulatorBackend
-
-        return SimulatorBackend(**options)
-    raise DeviceError(
-        f"unknown device {':'.join(filter(None, (kind, which)))!r}; expected cpu, webgpu, "
-        f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
     )
 
 
@@ -117,9 +124,8 @@ def choose(open_device: Callable[[str], T]) -> tuple[T, str]:
     except CentellaError as error:
         cuda = str(error)
     try:
-        from centella.backends.webgpu import adapters, is_software
-
-        if any(not is_software(a) for a in adapters()):
+        webgpu = import_module(BACKENDS["webgpu"][0])
+        if any(not webgpu.is_software(a) for a in webgpu.adapters()):
             return open_device("webgpu"), "a hardware WebGPU adapter is here"
         why = "no hardware WebGPU adapter"
     except (CentellaError, ImportError, OSError) as error:

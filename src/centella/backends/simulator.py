@@ -8,13 +8,22 @@ another is a fault, but for the pads of what a launch has computed.
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Buffer, Clock, DoneTicket, Launch, Submission
+from centella.backends.base import (
+    About,
+    Array,
+    Backend,
+    Buffer,
+    Clock,
+    DoneTicket,
+    Launch,
+    Submission,
+)
 from centella.emit.program import HostProgram, Program
 from centella.errors import DeviceError
+from centella.lang.ir import KernelIR
 from centella.ledger.counts import count
 from centella.simulator.launch import Order
 from centella.simulator.race_check import Mask
@@ -81,14 +90,11 @@ def tail_words(spec: Spec, offset: int, size: int) -> Mask:
     return mask
 
 
-class SimulatorBackend:
+class SimulatorBackend(Backend):
     """Kernels in NumPy; `checked` reports every fault, else it only computes."""
 
     name: str = "simulator"
-    native: Any = None
-    unit: int = 4
     clock: Clock = Clock(host=True)
-    dlpack: tuple[int, int] | None = None
 
     def __init__(self, checked: bool = True, order: Order = "forward", subgroup: int = 32) -> None:
         self.caps: Caps = Caps(
@@ -100,24 +106,17 @@ class SimulatorBackend:
         self.subgroup: int = subgroup
         self._written: dict[int, Mask] = {}  # by the id of what `allocate` gave
 
-    def runs_on(self, native: Any) -> bool:
-        """No driver has a device of it."""
-        return False
-
     def allocate(self, nbytes: int) -> Array:
         """Words that hold NaN."""
         words = np.full(nbytes // 4, 0xFFFFFFFF, np.uint32)
         self._written[id(words)] = np.zeros(words.size, np.bool_)
         return words
 
-    def free(self, native: Any) -> None:
+    def free(self, native: Array) -> None:
         """Forget what was written."""
         del self._written[id(native)]
 
-    def memory(self) -> None:
-        """Unknown: NumPy's arrays come from the process."""
-
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Array, int]:
         """An array of the application's, in place, and its bytes."""
         if not isinstance(native, np.ndarray) or not native.flags.c_contiguous:
             raise DeviceError("simulator: expected a C-contiguous NumPy array to import")
@@ -125,24 +124,12 @@ class SimulatorBackend:
             raise DeviceError("simulator: expected an array of whole, aligned 32-bit words")
         return native.reshape(-1).view(np.uint32), native.nbytes
 
-    def disown(self, native: Any) -> None:
-        """Nothing to do."""
-
     def write(self, buffer: Buffer, data: Array) -> None:
         """Copy host bytes into a buffer."""
         buffer.native.view(np.uint8)[: data.size] = data
         self._known(buffer.native[: -(-data.size // 4)])[:] = True
 
-    def shown(self, buffer: Buffer) -> Array:
-        """The words of a buffer."""
-        words: Array = buffer.native
-        return words
-
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
-        """Its memory is laid out as a GPU's: nobody else is to read it."""
-        raise BufferError("DLPack: the simulator does not export memory")
-
-    def compile(self, program: Program | HostProgram) -> Any:
+    def compile(self, program: Program | HostProgram) -> KernelIR:
         """The traced kernel."""
         assert isinstance(program, Program)
         return program.ir
@@ -150,9 +137,6 @@ class SimulatorBackend:
     def prepare(self, work: Submission) -> list[Array]:
         """The parameters of each launch."""
         return [_parameters(bound) for bound in work.launches]
-
-    def warm(self, work: Submission) -> None:
-        """Nothing: no driver compiles."""
 
     def submit(self, work: Submission) -> DoneTicket:
         """Run a submission."""
@@ -207,23 +191,9 @@ class SimulatorBackend:
         first = (native.ctypes.data - whole.ctypes.data) // 4
         return mask[first : first + native.size]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name and properties."""
         return {"device": "simulator", "name": "kernel simulator (NumPy)", "checked": self.checked}
-
-    def before_fork(self) -> None:
-        """Nothing to do."""
-
-    def after_fork(self, *, child: bool) -> bool:
-        """Go on."""
-        return True
-
-    def finish(self, patience: float) -> bool:
-        """It is: whoever submits does the work."""
-        return True
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 def _parameters(bound: Launch) -> Array:

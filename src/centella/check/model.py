@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from centella.backends.base import Array
 from centella.check.cases.compare import difference
 from centella.check.report import Layer, ModelReport, found_on
 from centella.dtypes import DType, dtype_of
@@ -25,7 +26,6 @@ from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
 from centella.weights.folder import find_folder
 
-Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done
 
 REFERENCE = ("torch", "transformers")
@@ -88,7 +88,7 @@ def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]
     seen: dict[str, Tensor] = {}
     joined: set[str] = set()
 
-    def tell(path: str, module: Module, output: Any, given: Mapping[str, Any]) -> None:
+    def tell(path: str, module: Module, output: object, given: Mapping[str, object]) -> None:
         if isinstance(output, Tensor):
             seen[path] = output
         more = bool(given.get("activation")) or given.get("residual") is not None
@@ -103,7 +103,7 @@ def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]
 
 @contextmanager
 def watched(
-    model: Module, tell: Callable[[str, Module, Any, Mapping[str, Any]], None]
+    model: Module, tell: Callable[[str, Module, object, Mapping[str, object]], None]
 ) -> Iterator[None]:
     """Inside, `tell(path, module, output, keywords)` is called after each module's `forward`.
 
@@ -142,8 +142,8 @@ def _transformers(model: Module, folder: str, ids: Array) -> tuple[str, Outputs]
     ).eval()
     expected: Outputs = {}
 
-    def keep(path: str) -> Callable[[Any, Any, Any], None]:
-        def hook(_: Any, __: Any, output: Any) -> None:
+    def keep(path: str) -> Callable[[object, object, Any], None]:
+        def hook(_: object, __: object, output: Any) -> None:
             first = output[0] if isinstance(output, tuple | list) else output
             first = first[0] if isinstance(first, Mapping) else first
             if isinstance(first, torch.Tensor):

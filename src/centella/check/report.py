@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
-from centella import __version__
+from centella.backends.base import About
+from centella.host.version import __version__
 from centella.runtime.device import Device
 
 PACKAGES = ("wgpu", "cuda-bindings", "torch", "transformers")  # whose version may matter
@@ -84,7 +85,7 @@ class Found(Struct, frozen=True):
     """
 
     device: str
-    details: dict[str, Any]
+    details: About
     versions: dict[str, str]
     platform: str
     seconds: float

@@ -14,16 +14,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from centella.errors import ContractError, TransferForbidden
 from centella.host.interrupts import uninterrupted
-
-if TYPE_CHECKING:
-    from centella.ledger.timeline import KernelTime, Timeline, Work
+from centella.ledger.timeline import KernelTime, Timeline, Work, table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +90,7 @@ class Ledger:
 
     def __init__(self, *, timing: bool = False) -> None:
         self.counts: Counts = Counts()
-        self._timeline = _new_timeline() if timing else None
+        self._timeline = Timeline() if timing else None
         self._open = True
 
     def _flush(self) -> None:
@@ -153,15 +151,14 @@ class Ledger:
         self._flush()
         if self._timeline is None:
             return str(self.counts)
-        return f"{self.counts}\n{self._timeline.table()}"
+        return f"{self.counts}\n{table(self._timeline.kernels())}"
 
     # -- with timing=True -------------------------------------------------------------------------
 
     def kernels(self) -> list[KernelTime]:
         """Each kernel with its launches and device time, longest first; waits for the device.
 
-        Raises:
-            ContractError: the scope was opened without `timing=True`.
+        This, `spans` and `trace` raise ContractError where the scope has no `timing=True`.
         """
         return self._timed("kernels").kernels()
 
@@ -169,18 +166,11 @@ class Ledger:
         """Milliseconds that the host spent in each kind of step, in order of the first of each.
 
         A step may lie within another: uploads are part of "load weights".
-
-        Raises:
-            ContractError: the scope was opened without `timing=True`.
         """
         return self._timed("spans").spans()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what happened when as a trace that ui.perfetto.dev opens; waits for the device.
-
-        Raises:
-            ContractError: the scope was opened without `timing=True`.
-        """
+        """Write what happened when as a trace that ui.perfetto.dev opens; waits for the device."""
         self._timed("trace").write(path)
 
     def _timed(self, what: str) -> Timeline:
@@ -188,12 +178,6 @@ class Ledger:
             raise ContractError(f"{what}: this scope has no times; open it as ledger(timing=True)")
         self._flush()
         return self._timeline
-
-
-def _new_timeline() -> Timeline:
-    from centella.ledger.timeline import Timeline
-
-    return Timeline()
 
 
 _lock = threading.Lock()
@@ -235,7 +219,7 @@ def began() -> int:
     return perf_counter_ns() if _timed else 0
 
 
-def noted(name: str, begin: int, device: str = "", **args: Any) -> None:
+def noted(name: str, begin: int, device: str = "", **args: str | int) -> None:
     """Note in the timed scopes what took from `begin` until now; nothing where `begin` is 0.
 
     Args:

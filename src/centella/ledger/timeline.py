@@ -1,7 +1,6 @@
 """What happened when: spans on the host, launches on devices, and both as a trace file.
 
-A timeline exists only for `ct.ledger(timing=True)`. Where none is open, `began()` gives 0 and
-nothing else here is called.
+A timeline exists only for `ct.ledger(timing=True)`; nothing here is called where none is open.
 
 Device clocks have zeros of their own: the launches of a device are shifted, all by the same amount,
 so that none begins before it was submitted. The file has the Trace Event Format, which
@@ -13,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -24,10 +23,12 @@ from centella.errors import CentellaError
 from centella.host.files import replaced
 
 Stamps = Sequence[tuple[int, int]]
+Args = dict[str, str | int]  # what is said of an event
+Event = dict[str, object]  # as the file has it
 HOST = 1  # process ids of the file; devices follow
 
 
-class Launch(NamedTuple):
+class Launch(Struct, frozen=True):
     """One launch: the program that ran, the op it belongs to and the line that recorded that."""
 
     kernel: str
@@ -47,7 +48,7 @@ class Timed(Protocol):
         ...
 
 
-class Span(NamedTuple):
+class Span(Struct, frozen=True):
     """Something that a thread of the host did, in ns of `perf_counter`.
 
     Attributes:
@@ -58,7 +59,7 @@ class Span(NamedTuple):
     thread: int
     begin: int
     end: int
-    args: dict[str, Any]
+    args: Args
     device: str = ""
 
 
@@ -124,7 +125,7 @@ class Timeline:
         self._works: list[Work] = []
         self._open: deque[Work] = deque()
 
-    def add(self, name: str, begin: int, end: int, args: dict[str, Any], device: str = "") -> None:
+    def add(self, name: str, begin: int, end: int, args: Args, device: str = "") -> None:
         """Note what this thread did."""
         thread = threading.current_thread()
         with self._lock:
@@ -148,39 +149,34 @@ class Timeline:
 
     def kernels(self) -> list[KernelTime]:
         """The kernels that ran, longest first; waits for what was submitted."""
-        counts: dict[tuple[str, str], int] = {}
-        spent: dict[tuple[str, str], int] = {}
+        counts: Counter[tuple[str, str]] = Counter()
+        spent: Counter[tuple[str, str]] = Counter()
+        totals: Counter[str] = Counter()
         missing: dict[str, str] = {}
         for work in self._resolved():
             for index, launch in enumerate(work.launches):
                 key = (work.device, launch.kernel)
-                counts[key] = counts.get(key, 0) + 1
+                counts[key] += 1
                 if work.stamps is not None:
                     begin, end = work.stamps[index]
-                    spent[key] = spent.get(key, 0) + end - begin
+                    spent[key] += end - begin
+                    totals[work.device] += end - begin
             if work.missing:
                 missing[work.device] = work.missing
-        totals: dict[str, int] = {}
-        for (device, _), time in spent.items():
-            totals[device] = totals.get(device, 0) + time
         rows = [
-            _row(key, number, spent.get(key), totals.get(key[0], 0), missing.get(key[0], ""))
+            _row(key, number, spent.get(key), totals[key[0]], missing.get(key[0], ""))
             for key, number in counts.items()
         ]
         return sorted(rows, key=lambda r: (-(r.milliseconds or 0.0), -r.launches, r.kernel))
-
-    def table(self) -> str:
-        """The kernels as a text to read."""
-        return _table(self.kernels())
 
     def spans(self) -> dict[str, float]:
         """Milliseconds that the host spent in each kind of step, in order of the first of each."""
         with self._lock:
             spans = sorted(self._spans, key=lambda span: span.begin)
-        found: dict[str, float] = {}
+        spent: dict[str, float] = {}
         for span in spans:
-            found[span.name] = found.get(span.name, 0.0) + (span.end - span.begin) / 1e6
-        return found
+            spent[span.name] = spent.get(span.name, 0.0) + (span.end - span.begin) / 1e6
+        return spent
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a trace file; waits for what was submitted."""
@@ -207,7 +203,8 @@ def _row(
     return KernelTime(*key, launches, spent / 1e6, spent / total if total else 0.0, missing)
 
 
-def _table(rows: list[KernelTime]) -> str:
+def table(rows: list[KernelTime]) -> str:
+    """The kernels as a text to read."""
     wide = max([6, *(len(row.kernel) for row in rows)])
     lines = [f"{'kernel':<{wide}}  launches          ms   share  device"]
     for row in rows:
@@ -222,43 +219,45 @@ def _table(rows: list[KernelTime]) -> str:
 # -- the file --------------------------------------------------------------------------------------
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _named(kind: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _complete(
-    span: tuple[str, str, int, int], where: tuple[int, int], args: dict[str, Any], zero: int
-) -> dict[str, Any]:
-    """One event that has a beginning and an end; the file counts in microseconds."""
-    name, category, begin, end = span
+    category: str, name: str, begin: int, end: int, where: tuple[int, int], args: Args
+) -> Event:
+    """One event that has a beginning, in ns since the trace's, and an end, in microseconds."""
     process, thread = where
     return {
         "ph": "X", "name": name, "cat": category, "pid": process, "tid": thread,
-        "ts": (begin - zero) / 1e3, "dur": max(0, end - begin) / 1e3, "args": args,
+        "ts": begin / 1e3, "dur": max(0, end - begin) / 1e3, "args": args,
     }  # fmt: skip
 
 
-def _host_events(spans: list[Span], threads: dict[int, str], zero: int) -> list[dict[str, Any]]:
+def _host_events(spans: list[Span], threads: dict[int, str], zero: int) -> list[Event]:
     """What each thread did: its spans follow one another or lie within one another."""
     numbers = {ident: index for index, ident in enumerate(threads, 1)}
     events = [_named("thread_name", HOST, numbers[i], name) for i, name in threads.items()]
-    for name, thread, begin, end, args, _ in spans:
-        events.append(_complete((name, "host", begin, end), (HOST, numbers[thread]), args, zero))
+    for s in spans:
+        where = (HOST, numbers[s.thread])
+        events.append(_complete("host", s.name, s.begin - zero, s.end - zero, where, s.args))
     return events
 
 
 def _device_events(
     spans: list[Span], works: list[Work], processes: dict[str, int], zero: int
-) -> list[dict[str, Any]]:
+) -> list[Event]:
     """What moved to and from each device, and its launches."""
     events = [_named("thread_name", n, 1, "kernels") for n in processes.values()]
     events += [_named("thread_name", n, 2, "transfers") for n in processes.values()]
-    for index, (name, _, begin, end, args, device) in enumerate(spans):
-        number = processes[device]
-        if name == "record":
-            events += _overlapping(index, (name, begin, end), number, args, zero)
+    for index, s in enumerate(spans):
+        number, begin, end = processes[s.device], s.begin - zero, s.end - zero
+        if s.name == "record":  # those of several threads are under way at once
+            event = {"name": s.name, "cat": "host", "id": index, "pid": number, "tid": 0}
+            events.append({**event, "ph": "b", "ts": begin / 1e3, "args": s.args})
+            events.append({**event, "ph": "e", "ts": end / 1e3})
         else:
-            events.append(_complete((name, "transfer", begin, end), (number, 2), args, zero))
+            events.append(_complete("transfer", s.name, begin, end, (number, 2), s.args))
     shifts = {name: _shift([w for w in works if w.device == name]) for name in processes}
     free = dict.fromkeys(processes, 0)  # when each device's track ends: spans may not cross
     for work in works:
@@ -266,21 +265,11 @@ def _device_events(
         for launch, (begin, end) in zip(work.launches, work.stamps or (), strict=False):
             first = max(begin + shift, free[work.device])
             last = free[work.device] = max(end + shift, first)
-            span = (launch.kernel, "kernel", first, last)
-            events.append(_complete(span, where, {"op": launch.op, "line": launch.line}, zero))
+            args: Args = {"op": launch.op, "line": launch.line}
+            events.append(
+                _complete("kernel", launch.kernel, first - zero, last - zero, where, args)
+            )
     return events
-
-
-def _overlapping(
-    index: int, span: tuple[str, int, int], process: int, args: dict[str, Any], zero: int
-) -> list[dict[str, Any]]:
-    """An asynchronous span: recordings of several threads are under way at once."""
-    name, begin, end = span
-    event = {"name": name, "cat": "host", "id": index, "pid": process, "tid": 0}
-    return [
-        {**event, "ph": "b", "ts": (begin - zero) / 1e3, "args": args},
-        {**event, "ph": "e", "ts": (end - zero) / 1e3},
-    ]
 
 
 def _shift(works: list[Work]) -> int:

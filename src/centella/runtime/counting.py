@@ -5,6 +5,7 @@ from __future__ import annotations
 from centella.backends.base import Backend, Submission, Ticket
 from centella.ledger.call_sites import line_of
 from centella.ledger.counts import count, noted, noted_work
+from centella.ledger.timeline import Launch, Work
 from centella.runtime.prepare import Executable
 
 
@@ -49,8 +50,6 @@ def note_work(
     plan = executable.plan
     if plan is None or not work.launches:
         return
-    from centella.ledger.timeline import Launch, Work
-
     launches = tuple(
         Launch(each.program.name, plan.label(each.node), line_of(executable.sites[each.node]))
         for each in work.launches

@@ -135,11 +135,9 @@ class Device:
 
         Nothing is computed, copied or counted.
         """
-        look = getattr(self.backend, "glance", None)
-        if look is None or value.state != READY or value.stale is not None or value.buffer is None:
+        if value.state != READY or value.stale is not None or value.buffer is None:
             return None
-        seen: Array | None = look(value.buffer, spec, value.offset + offset)
-        return seen
+        return self.backend.glance(value.buffer, spec, value.offset + offset)
 
     def lend(self, value: Value, stream: Any) -> tuple[int, Any]:
         """The address of a value for a library that works on a stream, and what that holds.
@@ -190,11 +188,8 @@ class Device:
         Raises:
             DeviceError: the device has no streams, or this is none of its streams.
         """
-        enter = getattr(self.backend, "on_stream", None)
-        if enter is None:
-            raise DeviceError(f"stream: expected a CUDA device, got {self.name}")
         self.recorder.flush()
-        with enter(stream) as native:
+        with self.backend.on_stream(stream) as native:
             yield native
             self.recorder.flush()
 
@@ -291,9 +286,9 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
 
 
 def _first_use(made: Device) -> str:
-    from centella.check.self_check import check_first_use
+    from centella.runtime.self_check import check_first_use
 
-    return check_first_use(made)
+    return check_first_use(made.executor)
 
 
 def devices() -> list[Device]:

@@ -231,7 +231,7 @@ class Executor:
         noted("plan", begin, operations=len(taken.nodes), launches=len(made.launches))
         found = self._plans[key] = Planned(made, [])
         found.loads = prepare.loads_of(made)
-        found.total = Load(*map(sum, zip(*found.loads, strict=True)))
+        found.total = Load(sum(x.flops for x in found.loads), sum(x.nbytes for x in found.loads))
         if len(self._plans) > PLANS:
             self._plans.popitem(last=False)
         return found

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.backends.base import Clock, Submission
+from centella.backends.base import About, Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
@@ -45,8 +45,6 @@ class Pipeline(NamedTuple):
 
 class CudaBackend(CudaMemory):
     """One CUDA device: its programs and submissions."""
-
-    clock: Clock = Clock()
 
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         super().__init__(which, native=native)
@@ -112,11 +110,7 @@ class CudaBackend(CudaMemory):
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
-        places: list[tuple[int, int]] = []
-        end = 0
-        for read in work.reads:
-            places.append((end, read.nbytes))
-            end += -(-read.nbytes // 16) * 16
+        places, end = packed(read.nbytes for read in work.reads)
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
             ticket = CudaTicket(self, self._take_event(), places)
@@ -132,10 +126,11 @@ class CudaBackend(CudaMemory):
                     work.slots[copy.target].native + copy.start,
                     work.slots[copy.source].native + copy.first,
                     copy.nbytes, stream))  # fmt: skip
-            if work.prepared is not None and stamps is None:
-                work.prepared.launch(stream)
+            again: Graph | None = work.prepared if stamps is None else None
+            if again is not None:
+                again.launch(stream)
             try:
-                if work.launches and (work.prepared is None or stamps is not None):
+                if work.launches and again is None:
                     self._launch(work, stream, stamps)
                 for read, (place, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
@@ -200,7 +195,7 @@ class CudaBackend(CudaMemory):
                 stamps.record(2 * position + 1, stream)
         count(parameter_bytes=blob.nbytes)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name, driver and limits."""
         name = check(driver.cuDeviceGetName(256, self._device))
         free, total = self.memory()
@@ -215,16 +210,9 @@ class CudaBackend(CudaMemory):
             "max_shared": self.caps.max_shared,
         }
 
-    def before_fork(self) -> None:
-        """Nothing to do."""
-
     def after_fork(self, *, child: bool) -> bool:
         """A child has no driver: none survives a fork."""
         return not child
-
-    def finish(self, patience: float) -> bool:
-        """Nothing to wait for: the driver ends its work with the process, and calls nobody back."""
-        return True
 
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""

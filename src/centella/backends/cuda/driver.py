@@ -14,26 +14,31 @@ except ImportError as _missing:
 
 driver: Any = bindings
 
-KNOWN: dict[int, str] = {
-    50: "sm_50", 52: "sm_52", 60: "sm_60", 61: "sm_61", 70: "sm_70", 75: "sm_75", 80: "sm_80",
-    86: "sm_86", 87: "sm_87", 89: "sm_89", 90: "sm_90a", 100: "sm_100", 103: "sm_103",
-    120: "sm_120", 121: "sm_121",
-}  # fmt: skip
+KNOWN: tuple[int, ...] = (
+    50,
+    52,
+    60,
+    61,
+    70,
+    75,
+    80,
+    86,
+    87,
+    89,
+    90,
+    100,
+    103,
+    120,
+    121,
+)  # capabilities, times 10
 # Errors after which a context can do nothing any more.
-STICKY: tuple[Any, ...] = (
-    driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
-    driver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
-    driver.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
-    driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
-    driver.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
-    driver.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
-    driver.CUresult.CUDA_ERROR_INVALID_PC,
-    driver.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
-    driver.CUresult.CUDA_ERROR_ASSERT,
-    driver.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
-    driver.CUresult.CUDA_ERROR_NVLINK_UNCORRECTABLE,
-    driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
-    driver.CUresult.CUDA_ERROR_UNKNOWN,
+STICKY: tuple[Any, ...] = tuple(
+    getattr(driver.CUresult, f"CUDA_ERROR_{name}")
+    for name in (
+        "ILLEGAL_ADDRESS LAUNCH_FAILED MISALIGNED_ADDRESS LAUNCH_TIMEOUT ILLEGAL_INSTRUCTION "
+        "INVALID_ADDRESS_SPACE INVALID_PC HARDWARE_STACK_ERROR ASSERT ECC_UNCORRECTABLE "
+        "NVLINK_UNCORRECTABLE CONTEXT_IS_DESTROYED UNKNOWN"
+    ).split()
 )
 
 
@@ -89,8 +94,7 @@ def load(function: Any) -> bool:
 
 def arch_of(major: int, minor: int) -> str:
     """The PTX target of a compute capability; an unknown newer one gets plain sm_90."""
-    known = KNOWN.get(10 * major + minor)
-    if known is not None:
-        return known
-    older = [c for c in KNOWN if c <= 10 * major + minor and c <= 90]
-    return f"sm_{max(older)}" if older else "sm_50"
+    capability = 10 * major + minor
+    if capability in KNOWN:
+        return "sm_90a" if capability == 90 else f"sm_{capability}"
+    return f"sm_{max((c for c in KNOWN if c <= min(capability, 90)), default=50)}"

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from centella.backends.cuda.driver import check, driver
 from centella.errors import DeviceError
+from centella.specs import dense_strides
 
 ORDINALS = 64  # an integer below is a device's ordinal, any other a context's handle
 LEGACY, PER_THREAD = 1, 2  # the driver's handles of its two default streams
@@ -75,7 +76,7 @@ def _current_ordinal() -> int:
     return int(check(driver.cuCtxGetDevice()))
 
 
-def stream_of(stream: Any) -> int:
+def stream_of(stream: object) -> int:
     """The handle of a stream: an integer, or a stream object of another library.
 
     Raises:
@@ -100,7 +101,7 @@ def stream_of(stream: Any) -> int:
     return handle or LEGACY
 
 
-def memory_of(native: Any) -> tuple[int, int, int]:
+def memory_of(native: object) -> tuple[int, int, int]:
     """Address, bytes, and the stream that still writes them, or NO_WAIT or WAIT_FOR_ALL.
 
     Args:
@@ -123,17 +124,14 @@ def memory_of(native: Any) -> tuple[int, int, int]:
         raise DeviceError("cuda: expected an array without a mask to import")
     item = np.dtype(face["typestr"]).itemsize
     shape, strides = tuple(face["shape"]), face.get("strides")
-    if strides is not None and tuple(strides) != _dense(shape, item):
+    dense = tuple([item * step for step in dense_strides(shape)])
+    if strides is not None and tuple(strides) != dense:
         raise DeviceError(
             f"cuda: expected a C-contiguous array to import, got strides {tuple(strides)} for "
             f"shape {shape}; pass .contiguous(), or use from_dlpack"
         )
     nbytes = item * int(np.prod(shape, dtype=np.int64))
     return int(face["data"][0]), nbytes, _producer(face)
-
-
-def _dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    return tuple(int(item * np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
 
 
 def _producer(face: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Buffer
+from centella.backends.base import Array, Backend, Buffer
 from centella.backends.cuda.driver import arch_of, check, device_count, driver
 from centella.backends.cuda.interop import (
     LEGACY,
@@ -32,15 +32,13 @@ STAGED = 64 << 10  # bytes of a copy that the driver takes a copy of before it r
 A: Any = driver.CUdevice_attribute
 
 
-class CudaMemory:
+class CudaMemory(Backend):
     """The memory of one CUDA device, in its primary context, which other libraries share.
 
     Args:
         native: an ordinal, a device of cuda.core, CuPy or torch, or a CUcontext of the
             application's, which is used as it is and never released.
     """
-
-    unit: int = 4
 
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         ordinal, handle = _place(which, native)
@@ -75,7 +73,7 @@ class CudaMemory:
         """Ordinal, context, and the stream that work of this thread goes to."""
         return CudaNative(self.ordinal, int(self._context), self._streams.current().handle)
 
-    def runs_on(self, native: Any) -> bool:
+    def runs_on(self, native: object) -> bool:
         """Whether this is what an application calls so."""
         try:
             ordinal, handle = place_of(native)
@@ -113,7 +111,7 @@ class CudaMemory:
         return self._current
 
     @contextmanager
-    def on_stream(self, stream: Any) -> Iterator[CudaNative]:
+    def on_stream(self, stream: object) -> Iterator[CudaNative]:
         """Send what this thread submits to a stream; None: to a new one.
 
         Raises:
@@ -190,7 +188,7 @@ class CudaMemory:
         address: int = buffer.native
         return address
 
-    def adopt(self, native: Any) -> tuple[int, int]:
+    def adopt(self, native: object) -> tuple[int, int]:
         """Memory of a CuPy array, a torch tensor or the like, or at an address; and its bytes.
 
         What its library has still to do to it is waited for: on the device where it names a
@@ -232,7 +230,7 @@ class CudaMemory:
                 f"{known:#x}; open that context by ct.device('cuda', native=...)"
             )
 
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
+    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Any]:
         """The address for a library that works on its own stream, and what it has to hold."""
         handle = LEGACY if stream is None else stream
         if type(handle) is not int or handle == 0 or handle < -1:
@@ -244,9 +242,6 @@ class CudaMemory:
             if handle != -1:
                 self._streams.after(mine, Stream.of(handle))
         return buffer.native, Lent(buffer, handle, self._streams.returned)
-
-    def disown(self, native: Any) -> None:
-        """Nothing to do: it was kept until the last submission that uses it was done."""
 
     def _take_pinned(self, nbytes: int) -> Array:
         size = 1 << max(12, (nbytes - 1).bit_length())
@@ -277,7 +272,7 @@ def _new_stream() -> int:
     return int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)))
 
 
-def _place(which: str, native: Any) -> tuple[int, int | None]:
+def _place(which: str, native: object) -> tuple[int, int | None]:
     """The ordinal of the device to open, and the application's context if it is to run there.
 
     Raises:

@@ -7,6 +7,7 @@ is placed by its distance from the timed one before it: short distances are exac
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from centella.backends.base import Times
@@ -26,7 +27,7 @@ class Stamps:
     ) -> None:
         self._give_up = give_up
         self._before = before
-        self._start: int | None = None if before is not None else 0
+        self._start = 0  # of the first timed one; of others known where nothing is before
         self._events: list[Any] = []
         flags = driver.CUevent_flags.CU_EVENT_DEFAULT.value
         for _ in range(2 * launches):
@@ -36,24 +37,17 @@ class Stamps:
         """Put event `index` on the stream: 2k before launch k, 2k + 1 after it."""
         check(driver.cuEventRecord(self._events[index], stream))
 
-    def _since(self, before: Stamps) -> int:
-        return _elapsed(before._events[0], self._events[0])
-
     def start(self) -> int:
         """When the first launch began, in ns since the first timed one of the stream.
 
         All events up to here have happened.
         """
         chain: list[Stamps] = [self]
-        while chain[-1]._start is None:
-            assert chain[-1]._before is not None
-            chain.append(chain[-1]._before)
-        while len(chain) > 1:
-            known, later = chain.pop(), chain[-1]
-            assert known._start is not None
-            later._start = known._start + later._since(known)
+        while (before := chain[-1]._before) is not None:
+            chain.append(before)
+        for known, later in pairwise(reversed(chain)):
+            later._start = known._start + _elapsed(known._events[0], later._events[0])
             later._before = None
-        assert self._start is not None
         return self._start
 
     def times(self) -> Times:

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from centella.backends.base import Array, Times
 from centella.backends.cuda.driver import check, driver
+from centella.backends.cuda.memory import CudaMemory
 from centella.backends.cuda.stamps import Stamps
-from centella.backends.cuda.stream import Current
 
 PAUSE = 0.0005
 NOT_READY: Any = driver.CUresult.CUDA_ERROR_NOT_READY
-
-
-class Lender(Protocol):
-    """What a ticket needs of its backend."""
-
-    def current(self) -> Current:
-        """The context, current on this thread."""
-        ...
-
-    def return_event(self, event: Any) -> None:
-        """Take an event for the next submission."""
-        ...
-
-    def return_pinned(self, pinned: Array) -> None:
-        """Take pinned memory for the next read-back of its size."""
-        ...
 
 
 class CudaTicket:
@@ -44,7 +28,7 @@ class CudaTicket:
         pinned: where those go; stamps: of its launches, where they are timed.
     """
 
-    def __init__(self, backend: Lender, event: Any, places: list[tuple[int, int]]) -> None:
+    def __init__(self, backend: CudaMemory, event: Any, places: list[tuple[int, int]]) -> None:
         self._backend = backend
         self.event: Any = event
         self.pinned: Array | None = None

@@ -2,9 +2,7 @@
 
 adapter.py       the adapters there are, one of them by name, a device of one
 cooperative.py   whether tensor cores can be used
-declarations.py  wgpu-native's C header, parsed once on a machine
-modules.py       shader modules, with the driver's bounds checks or without
-types.py         its types found by name, where it was parsed
+declarations.py  wgpu-native's C header, parsed once on a machine; types found by name
 backend.py       memory, programs, submissions
 ticket.py        a submission under way
 warm.py          first use of pipelines, before they are timed

@@ -100,7 +100,7 @@ def open_device(adapter: Any, minimum: bool) -> Any:
         raise DeviceError(f"the adapter {adapter.info['device']} refused: {error}") from error
 
 
-def check_native(which: str, minimum: bool, native: Any) -> None:
+def check_native(which: str, minimum: bool, native: object) -> None:
     """Refuse what is no wgpu device, and anything else that is said about one.
 
     Raises:

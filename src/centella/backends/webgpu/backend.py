@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import wgpu
 
-from centella.backends.base import Array, Buffer, Clock, Launch, Submission
+from centella.backends.base import About, Array, Backend, Buffer, Clock, Launch, Submission, packed
 from centella.backends.webgpu import arithmetic, functions, loops, raw, subgroups
 from centella.backends.webgpu.adapter import (
     TIMER,
@@ -29,12 +30,11 @@ from centella.backends.webgpu.adapter import (
 )
 from centella.backends.webgpu.cooperative import offered
 from centella.backends.webgpu.groups import Groups
-from centella.backends.webgpu.modules import checked_module, trusted_module
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
 from centella.backends.webgpu.stamps import Stamps
-from centella.backends.webgpu.ticket import WebGpuTicket, finished, places_of
+from centella.backends.webgpu.ticket import WebGpuTicket, finished
 from centella.backends.webgpu.warm import Warm
 from centella.emit.program import HostProgram, Program
 from centella.errors import CompileError, DeviceError, DeviceLostError, LimitError, OutOfMemoryError
@@ -50,11 +50,10 @@ BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes 
 SLOTS = 256, 1 << 14  # launches whose parameters are kept: at first, and where they begin anew
 
 
-class WebGpuBackend:
+class WebGpuBackend(Backend):
     """One wgpu device."""
 
-    unit: int = 4
-    dlpack: tuple[int, int] | None = None
+    native: Any = None
 
     def __init__(self, which: str = "", *, minimum: bool = False, native: Any = None) -> None:
         if native is not None:
@@ -66,10 +65,9 @@ class WebGpuBackend:
         self.pace: Pace | None = None if self.software else Pace(adapter.info["adapter_type"])
         self.lock: threading.RLock = threading.RLock()
         self._owned = native is None
-        self.native: Any = native if native is not None else open_device(adapter, minimum)
-        self.clock: Clock = Clock()
+        self.native = native if native is not None else open_device(adapter, minimum)
         if TIMER not in self.native.features:
-            self.clock = Clock(missing=f"this wgpu device was opened without {TIMER}")
+            self.clock: Clock = Clock(missing=f"this wgpu device was opened without {TIMER}")
         limits = self.native.limits
         rounds, powers = functions.agrees(self.native)
         self.caps: Caps = Caps(
@@ -101,7 +99,7 @@ class WebGpuBackend:
         self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
         self._used: int = 0  # slots of it
 
-    def runs_on(self, native: Any) -> bool:
+    def runs_on(self, native: object) -> bool:
         """Whether this is its wgpu device."""
         return native is self.native
 
@@ -122,10 +120,7 @@ class WebGpuBackend:
         self.disown(native)
         native.destroy()
 
-    def memory(self) -> None:
-        """Unknown: WebGPU says nothing of it."""
-
-    def adopt(self, native: Any) -> tuple[Any, int]:
+    def adopt(self, native: object) -> tuple[Any, int]:
         """A buffer of the application's that launches may bind, and its bytes."""
         if not isinstance(native, wgpu.GPUBuffer) or native._device is not self.native:
             raise DeviceError(f"{self.name}: expected a buffer of this wgpu device, got {native!r}")
@@ -157,14 +152,6 @@ class WebGpuBackend:
         """Copy host bytes into device memory, in order with submissions."""
         with self.lock, Checked():
             raw.write(self._queue, buffer.native, data)
-
-    def shown(self, buffer: Buffer) -> Any:
-        """The wgpu buffer."""
-        return buffer.native
-
-    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, Any]:
-        """Its buffers have no address."""
-        raise BufferError("DLPack: WebGPU does not export memory")
 
     def return_staging(self, staging: Any) -> None:
         """Take a read-back buffer for the next one of its size; safe in a finalizer."""
@@ -206,9 +193,11 @@ class WebGpuBackend:
                 f"{SLOT // 4 - 1} fit"
             )
         group, layout = self.groups.layout(tuple(a.writable for a in program.ir.args))
-        create = trusted_module if program.trusted and not self.software else checked_module
         try:
-            module = create(self.native, program.source, program.name)
+            if program.trusted and not self.software:
+                module = raw.trusted_module(self.native, program.source, program.name)
+            else:
+                module = self.native.create_shader_module(code=program.source, label=program.name)
             pipeline = self.native.create_compute_pipeline(
                 layout=layout, compute={"module": module, "entry_point": "main"}
             )
@@ -231,7 +220,10 @@ class WebGpuBackend:
             if work.timed and work.launches and not self.clock.missing:
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
-            places, nbytes = places_of(work, stamps)
+            sizes = [read.nbytes for read in work.reads]
+            if stamps is not None:
+                sizes.append(stamps.nbytes)
+            places, nbytes = packed(sizes)
             staging = self._take_staging(nbytes) if places else None
             try:
                 with Checked():
@@ -266,9 +258,9 @@ class WebGpuBackend:
         encoder: Encoder | None = None
         if work.copies:
             encoder = Encoder(self.native)
-            for source, first, target, start, nbytes in work.copies:
-                native = work.slots[source].native
-                encoder.copy(native, first, work.slots[target].native, start, nbytes)
+            for copy in work.copies:
+                source, target = work.slots[copy.source].native, work.slots[copy.target].native
+                encoder.copy(source, copy.first, target, copy.start, copy.nbytes)
         if work.launches:
             again: Prepared = work.prepared or self._found(work)
             cuts = () if self.pace is None else self.pace.cuts(work)
@@ -281,7 +273,10 @@ class WebGpuBackend:
                 encoder = None
         if places:
             encoder = encoder or Encoder(self.native)
-            self._encode_reads(encoder, work, stamps, staging, places)
+            for read, (place, nbytes) in zip(work.reads, places, strict=False):
+                encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
+            if stamps is not None:
+                stamps.copy_to(encoder, staging, places[-1][0])
         return found if encoder is None else [*found, encoder.finish()]
 
     def _launches(
@@ -289,31 +284,21 @@ class WebGpuBackend:
         stamps: Stamps | None,
     ) -> Encoder:  # fmt: skip
         """Launches after what is encoded; those before the last cut are submitted."""
-        encoder, first = encoder or Encoder(self.native), 0
-        for cut in cuts:
-            self._launch(encoder, dispatches[first:cut], first, stamps)
-            raw.submit(self._queue, (encoder.finish(),))
-            encoder, first = Encoder(self.native), cut
-        self._launch(encoder, dispatches[first:] if first else dispatches, first, stamps)
-        return encoder
-
-    def _launch(
-        self, encoder: Encoder, dispatches: Sequence[Dispatch], first: int, stamps: Stamps | None
-    ) -> None:
-        if stamps is None:
+        encoder = encoder or Encoder(self.native)
+        if stamps is None and not cuts:
             encoder.launch(dispatches)
-            return
-        for index, dispatch in enumerate(dispatches, first):
-            encoder.launch((dispatch,), stamps.around(index))
-
-    def _encode_reads(
-        self, encoder: Encoder, work: Submission, stamps: Stamps | None, staging: Any,
-        places: list[tuple[int, int]],
-    ) -> None:  # fmt: skip
-        for read, (place, nbytes) in zip(work.reads, places, strict=False):
-            encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
-        if stamps is not None:
-            stamps.copy_to(encoder, staging, places[-1][0])
+            return encoder
+        for first, last in pairwise((0, *cuts, len(dispatches))):
+            if first:
+                raw.submit(self._queue, (encoder.finish(),))
+                encoder = Encoder(self.native)
+            part = dispatches[first:last]
+            if stamps is None:
+                encoder.launch(part)
+                continue
+            for index, dispatch in enumerate(part, first):
+                encoder.launch((dispatch,), stamps.around(index))
+        return encoder
 
     def prepare(self, work: Submission) -> Prepared:
         """Parameters written, groups bound."""
@@ -352,7 +337,7 @@ class WebGpuBackend:
         raw.write(self._queue, params, np.frombuffer(words, np.uint8), first * SLOT)
         count(parameter_bytes=len(words))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> About:
         """Name, driver and limits."""
         info = self.adapter.info
         return {

@@ -18,10 +18,11 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from centella.host.caches import keep, kept
@@ -30,6 +31,7 @@ from centella.host.log import logger
 NATIVE = "wgpu.backends.wgpu_native"
 NAME = "wgpu"
 DECLARING = f"{NATIVE}._ffi"  # the module that makes an FFI() and has it parse the header
+TYPE: re.Pattern[str] = re.compile(r"\s*(\w+)\s*(\*|\[\s*\])?\s*")
 
 
 def import_native() -> Any:
@@ -82,27 +84,16 @@ class Finder:
 
     def _import(self, name: str, *rest: Any) -> Any:
         found = builtins.__import__(name, *rest)
-        return _Cffi(found, self) if name == "cffi" else found
+        if name != "cffi":
+            return found
 
-    def new_ffi(self, cffi: Any) -> Any:
-        """An FFI() for the module."""
-        if self._header is not None:
-            return cffi.FFI()
-        self._header = Header(cffi)
-        return self._header
+        def new_ffi() -> Any:
+            if self._header is not None:
+                return found.FFI()
+            self._header = Header(found)
+            return self._header
 
-
-class _Cffi:
-    """The package `cffi`, as one module sees it."""
-
-    def __init__(self, cffi: Any, finder: Finder) -> None:
-        self._cffi, self._finder = cffi, finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cffi, name)
-
-    def FFI(self) -> Any:  # noqa: N802
-        return self._finder.new_ffi(self._cffi)
+        return SimpleNamespace(**{**vars(found), "FFI": new_ffi})
 
 
 class Header:
@@ -178,6 +169,39 @@ def ffi_of(content: bytes | None) -> Any:
     except Exception as error:  # of cffi, which looks at the format's version
         _log("wgpu's header as kept: %s", error)
         return None
+
+
+def quicken(ffi: Any) -> None:
+    """Let an `ffi` with a parser find declared names without it; one that has none stays as it is.
+
+    For a wgpu that was imported before this library, or as it comes. For each name of a type that
+    is new to it cffi parses a text which declares every name of the header. A declared name, a
+    pointer to one and an array of one are put together here from what cffi has parsed already.
+    """
+    try:
+        from cffi import model
+
+        parser = ffi._parser
+        slow, declared, pointer_to = (
+            parser.parse_type, parser._declarations, parser._get_type_pointer,
+        )  # fmt: skip
+        primitive = model.PrimitiveType.ALL_PRIMITIVE_TYPES
+    except (ImportError, AttributeError):
+        return
+
+    def parse_type(text: str) -> Any:
+        found = TYPE.fullmatch(text)
+        name = found[1] if found else ""
+        known = (model.PrimitiveType(name), 0) if name in primitive else None
+        known = declared.get(f"typedef {name}", known)
+        if found is None or known is None:
+            return slow(text)
+        kind, quals = known
+        if found[2] is None:
+            return kind
+        return pointer_to(kind, quals) if found[2] == "*" else model.ArrayType(kind, None)
+
+    parser.parse_type = parse_type
 
 
 def _text(value: Any) -> str:

@@ -38,9 +38,9 @@ class Prepared(Struct, weakref=True, eq=False):
     """
 
     dispatches: Sequence[Dispatch]
-    groups: Any
+    groups: Sequence[object]
     params: Any
-    offsets: Any
+    offsets: Offsets
     runs: int = 0
     spare: Commands | Encoder | None = None
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import wgpu
 from numpy.typing import NDArray
 
+log: logging.Logger = logging.getLogger("centella.webgpu")
 Words = NDArray[np.uint32]
 
 
-def run(device: Any, source: str, words: Words, groups: int) -> Words:
+def run(device: Any, source: str, words: Words, groups: int) -> Words | None:
     """The words of the only binding, `var<storage, read_write> y`, after a launch of `main`.
 
-    What the driver raises is the caller's; the buffer is gone either way.
+    None where the driver or its compiler refuses, which is logged.
     """
+    try:
+        return _run(device, source, words, groups)
+    except Exception as error:  # of the driver's compiler, or of the device
+        log.info("a probe of the adapter could not run: %s", error)
+        return None
+
+
+def _run(device: Any, source: str, words: Words, groups: int) -> Words:
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
     buffer = device.create_buffer_with_data(data=words, usage=usage)
     try:

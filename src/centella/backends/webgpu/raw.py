@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from centella.backends.base import Array
-from centella.backends.webgpu.declarations import import_native
-from centella.backends.webgpu.types import quicken
+from centella.backends.webgpu.declarations import import_native, quicken
 from centella.errors import DeviceError
 from centella.host.interrupts import uninterrupted
 
@@ -163,6 +162,25 @@ class Commands:
             lib.wgpuCommandBufferRelease(self.handle)
 
 
+def trusted_module(device: Any, source: str, name: str) -> Any:
+    """A shader module without the driver's bounds and loop checks.
+
+    They cost most in the tiled product (benchmarks/LOG.md); only for kernels that the simulator has
+    passed.
+    """
+    api = native._api
+    text = api.new_struct_p("WGPUShaderSourceWGSL *", code=api.to_c_string_view(source))
+    text[0].chain.next = ffi.NULL
+    text[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL
+    descriptor = api.new_struct_p(
+        "WGPUShaderModuleDescriptor *",
+        nextInChain=ffi.cast("WGPUChainedStruct *", text),
+        label=api.to_c_string_view(name),
+    )
+    module = api.libf.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0)
+    return api.GPUShaderModule(name, module, device)
+
+
 def submit(queue: Any, commands: Sequence[Commands]) -> None:
     """Start encoded commands, in order."""
     handles = ffi.new("WGPUCommandBuffer[]", [one.handle for one in commands])
@@ -197,29 +215,22 @@ def on_done(queue: Any, then: Callable[[str], None]) -> None:
     Args:
         then: called with what went wrong, or "", inside a `poll` or a submission on any thread.
     """
-    key = ffi.new_handle(then)
-    _waiting[key] = then
-    info = ffi.new(
-        "WGPUQueueWorkDoneCallbackInfo *",
-        {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _over, "userdata1": key},
-    )
+    info = _call_back_info("WGPUQueueWorkDoneCallbackInfo *", _over, then)
     lib.wgpuQueueOnSubmittedWorkDone(queue._internal, info[0])
 
 
 def map_read(buffer: Any, nbytes: int, then: Callable[[str], None]) -> None:
-    """Ask for the first bytes of a buffer, once what was submitted to it is done.
-
-    Args:
-        then: called with what went wrong, or "", inside a `poll` on whatever thread.
-    """
-    key = ffi.new_handle(then)
-    _waiting[key] = then
-    info = ffi.new(
-        "WGPUBufferMapCallbackInfo *",
-        {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": _mapped, "userdata1": key},
-    )
+    """Ask for the first bytes of a buffer, once what was submitted to it is done; as `on_done`."""
+    info = _call_back_info("WGPUBufferMapCallbackInfo *", _mapped, then)
     with gate:
         lib.wgpuBufferMapAsync(buffer._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+
+
+def _call_back_info(kind: str, callback: Any, then: Callable[[str], None]) -> Any:
+    key = ffi.new_handle(then)
+    _waiting[key] = then
+    mode = lib.WGPUCallbackMode_AllowProcessEvents
+    return ffi.new(kind, {"mode": mode, "callback": callback, "userdata1": key})
 
 
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back

@@ -7,15 +7,13 @@ one small kernel agrees with that.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 
+from centella.backends.base import Array
 from centella.backends.webgpu.adapter import SUBGROUPS
-from centella.backends.webgpu.probe import run
-
-log: logging.Logger = logging.getLogger("centella.webgpu")
+from centella.backends.webgpu.probe import Words, run
 
 THREADS = 128  # of a group
 GROUPS = 3
@@ -45,17 +43,12 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
 
 def agree(device: Any) -> bool:
     """Whether a wgpu device has subgroups as the language describes them."""
-    if SUBGROUPS not in device.features:
-        return False
-    try:
-        return right(_fields(device).T)
-    except Exception as error:  # of the driver's compiler, or of the device
-        log.info("no subgroups: %s", error)
-        return False
+    fields = _fields(device) if SUBGROUPS in device.features else None
+    return fields is not None and right(fields.T)
 
 
-def _fields(device: Any) -> np.ndarray[Any, Any]:
-    """What each thread finds."""
+def _fields(device: Any) -> Words | None:
+    """What each thread finds; None where it cannot run."""
     count = GROUPS * THREADS
     shuffles = [  # a mask of as many lanes as there are, or more, asks for nobody's value
         f"    y[i * {FIELDS}u + {at}u] = "
@@ -64,10 +57,10 @@ def _fields(device: Any) -> np.ndarray[Any, Any]:
     ]
     source = SOURCE.format(threads=THREADS, fields=FIELDS, shuffles="\n".join(shuffles))
     found = run(device, source, np.zeros(count * FIELDS, np.uint32), GROUPS)
-    return found.reshape(count, FIELDS)
+    return None if found is None else found.reshape(count, FIELDS)
 
 
-def right(found: np.ndarray[Any, Any]) -> bool:
+def right(found: Words) -> bool:
     """Whether these are the fields [FIELDS, threads of all groups] of neighbours."""
     lanes, *got = found
     size = int(lanes[0])
@@ -86,5 +79,5 @@ def right(found: np.ndarray[Any, Any]) -> bool:
     return all((a == b).all() for a, b in zip(got, wanted, strict=True))
 
 
-def _bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _bits(values: Array) -> Words:
     return values.view(np.uint32) if values.dtype.kind == "f" else values.astype(np.uint32)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.backends.base import Array, Submission, Times
+from centella.backends.base import Array, Times
 from centella.backends.webgpu import raw
 from centella.backends.webgpu.pace import Course
 from centella.backends.webgpu.stamps import Stamps
@@ -143,14 +143,3 @@ def finished(device: Any, patience: float) -> bool:
     finally:
         raw.gate.lock.release()
     return True
-
-
-def places_of(work: Submission, stamps: Stamps | None) -> tuple[list[tuple[int, int]], int]:
-    """First byte and number of bytes of each read-back, then of the time stamps; bytes in all."""
-    places: list[tuple[int, int]] = []
-    end = 0
-    sizes = [read.nbytes for read in work.reads]
-    for nbytes in sizes if stamps is None else [*sizes, stamps.nbytes]:
-        places.append((end, nbytes))
-        end += -(-nbytes // 16) * 16
-    return places, end

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from centella.check.bench.figures import (
-    Array,
-    Figure,
-    Progress,
-    median,
-    seconds,
-    verify,
-    worst_decile,
-)
+from centella.check.bench.figures import Array, Figure, Progress, median, seconds, timed, verify
 from centella.ledger.counts import ledger
 from centella.nn.matmul_cache import MatmulCache
 from centella.runtime.device import Device
@@ -64,11 +56,7 @@ def measure(device: Device, small: bool, progress: Progress) -> tuple[list[Figur
     def figure(
         what: str, times: list[float], theirs: float | None = None, less: float = 0
     ) -> Figure:
-        worst = 1e6 * (worst_decile(times) - less) if len(times) > 1 else None
-        return Figure(
-            "cached", what, 1e6 * (median(times) - less), "us", (1, size, size), theirs, worst,
-            len(times),
-        )  # fmt: skip
+        return timed("cached", what, times, "us", (1, size, size), theirs, less)
 
     return [
         figure("beyond the kernel, weight kept", times, KEPT, kernel),

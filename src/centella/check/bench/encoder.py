@@ -7,20 +7,11 @@ config.json (width 384, 6 heads, inner 1536, 80 mels, 1500 positions).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from centella.check.bench.figures import (
-    Array,
-    Figure,
-    Progress,
-    median,
-    seconds,
-    verify,
-    worst_decile,
-)
+from centella.check.bench.figures import Array, Figure, Progress, seconds, timed, verify
 from centella.ledger.counts import ledger
 from centella.nn import ConvFrontend, EncoderBlock, LayerNorm, Module
 from centella.runtime.device import Device
@@ -95,10 +86,7 @@ def measure(device: Device, small: bool, progress: Progress) -> tuple[list[Figur
         Figure("encoder", "transfers", counts.uploads + counts.downloads, "", shape, THEIRS),
         Figure("encoder", "submissions", counts.submissions, "", shape),
         Figure("encoder", "launches", counts.launches, "", shape),
-        Figure(
-            "encoder", "a forward pass, host to host", 1e3 * median(times), "ms", shape,
-            worst=1e3 * worst_decile(times), rounds=len(times),
-        ),
+        timed("encoder", "a forward pass, host to host", times, "ms", shape),
     ], (
         f"encoder: two convolutions and {LAYERS} blocks, width {size.width}, {size.heads} heads, "
         f"{size.frames} frames to {(size.frames + 1) // 2} positions, random weights, f32"
@@ -120,7 +108,7 @@ def random_weights(size: Size) -> dict[str, Array]:
             matrices[f"layers.{i}.self_attn.{name}"] = (width, width)
         matrices[f"layers.{i}.fc1"], matrices[f"layers.{i}.fc2"] = (inner, width), (width, inner)
         norms += [f"layers.{i}.self_attn_layer_norm", f"layers.{i}.final_layer_norm"]
-    made: dict[str, Any] = {}
+    made: dict[str, Array] = {}
     for name, shape in matrices.items():
         made[f"{name}.weight"] = rng.standard_normal(shape) / math.sqrt(math.prod(shape[1:]))
         if not name.endswith(("k_proj", "embed_positions")):

@@ -11,15 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from msgspec import Struct
 
-from centella.check.bench.figures import (
-    Array,
-    Figure,
-    Progress,
-    median,
-    seconds,
-    verify,
-    worst_decile,
-)
+from centella.check.bench.figures import Array, Figure, Progress, seconds, timed, verify
 from centella.dtypes import f32, u32
 from centella.ledger.counts import Counts, ledger
 from centella.runtime.device import Device
@@ -84,10 +76,7 @@ def measure(device: Device, small: bool, progress: Progress) -> tuple[list[Figur
         Figure("ffn", "submissions, a batch a layer", first.submissions, "", shape, LAYERS),
         Figure("ffn", "submissions, one batch", whole.submissions, "", shape, 1),
         Figure("ffn", "launches", whole.launches, "", shape),
-        Figure(
-            "ffn", "one batch, host to host", 1e3 * median(times), "ms", shape,
-            worst=1e3 * worst_decile(times), rounds=len(times),
-        ),
+        timed("ffn", "one batch, host to host", times, "ms", shape),
     ], note  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
+from centella.backends.base import About
 from centella.errors import DeviceError
 from centella.runtime.device import Device
 
@@ -49,7 +50,7 @@ class Report(Struct, frozen=True):
     """
 
     device: str
-    details: dict[str, Any]
+    details: About
     small: bool
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]
@@ -97,7 +98,19 @@ def median(times: Sequence[float]) -> float:
     return statistics.median(times)
 
 
-def worst_decile(times: Sequence[float]) -> float:
-    """What nine of ten stay under."""
+def timed(
+    part: str, what: str, times: Sequence[float], unit: str, shape: tuple[int, ...],
+    theirs: float | None = None, less: float = 0.0,
+) -> Figure:  # fmt: skip
+    """The figure of rounds that took so many seconds, each `less` so many.
+
+    Args:
+        unit: "ms" or "us".
+    """
+    scale = {"ms": 1e3, "us": 1e6}[unit]
     ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, round(0.9 * len(ordered)))]
+    worst = ordered[min(len(ordered) - 1, round(0.9 * len(ordered)))]
+    return Figure(
+        part, what, scale * (median(times) - less), unit, shape, theirs,
+        scale * (worst - less) if len(times) > 1 else None, len(times),
+    )  # fmt: skip

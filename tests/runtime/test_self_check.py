@@ -14,8 +14,8 @@ import pytest
 
 import centella as ct
 from centella.backends import opening
-from centella.check import self_check
 from centella.host import caches
+from centella.runtime import self_check
 from tests.support.fake_gpu import FakeGpu
 
 MODULE = sys.modules["centella.runtime.device"]
@@ -28,24 +28,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CENTELLA_SELF_CHECK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CENTELLA_DEVICE", raising=False)
-    monkeypatch.setattr(self_check, "_found", {})
-    monkeypatch.setattr(MODULE, "_opened", {})
-    monkeypatch.setattr(MODULE, "_default", None)
+    again(monkeypatch)
     return tmp_path / "centella"
 
 
 @pytest.fixture
 def machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeGpu], FakeGpu]:
     """Makes a backend the machine's one GPU."""
-    original = opening._backend
+    original = opening.class_of
 
     def use(fake: FakeGpu) -> FakeGpu:
-        def backend(kind: str, *rest: Any) -> Any:
+        def class_of(kind: str) -> Any:
             if kind == "webgpu":
                 raise ct.DeviceError("no adapter")
-            return fake if kind == "cuda" else original(kind, *rest)
+            return (lambda **_: fake) if kind == "cuda" else original(kind)
 
-        monkeypatch.setattr(opening, "_backend", backend)
+        monkeypatch.setattr(opening, "class_of", class_of)
         monkeypatch.setattr("centella.backends.webgpu.adapters", list, raising=False)
         return fake
 
