@@ -67,7 +67,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "Products and quantisation",
         "Sums of floats are f32, whatever the dtype of the operands.",
         "matmul linear normed_linear dot conv1d MatmulCache "
-        "centella.nn.matmul_cache:CachedWeight quantize_int8 quantize_blocks dequantize quantize QTensor",
+        "centella.nn.matmul_cache:CachedWeight quantize_int8 quantize_blocks dequantize quantize "
+        "QTensor",
     ),
     (
         "Along axes",
