@@ -278,6 +278,26 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
+@posix
+def test_a_second_interrupt_ends_what_waits_for_threads() -> None:
+    code = (
+        "import sys, threading, time; from centella.cli import process\n"
+        "def work():\n"
+        "    threading.Thread(target=time.sleep, args=(20,)).start()\n"
+        "    print('begun', flush=True); time.sleep(20)\n"
+        "sys.exit(process.run(work))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+    child.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=10) == (b"", b"")
+    assert child.returncode == -signal.SIGINT  # a shell says 130
+
+
 def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -138,11 +138,14 @@ def raise_later(number: int, frame: FrameType | None) -> bool:
         _overdue.discard(number)
         return False
 
+    handler = getsignal(number)
+
     def ask_again() -> None:
         end = time.monotonic() + LONGEST
         while _is_shut(sys._current_frames().get(_main)):
             if time.monotonic() >= end:
-                _overdue.add(number)
+                if getsignal(number) is handler:
+                    _overdue.add(number)
                 break
             time.sleep(AGAIN)
         _send(number)
@@ -181,7 +184,7 @@ def _ask_again() -> None:
         except IndexError:
             return
         if (late or not _is_shut(sys._current_frames().get(_main))) and _taken():
-            _forced = late
+            _forced = late and getsignal(SIGINT) is _interrupt  # another handler leaves it set
             _send()
 
 
