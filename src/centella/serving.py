@@ -164,6 +164,7 @@ class Batcher:
     async def _serve(self) -> None:
         """Run batches until no text waits."""
         batch: list[Request] = []
+        error = ContractError("Batcher.encode: the task that runs batches was cancelled")
         try:
             while self._waiting:
                 batch = await self._gathered()
@@ -174,9 +175,13 @@ class Batcher:
                 self.batches += 1
                 for request, result in zip(batch, results, strict=True):
                     _answer(request.answer, result)
-        finally:  # nobody is left waiting if the task is cancelled
-            left = (*(request.answer for request in batch), *self._waiting)
-            _fail(left, ContractError("Batcher.encode: the task that runs batches was cancelled"))
+        except RuntimeError as refused:  # by to_thread: what `_encoded` raises it returns
+            error = ContractError(
+                f"Batcher.encode: expected an event loop that can start threads, got one whose "
+                f"executor was shut down ({refused}); close the Batcher before"
+            )
+        finally:  # nobody is left waiting
+            _fail((*(request.answer for request in batch), *self._waiting), error)
             self._waiting.clear()
 
     async def _gathered(self) -> list[Request]:

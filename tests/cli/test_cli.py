@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from centella.cli import info, kernels, passages
+from centella.cli import info, kernels, output, passages
 from centella.cli.app import build
 
 ROOT = Path(__file__).parents[2]
@@ -356,20 +357,55 @@ def test_progress_goes_to_a_terminal_on_stderr(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
 ) -> None:
     shown: list[bool] = []
-    encode = Embedder.encode
 
-    def watched(self: Embedder, *args: Any, progress: bool = False, **rest: Any) -> Any:
-        shown.append(progress)
-        return encode(self, *args, **rest)
+    def watched(text: str, bar: bool) -> Any:
+        shown.append(bar)
+        return output.progress(text, False)
 
-    monkeypatch.setattr(Embedder, "encode", watched)
+    monkeypatch.setattr("centella.cli.embed.progress", watched)
     streams = {n: SimpleNamespace(isatty=lambda n=n: n == stream) for n in ("stdout", "stderr")}
     monkeypatch.setattr("centella.cli.embed.sys", SimpleNamespace(**streams))
     lines = tmp_path / "lines.txt"
     lines.write_text("a\n" * 9, encoding="utf-8")
-    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2, "--json")
-    call("embed", "--file", lines, *options)
+    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2)
+    call("embed", "--file", lines, *options, "--json")
     assert shown == [stream == "stderr"]
+    call("embed", "--file", lines, *options)
+    assert shown[1:] == [stream == "stderr"]
+    both = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr("centella.cli.embed.sys", SimpleNamespace(stdout=both, stderr=both))
+    call("embed", "--file", lines, *options)
+    assert shown[2:] == [False]  # where the rows come, a bar would stand between them
+
+
+def test_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{'a ' * (n % 7)}{n}\n" for n in range(40)), encoding="utf-8")
+    options = ("--file", lines, "--model", TINY, "--device", "cpu", "--batch-size", 2)
+    whole = call("embed", *options).stdout
+    rows = json.loads(call("embed", *options, "--json").stdout)["embeddings"]
+    for line, row in zip(whole.splitlines()[1:], rows, strict=True):
+        assert line.startswith(row["text"]) and f"{row['embedding'][0]:+.4f}" in line
+    events: list[tuple[str, str]] = []
+    encode = Embedder.encode
+
+    def watched(*given: Any, **options: Any) -> Any:
+        events.append(("encode", ""))
+        return encode(*given, **options)
+
+    monkeypatch.setattr(Embedder, "encode", watched)
+    monkeypatch.setattr(output, "SECONDS", 0.0)
+    monkeypatch.setattr(output, "err", lambda text: events.append(("told", text)))
+    monkeypatch.setattr("centella.cli.embed.out", lambda text: events.append(("rows", f"{text}\n")))
+    call("embed", *options)
+    assert [kind for kind, _ in groupby(kind for kind, _ in events)] == [
+        "encode",
+        "told",
+        "rows",
+    ] * 3
+    assert "".join(text for kind, text in events if kind == "rows") == whole
+    told = [text for kind, text in events if kind == "told"]
+    assert told == [f"embedded {n} of 40 texts" for n in range(2, 42, 2)]
 
 
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
@@ -530,7 +566,7 @@ def test_the_demo_piped_says_at_once_where_it_runs_and_now_and_then_how_far_it_i
     arguments = ["demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu"]
     code = (
         f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n"
-        f"from centella.cli import demo; demo.SECONDS = {seconds}\n{RUN}"
+        f"from centella.cli import output; output.SECONDS = {seconds}\n{RUN}"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],

@@ -39,7 +39,10 @@ DECODED: dict[str, tuple[bytes, str]] = {
 }
 REFUSED: dict[str, tuple[bytes, str]] = {
     "NUL in UTF-8": (b"a\0b", "binary: it has NUL bytes"),
-    "UTF-16 without a mark": ("ab".encode("utf-16-le"), "binary: it has NUL bytes"),
+    "UTF-16 without a mark": ("ab".encode("utf-16-le"), "it looks like UTF-16LE without a byte or"),
+    "UTF-16 without a mark, not ASCII": (TEXT.encode("utf-16-be"), "it looks like UTF-16BE witho"),
+    "numbers of 16 bits": (bytes(range(0, 40)), "binary: it has NUL bytes"),
+    "small numbers of 16 bits": (b"\1\0\2\0\3\0", "binary: it has NUL bytes"),
     "UTF-32": ("ab".encode("utf-32"), "binary: it has NUL bytes"),
     "half of UTF-16": (b"\xff\xfea\0b", "no valid UTF-16: truncated data"),
     "an image": (b"\x89PNG\r\n\x1a\n\x02", "binary: neither UTF-8 nor UTF-16"),

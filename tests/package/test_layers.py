@@ -65,6 +65,7 @@ LATE: dict[tuple[str, str], str] = {
     ("backends", "wgpu"): "wgpu-native's own call, private to wgpu: its absence is no error",
     ("tasks", "tasks"): "`import centella` is quick: the tokenizer loads with the first model",
     ("weights", "huggingface_hub"): "extra `models`",
+    ("weights", "difflib"): "only a name that is wrong is compared with others",
     ("tasks", "tokenizers"): "extra `models`",
     ("tasks", "rich"): "extra `cli`, and only for a progress bar",
     ("runtime", "concurrent"): "as host; and the hooks of a fork have an order",

@@ -165,6 +165,19 @@ def test_no_folder(tmp_path: Path) -> None:
         load(tmp_path / "file", device="cpu")
 
 
+def test_a_name_that_is_nearly_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "tiny-bart").mkdir()  # which holds no model
+    for path, meant in (("minlm", "minilm"), ("tiny-bertt", "tiny-bert"),
+                        (f"{folder}t", str(folder)), ("MiniLM", "minilm")):  # fmt: skip
+        with pytest.raises(WeightsError, match=re.escape(f"; did you mean {meant!r}?")):
+            load(path, device="cpu")
+    with pytest.raises(WeightsError, match=r"got nothing at that path; for a repository"):
+        load("something-else", device="cpu")
+    with pytest.raises(WeightsError, match=r"^load: expected a model folder.*, got an empty text$"):
+        load("", device="cpu")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_files(folder: Path, name: str) -> None:
     (folder / name).unlink()

@@ -374,6 +374,20 @@ def test_its_task_cancelled_from_outside() -> None:
     assert after == 4
 
 
+def test_a_loop_whose_executor_was_shut_down() -> None:
+    async def main() -> list[Any]:
+        batcher = batcher_of(Lengths(), max_wait=0.0, batch_size=2)
+        await batcher.encode("x")
+        await asyncio.get_running_loop().shutdown_default_executor()
+        found = await outcomes(*map(batcher.encode, words(3)))
+        await batcher.close()
+        return found
+
+    for error in run(main()):
+        assert isinstance(error, ct.ContractError)
+        assert "expected an event loop that can start threads" in str(error)
+
+
 def test_one_event_loop() -> None:
     batcher = batcher_of(Lengths(), max_wait=0.0)
     assert asyncio.run(batcher.encode("xx"))[0] == 2

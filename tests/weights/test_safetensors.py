@@ -66,6 +66,15 @@ def test_every_dtype(tmp_path: Path, name: str, dtype: dtypes.DType | None, nump
         assert tensor.array.dtype == dtype.numpy
 
 
+def test_a_bool_that_is_neither_0_nor_1(tmp_path: Path) -> None:
+    """NumPy's bools of such bytes would be true, and yet not equal to True."""
+    header = {"x": entry([3], 0, 3, "BOOL"), "none": entry([0], 3, 3, "BOOL")}
+    tensors = read_file(write(tmp_path / "m.safetensors", header, b"\0\1\2"))
+    with pytest.raises(WeightsError, match=r"m\.safetensors: tensor 'x': .* 0 or 1 .*, got 2$"):
+        _ = tensors["x"].array
+    assert tensors["none"].array.shape == (0,)
+
+
 def test_data_is_read_each_time_into_memory_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path / "m.safetensors", {"x": entry([4], 0, 16)}, bytes(16))
     tensor = read_file(file)["x"]

@@ -12,6 +12,13 @@ from centella.errors import CentellaError, DeviceError
 T = TypeVar("T")
 
 GPUS = ("webgpu", "cuda")
+NAMES = ("cpu", *GPUS, "simulator")
+OTHERS = {
+    "gpu": "webgpu or cuda; ct.device() chooses",
+    "nvidia": "cuda",
+    "numpy": "cpu",
+    **dict.fromkeys(("mps", "metal", "vulkan", "dx12", "xpu", "rocm", "hip", "wgpu"), "webgpu"),
+}  # by what other libraries call a device
 AFTER_FORK = (
     "GPU drivers do not survive a fork. Start processes by multiprocessing.get_context('spawn') "
     "or 'forkserver', or open the device in the children alone; the CPU works on either side"
@@ -104,9 +111,11 @@ def _backend(kind: str, which: str, native: Any, options: dict[str, Any]) -> Bac
         from centella.backends.simulator import SimulatorBackend
 
         return SimulatorBackend(**options)
+    meant = kind.lower() if kind.lower() in NAMES else OTHERS.get(kind.lower())
     raise DeviceError(
         f"unknown device {':'.join(filter(None, (kind, which)))!r}; expected cpu, webgpu, "
         f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
+        f"{f'; write {meant}' if meant else ''}"
     )
 
 

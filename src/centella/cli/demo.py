@@ -12,7 +12,7 @@ import typer
 from msgspec import to_builtins
 
 from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, every, in_line, out, out_json, show
+from centella.cli.output import err, in_line, out, out_json, progress, show
 from centella.cli.passages import TABLES, Passage, documentation, fitted, read_passages, summary
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -23,7 +23,6 @@ from centella.tasks.load import load
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
 LINES = 7  # lines of each
-SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
 BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be seen
 
 
@@ -61,10 +60,9 @@ def run(
     if where.name == "cpu" and (hint := _busy()):
         err(hint)
     passages = fitted(passages, lambda texts: _tokens(embedder, texts), embedder.config.max_length)
-    with ledger() as led:
+    with ledger() as led, progress("embedded {} of {} passages", sys.stderr.isatty()) as tell:
         start = time.perf_counter()
-        bar = True if sys.stderr.isatty() else every(SECONDS, _tell)
-        vectors = embedder.encode([p.text for p in passages], BATCH, progress=bar)
+        vectors = embedder.encode([p.text for p in passages], BATCH, progress=tell)
         rate = len(passages) / (time.perf_counter() - start)
     say("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
     if skipped:
@@ -113,11 +111,6 @@ def _busy() -> str:
     if load <= cores or "OPENBLAS_NUM_THREADS" in os.environ:
         return ""
     return f"busy cores (load {load:.0f} on {cores}): OPENBLAS_NUM_THREADS=1 makes this faster"
-
-
-def _tell(done: int, total: int) -> None:
-    """How far it is."""
-    err(f"embedded {done} of {total} passages")
 
 
 def _show(best: list[tuple[float, Passage]]) -> None:

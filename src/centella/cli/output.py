@@ -11,14 +11,15 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STDOUT = "standard output"  # as an error names it
+SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
 
 # Control characters but tab and newline, line separators, surrogates, and the characters of
 # Unicode's category Cf that reorder or hide text; joiners, which scripts and emoji need, are none.
@@ -95,6 +96,23 @@ def _write(text: str) -> None:
     except OSError as error:
         error.filename = error.filename or STDOUT
         raise
+
+
+@contextmanager
+def progress(text: str, bar: bool) -> Iterator[Callable[[int, int], None]]:
+    """Gives `tell(done, total)`: a bar on standard error, or a line there every few seconds.
+
+    Args:
+        text: of a line, with {} for each of the two.
+        bar: whether to draw one, as a terminal can.
+    """
+    if not bar:
+        yield every(SECONDS, lambda done, total: err(text.format(done, total)))
+        return
+    from centella.cli.drawing import progress_bar
+
+    with progress_bar() as tell:
+        yield lambda done, total: tell(done, total, "")
 
 
 def every(seconds: float, tell: Callable[[int, int], None]) -> Callable[[int, int], None]:

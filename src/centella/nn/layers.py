@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from centella.nn.module import Array, Module, parameter
+from centella.nn.checkpoint import Array
+from centella.nn.module import Module, parameter
 from centella.specs import Shape
 from centella.tensors import functional
 from centella.tensors.arguments import epsilon

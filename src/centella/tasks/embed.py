@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from msgspec import Struct
@@ -24,7 +24,7 @@ from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
-from centella.tensors.arguments import flag, whole
+from centella.tensors.arguments import flag, refuse_names, whole
 from centella.tensors.functional import l2_normalize, mean_pool
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -163,6 +163,7 @@ class Embedder:
         batch_size: int = 32,
         normalize: bool | None = None,
         progress: bool | Callable[[int, int], None] = False,
+        **other: Never,
     ) -> Array:
         """Vectors of texts.
 
@@ -180,10 +181,11 @@ class Embedder:
             float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
 
         Raises:
-            DTypeError: for what is no text, no whole number, no flag.
+            DTypeError: for what is no text, no whole number, no flag; for an unknown argument.
             ShapeError: for a batch_size below 1, or a text with a lone surrogate.
             WeightsError: for a token that the model has no vector for.
         """
+        refuse_names("encode", other)
         batch_size = whole("encode", "batch_size", batch_size, 1)
         wanted = self._normalized("encode", normalize)
         if not callable(progress):

@@ -93,9 +93,15 @@ class StoredTensor(Struct, frozen=True, eq=False):
         """Its data (bf16 as uint16), read from the file now: memory of the caller's.
 
         Raises:
-            WeightsError: the file cannot be read, or was written since it was opened.
+            WeightsError: the file cannot be read, or was written since it was opened; a bool that
+                is neither 0 nor 1.
         """
         data = self._contents.read(self._begin, self._begin + self.nbytes)
+        if self.dtype is bool_ and (largest := data.max(initial=0)) > 1:
+            raise WeightsError(
+                f"{self.file}: tensor {show(self.name)}: expected bytes of 0 or 1 for BOOL, "
+                f"got {largest}"
+            )
         return data.view(self._numpy).reshape(self.shape)
 
 
