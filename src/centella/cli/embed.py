@@ -159,9 +159,11 @@ def _show(
     heading = f"{'text':<{wide}}  dim    norm  first values\n"
     for start in range(0, len(texts), AT_ONCE * batch_size):
         some = texts[start : start + AT_ONCE * batch_size]
-        vectors = embedder.encode(
-            some, batch_size, progress=lambda done, _, start=start: tell(start + done, len(texts))
-        )
+
+        def told(done: int, _: int, start: int = start) -> None:
+            tell(start + done, len(texts))
+
+        vectors = embedder.encode(some, batch_size, progress=told)
         out(heading + "\n".join(_row(t, v, wide) for t, v in zip(some, vectors, strict=True)))
         heading = ""
 

@@ -166,7 +166,7 @@ def _dtype(w: _Wanted, stored: Mapping[str, Named], asked: Any, origin: str) -> 
                 f"got {list(tensor.shape)}"
             )
         if tensor.dtype is None or not tensor.dtype.is_float:
-            got = tensor.dtype.name if tensor.dtype else tensor.array.dtype
+            got = tensor.dtype.name if tensor.dtype is not None else tensor.array.dtype
             raise WeightsError(
                 f"{origin}: tensor {_shown(name)}: expected f32, f16 or bf16, got {got}"
             )
