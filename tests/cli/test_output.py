@@ -215,8 +215,8 @@ def test_a_cursor_comes_back_where_a_signal_ends_it() -> None:
     code = (
         "import sys, time; from centella.cli import process\n"
         "def work():\n"
-        "    from centella.cli.check import _progress\n"
-        "    with _progress() as tell:\n"
+        "    from centella.cli.output import progress\n"
+        "    with progress('', True) as tell:\n"
         "        tell(1, 9, 'softmax')\n"
         "        time.sleep(60)\n"
         "sys.exit(process.run(work))"

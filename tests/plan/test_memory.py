@@ -37,7 +37,7 @@ def encoder(device: ct.Device, dtype: str = "f32") -> BertModel:
 
 def shapes_of(model: BertModel) -> list[tuple[str, Any]]:
     """Every parameter of this model by its path, and its shape."""
-    return [(path, value.shape) for path, _, _, value in module._walk(model, "")]
+    return [(path, value.shape) for path, _, _, value in module._walk(model)]
 
 
 def planned(device: ct.Device, *outputs: ct.Tensor) -> Plan:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from centella.cli.options import Device, Json
-from centella.cli.output import err, out, out_json, show
+from centella.cli.output import err, out, out_json
 
 if TYPE_CHECKING:
     from centella.check.bench import Figure, Report
@@ -54,7 +54,7 @@ def _tell(what: str) -> None:
 
 
 def _show(report: Report) -> None:
-    from centella.cli.drawing import new_table
+    from centella.cli.drawing import new_table, show
 
     out(f"device  {report.device}")
     for note in report.notes:

@@ -12,7 +12,7 @@ import typer
 from msgspec import to_builtins
 
 from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, in_line, out, out_json, progress, show
+from centella.cli.output import err, in_line, out, out_json, progress
 from centella.cli.passages import TABLES, Passage, documentation, fitted, read_passages, summary
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -33,12 +33,9 @@ Over = Annotated[
 
 
 def run(
-    question: Question = QUESTION,
-    over: Over = None,
-    model: Model = "minilm",
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
+    question: Question = QUESTION, over: Over = None, model: Model = "minilm",
+    device: Device = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Embed the passages and the question; print the nearest passages.
 
     Raises:
@@ -114,12 +111,11 @@ def _busy() -> str:
 
 
 def _show(best: list[tuple[float, Passage]]) -> None:
-    from centella.cli.drawing import passage as drawn
+    from centella.cli.drawing import passage, show
 
-    for score, passage in best:
-        where = f"{in_line(passage.file)}:{passage.line}"
-        text = passage.text if passage.file.endswith(".py") else _reflowed(passage.text)
-        show(*drawn(f"{score:.3f}  {where}", text, LINES))
+    for score, found in best:
+        text = found.text if found.file.endswith(".py") else _reflowed(found.text)
+        show(*passage(f"{score:.3f}  {in_line(found.file)}:{found.line}", text, LINES))
     out()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -53,17 +55,10 @@ SHOWN = 4  # first values of a vector in the table
 
 
 def run(
-    texts: Texts = None,
-    file: File = None,
-    model: Model = "minilm",
-    device: Device = None,
-    dtype: Dtype = WeightDtype.auto,
-    batch_size: BatchSize = 32,
-    as_json: Json = False,
-    output: Output = None,
-    show_ledger: ShowLedger = False,
-    timing: Timing = False,
-) -> None:
+    texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
+    dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
+    output: Output = None, show_ledger: ShowLedger = False, timing: Timing = False,
+) -> None:  # fmt: skip
     """Embed and print, or save.
 
     Raises:
@@ -74,8 +69,8 @@ def run(
     if output is not None:
         _expect_array(output)
     lines = _texts(texts or [], file)
-    stages = Stages(timing)
-    with stages:
+    with ledger(timing=True) if timing else nullcontext() as timed:
+        stages = Stages(timed)
         with stages.stage("make the model"):
             embedder = load(model, device, dtype.value)
         rows = output is None and not as_json
@@ -112,14 +107,9 @@ def _expect_array(output: str) -> None:
 
 
 def _save(output: str, vectors: Any) -> None:
-    class Sink:
-        """A file that NumPy writes to in pieces: of one that it knows, errors have no reason."""
-
-        def __init__(self, write: Callable[[bytes], object]) -> None:
-            self.write = write
-
     with replaced(output) as file:
-        np.save(Sink(file.write), vectors)
+        sink: Any = SimpleNamespace(write=file.write)  # of a file, NumPy's errors have no reason
+        np.save(sink, vectors)
 
 
 def _texts(texts: list[str], file: str | None) -> list[str]:

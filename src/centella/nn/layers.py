@@ -28,14 +28,9 @@ class Linear(Module):
     bias: Tensor | None
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        stacks: Mapping[str, int] | None = None,
-        unbiased: Sequence[str] = (),
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool = True, *,
+        stacks: Mapping[str, int] | None = None, unbiased: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.weight = parameter(out_features, in_features)
         self.bias = parameter(out_features) if bias else None
         self.stacks: dict[str, int] = dict(stacks or {})
@@ -45,8 +40,7 @@ class Linear(Module):
         """Its own tensor, or those of the layers that it stacks."""
         if not self.stacks:
             return super().sources(path, name, shape)
-        beside = path.rstrip(".").rpartition(".")[0]
-        lead = f"{beside}." if beside else ""
+        lead = "".join(path.rstrip(".").rpartition(".")[:2])
         zeros = self.unbiased if name == "bias" else frozenset()
         return tuple(
             ("" if s in zeros else f"{lead}{s}.{name}", (rows, *shape[1:]))

@@ -30,7 +30,7 @@ class _NotLoadedError(ContractError):
 
     def name_in(self, module: Module) -> None:
         """Name its path in a module that it is a part of."""
-        for path, _, _, value in _walk(module, ""):
+        for path, _, _, value in _walk(module):
             if value is self.parameter:
                 self.args = (self.text(f"{type(module).__name__}: parameter {path}"),)
 
@@ -95,11 +95,15 @@ class Module:
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
         """Path and module, itself ("") and all below it: ("layers.0.dense", ...)."""
-        yield from _modules(self, "")
+        yield "", self
+        for name, value in _items(self):
+            if isinstance(value, Module):
+                for path, module in value.named_modules():
+                    yield f"{name}.{path}".removesuffix("."), module
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Path and tensor of each loaded parameter: ("layers.0.dense.weight", ...)."""
-        for path, _, _, value in _walk(self, ""):
+        for path, _, _, value in _walk(self):
             if isinstance(value, Tensor):
                 yield path, value
 
@@ -109,7 +113,7 @@ class Module:
         Raises:
             ContractError: parameters that have no data yet.
         """
-        missing = [path for path, _, _, value in _walk(self, "") if isinstance(value, Parameter)]
+        missing = [path for path, _, _, value in _walk(self) if isinstance(value, Parameter)]
         if missing:
             raise ContractError(f"state_dict: no data yet: {listed(missing)}; call load_parameters")
         return dict(self.named_parameters())
@@ -146,14 +150,10 @@ class Module:
         return data
 
     def load_parameters(
-        self,
-        tensors: Mapping[str, Stored | Array | Tensor],
-        *,
-        device: str | Device | None = None,
-        dtype: Any = None,
-        vector_dtype: Any = None,
+        self, tensors: Mapping[str, Stored | Array | Tensor], *,
+        device: str | Device | None = None, dtype: Any = None, vector_dtype: Any = None,
         origin: str = "load_parameters",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Give every parameter its tensor, sent now; on an error no parameter is set.
 
         Tensors of a checkpoint are read from its files one after the other, once all names, shapes
@@ -175,7 +175,7 @@ class Module:
             DTypeError: a `dtype` that is no float.
         """
         fill(
-            self, list(_walk(self, "")), tensors, device=device, dtype=dtype,
+            self, list(_walk(self)), tensors, device=device, dtype=dtype,
             vector_dtype=vector_dtype, origin=origin,
         )  # fmt: skip
 
@@ -200,15 +200,7 @@ def modules_in(
             yield from modules_in(entry, f"{path}.{key}")
 
 
-def _modules(module: Module, path: str) -> Iterator[tuple[str, Module]]:
-    """Path and module, itself and all below it, in order of attributes."""
-    yield path.removesuffix("."), module
-    for name, value in _items(module):
-        if isinstance(value, Module):
-            yield from _modules(value, f"{path}{name}.")
-
-
-def _walk(module: Module, path: str) -> Iterator[tuple[str, Module, str, Any]]:
+def _walk(module: Module, path: str = "") -> Iterator[tuple[str, Module, str, Any]]:
     """(path, owner, attribute, value) of each parameter, loaded or not, in order of attributes."""
     for name, value in _items(module):
         if isinstance(value, Tensor | Parameter):

@@ -158,13 +158,9 @@ class Embedder:
         return self.model.config.hidden_size
 
     def encode(
-        self,
-        texts: str | Iterable[str],
-        batch_size: int = 32,
-        normalize: bool | None = None,
-        progress: bool | Callable[[int, int], None] = False,
-        **other: Never,
-    ) -> Array:
+        self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
+        progress: bool | Callable[[int, int], None] = False, **other: Never,
+    ) -> Array:  # fmt: skip
         """Vectors of texts.
 
         A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
@@ -194,12 +190,15 @@ class Embedder:
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
         vectors = np.empty((len(ids), self.dim), np.float32)
         running: deque[tuple[list[int], Pending[Array]]] = deque()
-        with _progress(len(ids), progress) as advance:
+        done = 0
+        with _progress(len(ids), progress) as tell:
 
             def finish() -> None:
+                nonlocal done
                 rows, pending = running.popleft()
                 vectors[rows] = pending.result()[: len(rows)]
-                advance(len(rows))
+                done += len(rows)
+                tell(done, len(ids))
 
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
@@ -305,38 +304,22 @@ def _listed(texts: Any) -> list[Any]:
 @contextmanager
 def _progress(
     total: int, show: bool | Callable[[int, int], None]
-) -> Iterator[Callable[[int], None]]:
-    """Gives `advance(texts)`: the caller's own, a bar where rich is installed, else log lines."""
+) -> Iterator[Callable[[int, int], None]]:
+    """What is called with texts done and of all: the caller's own, a bar of rich, or log lines."""
     if not show:
-        yield lambda texts: None
+        yield lambda done, total: None
         return
     if callable(show):
-        yield _told(total, show)
+        yield show
         return
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        yield _told(total, _log)
+        yield partial(logger("embed").info, "encoded %d of %d texts")
         return
-    drawn = (
-        None if importlib.util.find_spec("ipywidgets") else False
-    )  # what rich draws with in a notebook
+    # What rich draws with in a notebook.
+    drawn = None if importlib.util.find_spec("ipywidgets") else False
     with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
         task = bar.add_task("encode", total=total)
-        yield lambda texts: bar.advance(task, texts)
-
-
-def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]:
-    done = 0
-
-    def advance(texts: int) -> None:
-        nonlocal done
-        done += texts
-        tell(done, total)
-
-    return advance
-
-
-def _log(done: int, total: int) -> None:
-    logger("embed").info("encoded %d of %d texts", done, total)
+        yield lambda done, total: bar.update(task, completed=done)
