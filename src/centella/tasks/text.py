@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -120,9 +121,10 @@ class Tokenizer:
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             # Cut here and add special tokens after: the library's own truncation is shared state.
             encodings = self.native.encode_batch_fast(batch, add_special_tokens=False)
-            for encoding in encodings if max_length is not None else ():
-                if len(encoding) > max_length - self._num_special:
-                    encoding.truncate(max_length - self._num_special, direction=self._side)
+            room = sys.maxsize if max_length is None else max_length - self._num_special
+            for encoding in encodings:
+                if len(encoding) > room:
+                    encoding.truncate(room, direction=self._side)
             return [self.native.post_process(encoding).ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

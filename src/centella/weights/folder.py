@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from centella.errors import MissingExtraError, WeightsError
-from centella.weights.model_files import is_file, kind, read_json, show
+from centella.weights.model_files import is_file, kind, read_json, read_json_as, show
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
@@ -118,7 +118,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
         WeightsError: it is no list of objects, or too long.
     """
     file = folder / "modules.json"
-    modules = read_json(file, list)
+    modules = read_json_as(file, list)
     if len(modules) > MODULES:
         raise WeightsError(f"{file}: expected at most {MODULES} modules, got {len(modules)}")
     if not all(isinstance(m, dict) for m in modules):

@@ -108,8 +108,13 @@ def parse_json(
         raise WeightsError(f"{file}: expected JSON, got bad JSON: {error}") from error
 
 
-def read_json(file: Path, wanted: type[T] = dict) -> T:
-    """A JSON object of a model folder, or a `list`; an empty one where the file is missing.
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; as `read_json_as`."""
+    return read_json_as(file, dict)
+
+
+def read_json_as(file: Path, wanted: type[T]) -> T:
+    """A JSON object (dict) or list of a model folder; an empty one where the file is missing.
 
     Raises:
         WeightsError: for a file that holds none, or is too large.
