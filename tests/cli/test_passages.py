@@ -75,7 +75,8 @@ def odd_folder(folder: Path) -> dict[str, str]:
     """One good file beside what is none; what each is, by name."""
     (folder / "good.txt").write_text("A cat sleeps.")
     (folder / "zeros.txt").write_bytes(b"a\0b")
-    (folder / "blank.txt").write_text("\n \n")
+    (folder / "blank.txt").write_text("\n \n\u200b", encoding="utf-8")
+    (folder / "empty.txt").touch()
     (folder / "broken.txt").symlink_to(folder / "gone")
     (folder / "round.txt").symlink_to(folder / "round.txt")
     (folder / "below").mkdir()
@@ -86,6 +87,7 @@ def odd_folder(folder: Path) -> dict[str, str]:
     return {
         "zeros.txt": "binary: it has NUL bytes",
         "blank.txt": "no text in it",
+        "empty.txt": "no text in it",
         "broken.txt": f"a broken link to {folder / 'gone'}",
         "round.txt": f"a broken link to {folder / 'round.txt'}",
         "link/": "a link to a folder",

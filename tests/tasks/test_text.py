@@ -144,11 +144,7 @@ def test_max_length_of_models(model: str, length: int) -> None:
     assert max_length(folder_of(model)) == length
 
 
-SENTENCE, TOKENIZER, CONFIG = (
-    "sentence_bert_config.json",
-    "tokenizer_config.json",
-    "config.json",
-)
+SENTENCE, TOKENIZER, CONFIG = ("sentence_bert_config.json", "tokenizer_config.json", "config.json")
 NO_LIMIT = 1000000000000000019884624838656  # what transformers writes for "no limit"
 
 

@@ -37,8 +37,7 @@ class WeightDtype(StrEnum):
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
 File = Annotated[
-    str | None,
-    typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin."),
+    str | None, typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin.")
 ]
 Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
