@@ -225,12 +225,6 @@ def test_unknown_model_type(folder: Path, model_type: Any) -> None:
         load(folder, device="cpu")
 
 
-def test_config_that_is_no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-    with pytest.raises(WeightsError, match=r"config\.json: expected JSON"):
-        load(folder, device="cpu")
-
-
 def test_missing_and_left_over_tensors(tmp_path: Path) -> None:
     def edit(tensors: TENSORS) -> TENSORS:
         del tensors["encoder.layer.1.attention.self.key.bias"]

@@ -153,17 +153,8 @@ def test_weights_that_are_a_pointer(folder: Path) -> None:
 # -- paths ----------------------------------------------------------------------------------------
 
 ELSEWHERE = (
-    "..",
-    "../other",
-    "a/../../other",
-    "/etc",
-    "C:\\x",
-    "a\0b",
-    "\ud800",
-    "\x1b[2J",
-    "d" * 5000,
-    7,
-)
+    "..", "../other", "a/../../other", "/etc", "C:\\x", "a\0b", "\ud800", "\x1b[2J", "d" * 5000, 7,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)

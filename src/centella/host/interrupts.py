@@ -36,8 +36,7 @@ _told: tuple[WeakMethod[Callable[[], None]], ...] = ()  # replaced, never change
 _telling: threading.Lock = threading.Lock()
 _main: int = threading.main_thread().ident or 0
 _waiting: list[float] = []  # when the interrupt came that waits, if one does
-_overdue: set[int] = set()  # other signals that have waited long enough
-_forced: bool = False  # the next one is raised whatever the stack
+_overdue: set[int] = set()  # signals that have waited long enough: raised whatever the stack
 
 
 def uninterrupted(fn: F) -> F:
@@ -101,9 +100,9 @@ def checkpoint(grace: float = 0.0) -> None:
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
     """Handle SIGINT: raise, or wait until the stack is another."""
-    global _forced
-    forced, _forced = _forced, False
-    if not forced and _is_shut(frame):
+    overdue = SIGINT in _overdue
+    _overdue.discard(SIGINT)
+    if not overdue and _is_shut(frame):
         if _waiting:
             return
         _waiting.append(time.monotonic())
@@ -176,7 +175,6 @@ def _raise() -> None:
 
 def _ask_again() -> None:
     """Send SIGINT again, once, when the main thread may be interrupted."""
-    global _forced
     while True:
         time.sleep(AGAIN)
         try:
@@ -184,7 +182,8 @@ def _ask_again() -> None:
         except IndexError:
             return
         if (late or not _is_shut(sys._current_frames().get(_main))) and _taken():
-            _forced = late and getsignal(SIGINT) is _interrupt  # another handler leaves it set
+            if late and getsignal(SIGINT) is _interrupt:  # another would leave it there
+                _overdue.add(SIGINT)
             _send()
 
 

@@ -146,10 +146,8 @@ class MatmulCache:
             raise ShapeError(f"upload_weight: expected {name!r} [out, in], got {list(shape)}")
         if not dtype.is_float and not quantised:
             raise DTypeError(f"upload_weight: expected {name!r} of floats, got {dtype.name}")
-        needed, most = (
-            self.device.storage.spec(shape, dtype).storage_bytes,
-            self.device.caps.max_buffer,
-        )
+        most = self.device.caps.max_buffer
+        needed = self.device.storage.spec(shape, dtype).storage_bytes
         if needed > most:
             raise LimitError(
                 f"upload_weight: {name!r} {list(shape)} of {dtype.name} needs {needed:,} bytes; "
