@@ -604,6 +604,7 @@ UNFINISHED = (
     "KVCache: the last step is unfinished: layers [1] have no keys and values of it; append them, "
     "or truncate to take the step back"
 )
+ANOTHER: ct.Device = ct.device("cpu", cache=ct.PipelineCache())
 # Error, its text, and a call on a cache of 2 layers and 3 positions, of which 2 are filled. The
 # calls get keys of 1 and 2 tokens, and queries; those of `AFTER` come when layer 0 has the next.
 Mistake = Callable[[ct.KVCache, Any, Any, Any], Any]
@@ -643,7 +644,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
     (ct.KVCacheFullError, "KVCache: 2 of 3 positions are filled; no room for 1,000 more",
      lambda c, k, two, q: c.begin(1000)),
     (ct.KVCacheFullError, "KVCache: 5 tokens at once; the capacity is 3",
-     lambda c, k, two, q: c.append(*[ct.zeros((2, 2, 5, 5), device=k.device)] * 2)),
+     lambda c, k, two, q: c.append(ct.concat([two, two, k], axis=2), ct.concat([two, two, k], 2))),
     (ct.ShapeError, "truncate: expected lengths of 0 to [2, 2], got [3, 3]",
      lambda c, k, two, q: c.truncate(3)),
     (ct.ShapeError, "truncate: expected lengths of 0 to [2, 2], got [1, 3]",
@@ -676,7 +677,6 @@ AFTER: list[tuple[type[Exception], str, Mistake]] = [
     (ct.DTypeError, "attend: expected a Tensor, got ndarray; ct.asarray makes one",
      lambda c, k, two, q: c.attend(q.numpy())),
 ]  # fmt: skip
-ANOTHER = ct.device("cpu", cache=ct.PipelineCache())
 
 
 @pytest.mark.parametrize("begun", [False, True])
