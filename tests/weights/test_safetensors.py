@@ -152,6 +152,7 @@ MALFORMED: dict[str, tuple[Any, bytes, int | None, str]] = {
     "shape product": ({"x": entry([3], 0, 8)}, bytes(8), None, r"expected 12 bytes .* got 8"),
     "shape that overflows": ({"x": entry([2**62, 8], 0, 0)}, b"", None, "expected .* bytes"),
     "rank 65": ({"x": entry([1] * 65, 0, 4)}, bytes(4), None, "NumPy can hold"),
+    "sizes beyond 2**63": ({"x": entry([0, 2**62, 8], 0, 0)}, b"", None, "NumPy can hold"),
     "size 2**63": ({"x": entry([0, 2**63], 0, 0)}, b"", None, "NumPy can hold"),
     "truncated data": ({"x": F32_2}, bytes(7), None, "up to byte 8, got 7"),
     "out of range": ({"x": entry([2], 4, 12)}, bytes(8), None, "up to byte 12, got 8"),
