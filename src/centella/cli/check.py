@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,7 +41,7 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
     if model is not None:
         report = check_model(model, device)
     else:
-        with progress("checked {} of {} cases", sys.stderr.isatty()) as tell:
+        with progress("", True) if sys.stderr.isatty() else nullcontext() as tell:
             report = check_device(device, progress=tell)
     if json_file is not None:
         content = {"ok": report.ok, **report.as_dict()}
