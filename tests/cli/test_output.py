@@ -273,8 +273,9 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
 @posix
 def test_a_further_interrupt_ends_what_waits_for_threads() -> None:
     """As somebody presses Ctrl-C who does not see the prompt come back."""
-    code = (
-        "import sys, threading, time; from centella.cli import process\n"
+    code = (  # which may be started in the background, where the signal is ignored
+        "import signal, sys, threading, time; from centella.cli import process\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work():\n"
         "    threading.Thread(target=time.sleep, args=(20,)).start()\n"
         "    print('begun', flush=True); time.sleep(20)\n"

@@ -68,8 +68,8 @@ def _no_text(raw: bytes, why: str) -> NotTextError:
             text = raw.decode(name, "replace")
             if not set(text) & {*BINARY.decode("latin-1"), "\ufffd"}:
                 return NotTextError(
-                    f"it looks like {name} without a byte order mark, which is not guessed: "
-                    f"iconv -f {name} -t UTF-8 converts it"
+                    f"it looks like {name} without a byte order mark; type: "
+                    f"iconv -f {name} -t UTF-8"
                 )
     return NotTextError(f"binary: {why}")
 

@@ -106,11 +106,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         if _waiting:
             return
         _waiting.append(time.monotonic())
-        try:
-            _thread.start_new_thread(_ask_again, ())
+        if _started(_ask_again):
             return
-        except RuntimeError:  # no thread can be started
-            pass
     _taken()
     _raise()
 
@@ -149,9 +146,14 @@ def raise_later(number: int, frame: FrameType | None) -> bool:
             time.sleep(AGAIN)
         _send(number)
 
+    return _started(ask_again)
+
+
+def _started(call: Callable[[], None]) -> bool:
+    """Whether a thread could be started, which calls it."""
     try:
-        _thread.start_new_thread(ask_again, ())
-    except RuntimeError:  # no thread can be started
+        _thread.start_new_thread(call, ())
+    except RuntimeError:
         return False
     return True
 
