@@ -87,7 +87,8 @@ class Batcher:
 
         Raises:
             DTypeError: for what is no `str`.
-            ContractError: the Batcher is closed, or belongs to another event loop.
+            ContractError: the Batcher is closed, or belongs to another event loop, or its loop can
+                start no threads any more.
             CentellaError: what `Embedder.encode` raises for this text.
         """
         if not isinstance(text, str):

@@ -41,16 +41,12 @@ def run(what: What, device: Device = None, small: Small = False, as_json: Json =
     """
     from centella.check.bench import floor
 
-    report = floor(device, small=small, progress=_tell if sys.stderr.isatty() else None)
+    tell = (lambda what: err(f"{what} ...")) if sys.stderr.isatty() else None
+    report = floor(device, small=small, progress=tell)
     if as_json:
         out_json(report.as_dict())
     else:
         _show(report)
-
-
-def _tell(what: str) -> None:
-    """What begins, on a terminal."""
-    err(f"{what} ...")
 
 
 def _show(report: Report) -> None:

@@ -45,7 +45,7 @@ def run(
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
     passages, skipped = read_passages(folder, skip=TABLES if over is None else ())
-    say = _silent if as_json else _fact
+    say = (lambda *_: None) if as_json else _fact  # stdout then has the object alone
     start = time.perf_counter()
     where = open_device(device)
     called = str(where.describe().get("name", ""))
@@ -84,10 +84,6 @@ def run(
     _show(best)
     out(f"ledger of the passages: {led}\n")
     out(_next(over, model, device))
-
-
-def _silent(name: str, value: str) -> None:
-    """With --json, stdout has the object alone."""
 
 
 def _fact(name: str, value: str) -> None:
