@@ -194,10 +194,18 @@ def _no_numbers(op: str, data: Any, held: np.dtype[Any]) -> DTypeError:
         return DTypeError(
             f"{op}: {held} has no storage type on a device; store its .real and its .imag"
         )
+    if held.kind == "O" and (large := _beyond_int64(data)) is not None:
+        return DTypeError(f"{op}: {large!r:.40} does not fit any integer dtype")
     made = isinstance(data, (np.ndarray, list, tuple))
     got = f"{type(data).__name__} of {held}" if made else type(data).__name__
     hint = "; list(...) makes one" if hasattr(data, "__next__") else ""
     return DTypeError(f"{op}: expected numbers, an array or a nested list of them, got {got}{hint}")
+
+
+def _beyond_int64(data: Any) -> int | None:
+    """An integer that no NumPy type holds, where host data has one."""
+    values = np.asarray(data, object).flat
+    return next((v for v in values if type(v) is int and not -(2**63) <= v < 2**64), None)
 
 
 def _converted(op: str, array: Array, kind: DType) -> Array:

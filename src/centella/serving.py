@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from itertools import repeat
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.errors import CentellaError, ContractError, DeviceError, DTypeError, ShapeError
+from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
 from centella.tasks.embed import Embedder
 
 __all__ = ["Batcher"]
@@ -86,7 +87,8 @@ class Batcher:
 
         Raises:
             DTypeError: for what is no `str`.
-            ContractError: the Batcher is closed, or belongs to another event loop.
+            ContractError: the Batcher is closed, or belongs to another event loop, or its loop can
+                start no threads any more.
             CentellaError: what `Embedder.encode` raises for this text.
         """
         if not isinstance(text, str):
@@ -116,7 +118,7 @@ class Batcher:
         self._full.set()
         if not drain:
             self._refusing = True
-            _fail(self._waiting, _closed_error())
+            _answer(self._waiting, repeat(_closed_error()))
             self._waiting.clear()
         if self._calls:
             await self._idle.wait()
@@ -164,6 +166,7 @@ class Batcher:
     async def _serve(self) -> None:
         """Run batches until no text waits."""
         batch: list[Request] = []
+        error = ContractError("Batcher.encode: the task that runs batches was cancelled")
         try:
             while self._waiting:
                 batch = await self._gathered()
@@ -172,11 +175,14 @@ class Batcher:
                 texts = [request.text for request in batch]
                 results = await asyncio.to_thread(self._encoded, texts)
                 self.batches += 1
-                for request, result in zip(batch, results, strict=True):
-                    _answer(request.answer, result)
-        finally:  # nobody is left waiting if the task is cancelled
-            left = (*(request.answer for request in batch), *self._waiting)
-            _fail(left, ContractError("Batcher.encode: the task that runs batches was cancelled"))
+                _answer((request.answer for request in batch), results)
+        except RuntimeError as refused:  # by to_thread: what `_encoded` raises it returns
+            error = ContractError(
+                f"Batcher.encode: expected an event loop that can start threads, got one whose "
+                f"executor was shut down ({refused}); close the Batcher before"
+            )
+        finally:  # nobody is left waiting
+            _answer((*(request.answer for request in batch), *self._waiting), repeat(error))
             self._waiting.clear()
 
     async def _gathered(self) -> list[Request]:
@@ -206,18 +212,14 @@ class Batcher:
         return self._encoded(texts[:half]) + self._encoded(texts[half:])
 
 
-def _answer(answer: Answer, result: Array | Exception) -> None:
-    if answer.done():  # its request was cancelled
-        return
-    if isinstance(result, Exception):
-        answer.set_exception(result)
-    else:
-        answer.set_result(result)
-
-
-def _fail(answers: Iterable[Answer], error: CentellaError) -> None:
-    for answer in answers:
-        _answer(answer, error)
+def _answer(answers: Iterable[Answer], results: Iterable[Array | Exception]) -> None:
+    for answer, result in zip(answers, results, strict=False):
+        if answer.done():  # its request was cancelled
+            continue
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
 
 
 def _closed_error() -> ContractError:

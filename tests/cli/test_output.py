@@ -144,28 +144,20 @@ EMBED = ("embed", "a", *ON_CPU)
 FULL = "centella: standard output: no space left on device\n"
 CLOSED = "centella: standard output: bad file descriptor\n"
 COMMANDS = (
-    EMBED,
-    (*EMBED, "--json"),
-    ("--help",),
-    ("--version",),
-    ("kernels",),
-    ("kernels", "add"),
-)
+    EMBED, (*EMBED, "--json"), ("--help",), ("--version",), ("kernels",), ("kernels", "add"),
+)  # fmt: skip
 
 
 @posix
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(("redirect", "said"), [(">/dev/full", FULL), (">&-", CLOSED)])
 @pytest.mark.parametrize("arguments", COMMANDS)
-def test_full_output_is_an_error_in_one_line(arguments: tuple[str, ...]) -> None:
-    run = centella(*arguments, redirect=">/dev/full")
-    assert (run.returncode, run.stderr) == (1, FULL)
-
-
-@posix
-@pytest.mark.parametrize("arguments", COMMANDS)
-def test_closed_output_is_an_error_in_one_line(arguments: tuple[str, ...]) -> None:
-    run = centella(*arguments, redirect=">&-")
-    assert (run.returncode, run.stderr) == (1, CLOSED)
+def test_full_or_closed_output_is_an_error_in_one_line(
+    arguments: tuple[str, ...], redirect: str, said: str
+) -> None:
+    if said is FULL and not Path("/dev/full").exists():
+        pytest.skip("a device of Linux")
+    run = centella(*arguments, redirect=redirect)
+    assert (run.returncode, run.stderr) == (1, said)
 
 
 @posix
@@ -215,8 +207,8 @@ def test_a_cursor_comes_back_where_a_signal_ends_it() -> None:
     code = (
         "import sys, time; from centella.cli import process\n"
         "def work():\n"
-        "    from centella.cli.check import _progress\n"
-        "    with _progress() as tell:\n"
+        "    from centella.cli.output import progress\n"
+        "    with progress('', True) as tell:\n"
         "        tell(1, 9, 'softmax')\n"
         "        time.sleep(60)\n"
         "sys.exit(process.run(work))"
@@ -276,6 +268,29 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
     )
     command = ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", code]
     assert subprocess.run(command, check=False).returncode == 0
+
+
+@posix
+def test_a_further_interrupt_ends_what_waits_for_threads() -> None:
+    """As somebody presses Ctrl-C who does not see the prompt come back."""
+    code = (  # which may be started in the background, where the signal is ignored
+        "import signal, sys, threading, time; from centella.cli import process\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def work():\n"
+        "    threading.Thread(target=time.sleep, args=(20,)).start()\n"
+        "    print('begun', flush=True); time.sleep(20)\n"
+        "sys.exit(process.run(work))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+    until = time.monotonic() + 15
+    while child.poll() is None and time.monotonic() < until:
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert child.poll() == -signal.SIGINT  # a shell says 130
+    assert child.communicate() == (b"", b"")
 
 
 def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,10 @@ DECODED: dict[str, tuple[bytes, str]] = {
 }
 REFUSED: dict[str, tuple[bytes, str]] = {
     "NUL in UTF-8": (b"a\0b", "binary: it has NUL bytes"),
-    "UTF-16 without a mark": ("ab".encode("utf-16-le"), "binary: it has NUL bytes"),
+    "UTF-16 without a mark": ("ab".encode("utf-16-le"), "it looks like UTF-16LE without a byte or"),
+    "UTF-16 without a mark, not ASCII": (TEXT.encode("utf-16-be"), "it looks like UTF-16BE witho"),
+    "numbers of 16 bits": (bytes(range(0, 40)), "binary: it has NUL bytes"),
+    "small numbers of 16 bits": (b"\1\0\2\0\3\0", "binary: it has NUL bytes"),
     "UTF-32": ("ab".encode("utf-32"), "binary: it has NUL bytes"),
     "half of UTF-16": (b"\xff\xfea\0b", "no valid UTF-16: truncated data"),
     "an image": (b"\x89PNG\r\n\x1a\n\x02", "binary: neither UTF-8 nor UTF-16"),
@@ -72,7 +75,8 @@ def odd_folder(folder: Path) -> dict[str, str]:
     """One good file beside what is none; what each is, by name."""
     (folder / "good.txt").write_text("A cat sleeps.")
     (folder / "zeros.txt").write_bytes(b"a\0b")
-    (folder / "blank.txt").write_text("\n \n")
+    (folder / "blank.txt").write_text("\n \n\u200b", encoding="utf-8")
+    (folder / "empty.txt").touch()
     (folder / "broken.txt").symlink_to(folder / "gone")
     (folder / "round.txt").symlink_to(folder / "round.txt")
     (folder / "below").mkdir()
@@ -83,6 +87,7 @@ def odd_folder(folder: Path) -> dict[str, str]:
     return {
         "zeros.txt": "binary: it has NUL bytes",
         "blank.txt": "no text in it",
+        "empty.txt": "no text in it",
         "broken.txt": f"a broken link to {folder / 'gone'}",
         "round.txt": f"a broken link to {folder / 'round.txt'}",
         "link/": "a link to a folder",

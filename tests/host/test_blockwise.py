@@ -20,16 +20,9 @@ from centella.ops.operands import NUMPY, TAPE
 
 RNG = np.random.default_rng(4)
 SHAPES = (
-    (1,),
-    (7,),
-    (BLOCK + 3,),
-    (3, 5),
-    (5, BLOCK),
-    (2, 3, BLOCK // 2 + 1),
-    (4, 1, 9),
-    (40, 1000),
+    (1,), (7,), (BLOCK + 3,), (3, 5), (5, BLOCK), (2, 3, BLOCK // 2 + 1), (4, 1, 9), (40, 1000),
     (5, SHARED - 1),
-)
+)  # fmt: skip
 
 
 def test_who_has_not_begun_is_not_waited_for() -> None:

@@ -141,10 +141,7 @@ def test_activations_have_a_name(name: str) -> None:
     [
         ({"hidden_act": "mish"}, "hidden_act: expected gelu, .*silu, got 'mish'"),
         ({"hidden_act": ["gelu"]}, r"hidden_act: expected gelu, .* got \['gelu'\]"),
-        (
-            {"position_embedding_type": "relative_key"},
-            "position_embedding_type: expected absolute, got 'relative_key'",
-        ),
+        ({"position_embedding_type": "relative"}, "position_.*: expected absolute, got 'relative'"),
         ({"is_decoder": True}, "is_decoder: expected False, got True"),
         ({"hidden_size": 50}, r"hidden_size: expected a multiple of 3 .*, got 50"),
         ({"hidden_size": 0}, "hidden_size: expected int over 0, got 0"),

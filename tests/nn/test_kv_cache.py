@@ -143,15 +143,16 @@ def decoder(
 # -- the same as all at once ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dtype", "capacity", "dim"),
-    [*((t, *sizes) for t in FLOATS for sizes in ((9, 5), (70, 8))), ("bf16", 9, 1), ("f16", 67, 3)],
-)
-def test_prefill_and_decode_equal_full_attention(
-    device: ct.Device, dtype: str, capacity: int, dim: int
-) -> None:
+SIZES: tuple[dict[str, Any], ...] = (
+    *({"dtype": t, **n} for t in FLOATS for n in ({}, {"capacity": 70, "dim": 8}, {"layers": 3})),
+    {"dtype": "bf16", "dim": 1}, {"dtype": "f16", "capacity": 67, "dim": 3},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_prefill_and_decode_equal_full_attention(device: ct.Device, sizes: dict[str, Any]) -> None:
     """Past capacity 64 the keys of few queries are split; 4 tokens are few."""
-    d = decoder(device, dtype=dtype, dim=dim, capacity=capacity)
+    d = decoder(device, **sizes)
     for tokens in (3, 1, 1, 4):
         d.step(tokens)
     d.check()
@@ -177,14 +178,6 @@ def test_every_step_is_the_causal_attention_of_the_whole(device: ct.Device) -> N
     whole = ct.attention(*(ct.asarray(x, device=device) for x in (q, k, v)), causal=True)
     once, *steps = ct.fetch(whole, *parts).result()
     np.testing.assert_allclose(np.concatenate(steps, axis=2), once, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_layers_share_positions(device: ct.Device, dtype: str) -> None:
-    d = decoder(device, dtype=dtype, dim=8, layers=3)
-    for tokens in (3, 1, 1):
-        d.step(tokens)
-    d.check()
 
 
 def test_scale_and_mask(device: ct.Device) -> None:
@@ -607,121 +600,99 @@ def test_what_it_is() -> None:
     assert repr(cache) == "<KVCache [2, 3, 7, 5] f16, 4 layers, 2 of 7 on cpu>"
 
 
-def _mistakes(d: Decoder) -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
-    cache = d.cache
-    k, q = (d.tensor(d.draw(h, 1)) for h in (SHARED, HEADS))
-    two = d.tensor(d.draw(SHARED, 2))
-    long = ct.zeros((BATCH, SHARED, 5, 5), device=d.device)
-    other = ct.device("cpu", cache=ct.PipelineCache())
-
-    def next_step() -> None:
-        cache.append(k, k, 0)
-
-    def after_a_step(mistake: Callable[[], Any]) -> Callable[[], Any]:
-        def both() -> None:
-            next_step()
-            try:
-                mistake()
-            finally:
-                cache.truncate(2)
-
-        return both
-
-    return {
-        "batch": (lambda: ct.KVCache(0, 1, 1, 1), ct.ShapeError,
-                  "KVCache: expected batch of 1 or more, got 0"),
-        "layers": (lambda: ct.KVCache(1, 1, 1, 1, num_layers=0), ct.ShapeError,
-                   "KVCache: expected num_layers of 1 or more, got 0"),
-        "integers": (lambda: ct.KVCache(1, 1, 1, 1, dtype="i32"), ct.DTypeError,
-                     "KVCache: expected a float dtype, got i32"),
-        "layer": (lambda: cache.append(k, k, 2), ct.ShapeError,
-                  "KVCache: expected a layer below 2, got 2"),
-        "layer from the end": (lambda: cache.attend(q, -1), ct.ShapeError,
-                               "KVCache: expected a layer below 2, got -1"),
-        "heads": (lambda: cache.append(q, q), ct.ShapeError,
-                  "KVCache: expected k [2, 2, tokens, 5], got [2, 4, 1, 5]"),
-        "rank": (lambda: cache.append(k[0], k[0]), ct.ShapeError,
-                 "KVCache: expected k [2, 2, tokens, 5], got [2, 1, 5]"),
-        "tokens of v": (lambda: cache.append(k, two), ct.ShapeError,
-                        "KVCache: expected v [2, 2, tokens, 5], got [2, 2, 2, 5]"),
-        "no tokens": (lambda: cache.append(k[:, :, :0], k[:, :, :0]), ct.ShapeError,
-                      "KVCache: expected k [2, 2, tokens, 5], got [2, 2, 0, 5]"),
-        "dtype": (lambda: cache.append(k, k.astype("f16")), ct.DTypeError,
-                  "KVCache: expected v of f32, got f16"),
-        "array": (lambda: cache.append(k.numpy(), k), ct.DTypeError,  # type: ignore[arg-type]
-                  "KVCache: expected a Tensor, got ndarray; ct.asarray makes one"),
-        "device": (lambda: cache.append(k, ct.zeros(k.shape, device=other)), ct.DeviceError,
-                   f"cache_write: operands on {d.device.name} and cpu; move one with .to(device)"),
-        "another number of tokens": (
-            after_a_step(lambda: cache.append(two, two, 1)), ct.ContractError,
-            "append: this step brings 1 tokens, layer 1 got 2"),
-        "a layer left out": (
-            after_a_step(next_step), ct.ContractError,
-            "KVCache: the last step is unfinished: layers [1] have no keys and values of it; "
-            "append them, or truncate to take the step back"),
-        "beginning twice": (
-            after_a_step(lambda: cache.begin(1)), ct.ContractError,
-            "KVCache: the last step is unfinished: layers [1] have no keys and values of it; "
-            "append them, or truncate to take the step back"),
-        "beginning nothing": (lambda: cache.begin(0), ct.ShapeError,
-                              "begin: expected a number of tokens of 1 or more, got 0"),
-        "full": (lambda: cache.append(two, two), ct.KVCacheFullError,
-                 "KVCache: 2 of 3 positions are filled; no room for 2 more"),
-        "full at the beginning": (lambda: cache.begin(1000), ct.KVCacheFullError,
-                                  "KVCache: 2 of 3 positions are filled; no room for 1,000 more"),
-        "more than there is ever": (lambda: cache.append(long, long), ct.KVCacheFullError,
-                                    "KVCache: 5 tokens at once; the capacity is 3"),
-        "attending first": (
-            after_a_step(lambda: cache.attend(q, 1)), ct.ContractError,
-            "attend: layer 1 has no keys and values of this step; append them first"),
-        "queries": (
-            after_a_step(lambda: cache.attend(d.tensor(d.draw(HEADS, 2)))), ct.ShapeError,
-            "attend: expected q [2, a multiple of 2, 1, 5], got [2, 4, 2, 5]"),
-        "query heads": (
-            after_a_step(lambda: cache.attend(q[:, :3])), ct.ShapeError,
-            "attend: expected q [2, a multiple of 2, 1, 5], got [2, 3, 1, 5]"),
-        "longer": (lambda: cache.truncate(3), ct.ShapeError,
-                   "truncate: expected lengths of 0 to [2, 2], got [3, 3]"),
-        "one of them longer": (lambda: cache.truncate([1, 3]), ct.ShapeError,
-                               "truncate: expected lengths of 0 to [2, 2], got [1, 3]"),
-        "less than nothing": (lambda: cache.truncate(-1), ct.ShapeError,
-                              "truncate: expected lengths of 0 to [2, 2], got [-1, -1]"),
-        "lengths of three": (lambda: cache.truncate([1, 1, 1]), ct.ShapeError,
-                             "truncate: expected lengths of 0 to [2, 2], got [1, 1, 1]"),
-        "past the end": (lambda: cache.write(1, two, two), ct.ShapeError,
-                         "write: expected 2 positions among the 2 that are filled, got a start "
-                         "of 1"),
-        "before the start": (lambda: cache.write(-1, k, k), ct.ShapeError,
-                             "write: expected a position of 0 or more, got -1"),
-        "a position of a fraction": (lambda: cache.write(0.5, k, k),  # type: ignore[arg-type]
-                                     ct.ShapeError,
-                                     "write: expected a position of 0 or more, got 0.5"),
-        "a capacity of a fraction": (
-            lambda: ct.KVCache(1, 1, 1, 1.5), ct.ShapeError,  # type: ignore[arg-type]
-            "KVCache: expected capacity of 1 or more, got 1.5"),
-        "a layer of a fraction": (
-            lambda: cache.append(k, k, 0.5), ct.ShapeError,  # type: ignore[arg-type]
-            "KVCache: expected a layer below 2, got 0.5"),
-        "truncated to a fraction": (
-            lambda: cache.truncate(0.5), ct.ShapeError,  # type: ignore[arg-type]
-            "truncate: expected lengths, got ((0.5, 0.5),)"),
-        "queries of NumPy": (
-            after_a_step(lambda: cache.attend(q.numpy())), ct.DTypeError,  # type: ignore[arg-type]
-            "attend: expected a Tensor, got ndarray; ct.asarray makes one"),
-    }  # fmt: skip
+UNFINISHED = (
+    "KVCache: the last step is unfinished: layers [1] have no keys and values of it; append them, "
+    "or truncate to take the step back"
+)
+ANOTHER: ct.Device = ct.device("cpu", cache=ct.PipelineCache())
+# Error, its text, and a call on a cache of 2 layers and 3 positions, of which 2 are filled. The
+# calls get keys of 1 and 2 tokens, and queries; those of `AFTER` come when layer 0 has the next.
+Mistake = Callable[[ct.KVCache, Any, Any, Any], Any]
+MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
+    (ct.ShapeError, "KVCache: expected batch of 1 or more, got 0",
+     lambda c, k, two, q: ct.KVCache(0, 1, 1, 1)),
+    (ct.ShapeError, "KVCache: expected num_layers of 1 or more, got 0",
+     lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, num_layers=0)),
+    (ct.ShapeError, "KVCache: expected capacity of 1 or more, got 1.5",
+     lambda c, k, two, q: ct.KVCache(1, 1, 1, 1.5)),  # type: ignore[arg-type]
+    (ct.DTypeError, "KVCache: expected a float dtype, got i32",
+     lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, dtype="i32")),
+    (ct.ShapeError, "KVCache: expected a layer below 2, got 2",
+     lambda c, k, two, q: c.append(k, k, 2)),
+    (ct.ShapeError, "KVCache: expected a layer below 2, got 0.5",
+     lambda c, k, two, q: c.append(k, k, 0.5)),  # type: ignore[arg-type]
+    (ct.ShapeError, "KVCache: expected a layer below 2, got -1",
+     lambda c, k, two, q: c.attend(q, -1)),
+    (ct.ShapeError, "KVCache: expected k [2, 2, tokens, 5], got [2, 4, 1, 5]",
+     lambda c, k, two, q: c.append(q, q)),
+    (ct.ShapeError, "KVCache: expected k [2, 2, tokens, 5], got [2, 1, 5]",
+     lambda c, k, two, q: c.append(k[0], k[0])),
+    (ct.ShapeError, "KVCache: expected v [2, 2, tokens, 5], got [2, 2, 2, 5]",
+     lambda c, k, two, q: c.append(k, two)),
+    (ct.ShapeError, "KVCache: expected k [2, 2, tokens, 5], got [2, 2, 0, 5]",
+     lambda c, k, two, q: c.append(k[:, :, :0], k[:, :, :0])),
+    (ct.DTypeError, "KVCache: expected v of f32, got f16",
+     lambda c, k, two, q: c.append(k, k.astype("f16"))),
+    (ct.DTypeError, "KVCache: expected a Tensor, got ndarray; ct.asarray makes one",
+     lambda c, k, two, q: c.append(k.numpy(), k)),
+    (ct.DeviceError, "cache_write: operands on {} and cpu; move one with .to(device)",
+     lambda c, k, two, q: c.append(k, ct.zeros(k.shape, device=ANOTHER))),
+    (ct.ShapeError, "begin: expected a number of tokens of 1 or more, got 0",
+     lambda c, k, two, q: c.begin(0)),
+    (ct.KVCacheFullError, "KVCache: 2 of 3 positions are filled; no room for 2 more",
+     lambda c, k, two, q: c.append(two, two)),
+    (ct.KVCacheFullError, "KVCache: 2 of 3 positions are filled; no room for 1,000 more",
+     lambda c, k, two, q: c.begin(1000)),
+    (ct.KVCacheFullError, "KVCache: 5 tokens at once; the capacity is 3",
+     lambda c, k, two, q: c.append(ct.concat([two, two, k], axis=2), ct.concat([two, two, k], 2))),
+    (ct.ShapeError, "truncate: expected lengths of 0 to [2, 2], got [3, 3]",
+     lambda c, k, two, q: c.truncate(3)),
+    (ct.ShapeError, "truncate: expected lengths of 0 to [2, 2], got [1, 3]",
+     lambda c, k, two, q: c.truncate([1, 3])),
+    (ct.ShapeError, "truncate: expected lengths of 0 to [2, 2], got [-1, -1]",
+     lambda c, k, two, q: c.truncate(-1)),
+    (ct.ShapeError, "truncate: expected lengths of 0 to [2, 2], got [1, 1, 1]",
+     lambda c, k, two, q: c.truncate([1, 1, 1])),
+    (ct.ShapeError, "truncate: expected lengths, got ((0.5, 0.5),)",
+     lambda c, k, two, q: c.truncate(0.5)),  # type: ignore[arg-type]
+    (ct.ShapeError, "write: expected 2 positions among the 2 that are filled, got a start of 1",
+     lambda c, k, two, q: c.write(1, two, two)),
+    (ct.ShapeError, "write: expected a position of 0 or more, got -1",
+     lambda c, k, two, q: c.write(-1, k, k)),
+    (ct.ShapeError, "write: expected a position of 0 or more, got 0.5",
+     lambda c, k, two, q: c.write(0.5, k, k)),  # type: ignore[arg-type]
+]  # fmt: skip
+AFTER: list[tuple[type[Exception], str, Mistake]] = [
+    (ct.ContractError, "append: this step brings 1 tokens, layer 1 got 2",
+     lambda c, k, two, q: c.append(two, two, 1)),
+    (ct.ContractError, UNFINISHED, lambda c, k, two, q: c.append(k, k, 0)),
+    (ct.ContractError, UNFINISHED, lambda c, k, two, q: c.begin(1)),
+    (ct.ContractError,
+     "attend: layer 1 has no keys and values of this step; append them first",
+     lambda c, k, two, q: c.attend(q, 1)),
+    (ct.ShapeError, "attend: expected q [2, a multiple of 2, 1, 5], got [2, 4, 2, 5]",
+     lambda c, k, two, q: c.attend(ct.concat([q, q], axis=2))),
+    (ct.ShapeError, "attend: expected q [2, a multiple of 2, 1, 5], got [2, 3, 1, 5]",
+     lambda c, k, two, q: c.attend(q[:, :3])),
+    (ct.DTypeError, "attend: expected a Tensor, got ndarray; ct.asarray makes one",
+     lambda c, k, two, q: c.attend(q.numpy())),
+]  # fmt: skip
 
 
-MISTAKES = tuple(_mistakes(decoder(ct.device("cpu"), capacity=3)))
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_leave_it_as_it_was(device: ct.Device, name: str) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_mistakes_leave_it_as_it_was(device: ct.Device, begun: bool) -> None:
     d = decoder(device, layers=2, capacity=3)
     d.step(2)
-    mistake, kind, text = _mistakes(d)[name]
-    with pytest.raises(kind) as caught:
-        mistake()
-    assert str(caught.value) == text
+    k, two, q = (d.tensor(d.draw(h, n)) for h, n in ((SHARED, 1), (SHARED, 2), (HEADS, 1)))
+    for kind, text, mistake in AFTER if begun else MISTAKES:
+        if begun:
+            d.cache.append(k, k)
+        with pytest.raises(kind) as caught:
+            mistake(d.cache, k, two, q)
+        assert str(caught.value) == text.format(device.name)
+        if begun:
+            d.cache.truncate(2)
+        assert d.cache.lengths == (2, 2)
     d.step(1)
     d.check()
 

@@ -47,6 +47,16 @@ SHAPES = {
     "layers.0.weight": (4, 5), "layers.1.weight": (4, 4), "layers.1.bias": (4,),
     "norm.weight": (4,), "norm.bias": (4,),
 }  # fmt: skip
+CHECKPOINT_OF_AUDIO = {
+    "front.conv1.weight": (4, 3, 3), "front.conv1.bias": (4,), "front.conv2.weight": (4, 4, 3),
+    "front.conv2.bias": (4,), "front.embed_positions.weight": (5, 4),
+    **{f"block.self_attn.{n}.weight": (4, 4) for n in ("q_proj", "k_proj", "v_proj", "out_proj")},
+    **{f"block.self_attn.{n}.bias": (4,) for n in ("q_proj", "v_proj", "out_proj")},
+    "block.fc1.weight": (8, 4), "block.fc1.bias": (8,), "block.fc2.weight": (4, 8),
+    "block.fc2.bias": (4,),
+    **{f"block.self_attn_layer_norm.{n}": (4,) for n in ("weight", "bias")},
+    **{f"block.final_layer_norm.{n}": (4,) for n in ("weight", "bias")},
+}  # fmt: skip
 PATHS = [
     "both.weight", "both.bias", "layers.0.weight", "layers.1.weight", "layers.1.bias",
     "norm.weight", "norm.bias",
@@ -241,24 +251,53 @@ def test_state_dict_is_what_load_parameters_takes(device: ct.Device) -> None:
         np.testing.assert_allclose(tensor.numpy(), state[name].numpy(), rtol=2.0**-8)
 
 
+class Audio(nn.Module):
+    """Parameters whose form in a checkpoint is another: stacked, turned, named as a layer."""
+
+    def __init__(self) -> None:
+        self.front = nn.ConvFrontend(3, 4, 5)
+        self.block = nn.EncoderBlock(4, 2, 8, unbiased=("k_proj",))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.front(x))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_arrays_of_a_state_dict_are_loaded(device: ct.Device, kind: str) -> None:
+    rng = np.random.default_rng(3)
+    first, again = Audio(), Audio()
+    of_file = {n: rng.standard_normal(s).astype(np.float32) for n, s in CHECKPOINT_OF_AUDIO.items()}
+    first.load_parameters(of_file, device=device, dtype=kind)
+    saved = {n: t.numpy() for n, t in first.state_dict().items()}
+    again.load_parameters(saved, device=device, dtype=kind)
+    for (name, tensor), (_, other) in zip(
+        first.named_parameters(), again.named_parameters(), strict=True
+    ):
+        assert tensor.dtype is other.dtype
+        np.testing.assert_array_equal(tensor.numpy(), other.numpy(), err_msg=name)
+    assert not np.any(saved["block.self_attn.qkv.bias"][4:8])
+
+
+def test_tensors_by_the_names_of_a_checkpoint() -> None:
+    """Stacked as arrays are, also where the parts are on a device."""
+    first, again, given = Block(), Block(), tensors()
+    first.load_parameters(given, device="cpu")
+    there: dict[str, Any] = {n: ct.asarray(a, device="cpu") for n, a in given.items()}
+    again.load_parameters(there, device="cpu")
+    for name, tensor in again.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), first.state_dict()[name].numpy())
+
+
 def test_a_state_dict_that_does_not_fit() -> None:
     block = Block()
     block.load_parameters(tensors(), device="cpu")
     state: dict[str, Any] = block.state_dict()
+    bias = state["norm.bias"]
     cases: list[tuple[dict[str, Any], str]] = [
-        (
-            {**state, "norm.bias": state["norm.bias"][:2]},
-            r"norm\.bias: expected shape \[4\], got \[2",
-        ),
-        (
-            {**state, "norm.bias": state["norm.bias"].astype("i32")},
-            "expected f32, f16 or bf16, got",
-        ),
-        ({**state, "more": state["norm.bias"]}, "missing: none; left over: more$"),
-        (
-            {n: t for n, t in state.items() if n != "norm.bias"},
-            r"missing: norm\.bias; left over: none",
-        ),
+        ({**state, "norm.bias": bias[:2]}, r"norm\.bias: expected shape \[4\], got \[2"),
+        ({**state, "norm.bias": bias.astype("i32")}, "expected f32, f16 or bf16, got"),
+        ({**state, "more": bias}, "missing: none; left over: more$"),
+        ({n: t for n, t in state.items() if t is not bias}, r"missing: norm\.bias; left over: no"),
     ]
     for given, text in cases:
         with pytest.raises(WeightsError, match=text):
@@ -376,17 +415,13 @@ def test_parameters_are_floats_on_the_device() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "error", "text"),
     [
-        (
-            "second.weight",
-            np.zeros((2, 4), np.float32),
-            WeightsError,
-            r"tensor second\.weight: expected shape \[3, 4\], got \[2, 4\]",
-        ),
+        ("second.weight", np.zeros((2, 4), np.float32), WeightsError,
+         r"tensor second\.weight: expected shape \[3, 4\], got \[2, 4\]"),
         ("norm.bias", np.zeros(4, np.int32), WeightsError, r"norm\.bias: .*bf16, got i32"),
         ("norm.bias", np.zeros(4), DTypeError, "float64 has no storage type"),
         ("model.norm.bias", np.zeros(4, np.float32), WeightsError, "both stand for norm.bias"),
     ],
-)
+)  # fmt: skip
 def test_tensors_that_do_not_fit(name: str, value: Array, error: type, text: str) -> None:
     block = Block()
     with pytest.raises(error, match=text), ct.ledger() as led:

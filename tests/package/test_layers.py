@@ -61,6 +61,7 @@ LATE: dict[tuple[str, str], str] = {
     ("tasks", "models"): "`import centella` is quick: a family loads with the first model of it",
     ("tasks", "tasks"): "the same: the tokenizer loads with the first model",
     ("weights", "huggingface_hub"): "extra `models`",
+    ("weights", "difflib"): "only a name that is wrong is compared with others",
     ("tasks", "tokenizers"): "extra `models`",
     ("tasks", "jinja2"): "extra `models`",
     ("cli", "readline"): "only a chat edits lines; Windows has none",

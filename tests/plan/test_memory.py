@@ -36,8 +36,8 @@ def encoder(device: ct.Device, dtype: str = "f32") -> BertModel:
 
 
 def shapes_of(model: BertModel) -> list[tuple[str, Any]]:
-    """Every tensor of a checkpoint of this model, and its shape."""
-    return [part for wanted in module._wanted(model) for part in wanted.parts]
+    """Every parameter of this model by its path, and its shape."""
+    return [(path, value.shape) for path, _, _, value in module._walk(model)]
 
 
 def planned(device: ct.Device, *outputs: ct.Tensor) -> Plan:

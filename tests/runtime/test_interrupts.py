@@ -111,6 +111,28 @@ def test_a_section_that_lasts_too_long_is_interrupted(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("guarded")
+def test_an_overdue_interrupt_that_another_handler_takes_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", 0.01)
+    ours, taken = interrupts.getsignal(signal.SIGINT), []
+
+    @uninterrupted
+    def outlasted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
+        time.sleep(0.1)
+        signal.signal(signal.SIGINT, ours)
+
+    outlasted()
+    assert taken == [signal.SIGINT]
+    monkeypatch.undo()
+    done: list[str] = []
+    after(section, done)
+    assert done == ["begun", "ended"]
+
+
+@pytest.mark.usefixtures("guarded")
 def test_long_work_in_a_section_asks_at_its_checkpoints() -> None:
     done: list[str] = []
 

@@ -148,6 +148,8 @@ def test_threads_share_one(tiny: Embedder) -> None:
         (["ok"], {"batch_size": "a"}, DTypeError, "encode: expected a whole number for batch_size"),
         (["ok"], {"batch_size": True}, DTypeError, "a whole number for batch_size, got True"),
         (["ok"], {"normalize": "yes"}, DTypeError, "encode: expected True or False for normalize"),
+        (["ok"], {"normalize_embeddings": True}, DTypeError, "_embeddings=; write normalize=$"),
+        (["ok"], {"convert_to_tensor": True}, DTypeError, "unknown argument convert_to_tensor=$"),
         (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
     ],
 )
@@ -423,62 +425,41 @@ def modules(*kinds: str) -> list[dict[str, Any]]:
 POOLED = modules("Transformer", "Pooling")
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, EmbedderConfig(64, "mean", False)),
-        ({"modules.json": modules("Transformer", "Normalize")}, EmbedderConfig(64, "mean", True)),
-        (
-            {"modules.json": POOLED, "1_Pooling/config.json": {"pooling_mode_cls_token": True}},
-            EmbedderConfig(64, "cls"),
-        ),
-        (
-            {
-                "modules.json": POOLED,
-                "1_Pooling/config.json": {"pooling_mode": "cls", "include_prompt": True},
-            },
-            EmbedderConfig(64, "cls"),
-        ),
-        (
-            {"sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": True}},
-            EmbedderConfig(16, "mean", False, True),
-        ),
-    ],
-)
+POOLING = "1_Pooling/config.json"
+SETTINGS: list[tuple[dict[str, Any], EmbedderConfig]] = [
+    ({}, EmbedderConfig(64, "mean", False)),
+    ({"modules.json": modules("Transformer", "Normalize")}, EmbedderConfig(64, "mean", True)),
+    ({"modules.json": POOLED, POOLING: {"pooling_mode_cls_token": True}},
+     EmbedderConfig(64, "cls")),
+    ({"modules.json": POOLED, POOLING: {"pooling_mode": "cls", "include_prompt": True}},
+     EmbedderConfig(64, "cls")),
+    ({"sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": True}},
+     EmbedderConfig(16, "mean", False, True)),
+]  # fmt: skip
+BOTH = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+WRONG: list[tuple[Any, dict[str, Any] | None, str]] = [
+    (modules("Dense"), None, "expected modules Transformer, .*models.Dense'"),
+    ({}, None, r"modules\.json: expected a JSON list, got dict"),
+    ([3], None, r"modules\.json: expected a list of objects, got \[3\]"),
+    (POOLED, None, r"config\.json: pooling: expected one of mean, cls, got none"),
+    (POOLED, {"pooling_mode_max_tokens": True}, "pooling: expected one of mean, cls, got max"),
+    (POOLED, {"pooling_mode": "lasttoken"}, "pooling: expected one of mean, cls, got lasttoken"),
+    (POOLED, BOTH, "pooling: expected one of mean, cls, got cls, mean"),
+]
+
+
+@pytest.mark.parametrize(("files", "expected"), SETTINGS)
 def test_settings_of_a_folder(
     tmp_path: Path, files: dict[str, Any], expected: EmbedderConfig
 ) -> None:
     assert EmbedderConfig.from_folder(write(tmp_path, files)) == expected
 
 
-@pytest.mark.parametrize(
-    ("files", "text"),
-    [
-        ({"modules.json": modules("Dense")}, "expected modules Transformer, .*models.Dense'"),
-        ({"modules.json": {}}, r"modules\.json: expected a JSON list, got dict"),
-        ({"modules.json": [3]}, r"modules\.json: expected a list of objects, got \[3\]"),
-        ({"modules.json": POOLED}, r"config\.json: pooling: expected one of mean, cls, got none"),
-        (
-            {"modules.json": POOLED, "1_Pooling/config.json": {"pooling_mode_max_tokens": True}},
-            "pooling: expected one of mean, cls, got max",
-        ),
-        (
-            {"modules.json": POOLED, "1_Pooling/config.json": {"pooling_mode": "lasttoken"}},
-            "pooling: expected one of mean, cls, got lasttoken",
-        ),
-        (
-            {
-                "modules.json": POOLED,
-                "1_Pooling/config.json": {
-                    "pooling_mode_cls_token": True,
-                    "pooling_mode_mean_tokens": True,
-                },
-            },
-            "pooling: expected one of mean, cls, got cls, mean",
-        ),
-    ],
-)
-def test_settings_that_are_none(tmp_path: Path, files: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(("listed", "pooling", "text"), WRONG)
+def test_settings_that_are_none(
+    tmp_path: Path, listed: Any, pooling: dict[str, Any] | None, text: str
+) -> None:
+    files = {"modules.json": listed} | ({} if pooling is None else {POOLING: pooling})
     with pytest.raises(WeightsError, match=text):
         EmbedderConfig.from_folder(write(tmp_path, files))
 

@@ -165,6 +165,19 @@ def test_no_folder(tmp_path: Path) -> None:
         load(tmp_path / "file", device="cpu")
 
 
+def test_a_name_that_is_nearly_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "tiny-bart").mkdir()  # which holds no model
+    for path, meant in (("minlm", "minilm"), ("tiny-bertt", "tiny-bert"),
+                        (f"{folder}t", str(folder)), ("MiniLM", "minilm")):  # fmt: skip
+        with pytest.raises(WeightsError, match=re.escape(f"; did you mean {meant!r}?")):
+            load(path, device="cpu")
+    with pytest.raises(WeightsError, match=r"got nothing at that path; for a repository"):
+        load("something-else", device="cpu")
+    with pytest.raises(WeightsError, match=r"^load: expected a model folder.*, got an empty text$"):
+        load("", device="cpu")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_files(folder: Path, name: str) -> None:
     (folder / name).unlink()
@@ -197,24 +210,11 @@ def test_every_family_has_a_config_and_a_model(model_type: str) -> None:
     assert listed <= names
 
 
-def test_truncated_file(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(WeightsError, match=r"model\.safetensors: tensor .*truncated"):
-        load(folder, device="cpu")
-
-
 @pytest.mark.parametrize("model_type", ["t5", None, 3, ["bert"]])
 def test_unknown_model_type(folder: Path, model_type: Any) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     text = re.escape(f"config.json: model_type: expected {', '.join(FAMILIES)}, got {model_type!r}")
     with pytest.raises(WeightsError, match=text):
-        load(folder, device="cpu")
-
-
-def test_config_that_is_no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-    with pytest.raises(WeightsError, match=r"config\.json: expected JSON"):
         load(folder, device="cpu")
 
 

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ import centella as ct
 from centella.serving import Batcher
 from tests.support.model_common import DATA
 
-T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
 
@@ -51,15 +51,18 @@ def batcher_of(model: Any, **options: Any) -> Batcher:
     return Batcher(model, **options)
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run it; no task but its own is there when it ends."""
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test on an event loop of its own; no task but its own is there when it ends."""
 
-    async def watched() -> T:
-        result = await main
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return result
+    @wraps(test)
+    def run(**given: Any) -> None:
+        async def watched() -> None:
+            await test(**given)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    return asyncio.run(watched(), debug=True)
+        asyncio.run(watched(), debug=True)
+
+    return run
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -82,30 +85,24 @@ def words(count: int) -> list[str]:
 # -- an Embedder ----------------------------------------------------------------------------------
 
 
-def test_requests_get_their_own_vectors() -> None:
+@in_loop
+async def test_requests_get_their_own_vectors() -> None:
     model = ct.load(DATA / "tiny-bert", device="cpu")
     texts = [f"request {i} " * (1 + i % 5) for i in range(100)]
-
-    async def main() -> tuple[list[Array], int]:
-        async with Batcher(model, max_wait=1.0) as batcher:
-            return await asyncio.gather(*map(batcher.encode, texts)), batcher.batches
-
-    vectors, batches = run(main())
-    assert batches == 4
+    async with Batcher(model, max_wait=1.0) as batcher:
+        vectors = await asyncio.gather(*map(batcher.encode, texts))
+    assert batcher.batches == 4
     assert all(v.shape == (48,) and v.dtype == np.float32 and v.base is None for v in vectors)
     np.testing.assert_allclose(vectors, model.encode(texts), atol=1e-6)
 
 
-def test_a_bad_text_fails_its_own_request_alone() -> None:
+@in_loop
+async def test_a_bad_text_fails_its_own_request_alone() -> None:
     model = ct.load(DATA / "tiny-bert", device="cpu")
     texts = ["one storm", "bad \ud800", "two storms", "a river", "worse \udfff"]
     good, bad = [0, 2, 3], [1, 4]
-
-    async def main() -> list[Any]:
-        async with Batcher(model, max_wait=1.0, batch_size=5) as batcher:
-            return await asyncio.gather(*map(batcher.encode, texts), return_exceptions=True)
-
-    found = run(main())
+    async with Batcher(model, max_wait=1.0, batch_size=5) as batcher:
+        found: list[Any] = await asyncio.gather(*map(batcher.encode, texts), return_exceptions=True)
     np.testing.assert_allclose(
         [found[i] for i in good], model.encode([texts[i] for i in good]), atol=1e-6
     )
@@ -116,65 +113,53 @@ def test_a_bad_text_fails_its_own_request_alone() -> None:
 
 
 @pytest.mark.devices("cpu")
-def test_it_counts_where_it_was_constructed(device: ct.Device) -> None:
+@in_loop
+async def test_it_counts_where_it_was_constructed(device: ct.Device) -> None:
     model = ct.load(DATA / "tiny-bert", device=device)
-
-    async def main() -> None:
-        with ct.ledger() as led:
-            batcher = Batcher(model, max_wait=1.0, batch_size=2)
-        with ct.forbid("transfer"), ct.ledger() as request:
-            await asyncio.gather(batcher.encode("a"), batcher.encode("b"))
-        await batcher.close()
-        assert (led.counts.submissions, request.counts.submissions) == (1, 0)
-
-    run(main())
+    with ct.ledger() as led:
+        batcher = Batcher(model, max_wait=1.0, batch_size=2)
+    with ct.forbid("transfer"), ct.ledger() as request:
+        await asyncio.gather(batcher.encode("a"), batcher.encode("b"))
+    await batcher.close()
+    assert (led.counts.submissions, request.counts.submissions) == (1, 0)
 
 
 # -- batches --------------------------------------------------------------------------------------
 
 
-def test_a_full_batch_starts_at_once() -> None:
+@in_loop
+async def test_a_full_batch_starts_at_once() -> None:
     model = Lengths()
-
-    async def main() -> list[Any]:
-        async with batcher_of(model, batch_size=3, max_wait=1000.0) as batcher:
-            first = asyncio.gather(*map(batcher.encode, words(2)))
-            await asyncio.sleep(0.01)
-            assert model.calls == []
-            last = await batcher.encode("xxx")
-            return [float(v[0]) for v in (*await first, last)]
-
-    assert run(main()) == [1, 2, 3]
+    async with batcher_of(model, batch_size=3, max_wait=1000.0) as batcher:
+        first = asyncio.gather(*map(batcher.encode, words(2)))
+        await asyncio.sleep(0.01)
+        assert model.calls == []
+        last = await batcher.encode("xxx")
+        assert [float(v[0]) for v in (*await first, last)] == [1, 2, 3]
     assert model.calls == [words(3)]
     assert model.threads.isdisjoint({threading.main_thread().name})
 
 
-def test_what_arrives_while_a_batch_runs_is_the_next() -> None:
+@in_loop
+async def test_what_arrives_while_a_batch_runs_is_the_next() -> None:
     model = Lengths()
-
-    async def main() -> list[Any]:
-        async with batcher_of(model, max_wait=0.0, batch_size=4) as batcher:
-            model.go.clear()
-            first = asyncio.create_task(batcher.encode("x" * 9))
-            await until(lambda: len(model.calls) == 1)
-            rest = [asyncio.create_task(batcher.encode(text)) for text in words(6)]
-            await asyncio.sleep(0.01)
-            assert len(model.calls) == 1
-            model.go.set()
-            return await outcomes(first, *rest)
-
-    assert run(main()) == [9, 1, 2, 3, 4, 5, 6]
+    async with batcher_of(model, max_wait=0.0, batch_size=4) as batcher:
+        model.go.clear()
+        first = asyncio.create_task(batcher.encode("x" * 9))
+        await until(lambda: len(model.calls) == 1)
+        rest = [asyncio.create_task(batcher.encode(text)) for text in words(6)]
+        await asyncio.sleep(0.01)
+        assert len(model.calls) == 1
+        model.go.set()
+        assert await outcomes(first, *rest) == [9, 1, 2, 3, 4, 5, 6]
     assert model.calls == [["x" * 9], words(6)[:4], words(6)[4:]]
 
 
-def test_more_requests_than_the_queue_has_room_for() -> None:
+@in_loop
+async def test_more_requests_than_the_queue_has_room_for() -> None:
     model = Lengths()
-
-    async def main() -> list[Any]:
-        async with batcher_of(model, queue_size=2, max_wait=1000.0) as batcher:
-            return await outcomes(*map(batcher.encode, words(8)))
-
-    assert run(main()) == [1, 2, 3, 4, 5, 6, 7, 8]
+    async with batcher_of(model, queue_size=2, max_wait=1000.0) as batcher:
+        assert await outcomes(*map(batcher.encode, words(8))) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [len(call) for call in model.calls] == [2, 2, 2, 2]  # a full queue is a full batch
 
 
@@ -190,30 +175,25 @@ def has_a_seven(texts: list[str]) -> Exception | None:
 
 
 @pytest.mark.parametrize(("fail", "bad"), [(too_large, set[int]()), (has_a_seven, {7})])
-def test_what_fails_together_is_tried_in_halves(
+@in_loop
+async def test_what_fails_together_is_tried_in_halves(
     fail: Callable[[list[str]], Exception | None], bad: set[int]
 ) -> None:
     model = Lengths(fail)
-
-    async def main() -> list[Any]:
-        async with batcher_of(model, batch_size=8, max_wait=1000.0) as batcher:
-            return await outcomes(*map(batcher.encode, words(8)))
-
-    found = run(main())
+    async with batcher_of(model, batch_size=8, max_wait=1000.0) as batcher:
+        found = await outcomes(*map(batcher.encode, words(8)))
     assert {n for n, x in enumerate(found, 1) if isinstance(x, ct.CentellaError)} == bad
     assert [x for x in found if isinstance(x, float)] == [n for n in range(1, 9) if n not in bad]
     done = [text for call in model.calls if not fail(call) for text in call]
     assert sorted(done) == [t for t in words(8) if len(t) not in bad]  # each once
 
 
-def test_a_lost_device_fails_the_batch_in_one_call() -> None:
+@in_loop
+async def test_a_lost_device_fails_the_batch_in_one_call() -> None:
     model = Lengths(lambda texts: ct.DeviceLostError("gone"))
-
-    async def main() -> list[Any]:
-        async with batcher_of(model, batch_size=4, max_wait=1000.0) as batcher:
-            return await outcomes(*map(batcher.encode, words(4)))
-
-    assert [type(x) for x in run(main())] == [ct.DeviceLostError] * 4
+    async with batcher_of(model, batch_size=4, max_wait=1000.0) as batcher:
+        found = await outcomes(*map(batcher.encode, words(4)))
+    assert [type(x) for x in found] == [ct.DeviceLostError] * 4
     assert len(model.calls) == 1
 
 
@@ -232,111 +212,91 @@ def test_what_it_refuses(options: dict[str, Any], text: str) -> None:
         batcher_of(Lengths(), **options)
 
 
-def test_what_is_no_text_is_refused_at_the_call() -> None:
-    model = Lengths()
-    wrong: Any = b"bytes"
-
-    async def main() -> None:
-        async with batcher_of(model) as batcher:
-            with pytest.raises(ct.DTypeError, match=r"Batcher\.encode: expected str, got bytes"):
-                await batcher.encode(wrong)
-
-    run(main())
+@in_loop
+async def test_what_is_no_text_is_refused_at_the_call() -> None:
+    model, wrong = Lengths(), b"bytes"
+    async with batcher_of(model) as batcher:
+        with pytest.raises(ct.DTypeError, match=r"Batcher\.encode: expected str, got bytes"):
+            await batcher.encode(wrong)  # type: ignore[arg-type]
     assert model.calls == []
 
 
 # -- cancelling and closing -----------------------------------------------------------------------
 
 
-def test_a_cancelled_request_disturbs_no_other() -> None:
+@in_loop
+async def test_a_cancelled_request_disturbs_no_other() -> None:
     model = Lengths()
-
-    async def main() -> list[Any]:
-        async with batcher_of(model, max_wait=0.0, queue_size=6) as batcher:
-            model.go.clear()
-            running = [asyncio.create_task(batcher.encode(text)) for text in words(3)]
-            await until(lambda: len(model.calls) == 1)
-            texts = ["x" * n for n in (10, 11, 12, 13)]  # the last waits for room
-            waiting = [asyncio.create_task(batcher.encode(text)) for text in texts]
-            await asyncio.sleep(0)
-            for task in (running[0], waiting[1]):
-                task.cancel()
-            await asyncio.sleep(0)
-            model.go.set()
-            return await outcomes(*running, *waiting)
-
-    found = run(main())
+    async with batcher_of(model, max_wait=0.0, queue_size=6) as batcher:
+        model.go.clear()
+        running = [asyncio.create_task(batcher.encode(text)) for text in words(3)]
+        await until(lambda: len(model.calls) == 1)
+        texts = ["x" * n for n in (10, 11, 12, 13)]  # the last waits for room
+        waiting = [asyncio.create_task(batcher.encode(text)) for text in texts]
+        await asyncio.sleep(0)
+        for task in (running[0], waiting[1]):
+            task.cancel()
+        await asyncio.sleep(0)
+        model.go.set()
+        found = await outcomes(*running, *waiting)
     assert [type(found[i]) for i in (0, 4)] == [asyncio.CancelledError] * 2
     assert [x for x in found if isinstance(x, float)] == [2, 3, 10, 12, 13]
     assert "x" * 11 not in [text for call in model.calls for text in call]
 
 
-def test_all_requests_cancelled() -> None:
+@in_loop
+async def test_all_requests_cancelled() -> None:
     model = Lengths()
-
-    async def main() -> float:
-        async with batcher_of(model, batch_size=3, max_wait=0.05) as batcher:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await asyncio.gather(*map(batcher.encode, words(2)))
-            await asyncio.sleep(0.1)
-            assert model.calls == []
-            return float((await batcher.encode("xxx"))[0])
-
-    assert run(main()) == 3
+    async with batcher_of(model, batch_size=3, max_wait=0.05) as batcher:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.gather(*map(batcher.encode, words(2)))
+        await asyncio.sleep(0.1)
+        assert model.calls == []
+        assert (await batcher.encode("xxx"))[0] == 3
 
 
-def test_closing_embeds_what_waits() -> None:
+@in_loop
+async def test_closing_embeds_what_waits() -> None:
+    batcher = batcher_of(Lengths(), batch_size=2, queue_size=3, max_wait=1000.0)
+    tasks = [asyncio.create_task(batcher.encode(text)) for text in words(7)]
+    await asyncio.sleep(0)
+    await batcher.close()
+    assert all(task.done() for task in tasks)
+    with pytest.raises(ct.ContractError, match="expected an open Batcher, got one that is cl"):
+        await batcher.encode("late")
+    await batcher.close()
+    assert await outcomes(*tasks) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@in_loop
+async def test_closing_without_draining() -> None:
     model = Lengths()
-
-    async def main() -> list[Any]:
-        batcher = batcher_of(model, batch_size=2, queue_size=3, max_wait=1000.0)
-        tasks = [asyncio.create_task(batcher.encode(text)) for text in words(7)]
-        await asyncio.sleep(0)
-        await batcher.close()
-        assert all(task.done() for task in tasks)
-        with pytest.raises(ct.ContractError, match="expected an open Batcher, got one that is cl"):
-            await batcher.encode("late")
-        await batcher.close()
-        return await outcomes(*tasks)
-
-    assert run(main()) == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_closing_without_draining() -> None:
-    model = Lengths()
-
-    async def main() -> list[Any]:
-        batcher = batcher_of(model, batch_size=2, queue_size=4, max_wait=0.0)
-        model.go.clear()
-        tasks = [asyncio.create_task(batcher.encode(text)) for text in words(7)]
-        await until(lambda: len(model.calls) == 1)
-        closing = asyncio.create_task(batcher.close(drain=False))
-        await until(lambda: sum(task.done() for task in tasks) == 5)
-        assert not closing.done()  # two are with the model
-        model.go.set()
-        await closing
-        return await outcomes(*tasks)
-
-    found = run(main())
+    batcher = batcher_of(model, batch_size=2, queue_size=4, max_wait=0.0)
+    model.go.clear()
+    tasks = [asyncio.create_task(batcher.encode(text)) for text in words(7)]
+    await until(lambda: len(model.calls) == 1)
+    closing = asyncio.create_task(batcher.close(drain=False))
+    await until(lambda: sum(task.done() for task in tasks) == 5)
+    assert not closing.done()  # two are with the model
+    model.go.set()
+    await closing
+    found = await outcomes(*tasks)
     assert found[:2] == [1, 2]
     assert all(isinstance(x, ct.ContractError) and "closed" in str(x) for x in found[2:])
     assert model.calls == [words(2)]
 
 
-def test_an_exception_in_the_block_answers_what_waits() -> None:
+@in_loop
+async def test_an_exception_in_the_block_answers_what_waits() -> None:
     model = Lengths()
-
-    async def main() -> list[Any]:
-        tasks: list[asyncio.Task[Array]] = []
-        with pytest.raises(KeyError):
-            async with batcher_of(model, max_wait=1000.0) as batcher:
-                tasks.append(asyncio.create_task(batcher.encode("x")))
-                await asyncio.sleep(0)
-                raise KeyError("app")
-        return await outcomes(*tasks)
-
-    (error,) = run(main())
+    tasks: list[asyncio.Task[Array]] = []
+    with pytest.raises(KeyError):
+        async with batcher_of(model, max_wait=1000.0) as batcher:
+            tasks.append(asyncio.create_task(batcher.encode("x")))
+            await asyncio.sleep(0)
+            raise KeyError("app")
+    (error,) = await outcomes(*tasks)
     assert isinstance(error, ct.ContractError) and model.calls == []
 
 
@@ -353,25 +313,32 @@ def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
     assert model.calls == []
 
 
-def test_its_task_cancelled_from_outside() -> None:
+@in_loop
+async def test_its_task_cancelled_from_outside() -> None:
     model = Lengths()
+    batcher = batcher_of(model, max_wait=0.0, batch_size=1)
+    model.go.clear()
+    tasks = [asyncio.create_task(batcher.encode(text)) for text in words(2)]
+    await until(lambda: len(model.calls) == 1)
+    own = {*tasks, asyncio.current_task()}
+    (serving,) = (t for t in asyncio.all_tasks() - own if "_serve" in repr(t.get_coro()))
+    serving.cancel()
+    for error in await outcomes(*tasks):
+        assert isinstance(error, ct.ContractError) and "was cancelled" in str(error)
+    model.go.set()
+    assert (await batcher.encode("xxxx"))[0] == 4
+    await batcher.close()
 
-    async def main() -> tuple[list[Any], float]:
-        batcher = batcher_of(model, max_wait=0.0, batch_size=1)
-        model.go.clear()
-        tasks = [asyncio.create_task(batcher.encode(text)) for text in words(2)]
-        await until(lambda: len(model.calls) == 1)
-        (serving,) = asyncio.all_tasks() - {*tasks} - {asyncio.current_task()}
-        serving.cancel()
-        found = await outcomes(*tasks)
-        model.go.set()
-        after = float((await batcher.encode("xxxx"))[0])
-        await batcher.close()
-        return found, after
 
-    found, after = run(main())
-    assert all(isinstance(x, ct.ContractError) and "was cancelled" in str(x) for x in found)
-    assert after == 4
+@in_loop
+async def test_a_loop_whose_executor_was_shut_down() -> None:
+    batcher = batcher_of(Lengths(), max_wait=0.0, batch_size=2)
+    await batcher.encode("x")
+    await asyncio.get_running_loop().shutdown_default_executor()
+    for error in await outcomes(*map(batcher.encode, words(3))):
+        assert isinstance(error, ct.ContractError)
+        assert "expected an event loop that can start threads" in str(error)
+    await batcher.close()
 
 
 def test_one_event_loop() -> None:

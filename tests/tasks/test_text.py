@@ -105,7 +105,7 @@ def test_pad_id(tmp_path: Path, files: dict[str, Any], pad_id: int | None) -> No
         (7, TypeError, "got int"),
         (["ok", None], TypeError, r"texts\[1\]: expected str, got NoneType"),
         ([("a", "b")], TypeError, r"texts\[0\]: expected str, got tuple"),
-        (["ok", "bad \ud800"], ValueError, r"texts\[1\]: expected valid Unicode, got a lone"),
+        (["ok", "bad \ud800"], ValueError, r"texts\[1\]: expected valid U.* '\\ud800' at 4"),
     ],
 )
 def test_texts_that_are_none(tiny: Tokenizer, texts: Any, error: type, text: str) -> None:
@@ -144,11 +144,7 @@ def test_max_length_of_models(model: str, length: int) -> None:
     assert max_length(folder_of(model)) == length
 
 
-SENTENCE, TOKENIZER, CONFIG = (
-    "sentence_bert_config.json",
-    "tokenizer_config.json",
-    "config.json",
-)
+SENTENCE, TOKENIZER, CONFIG = ("sentence_bert_config.json", "tokenizer_config.json", "config.json")
 NO_LIMIT = 1000000000000000019884624838656  # what transformers writes for "no limit"
 
 

@@ -90,6 +90,38 @@ def test_other_names_of_arguments() -> None:
             function(*given, dim=0)
 
 
+def test_other_names_of_devices() -> None:
+    for name, meant in (("mps", "webgpu"), ("gpu", "webgpu or cuda; ct.device"), ("CPU", "cpu"),
+                        ("CUDA:0", "cuda"), ("vulkan", "webgpu")):  # fmt: skip
+        with pytest.raises(ct.DeviceError, match=f"^unknown device '{name}'; .*; write {meant}"):
+            ct.device(name)
+    with pytest.raises(ct.DeviceError, match=r"or simulator$"):
+        ct.device("fpga")
+
+
+def test_a_shape_is_one_argument() -> None:
+    for name in ("zeros", "ones", "empty"):
+        maker: Any = getattr(ct, name)
+        with pytest.raises(ct.DTypeError, match=rf"^{name}: expected a dtype, .* as in \(2, 3\)$"):
+            maker(2, 3)
+    with pytest.raises(ct.DTypeError, match=r"^zeros: expected a dtype, got 3"):
+        ct.zeros(2, 3, 4)  # type: ignore[arg-type]
+    with pytest.raises(ct.DTypeError, match=r"^5 is not a storage type"):
+        ct.ones((2, 3), 5)
+
+
+def test_other_names_of_a_launchs_size() -> None:
+    @ct.kernel
+    def copied(x: ct.In[ct.f32], y: ct.Out[ct.f32]) -> None:
+        y[ct.lang.global_id()] = x[ct.lang.global_id()]
+
+    x = ct.asarray(X[0], device="cpu")
+    with pytest.raises(ct.TraceError, match=r"^copied: unknown \['thread'\]; write threads=$"):
+        copied(x, ct.empty(3, device="cpu"), thread=3)
+    with pytest.raises(ct.TraceError, match=r"^copied: unknown \['blocks'\]; write groups=$"):
+        copied(x, ct.empty(3, device="cpu"), blocks=3)
+
+
 def test_the_axis_of_a_new_dimension() -> None:
     """Each spelling of the hint is right for its axis."""
     x: Any = ct.asarray(X, device="cpu")

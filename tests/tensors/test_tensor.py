@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import centella as ct
+from centella.dtypes import dtype_of
 from centella.specs import make_spec
 from centella.tensors.display import as_html
 from centella.tensors.views import indexed, reshaped
@@ -90,10 +91,28 @@ def test_integers_must_fit(device: ct.Device) -> None:
         (np.array([0, 2**40]), "i32", "1099511627776 does not fit i32"),
         ([-1], "u32", "-1 does not fit u32"),
         ([300], "u8", "300 does not fit u8"),
+        ([[1, -(10**30)]], "u8", "-1000000000.* does not fit any integer dtype"),
+        (10**30, None, "1000000000.* does not fit any integer dtype"),
     ):
         with pytest.raises(ct.DTypeError, match=f"asarray: {text}"):
             ct.asarray(data, kind, device)
     np.testing.assert_array_equal(ct.asarray([2**31], "u32", device).numpy(), [2**31])
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8", "i32", "u32"])
+def test_floats_beyond_an_integer_dtype_saturate(device: ct.Device, kind: str) -> None:
+    """From the host and on the device, of every float dtype: the nearest end; NaN is 0."""
+    info = np.iinfo(dtype_of(kind).numpy)
+    floats = [1e30, -1e30, np.inf, -np.inf, np.nan, 300.7, -300.7, -0.9, 2.0**31, -(2.0**31)]
+    for stored in ("f32", "f16", "bf16"):
+        x = ct.asarray(floats, stored, device)
+        known = np.nan_to_num(np.trunc(x.numpy().astype(np.float64)), nan=0.0)
+        wanted = np.clip(known, info.min, info.max).astype(np.int64)
+        np.testing.assert_array_equal(x.astype(kind).numpy(), wanted)
+        if stored == "f32":
+            np.testing.assert_array_equal(ct.asarray(floats, kind, device).numpy(), wanted)
+    beyond = ct.asarray([1e39, -70000.0], "f16", device).numpy()
+    np.testing.assert_array_equal(beyond, [np.inf, -np.inf])
 
 
 def test_data_that_is_no_array(device: ct.Device) -> None:

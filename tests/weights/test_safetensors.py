@@ -66,6 +66,15 @@ def test_every_dtype(tmp_path: Path, name: str, dtype: dtypes.DType | None, nump
         assert tensor.array.dtype == dtype.numpy
 
 
+def test_a_bool_that_is_neither_0_nor_1(tmp_path: Path) -> None:
+    """NumPy's bools of such bytes would be true, and yet not equal to True."""
+    header = {"x": entry([3], 0, 3, "BOOL"), "none": entry([0], 3, 3, "BOOL")}
+    tensors = read_file(write(tmp_path / "m.safetensors", header, b"\0\1\2"))
+    with pytest.raises(WeightsError, match=r"m\.safetensors: tensor 'x': .* 0 or 1 .*, got 2$"):
+        _ = tensors["x"].array
+    assert tensors["none"].array.shape == (0,)
+
+
 def test_data_is_read_each_time_into_memory_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path / "m.safetensors", {"x": entry([4], 0, 16)}, bytes(16))
     tensor = read_file(file)["x"]
@@ -143,6 +152,7 @@ MALFORMED: dict[str, tuple[Any, bytes, int | None, str]] = {
     "shape product": ({"x": entry([3], 0, 8)}, bytes(8), None, r"expected 12 bytes .* got 8"),
     "shape that overflows": ({"x": entry([2**62, 8], 0, 0)}, b"", None, "expected .* bytes"),
     "rank 65": ({"x": entry([1] * 65, 0, 4)}, bytes(4), None, "NumPy can hold"),
+    "sizes beyond 2**63": ({"x": entry([0, 2**62, 8], 0, 0)}, b"", None, "NumPy can hold"),
     "size 2**63": ({"x": entry([0, 2**63], 0, 0)}, b"", None, "NumPy can hold"),
     "truncated data": ({"x": F32_2}, bytes(7), None, "up to byte 8, got 7"),
     "out of range": ({"x": entry([2], 4, 12)}, bytes(8), None, "up to byte 12, got 8"),

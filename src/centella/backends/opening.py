@@ -27,6 +27,13 @@ NATIVES: dict[str, str] = {
     "wgpu": "webgpu",
     **dict.fromkeys(("cuda", "cupy", "torch", "centella", "int"), "cuda"),
 }
+# What to write, by what other libraries call a device.
+OTHERS = {
+    "gpu": "webgpu or cuda; ct.device() chooses",
+    "nvidia": "cuda",
+    "numpy": "cpu",
+    **dict.fromkeys(("mps", "metal", "vulkan", "dx12", "xpu", "rocm", "hip", "wgpu"), "webgpu"),
+}
 AFTER_FORK = (
     "GPU drivers do not survive a fork. Start processes by multiprocessing.get_context('spawn') "
     "or 'forkserver', or open the device in the children alone; the CPU works on either side"
@@ -53,9 +60,11 @@ def open_backend(name: str, native: object, options: dict[str, object]) -> Backe
     if native is not None and kind not in GPUS:
         raise DeviceError(f"{kind}: expected no native=, it has no driver; got {native!r}")
     if kind not in BACKENDS or (which and kind not in GPUS):
+        meant = kind.lower() if kind.lower() in BACKENDS else OTHERS.get(kind.lower())
         raise DeviceError(
             f"unknown device {name.removesuffix(':')!r}; expected cpu, webgpu, "
             f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
+            f"{f'; write {meant}' if meant else ''}"
         )
     chosen = {"which": which, "native": native} if kind in GPUS else {}
     try:

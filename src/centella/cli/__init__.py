@@ -18,6 +18,10 @@ def main() -> None:
         if find_spec(package) is None:
             print(f"centella: {MissingExtraError(package, 'cli')}", file=sys.stderr)
             sys.exit(1)
-    from centella.cli.app import build
+    sys.exit(run(_command))
 
-    sys.exit(run(lambda: build()(prog_name="centella")))
+
+def _command() -> None:
+    from centella.cli.app import build  # where Ctrl-C is handled already
+
+    build()(prog_name="centella")

@@ -28,94 +28,62 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for name, (run, short, help_) in COMMANDS.items():
-        app.command(name, short_help=short, help=help_)(run)
+    for name, (run, short, what, examples) in COMMANDS.items():
+        # The backspace tells click to keep the lines that follow.
+        lines = [what, "", "\b", "Examples:", *(f"  {line}" for line in examples)]
+        app.command(name, short_help=short, help="\n".join(lines))(run)
     return app
 
 
-def _help(what: str, *examples: str) -> str:
-    """The help of a command; the backspace tells click to keep the lines that follow."""
-    return "\n".join([what, "", "\b", "Examples:", *(f"  {line}" for line in examples)])
-
-
-# Each command: what it runs, its line in the list, its help.
-COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
+# Each command: what it runs, its line in the list, its help, examples.
+COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     "info": (
-        info.run,
-        "Show devices, versions and extras.",
-        _help(
-            "Show versions, devices, the default device and why, and the installed extras.",
-            "centella info",
-            "centella info --json",
-            "CENTELLA_DEVICE=webgpu:0 centella info",
-        ),
+        info.run, "Show devices, versions and extras.",
+        "Show versions, devices, the default device and why, and the installed extras.",
+        ("centella info", "centella info --json", "CENTELLA_DEVICE=webgpu:0 centella info"),
     ),
     "embed": (
-        embed.run,
-        "Embed texts as unit vectors.",
-        _help(
-            "Embed texts as unit vectors.",
-            "centella embed 'data stays on the device' 'a cat on a mat'",
-            "centella embed --file lines.txt --output vectors.npy",
-            "sort names.txt | centella embed --file - --json",
-            "centella embed hello --device webgpu --ledger",
-        ),
+        embed.run, "Embed texts as unit vectors.", "Embed texts as unit vectors.",
+        ("centella embed 'data stays on the device' 'a cat on a mat'",
+         "centella embed --file lines.txt --output vectors.npy",
+         "sort names.txt | centella embed --file - --json",
+         "centella embed hello --device webgpu --ledger"),
     ),
     "generate": (
-        generate.run,
-        "Continue a prompt, or chat.",
-        _help(
-            "Continue a prompt with a language model, text as it comes; or chat with it.",
-            "centella generate --model models/qwen3 'Once upon a time'",
-            "centella generate --model models/qwen3 --chat",
-            "centella generate --model models/qwen3 --chat --system 'Be brief.' 'Why is it dark?'",
-            "centella generate --model models/qwen3 --file prompt.txt --max-tokens 64 --json",
-        ),
+        generate.run, "Continue a prompt, or chat.",
+        "Continue a prompt with a language model, text as it comes; or chat with it.",
+        ("centella generate --model models/qwen3 'Once upon a time'",
+         "centella generate --model models/qwen3 --chat",
+         "centella generate --model models/qwen3 --chat --system 'Be brief.' 'Why is it dark?'",
+         "centella generate --model models/qwen3 --file prompt.txt --max-tokens 64 --json"),
     ),
     "kernels": (
-        kernels.run,
-        "List kernels, or print the source of one.",
-        _help(
-            "List the library's kernels, or print the source of one (f32, a usual shape).",
-            "centella kernels",
-            "centella kernels softmax",
-            "centella kernels linear --target ptx --arch sm_90a",
-            "centella kernels --json",
-        ),
+        kernels.run, "List kernels, or print the source of one.",
+        "List the library's kernels, or print the source of one (f32, a usual shape).",
+        ("centella kernels", "centella kernels softmax",
+         "centella kernels linear --target ptx --arch sm_90a", "centella kernels --json"),
     ),
     "check": (
-        check.run,
-        "Check what this device computes.",
-        _help(
-            "Compute the cases of every operation on a device and compare them with float64; then "
-            "measure it. Exits with 1 where something is wrong.",
-            "centella check",
-            "centella check --device webgpu:0 --json report.json",
-            "centella check --model minilm --device webgpu",
-        ),
+        check.run, "Check what this device computes.",
+        "Compute the cases of every operation on a device and compare them with float64; then "
+        "measure it. Exits with 1 where something is wrong.",
+        ("centella check", "centella check --device webgpu:0 --json report.json",
+         "centella check --model minilm --device webgpu"),
     ),
     "bench": (
-        bench.run,
-        "Measure this device beside the floor.",
-        _help(
-            "Check, count and time what two other systems state, on this device.",
-            "centella bench floor",
-            "centella bench floor --device webgpu --json",
-            "centella bench floor --device cpu --small",
-        ),
+        bench.run, "Measure this device beside the floor.",
+        "Check, count and time what two other systems state, on this device.",
+        ("centella bench floor", "centella bench floor --device webgpu --json",
+         "centella bench floor --device cpu --small"),
     ),
     "demo": (
-        demo.run,
-        "Search text files by meaning.",
-        _help(
-            "Search text files by meaning: yours, or centella's own documentation.",
-            "centella demo",
-            "centella demo 'how is memory freed?'",
-            "centella demo 'where do we parse dates?' --over src/",
-            "centella demo 'how is memory freed?' --json",
-        ),
+        demo.run, "Search text files by meaning.",
+        "Search text files by meaning: yours, or centella's own documentation.",
+        ("centella demo", "centella demo 'how is memory freed?'",
+         "centella demo 'where do we parse dates?' --over src/",
+         "centella demo 'how is memory freed?' --json"),
     ),
-}
+}  # fmt: skip
 
 
 class Commands(TyperGroup):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from centella.cli.options import Device, Json
-from centella.cli.output import err, out, out_json, show
+from centella.cli.output import err, out, out_json
 
 if TYPE_CHECKING:
     from centella.check.bench import Figure, Report
@@ -41,20 +41,16 @@ def run(what: What, device: Device = None, small: Small = False, as_json: Json =
     """
     from centella.check.bench import floor
 
-    report = floor(device, small=small, progress=_tell if sys.stderr.isatty() else None)
+    tell = (lambda what: err(f"{what} ...")) if sys.stderr.isatty() else None
+    report = floor(device, small=small, progress=tell)
     if as_json:
         out_json(report.as_dict())
     else:
         _show(report)
 
 
-def _tell(what: str) -> None:
-    """What begins, on a terminal."""
-    err(f"{what} ...")
-
-
 def _show(report: Report) -> None:
-    from centella.cli.drawing import new_table
+    from centella.cli.drawing import new_table, show
 
     out(f"device  {report.device}")
     for note in report.notes:

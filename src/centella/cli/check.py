@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from centella.cli.options import Device
-from centella.cli.output import out, out_json
+from centella.cli.output import out, out_json, progress
 from centella.host.files import expect_writable, replaced
 
 if TYPE_CHECKING:
@@ -23,11 +22,7 @@ JsonFile = Annotated[
 ]
 Checked = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="DIR",
-        help="Compare a model's layers instead: a folder, or minilm.",
-    ),
+    typer.Option(metavar="DIR", help="Compare a model's layers instead: a folder, or minilm."),
 ]
 
 
@@ -46,7 +41,7 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
     if model is not None:
         report = check_model(model, device)
     else:
-        with _progress() as tell:
+        with progress("", True) if sys.stderr.isatty() else nullcontext() as tell:
             report = check_device(device, progress=tell)
     if json_file is not None:
         content = {"ok": report.ok, **report.as_dict()}
@@ -60,15 +55,3 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
         out(report.card())
     if not report.ok:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
-    """A bar on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from centella.cli.drawing import progress_bar
-
-    with progress_bar() as tell:
-        yield tell

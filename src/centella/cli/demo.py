@@ -12,7 +12,7 @@ import typer
 from msgspec import to_builtins
 
 from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, every, in_line, out, out_json, show
+from centella.cli.output import err, in_line, out, out_json, progress
 from centella.cli.passages import TABLES, Passage, documentation, fitted, read_passages, summary
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -23,7 +23,6 @@ from centella.tasks.load import load
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
 LINES = 7  # lines of each
-SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
 BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be seen
 
 
@@ -34,12 +33,9 @@ Over = Annotated[
 
 
 def run(
-    question: Question = QUESTION,
-    over: Over = None,
-    model: Model = "minilm",
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
+    question: Question = QUESTION, over: Over = None, model: Model = "minilm",
+    device: Device = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Embed the passages and the question; print the nearest passages.
 
     Raises:
@@ -49,7 +45,7 @@ def run(
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
     passages, skipped = read_passages(folder, skip=TABLES if over is None else ())
-    say = _silent if as_json else _fact
+    say = (lambda *_: None) if as_json else _fact  # stdout then has the object alone
     start = time.perf_counter()
     where = open_device(device)
     called = str(where.describe().get("name", ""))
@@ -61,10 +57,9 @@ def run(
     if where.name == "cpu" and (hint := _busy()):
         err(hint)
     passages = fitted(passages, lambda texts: _tokens(embedder, texts), embedder.config.max_length)
-    with ledger() as led:
+    with ledger() as led, progress("embedded {} of {} passages", sys.stderr.isatty()) as tell:
         start = time.perf_counter()
-        bar = True if sys.stderr.isatty() else every(SECONDS, _tell)
-        vectors = embedder.encode([p.text for p in passages], BATCH, progress=bar)
+        vectors = embedder.encode([p.text for p in passages], BATCH, progress=tell)
         rate = len(passages) / (time.perf_counter() - start)
     say("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
     if skipped:
@@ -91,10 +86,6 @@ def run(
     out(_next(over, model, device))
 
 
-def _silent(name: str, value: str) -> None:
-    """With --json, stdout has the object alone."""
-
-
 def _fact(name: str, value: str) -> None:
     out(f"{name:<16} {in_line(value)}")
 
@@ -115,18 +106,12 @@ def _busy() -> str:
     return f"busy cores (load {load:.0f} on {cores}): OPENBLAS_NUM_THREADS=1 makes this faster"
 
 
-def _tell(done: int, total: int) -> None:
-    """How far it is."""
-    err(f"embedded {done} of {total} passages")
-
-
 def _show(best: list[tuple[float, Passage]]) -> None:
-    from centella.cli.drawing import passage as drawn
+    from centella.cli.drawing import passage, show
 
-    for score, passage in best:
-        where = f"{in_line(passage.file)}:{passage.line}"
-        text = passage.text if passage.file.endswith(".py") else _reflowed(passage.text)
-        show(*drawn(f"{score:.3f}  {where}", text, LINES))
+    for score, found in best:
+        text = found.text if found.file.endswith(".py") else _reflowed(found.text)
+        show(*passage(f"{score:.3f}  {in_line(found.file)}:{found.line}", text, LINES))
     out()
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from centella.cli.output import printable
+from centella.cli.output import printable, write
 
 
 class Escaping(Console):
@@ -24,6 +26,23 @@ class Escaping(Console):
         for piece in super().render(*args, **options):
             text = piece.text if piece.control else printable(piece.text)
             yield Segment(text, piece.style, piece.control)
+
+    def draw(self, *parts: RenderableType) -> None:
+        """Each part, into the console's file."""
+        for part in parts:
+            self.print(part)
+
+
+def show(*parts: RenderableType) -> None:
+    """Tables and texts on standard output, in colour where that is a terminal.
+
+    Raises:
+        OSError: as `output.out`.
+    """
+    text = io.StringIO()  # rich's own writing would not say which stream failed
+    console = Escaping(file=text, force_terminal=sys.stdout.isatty(), highlight=False, markup=False)
+    console.draw(*parts)
+    write(text.getvalue())
 
 
 def new_table() -> Table:
@@ -41,13 +60,13 @@ def passage(heading: str, text: str, most: int) -> tuple[Text, Padding]:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+def progress_bar() -> Iterator[Callable[..., None]]:
     """A bar on standard error; gives `tell(done, total, what)`."""
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def tell(done: int, total: int, what: str) -> None:
+        def tell(done: int, total: int, what: str = "") -> None:
             bar.update(task, completed=done, total=total, description=what)
 
         yield tell

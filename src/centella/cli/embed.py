@@ -5,21 +5,24 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, in_line, out, out_json
+from centella.cli.output import err, in_line, out, out_json, progress
 from centella.cli.process import reason
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable, replaced
 from centella.ledger.counts import ledger
+from centella.tasks.embed import Embedder
 from centella.tasks.load import load
 
 
@@ -34,8 +37,7 @@ class WeightDtype(StrEnum):
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
 File = Annotated[
-    str | None,
-    typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin."),
+    str | None, typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin.")
 ]
 Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
@@ -45,23 +47,17 @@ Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
 ]
 
+AT_ONCE = 8  # batches of which rows are shown together: lengths are sorted among them
 MANY = 4  # batches; from here on a terminal gets a progress bar, on stderr
 WIDE = 28  # characters of a text in the table
 SHOWN = 4  # first values of a vector in the table
 
 
 def run(
-    texts: Texts = None,
-    file: File = None,
-    model: Model = "minilm",
-    device: Device = None,
-    dtype: Dtype = WeightDtype.auto,
-    batch_size: BatchSize = 32,
-    as_json: Json = False,
-    output: Output = None,
-    show_ledger: ShowLedger = False,
-    timing: Timing = False,
-) -> None:
+    texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
+    dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
+    output: Output = None, show_ledger: ShowLedger = False, timing: Timing = False,
+) -> None:  # fmt: skip
     """Embed and print, or save.
 
     Raises:
@@ -72,36 +68,34 @@ def run(
     if output is not None:
         _expect_array(output)
     lines = _texts(texts or [], file)
-    stages = Stages(timing)
-    with stages:
+    with ledger(timing=True) if timing else nullcontext() as timed:
+        stages = Stages(timed)
         with stages.stage("make the model"):
             embedder = load(model, device, dtype.value)
+        rows = output is None and not as_json
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
-        with stages.stage("run and fetch"), ledger() as led:
-            vectors = embedder.encode(lines, batch_size=batch_size, progress=bar)
-    _put(lines, vectors, output, as_json, stages.found)
+        bar = bar and not (rows and sys.stdout.isatty())  # where the rows say how far it is
+        with (
+            stages.stage("run and fetch"),
+            ledger() as led,
+            progress("embedded {} of {} texts", bar) as tell,
+        ):
+            if rows:
+                _show(embedder, lines, batch_size, tell)
+            else:
+                vectors = embedder.encode(lines, batch_size, progress=tell)
+    if output is not None:
+        _save(output, vectors)
+    if as_json:
+        pairs = zip(lines, vectors.tolist(), strict=True)
+        made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
+        out_json({**made, "timing_ms": stages.found} if timing else made, indent=None)
+    elif output is not None:
+        out(f"{in_line(output)}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
     if show_ledger:
         err(f"ledger: {led}")
     if timing and not as_json:
         err(stages.table())
-
-
-def _put(
-    texts: list[str], vectors: Any, output: str | None, as_json: bool, timing: dict[str, float]
-) -> None:
-    """Save where an output is named; print JSON, the table, or what was saved."""
-    if output is not None:
-        _save(output, vectors)
-    if as_json:
-        pairs = zip(texts, vectors.tolist(), strict=True)
-        made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
-        if timing:
-            made["timing_ms"] = timing
-        out_json(made, indent=None)
-    elif output is None:
-        _show(texts, vectors)
-    else:
-        out(f"{in_line(output)}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
 
 
 def _expect_array(output: str) -> None:
@@ -112,14 +106,9 @@ def _expect_array(output: str) -> None:
 
 
 def _save(output: str, vectors: Any) -> None:
-    class Sink:
-        """A file that NumPy writes to in pieces: of one that it knows, errors have no reason."""
-
-        def __init__(self, write: Callable[[bytes], object]) -> None:
-            self.write = write
-
     with replaced(output) as file:
-        np.save(Sink(file.write), vectors)
+        sink: Any = SimpleNamespace(write=file.write)  # of a file, NumPy's errors have no reason
+        np.save(sink, vectors)
 
 
 def _texts(texts: list[str], file: str | None) -> list[str]:
@@ -148,17 +137,32 @@ def _standard_input() -> bytes:
         raise NotTextError(reason(error)) from error
 
 
-def _show(texts: list[str], vectors: Any) -> None:
-    """A line a text; without rich, whose import takes longer than a short text's embedding."""
+def _show(
+    embedder: Embedder, texts: list[str], batch_size: int, tell: Callable[[int, int], None]
+) -> None:
+    """A line a text, of some batches as soon as they are done.
+
+    Without rich, whose import takes longer than a short text's embedding.
+    """
     wide = max(4, *(min(len(_line(t)), WIDE) for t in texts))
-    rows = [f"{'text':<{wide}}  dim    norm  first values"]
-    for text, vector in zip(texts, vectors, strict=True):
-        line = _line(text)
-        shown = line if len(line) <= wide else f"{line[: wide - 1]}…"
-        first = " ".join(f"{v:+.4f}" for v in vector[:SHOWN])
-        norm = float(np.linalg.norm(vector))
-        rows.append(f"{shown:<{wide}}  {vector.shape[0]:>3}  {norm:.4f}  {first} ...")
-    out("\n".join(rows))
+    heading = f"{'text':<{wide}}  dim    norm  first values\n"
+    for start in range(0, len(texts), AT_ONCE * batch_size):
+        some = texts[start : start + AT_ONCE * batch_size]
+
+        def told(done: int, _: int, start: int = start) -> None:
+            tell(start + done, len(texts))
+
+        vectors = embedder.encode(some, batch_size, progress=told)
+        out(heading + "\n".join(_row(t, v, wide) for t, v in zip(some, vectors, strict=True)))
+        heading = ""
+
+
+def _row(text: str, vector: Any, wide: int) -> str:
+    line = _line(text)
+    shown = line if len(line) <= wide else f"{line[: wide - 1]}…"
+    first = " ".join(f"{v:+.4f}" for v in vector[:SHOWN])
+    norm = float(np.linalg.norm(vector))
+    return f"{shown:<{wide}}  {vector.shape[0]:>3}  {norm:.4f}  {first} ..."
 
 
 def _line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -110,13 +111,13 @@ def _adapters() -> list[dict[str, Any]]:
 def _cuda() -> list[dict[str, Any]]:
     """CUDA devices, from the driver; no context is made."""
     from centella.backends.cuda import device_count
+    from centella.backends.cuda import driver as cuda
 
-    return [_cuda_device(index) for index in range(device_count())]
+    return [_cuda_device(index, cuda) for index in range(device_count())]
 
 
-def _cuda_device(index: int) -> dict[str, Any]:
-    from centella.backends.cuda.driver import arch_of, check, driver
-
+def _cuda_device(index: int, cuda: ModuleType) -> dict[str, Any]:
+    driver, check = cuda.driver, cuda.check
     device = check(driver.cuDeviceGet(index))
 
     def number(name: str) -> int:
@@ -124,7 +125,7 @@ def _cuda_device(index: int) -> dict[str, Any]:
         return int(check(driver.cuDeviceGetAttribute(which, device)))
 
     version = check(driver.cuDriverGetVersion())
-    arch = arch_of(number("COMPUTE_CAPABILITY_MAJOR"), number("COMPUTE_CAPABILITY_MINOR"))
+    arch = cuda.arch_of(number("COMPUTE_CAPABILITY_MAJOR"), number("COMPUTE_CAPABILITY_MINOR"))
     return {
         "open_with": f"cuda:{index}",
         "name": check(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),

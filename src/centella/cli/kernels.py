@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from centella.cli.options import Json
-from centella.cli.output import out, out_json, show
+from centella.cli.output import out, out_json
 from centella.dtypes import DType, bool_, f16, f32, i8, i32, u8
 from centella.errors import CentellaError
 from centella.op.op import get
@@ -69,8 +69,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         states.append(State.empty(shape, dtype, t(1).device))
         return states[-1].value
 
-    chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
+    def pair(t: Make) -> tuple[Tensor, Tensor]:
+        return state(t, 1, 8, 4096, 128), state(t, 1, 8, 4096, 128)
 
+    chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
         **{n: _of(getattr(f, n), f32) for n in rows},
@@ -110,14 +112,12 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
         "assign": lambda t: apply("assign", state(t, 64, 384), t(384)),
         "cache_write": lambda t: apply_all(
-            get("cache_write"),
-            (*(state(t, 1, 8, 4096, 128) for _ in "kv"), *(t(1, 8, 1, 128) for _ in "kv"),
-             t(1, dtype=i32)), {},
+            get("cache_write"), (*pair(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {}
         ),
         "rope_cache_write": lambda t: apply_all(
             get("rope_cache_write"),
-            (*(state(t, 1, 8, 4096, 128) for _ in "kv"), t(1, 48, 1, 128), t(4096, 64), t(4096, 64),
-             t(1, dtype=i32)), {"interleaved": False, "eps": 1e-6},
+            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+            {"interleaved": False, "eps": 1e-6},
         ),
         "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),
         "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),
@@ -194,10 +194,7 @@ def run(
     """
     known = samples()
     if name is None:
-        if as_json:
-            out_json(_listed(known))
-        else:
-            _list(known)
+        _list(known, as_json)
         return
     if name not in known:
         raise CentellaError(f"no kernel {name!r}; there are {', '.join(known)}")
@@ -211,14 +208,6 @@ def run(
         out(f"{mark} {name}: {what}")
         out(f"{mark} kernel {program.name}({tensors}), {target}, {program.ir.workgroup} threads")
         out(program.source.rstrip("\n"))
-
-
-def _listed(known: dict[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Operations, and variants with what has them run, as plain data."""
-    return {
-        "operations": {n: what for n, (what, _) in known.items() if n not in VARIANTS},
-        "variants": {n: {"of": of, "computes": what} for n, (of, what) in VARIANTS.items()},
-    }
 
 
 def _described(program: Any) -> dict[str, Any]:
@@ -235,19 +224,23 @@ def _described(program: Any) -> dict[str, Any]:
     }
 
 
-def _list(known: dict[str, tuple[str, Any]]) -> None:
+def _list(known: dict[str, tuple[str, Any]], as_json: bool) -> None:
     """A row an operation, its variants indented below it; last what is no operation."""
-    from centella.cli.drawing import new_table
+    operations = {name: what for name, (what, _) in known.items() if name not in VARIANTS}
+    if as_json:
+        variants = {n: {"of": of, "computes": what} for n, (of, what) in VARIANTS.items()}
+        out_json({"operations": operations, "variants": variants})
+        return
+    from centella.cli.drawing import new_table, show
 
     below: dict[str, list[str]] = {}
     for name, (of, _) in VARIANTS.items():
         below.setdefault(of, []).append(name)
-    operations = [name for name in known if name not in VARIANTS]
     table = new_table()
     table.add_column("kernel", no_wrap=True)
     table.add_column("computes", overflow="fold")
     for name in dict.fromkeys([*operations, *below]):
-        table.add_row(name, known[name][0] if name in known else "")
+        table.add_row(name, operations.get(name, ""))
         for variant in below.get(name, ()):
             table.add_row(f"  {variant}", known[variant][0])
     show(table)

@@ -6,19 +6,16 @@ acts on control characters in them. They leave as escapes (backslash, x1b), in J
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 STDOUT = "standard output"  # as an error names it
+SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
 
 # Control characters but tab and newline, line separators, surrogates, and the characters of
 # Unicode's category Cf that reorder or hide text; joiners, which scripts and emoji need, are none.
@@ -44,12 +41,12 @@ def out(text: str = "") -> None:
     Raises:
         OSError: standard output takes no more; BrokenPipeError: its reader has left.
     """
-    _write(f"{printable(text)}\n")
+    write(f"{printable(text)}\n")
 
 
 def piece(text: str) -> None:
     """A part of a line on standard output, at once; raises as `out`."""
-    _write(printable(text))
+    write(printable(text))
 
 
 def err(text: str) -> None:
@@ -75,25 +72,15 @@ def out_json(value: Any, indent: int | None = 2) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     ascii_alone = not encoding.lower().startswith("utf")
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
-    _write(_ACTED_ON.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
+    write(_ACTED_ON.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
 
 
-def show(*parts: RenderableType) -> None:
-    """Tables and texts of rich on standard output, in colour where that is a terminal.
+def write(text: str) -> None:
+    """A text on standard output, at once.
 
     Raises:
         OSError: as `out`.
     """
-    from centella.cli.drawing import Escaping
-
-    text = io.StringIO()  # rich's own writing would not say which stream failed
-    console = Escaping(file=text, force_terminal=sys.stdout.isatty(), highlight=False, markup=False)
-    for part in parts:
-        console.print(part)
-    _write(text.getvalue())
-
-
-def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -102,11 +89,28 @@ def _write(text: str) -> None:
         raise
 
 
-def every(seconds: float, tell: Callable[[int, int], None]) -> Callable[[int, int], None]:
+@contextmanager
+def progress(text: str, bar: bool) -> Iterator[Callable[..., None]]:
+    """Gives `tell(done, total, what)`: a bar on standard error, or a line there now and then.
+
+    Args:
+        text: of a line, with {} for each of the two.
+        bar: whether to draw one, as a terminal can.
+    """
+    if not bar:
+        yield every(SECONDS, lambda done, total: err(text.format(done, total)))
+        return
+    from centella.cli.drawing import progress_bar
+
+    with progress_bar() as tell:
+        yield tell
+
+
+def every(seconds: float, tell: Callable[[int, int], None]) -> Callable[..., None]:
     """A `tell` that is called once in so many seconds at most; not before the first have passed."""
     last = time.monotonic()
 
-    def told(done: int, total: int) -> None:
+    def told(done: int, total: int, *_: str) -> None:
         nonlocal last
         if time.monotonic() - last >= seconds:
             last = time.monotonic()

@@ -15,12 +15,7 @@ from centella.cli.reading import NotTextError, read_text
 from centella.errors import CentellaError
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
-TABLES = (
-    "api.md",
-    "comparison.md",
-    "features.md",
-    "from-trueno.md",
-)  # to look things up in, not to read
+TABLES = ("api.md", "comparison.md", "features.md", "from-trueno.md")  # to look things up in
 NAMED = 3  # skipped files that a line names
 ENDS = [re.compile(end) for end in (r"\n", r"[.!?]['\")\]]*\s|[\u3002\uff01\uff1f]", r"\s")]
 LONG = 560  # characters: of prose some 140 tokens, of dense tables the 256 that MiniLM reads

@@ -19,6 +19,7 @@ from centella.host.interrupts import raise_later
 
 SIGNALLED = 128  # a shell adds the number of the signal that ended a program
 READER_LEFT = SIGNALLED + 13  # SIGPIPE
+INTERRUPTED = SIGNALLED + int(signal.SIGINT)
 
 
 def run(command: Callable[[], Any]) -> int:
@@ -26,7 +27,13 @@ def run(command: Callable[[], Any]) -> int:
     _open_streams()
     _end_by_exception("SIGTERM", "SIGHUP")
     own = sys.stdout, sys.stderr
-    status = _status(command)
+    try:
+        status = _status(command)
+    except KeyboardInterrupt:  # a second one, while the first was handled
+        status = INTERRUPTED
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Python would print a traceback of what it does at its end, such as waiting for threads.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout, sys.stderr = own  # a bar that a signal cut off has put its own there
     try:
         sys.stdout.flush()
@@ -61,7 +68,7 @@ def _status(command: Callable[[], Any]) -> int:
         err(str(left.code))
         return 1
     except KeyboardInterrupt:
-        return SIGNALLED + signal.SIGINT
+        return INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.errno and error.filename in (None, STDOUT):
             return failed_output(error)

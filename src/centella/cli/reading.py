@@ -34,30 +34,44 @@ def decode(raw: bytes) -> str:
     """The text of bytes, without a byte order mark.
 
     Raises:
-        NotTextError: a NUL or other bytes that no text has, or UTF-16 that is broken.
+        NotTextError: a NUL or other bytes that no text has, or UTF-16 that is broken or unmarked.
     """
-    text = _decoded(raw)
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            text = raw.decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise NotTextError(f"no valid UTF-16: {error.reason} at byte {error.start}") from error
+    else:
+        text = _of_8_bits(raw)
     if "\0" in text:
-        raise NotTextError("binary: it has NUL bytes")
+        raise _no_text(raw, "it has NUL bytes")
     return text
 
 
-def _decoded(raw: bytes) -> str:
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        try:
-            return raw.decode("utf-16")
-        except UnicodeDecodeError as error:
-            raise NotTextError(f"no valid UTF-16: {error.reason} at byte {error.start}") from error
+def _of_8_bits(raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         pass
     if len(raw.translate(None, BINARY)) < len(raw):
-        raise NotTextError("binary: neither UTF-8 nor UTF-16, with control characters")
+        raise _no_text(raw, "neither UTF-8 nor UTF-16, with control characters")
     try:
         return raw.decode("cp1252")
     except UnicodeDecodeError:
         return raw.decode("latin-1")
+
+
+def _no_text(raw: bytes, why: str) -> NotTextError:
+    """The error of bytes that are binary; or UTF-16, where most of every second byte are NUL."""
+    for name, high in (("UTF-16LE", raw[1::2]), ("UTF-16BE", raw[::2])):
+        if 2 * high.count(0) > len(high):
+            text = raw.decode(name, "replace")
+            if not set(text) & {*BINARY.decode("latin-1"), "\ufffd"}:
+                return NotTextError(
+                    f"it looks like {name} without a byte order mark; type: "
+                    f"iconv -f {name} -t UTF-8"
+                )
+    return NotTextError(f"binary: {why}")
 
 
 def open_readable(path: Path, pipes: bool = False) -> BinaryIO:

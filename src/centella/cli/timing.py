@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
-from centella.ledger.counts import Ledger, ledger
+from centella.ledger.counts import Ledger
 
 LOADED = time.perf_counter()
 
@@ -31,27 +30,17 @@ class Stages:
     """Milliseconds of each stage of a command; of what the library notes there, by its own names.
 
     Args:
-        wanted: whether to measure at all.
+        led: a ledger with times, or None: nothing is measured.
 
     Attributes:
         found: by stage, in order; empty where nothing is measured.
     """
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, led: Ledger | None) -> None:
         self.found: dict[str, float] = {}
-        self._scope: AbstractContextManager[Ledger] | None = None
-        self._ledger: Ledger | None = None
-        if wanted:
-            self._scope = ledger(timing=True)
-
-    def __enter__(self) -> None:
-        if self._scope is not None:
+        self._ledger = led
+        if led is not None:
             self.found["start and import"] = 1e3 * since_start()
-            self._ledger = self._scope.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._scope is not None:
-            self._scope.__exit__(*error)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

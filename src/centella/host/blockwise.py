@@ -50,54 +50,44 @@ def cores() -> int:
         return min(os.cpu_count() or 1, MOST_THREADS)
 
 
-class _Helpers:
-    """Threads that take parts of the work; a forked child makes its own."""
+_helpers: list[ThreadPoolExecutor] = []  # one pool, whose threads take parts of the work
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.clear)  # a forked child has none of its threads
 
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
 
-    def _forget(self) -> None:
-        self._pool = None
+def share(work: Callable[[Any], None], parts: Sequence[Any], threads: int) -> None:
+    """Call `work` with each part, on this thread and on others; raises what a call raises."""
+    stop = duty.stop or partial(checkpoint, GRACE)
+    left = iter(parts)  # of a list or tuple: threads may take from it
 
-    def share(self, work: Callable[[Any], None], parts: Sequence[Any], threads: int) -> None:
-        """Call `work` with each part, on this thread and on others; raises what a call raises."""
-        stop = duty.stop or partial(checkpoint, GRACE)
-        if threads <= 1 or len(parts) <= 1:
-            for part in parts:
-                stop()
-                work(part)
-            return
-        left = iter(parts)  # of a list or tuple: threads may take from it
+    def some() -> None:
+        for part in left:
+            stop()
+            work(part)
 
-        def some() -> None:
-            for part in left:
-                stop()
-                work(part)
-
-        others: list[Future[None]] = []
-        held = self._pool
-        try:
-            if held is None:
-                held = self._pool = pool(MOST_THREADS - 1, "centella-blocks")
-            for _ in range(min(threads, len(parts)) - 1):
-                others.append(held.submit(some))
-        except RuntimeError:  # the process ends, or may start no thread: the rest is done here
-            if held is not None:
-                held.shutdown()
-            self._pool = None
-        try:
-            some()
-        finally:
-            others = [other for other in others if not other.cancel()]  # who has not begun
-            for other in others:
-                other.exception()
+    if threads <= 1 or len(parts) <= 1:
+        some()
+        return
+    others: list[Future[None]] = []
+    helpers = _helpers[:]
+    try:
+        if not helpers:
+            helpers.append(pool(MOST_THREADS - 1, "centella-blocks"))
+            _helpers[:] = helpers
+        for _ in range(min(threads, len(parts)) - 1):
+            others.append(helpers[0].submit(some))
+    except RuntimeError:  # the process ends, or may start no thread: the rest is done here
+        for helper in helpers:
+            helper.shutdown()
+        _helpers.clear()
+    try:
+        some()
+    finally:
+        others = [other for other in others if not other.cancel()]  # who has not begun
         for other in others:
-            other.result()
-
-
-share: Callable[[Callable[[Any], None], Sequence[Any], int], None] = _Helpers().share
+            other.exception()
+    for other in others:
+        other.result()
 
 
 def blocks_of(shape: Sequence[int], whole_rows: bool = False) -> list[Index]:

@@ -36,8 +36,7 @@ _told: tuple[WeakMethod[Callable[[], None]], ...] = ()  # replaced, never change
 _telling: threading.Lock = threading.Lock()
 _main: int = threading.main_thread().ident or 0
 _waiting: list[float] = []  # when the interrupt came that waits, if one does
-_overdue: set[int] = set()  # other signals that have waited long enough
-_forced: bool = False  # the next one is raised whatever the stack
+_overdue: set[int] = set()  # signals that have waited long enough: raised whatever the stack
 
 
 def uninterrupted(fn: F) -> F:
@@ -101,17 +100,14 @@ def checkpoint(grace: float = 0.0) -> None:
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
     """Handle SIGINT: raise, or wait until the stack is another."""
-    global _forced
-    forced, _forced = _forced, False
-    if not forced and _is_shut(frame):
+    overdue = SIGINT in _overdue
+    _overdue.discard(SIGINT)
+    if not overdue and _is_shut(frame):
         if _waiting:
             return
         _waiting.append(time.monotonic())
-        try:
-            _thread.start_new_thread(_ask_again, ())
+        if _started(_ask_again):
             return
-        except RuntimeError:  # no thread can be started
-            pass
     _taken()
     _raise()
 
@@ -138,18 +134,26 @@ def raise_later(number: int, frame: FrameType | None) -> bool:
         _overdue.discard(number)
         return False
 
+    handler = getsignal(number)
+
     def ask_again() -> None:
         end = time.monotonic() + LONGEST
         while _is_shut(sys._current_frames().get(_main)):
             if time.monotonic() >= end:
-                _overdue.add(number)
+                if getsignal(number) is handler:
+                    _overdue.add(number)
                 break
             time.sleep(AGAIN)
         _send(number)
 
+    return _started(ask_again)
+
+
+def _started(call: Callable[[], None]) -> bool:
+    """Whether a thread could be started, which calls it."""
     try:
-        _thread.start_new_thread(ask_again, ())
-    except RuntimeError:  # no thread can be started
+        _thread.start_new_thread(call, ())
+    except RuntimeError:
         return False
     return True
 
@@ -173,7 +177,6 @@ def _raise() -> None:
 
 def _ask_again() -> None:
     """Send SIGINT again, once, when the main thread may be interrupted."""
-    global _forced
     while True:
         time.sleep(AGAIN)
         try:
@@ -181,7 +184,8 @@ def _ask_again() -> None:
         except IndexError:
             return
         if (late or not _is_shut(sys._current_frames().get(_main))) and _taken():
-            _forced = late
+            if late and getsignal(SIGINT) is _interrupt:  # another would leave it there
+                _overdue.add(SIGINT)
             _send()
 
 

@@ -8,7 +8,9 @@ it computes in between stays in cache, and allocates nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import count
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +20,15 @@ from centella.host.blockwise import scratch
 
 Array = np.ndarray[Any, Any]
 FULL, COLUMN = 0, 1  # a symbol has an element for each of the block's, or one for each row
+
+
+def _operator(call: Callable[..., Any], turned: bool = False) -> Callable[[Any, Any], Symbol]:
+    """A binary operator that is noted; `turned`: the symbol is its right operand."""
+
+    def operate(symbol: Symbol, other: Any) -> Symbol:
+        return symbol.tape.note(call, *((other, symbol) if turned else (symbol, other)))
+
+    return operate
 
 
 class Symbol:
@@ -33,56 +44,27 @@ class Symbol:
         self.kind: int = kind
         self.columns: int = columns
 
-    def __add__(self, other: Any) -> Symbol:
-        return self.tape.note(np.add, self, other)
-
-    def __sub__(self, other: Any) -> Symbol:
-        return self.tape.note(np.subtract, self, other)
-
-    def __mul__(self, other: Any) -> Symbol:
-        return self.tape.note(np.multiply, self, other)
-
-    def __truediv__(self, other: Any) -> Symbol:
-        return self.tape.note(np.divide, self, other)
-
-    def __radd__(self, other: Any) -> Symbol:
-        return self.tape.note(np.add, other, self)
-
-    def __rsub__(self, other: Any) -> Symbol:
-        return self.tape.note(np.subtract, other, self)
-
-    def __rmul__(self, other: Any) -> Symbol:
-        return self.tape.note(np.multiply, other, self)
-
-    def __rtruediv__(self, other: Any) -> Symbol:
-        return self.tape.note(np.divide, other, self)
+    __add__, __radd__ = _operator(np.add), _operator(np.add, turned=True)
+    __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, turned=True)
+    __mul__, __rmul__ = _operator(np.multiply), _operator(np.multiply, turned=True)
+    __truediv__, __rtruediv__ = _operator(np.divide), _operator(np.divide, turned=True)
+    __and__, __or__ = _operator(np.logical_and), _operator(np.logical_or)
+    __ge__, __lt__ = _operator(np.greater_equal), _operator(np.less)
 
     def __neg__(self) -> Symbol:
         return self.tape.note(np.negative, self)
 
-    def __and__(self, other: Any) -> Symbol:
-        return self.tape.note(np.logical_and, self, other)
-
-    def __or__(self, other: Any) -> Symbol:
-        return self.tape.note(np.logical_or, self, other)
-
     def __invert__(self) -> Symbol:
         return self.tape.note(np.logical_not, self)
 
-    def __ge__(self, other: Any) -> Symbol:
-        return self.tape.note(np.greater_equal, self, other)
-
-    def __lt__(self, other: Any) -> Symbol:
-        return self.tape.note(np.less, self, other)
-
 
 def larger(a: Any, b: Any, out: Array) -> None:
-    """`np.maximum` into `out`: NaN stays NaN."""
+    """NaN stays NaN; NumPy takes this `out` by name alone, as below."""
     np.maximum(a, b, out=out)
 
 
 def smaller(a: Any, b: Any, out: Array) -> None:
-    """`np.minimum` into `out`: NaN stays NaN."""
+    """NaN stays NaN."""
     np.minimum(a, b, out=out)
 
 
@@ -123,6 +105,7 @@ COMPARES = (np.greater_equal, np.less, np.less_equal, np.equal)
 APART = (choose, *ALONG_ROWS)  # what may not write where it reads
 
 Note = tuple[Callable[..., Any], tuple[Any, ...], Symbol]
+Form = tuple[int, Any]  # of a register: FULL or COLUMN, and its dtype
 
 
 class Tape:
@@ -160,54 +143,45 @@ class Tape:
         return made
 
     def finish(self, result: Symbol) -> Run:
-        """The calls that lead to a result, on registers."""
+        """The calls that lead to a result, on values: operands, result, constants, registers."""
         notes = self._needed(result)
         if not notes or notes[-1][2] is not result or result.kind == COLUMN:
             notes.append((move, (result,), Symbol(self, self._made, result.dtype, FULL, 0)))
         first = len(self.operands)
         constants: list[Array] = []
         last: dict[int, int] = {}
-        for place, (_, args, _) in enumerate(notes):
+        for place, (call, args, _) in enumerate(notes):
             last.update({a.number: place for a in args if isinstance(a, Symbol)})
-        where: dict[int, tuple[str, int]] = {k: ("operand", k) for k in range(first)}
-        layout: list[tuple[int, Any]] = []
-        free: dict[tuple[int, Any], list[int]] = {}
-        calls: list[tuple[Callable[..., Any], list[tuple[str, int]]]] = []
+            with np.errstate(over="ignore"):  # beyond f32 it is infinite
+                constants += [
+                    np.array(a, _dtype(call, args, compared=True))
+                    for a in args if not isinstance(a, Symbol)
+                ]  # fmt: skip
+        numbers = count(first + 1)
+        where = {k: k for k in range(first)}  # of a symbol, among the values
+        layout: list[Form] = []
+        free: dict[Form, list[int]] = defaultdict(list)
+        code: list[tuple[Callable[..., Any], Any]] = []
         for place, (call, args, made) in enumerate(notes):
-            at: list[tuple[str, int]] = []
-            for arg in args:
-                if isinstance(arg, Symbol):
-                    at.append(where[arg.number])
-                else:
-                    at.append(("constant", len(constants)))
-                    with np.errstate(over="ignore"):  # beyond f32 it is infinite
-                        constants.append(np.array(arg, _dtype(call, args, compared=True)))
-            done = {
-                a.number: a for a in args
+            at = [where[a.number] if isinstance(a, Symbol) else next(numbers) for a in args]
+            over = {
+                where[a.number]: (a.kind, a.dtype) for a in args
                 if isinstance(a, Symbol) and last[a.number] == place and a.number >= first
             }  # fmt: skip
-            over = [((s.kind, s.dtype), where[n][1]) for n, s in done.items()]
+            form = made.kind, made.dtype
             if call not in APART:
                 _release(free, over)
             if place == len(notes) - 1:
-                at.append(("out", 0))
+                where[made.number] = first
+            elif free[form]:
+                where[made.number] = free[form].pop()
             else:
-                form = (made.kind, made.dtype)
-                spare = free.get(form)
-                register = spare.pop() if spare else len(layout)
-                if register == len(layout):
-                    layout.append(form)
-                where[made.number] = ("register", register)
-                at.append(where[made.number])
+                where[made.number] = first + 1 + len(constants) + len(layout)
+                layout.append(form)
             if call in APART:
                 _release(free, over)
-            calls.append((call, at))
-        starts = {"operand": 0, "out": first, "constant": first + 1,
-                  "register": first + 1 + len(constants)}  # fmt: skip
-        code = tuple(
-            (call, itemgetter(*(starts[kind] + k for kind, k in at))) for call, at in calls
-        )
-        return Run(code, tuple(constants), tuple(layout), self.along_rows)
+            code.append((call, itemgetter(*at, where[made.number])))
+        return Run(tuple(code), tuple(constants), tuple(layout), self.along_rows)
 
     def _needed(self, result: Symbol) -> list[Note]:
         """The calls without those whose result nobody reads."""
@@ -228,11 +202,9 @@ def _dtype(call: Callable[..., Any], args: tuple[Any, ...], compared: bool = Fal
     return next((a.dtype for a in values if isinstance(a, Symbol)), np.dtype(np.float32))
 
 
-def _release(
-    free: dict[tuple[int, Any], list[int]], over: list[tuple[tuple[int, Any], int]]
-) -> None:
-    for form, register in over:
-        free.setdefault(form, []).append(register)
+def _release(free: dict[Form, list[int]], over: dict[int, Form]) -> None:
+    for register, form in over.items():
+        free[form].append(register)
 
 
 class Run:
@@ -245,7 +217,7 @@ class Run:
 
     def __init__(
         self, code: tuple[tuple[Callable[..., Any], Any], ...], constants: tuple[Array, ...],
-        layout: tuple[tuple[int, Any], ...], along_rows: bool,
+        layout: tuple[Form, ...], along_rows: bool,
     ) -> None:  # fmt: skip
         self._code = code
         self._constants = constants

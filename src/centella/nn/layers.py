@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from centella.nn.module import Array, Module, parameter
+from centella.nn.checkpoint import Array
+from centella.nn.module import Module, parameter
 from centella.specs import Shape
 from centella.tensors import functional
 from centella.tensors.arguments import epsilon
@@ -40,14 +41,9 @@ class Linear(_Weighted):
     bias: Tensor | None
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        stacks: Mapping[str, int] | None = None,
-        unbiased: Sequence[str] = (),
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool = True, *,
+        stacks: Mapping[str, int] | None = None, unbiased: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.weight = parameter(out_features, in_features)
         self.bias = parameter(out_features) if bias else None
         self.stacks: dict[str, int] = dict(stacks or {})
@@ -57,8 +53,7 @@ class Linear(_Weighted):
         """Its own tensor, or those of the layers that it stacks."""
         if not self.stacks:
             return super().sources(path, name, shape)
-        beside = path.rstrip(".").rpartition(".")[0]
-        lead = f"{beside}." if beside else ""
+        lead = "".join(path.rstrip(".").rpartition(".")[:2])
         zeros = self.unbiased if name == "bias" else frozenset()
         return tuple(
             ("" if s in zeros else f"{lead}{s}.{name}", (rows, *shape[1:]))

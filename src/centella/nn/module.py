@@ -1,49 +1,21 @@
-"""`Module`: attributes are the parameter tree; and how checkpoints fill it."""
+"""`Module`: attributes are the parameter tree."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
-from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
-from centella.errors import ContractError, DTypeError, WeightsError
+from centella.errors import ContractError
+from centella.nn.checkpoint import Array, Stored, fill, listed
 from centella.nn.planes import named_planes, with_planes
 from centella.runtime.device import Device
-from centella.runtime.device import device as open_device
 from centella.specs import Shape
 from centella.tensors.display import as_tree
 from centella.tensors.hints import layer_getattr
 from centella.tensors.qtensor import QTensor
-from centella.tensors.tensor import Tensor, upload
-
-Array = np.ndarray[Any, Any]
-Part = tuple["Stored | Tensor", DType]  # of a parameter: data, and the dtype that it is stored in
-LISTED = 20  # names that an error shows
-LONG = 200  # characters of one that it shows
-
-
-class Stored(Protocol):
-    """A tensor of a checkpoint: its storage type (None: one that no device stores) and bytes."""
-
-    @property
-    def dtype(self) -> DType | None:
-        """What the bytes mean."""
-        ...
-
-    @property
-    def shape(self) -> Shape:
-        """Extents."""
-        ...
-
-    @property
-    def array(self) -> Array:
-        """The data on the host (bf16 as uint16)."""
-        ...
+from centella.tensors.tensor import Tensor
 
 
 class _NotLoadedError(ContractError):
@@ -60,7 +32,7 @@ class _NotLoadedError(ContractError):
 
     def name_in(self, module: Module) -> None:
         """Name its path in a module that it is a part of."""
-        for path, _, _, value in _walk(module, ""):
+        for path, _, _, value in _walk(module):
             if value is self.parameter:
                 self.args = (self.text(f"{type(module).__name__}: parameter {path}"),)
 
@@ -125,11 +97,15 @@ class Module:
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
         """Path and module, itself ("") and all below it: ("layers.0.dense", ...)."""
-        yield from _modules(self, "")
+        yield "", self
+        for name, value in _items(self):
+            if isinstance(value, Module):
+                for path, module in value.named_modules():
+                    yield f"{name}.{path}".removesuffix("."), module
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Path and tensor of each loaded parameter: ("layers.0.dense.weight", ...)."""
-        for path, _, _, value in _walk(self, ""):
+        for path, _, _, value in _walk(self):
             if isinstance(value, Tensor):
                 yield path, value
 
@@ -139,11 +115,9 @@ class Module:
         Raises:
             ContractError: parameters that have no data yet.
         """
-        missing = [w.path for w in _wanted(self)]
+        missing = [path for path, _, _, value in _walk(self) if isinstance(value, Parameter)]
         if missing:
-            raise ContractError(
-                f"state_dict: no data yet: {_listed(missing)}; call load_parameters"
-            )
+            raise ContractError(f"state_dict: no data yet: {listed(missing)}; call load_parameters")
         return dict(self.named_parameters())
 
     def __repr__(self) -> str:
@@ -179,14 +153,10 @@ class Module:
 
     @with_planes(Parameter)
     def load_parameters(
-        self,
-        tensors: Mapping[str, Stored | Array | Tensor],
-        *,
-        device: str | Device | None = None,
-        dtype: Any = None,
-        vector_dtype: Any = None,
+        self, tensors: Mapping[str, Stored | Array | Tensor], *,
+        device: str | Device | None = None, dtype: Any = None, vector_dtype: Any = None,
         origin: str = "load_parameters",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Give every parameter its tensor, sent now; on an error no parameter is set.
 
         Tensors of a checkpoint are read from its files one after the other, once all names, shapes
@@ -194,9 +164,10 @@ class Module:
         the CPU large tensors of a checkpoint stay in the memory that they were read into.
 
         Args:
-            tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives; by
-                path: Tensors, as `state_dict` gives them, which are shared where they need not
-                move. All the planes of a quantised weight make a QTensor, which keeps its format.
+            tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives; or
+                by path, in the parameter's own shape: Tensors, as `state_dict` gives them, which
+                are shared where they need not move, or arrays of theirs. All the planes of a
+                quantised weight make a QTensor, which keeps its format.
             device: where to; default: the default device.
             dtype: of the parameters on the device; None keeps each tensor's own.
             vector_dtype: of those of rank 1 (biases, norms); None: as `dtype`.
@@ -207,37 +178,10 @@ class Module:
                 lists), or of another shape or dtype.
             DTypeError: a `dtype` that is no float.
         """
-        stored = _by_path(self, tensors, origin)
-        wanted = [w.given_as(stored) for w in _wanted(self)]
-        names = [source for w in wanted for source, _ in w.parts if source]
-        _check_names(names, stored, self.ignored, _loaded(self), origin)
-        ready: list[tuple[_Wanted, list[Part], DType]] = []
-        for w in wanted:
-            parts: list[Part] = [
-                _checked(origin, *stored[source], shape) if source else _zeros(shape)
-                for source, shape in w.parts
-            ]
-            vector = len(w.parts[0][1]) == 1
-            asked = vector_dtype if vector and vector_dtype is not None else dtype
-            own = next(d for (_, d), (source, _) in zip(parts, w.parts, strict=True) if source)
-            kind = own if asked is None else dtype_of(asked)
-            if asked is not None and not kind.is_float:
-                raise DTypeError(f"{origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
-            ready.append((w, parts, kind))
-        where = open_device(device)
-        loaded: list[tuple[_Wanted, Tensor]] = []
-        for w, parts, kind in ready:  # each is read now
-            given = parts[0][0]
-            if isinstance(given, Tensor):
-                loaded.append((w, given.to(where).astype(kind)))
-                continue
-            data = w.owner.arranged(w.name, _host(parts, kind))
-            stays = not any(isinstance(stored[s][1], _Plain) for s, _ in w.parts if s)
-            made = upload("load_parameters", data, kind, where, stays=stays)
-            loaded.append((w, made))
-        for w, tensor in loaded:
-            setattr(w.owner, w.name, tensor)
-        where.recorder.flush()
+        fill(
+            self, list(_walk(self)), tensors, device=device, dtype=dtype,
+            vector_dtype=vector_dtype, origin=origin,
+        )  # fmt: skip
 
 
 def _items(module: Module) -> Iterator[tuple[str, Any]]:
@@ -262,150 +206,10 @@ def modules_in(
             yield from modules_in(entry, f"{path}.{key}")
 
 
-def _modules(module: Module, path: str) -> Iterator[tuple[str, Module]]:
-    """Path and module, itself and all below it, in order of attributes."""
-    yield path.removesuffix("."), module
-    for name, value in _items(module):
-        if isinstance(value, Module):
-            yield from _modules(value, f"{path}{name}.")
-
-
-def _walk(module: Module, path: str) -> Iterator[tuple[str, Module, str, Any]]:
+def _walk(module: Module, path: str = "") -> Iterator[tuple[str, Module, str, Any]]:
     """(path, owner, attribute, value) of each parameter, loaded or not, in order of attributes."""
     for name, value in _items(module):
         if isinstance(value, Tensor | Parameter):
             yield f"{path}{name}", module, name, value
         elif isinstance(value, Module):
             yield from _walk(value, f"{path}{name}.")
-
-
-class _Wanted(Struct, frozen=True):
-    """A parameter to load: whose, which, and the checkpoint tensors that make it."""
-
-    owner: Module
-    name: str
-    path: str
-    shape: Shape
-    parts: tuple[tuple[str, Shape], ...]
-
-    def given_as(self, stored: Mapping[str, tuple[str, Stored | Tensor]]) -> _Wanted:
-        """The same, made of the Tensor that stands for it by its own path, if one does."""
-        _, given = stored.get(self.path, ("", None))
-        if not isinstance(given, Tensor):
-            return self
-        return replace(self, parts=((self.path, self.shape),))
-
-
-def _wanted(module: Module) -> Iterator[_Wanted]:
-    for path, owner, name, value in _walk(module, ""):
-        if isinstance(value, Parameter):
-            shape = value.shape
-            parts = owner.sources(path.removesuffix(name), name, shape)
-            yield _Wanted(owner, name, path, shape, parts)
-
-
-def _loaded(module: Module) -> set[str]:
-    """The checkpoint's names of what has been loaded, and its paths."""
-    return {
-        source
-        for path, owner, name, value in _walk(module, "")
-        if isinstance(value, Tensor)
-        for source, _ in (
-            (path, value.shape), *owner.sources(path.removesuffix(name), name, value.shape)
-        )
-    }  # fmt: skip
-
-
-class _Plain(Struct, frozen=True):
-    """A NumPy array as a checkpoint's tensor."""
-
-    array: Array
-
-    @property
-    def dtype(self) -> DType:
-        return from_numpy(self.array.dtype)
-
-    @property
-    def shape(self) -> Shape:
-        shape: Shape = self.array.shape
-        return shape
-
-
-def _by_path(
-    module: Module, tensors: Mapping[str, Stored | Array | Tensor], origin: str
-) -> dict[str, tuple[str, Stored | Tensor]]:
-    """Checkpoint tensors, and their own names, by the parameter path that they mean."""
-    found: dict[str, tuple[str, Stored | Tensor]] = {}
-    for name, tensor in tensors.items():
-        path = module.rename(name)
-        if path in found:
-            both = f"{_shown(found[path][0])} and {_shown(name)}"
-            raise WeightsError(f"{origin}: {both} both stand for {_shown(path)}")
-        found[path] = name, _Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
-    return found
-
-
-def _check_names(
-    wanted: list[str],
-    stored: Mapping[str, tuple[str, Stored | Tensor]],
-    ignored: tuple[str, ...],
-    loaded: Collection[str],
-    origin: str,
-) -> None:
-    missing = [name for name in wanted if name not in stored]
-    used = set(wanted)
-    unused = [
-        (path, own)
-        for path, (own, _) in stored.items()
-        if path not in used and not any(fnmatchcase(path, p) for p in ignored)
-    ]
-    left = [own for path, own in unused if path not in loaded]
-    twice = [own for path, own in unused if path in loaded]
-    if missing or unused:
-        again = f"; already loaded (make the module anew): {_listed(twice)}" if twice else ""
-        raise WeightsError(
-            f"{origin}: missing: {_listed(missing)}; left over: {_listed(left)}{again}"
-        )
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
-    return ", ".join(map(_shown, every[:LISTED])) + more or "none"
-
-
-def _shown(name: str) -> str:
-    """A name of a file, which may be of any length and of characters that no terminal takes."""
-    return name if name.isprintable() and len(name) <= LONG else ascii(name[:LONG])
-
-
-def _checked(origin: str, name: str, tensor: Stored | Tensor, shape: Shape) -> Part:
-    """The data of a float tensor of this shape, and its dtype."""
-    if tensor.shape != shape:
-        raise WeightsError(
-            f"{origin}: tensor {_shown(name)}: expected shape {list(shape)}, "
-            f"got {list(tensor.shape)}"
-        )
-    if tensor.dtype is None or not tensor.dtype.is_float:
-        got = tensor.dtype.name if isinstance(tensor, Tensor) else _kind(tensor)
-        raise WeightsError(f"{origin}: tensor {_shown(name)}: expected f32, f16 or bf16, got {got}")
-    return tensor, tensor.dtype
-
-
-def _kind(tensor: Stored) -> str:
-    return str(tensor.array.dtype) if tensor.dtype is None else tensor.dtype.name
-
-
-def _zeros(shape: Shape) -> tuple[Stored, DType]:
-    """What stands for a tensor that a checkpoint's layer does not have."""
-    return _Plain(np.zeros(shape, np.float32)), f32
-
-
-def _host(parts: list[Part], kind: DType) -> Array:
-    """The parts stacked, as host bytes of `kind`; one part of that dtype is not copied."""
-    arrays = [
-        part.array if own is kind else narrow(widen(part.array, own), kind)
-        for part, own in parts
-        if not isinstance(part, Tensor)
-    ]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

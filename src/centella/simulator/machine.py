@@ -104,11 +104,11 @@ class Machine:
         text = "deadlock: nobody gets further than this wait"
         return self.fault(self.waits_at, self.first * self.ir.workgroup, text)
 
-    def fault(self, index: int, thread: int, text: str) -> SimulationError:
+    def fault(self, index: int, thread: int, text: str, hint: str = "") -> SimulationError:
         """The error of a statement in a thread, numbered over the launch."""
         group, local = divmod(thread, self.ir.workgroup)
         where = f"thread {local} of group {group}, {self.ir.line_of(index)}"
-        return SimulationError(f"kernel {self.ir.name!r}: {text} ({where})")
+        return SimulationError(f"kernel {self.ir.name!r}: {text} ({where}){hint}")
 
     def fault_here(self, index: int, text: str) -> SimulationError:
         """The error of a statement in the first active thread."""

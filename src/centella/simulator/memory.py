@@ -30,10 +30,22 @@ def addresses(machine: Machine, index: int, region: Region, width: int, operand:
         at, thread = machine.first_of(outside)
         word = np.broadcast_to(words, outside.shape).flat[at]
         text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
-        raise machine.fault(index, thread, text)
+        raise machine.fault(index, thread, text, _hint(machine, region))
     if machine.check and index in machine.ir.starts and operand == INDICES[op] - 1:
         _check_start(machine, index, region)
     return words + region.start
+
+
+def _hint(machine: Machine, region: Region) -> str:
+    """How large the tensor is, and how an access is kept inside of it."""
+    dtypes = {repr(arg.name): arg.dtype for arg in machine.ir.args}
+    if region.name not in dtypes:
+        return ""
+    size = region.size * dtypes[region.name].per_word
+    return (
+        f"; {region.name} has room for {size} elements of {dtypes[region.name].name}: guard the "
+        f"access, as in `with lang.if_(i < {size}):`"
+    )
 
 
 def _check_start(machine: Machine, index: int, region: Region) -> None:

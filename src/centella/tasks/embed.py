@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from msgspec import Struct
@@ -24,7 +24,7 @@ from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
-from centella.tensors.arguments import flag, whole
+from centella.tensors.arguments import flag, refuse_names, whole
 from centella.tensors.functional import l2_normalize, mean_pool
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -158,12 +158,9 @@ class Embedder:
         return self.model.config.hidden_size
 
     def encode(
-        self,
-        texts: str | Iterable[str],
-        batch_size: int = 32,
-        normalize: bool | None = None,
-        progress: bool | Callable[[int, int], None] = False,
-    ) -> Array:
+        self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
+        progress: bool | Callable[[int, int], None] = False, **other: Never,
+    ) -> Array:  # fmt: skip
         """Vectors of texts.
 
         A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
@@ -180,10 +177,11 @@ class Embedder:
             float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
 
         Raises:
-            DTypeError: for what is no text, no whole number, no flag.
+            DTypeError: for what is no text, no whole number, no flag; for an unknown argument.
             ShapeError: for a batch_size below 1, or a text with a lone surrogate.
             WeightsError: for a token that the model has no vector for.
         """
+        refuse_names("encode", other)
         batch_size = whole("encode", "batch_size", batch_size, 1)
         wanted = self._normalized("encode", normalize)
         if not callable(progress):
@@ -192,12 +190,15 @@ class Embedder:
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
         vectors = np.empty((len(ids), self.dim), np.float32)
         running: deque[tuple[list[int], Pending[Array]]] = deque()
-        with _progress(len(ids), progress) as advance:
+        done = 0
+        with _progress(len(ids), progress) as tell:
 
             def finish() -> None:
+                nonlocal done
                 rows, pending = running.popleft()
                 vectors[rows] = pending.result()[: len(rows)]
-                advance(len(rows))
+                done += len(rows)
+                tell(done, len(ids))
 
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
@@ -307,38 +308,22 @@ def _listed(texts: Any) -> list[Any]:
 @contextmanager
 def _progress(
     total: int, show: bool | Callable[[int, int], None]
-) -> Iterator[Callable[[int], None]]:
-    """Gives `advance(texts)`: the caller's own, a bar where rich is installed, else log lines."""
+) -> Iterator[Callable[[int, int], None]]:
+    """What is called with texts done and of all: the caller's own, a bar of rich, or log lines."""
     if not show:
-        yield lambda texts: None
+        yield lambda done, total: None
         return
     if callable(show):
-        yield _told(total, show)
+        yield show
         return
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        yield _told(total, _log)
+        yield partial(logger("embed").info, "encoded %d of %d texts")
         return
-    drawn = (
-        None if importlib.util.find_spec("ipywidgets") else False
-    )  # what rich draws with in a notebook
+    # What rich draws with in a notebook.
+    drawn = None if importlib.util.find_spec("ipywidgets") else False
     with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
         task = bar.add_task("encode", total=total)
-        yield lambda texts: bar.advance(task, texts)
-
-
-def _told(total: int, tell: Callable[[int, int], None]) -> Callable[[int], None]:
-    done = 0
-
-    def advance(texts: int) -> None:
-        nonlocal done
-        done += texts
-        tell(done, total)
-
-    return advance
-
-
-def _log(done: int, total: int) -> None:
-    logger("embed").info("encoded %d of %d texts", done, total)
+        yield lambda done, total: bar.update(task, completed=done)

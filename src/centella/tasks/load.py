@@ -237,7 +237,10 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         if not kind.is_float:
             raise DTypeError(f"load: dtype: expected auto, f32, f16 or bf16, got {kind.name}")
         if device.caps.target == "numpy" and kind is not f32:
-            _warn_of_narrow(kind)
+            logger("load").warning(
+                "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or "
+                "auto, is several times as fast, with twice the memory", kind.name,
+            )  # fmt: skip
         return kind, kind
     held: Counter[DType] = Counter()
     for tensor in tensors.values():
@@ -248,10 +251,3 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         return stored, stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32
-
-
-def _warn_of_narrow(kind: DType) -> None:
-    logger("load").warning(
-        "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or auto, is "
-        "several times as fast, with twice the memory", kind.name,
-    )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,14 +33,10 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        native: tokenizers.Tokenizer,
-        *,
-        pad_id: int | None = None,
-        truncation_side: Literal["left", "right"] = "right",
-        origin: str = "tokenizer",
+        self, native: tokenizers.Tokenizer, *, pad_id: int | None = None,
+        truncation_side: Literal["left", "right"] = "right", origin: str = "tokenizer",
         pad_origin: str = "tokenizer",
-    ) -> None:
+    ) -> None:  # fmt: skip
         native.no_truncation()
         native.no_padding()
         self.native = native
@@ -76,10 +74,8 @@ class Tokenizer:
             raise WeightsError(f"{file}: expected a tokenizer, got {found}")
         raw = read_bytes(file, _MAX_BYTES)
         check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
-        try:
+        with _typed_errors(f"{file}: expected a tokenizer"):
             native = tokenizers.Tokenizer.from_buffer(raw)
-        except BaseException as error:
-            raise _of_library(error, f"{file}: expected a tokenizer") from error
         config = read_json(folder / _CONFIG)
         side = config.get("truncation_side", "right")
         if side not in ("left", "right"):
@@ -87,13 +83,11 @@ class Tokenizer:
                 f"{folder / _CONFIG}: truncation_side: expected 'left' or 'right', got {show(side)}"
             )
         pad_origin, pad_id = _pad_id(folder, config, native)
-        try:
+        with _typed_errors(f"{file}: expected a tokenizer"):
             return cls(
                 native, pad_id=pad_id, truncation_side=side,
                 origin=str(file), pad_origin=str(pad_origin),
             )  # fmt: skip
-        except BaseException as error:
-            raise _of_library(error, f"{file}: expected a tokenizer") from error
 
     @property
     def vocab_size(self) -> int:
@@ -124,20 +118,14 @@ class Tokenizer:
                 f"encode: max_length: expected at least {self._num_special} "
                 f"(the special tokens), got {max_length}"
             )
-        try:
-            return self._encoded(batch, max_length)
-        except BaseException as error:
-            raise _of_library(error, f"{self.origin}: expected to encode texts") from error
-
-    def _encoded(self, texts: list[str], max_length: int | None) -> list[list[int]]:
-        # Cut here and add special tokens after: the library's own truncation is shared state.
-        encodings = self.native.encode_batch_fast(texts, add_special_tokens=False)
-        if max_length is not None:
-            room = max_length - self._num_special
+        with _typed_errors(f"{self.origin}: expected to encode texts"):
+            # Cut here and add special tokens after: the library's own truncation is shared state.
+            encodings = self.native.encode_batch_fast(batch, add_special_tokens=False)
+            room = sys.maxsize if max_length is None else max_length - self._num_special
             for encoding in encodings:
                 if len(encoding) > room:
                     encoding.truncate(room, direction=self._side)
-        return [self.native.post_process(encoding).ids for encoding in encodings]
+            return [self.native.post_process(encoding).ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
@@ -215,8 +203,12 @@ def _pad_id(
     return model, stored if type(stored) is int else None
 
 
-def _of_library(error: BaseException, expected: str) -> WeightsError:
-    """What stands for an error of the library: it raises bare Exception, and Rust's panics."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        raise error
-    return WeightsError(f"{expected}, got: {show(str(error))}")
+@contextmanager
+def _typed_errors(expected: str) -> Iterator[None]:
+    """Errors of the library as ours: it raises bare Exception, and Rust's panics."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise WeightsError(f"{expected}, got: {show(str(error))}") from error

@@ -98,7 +98,10 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
 
 
 # What other libraries call an argument that has another name here.
-_RENAMED = {"dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims"}
+_RENAMED = {
+    "dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims",
+    "normalize_embeddings": "normalize", "show_progress_bar": "progress",
+}  # fmt: skip
 
 
 def refuse_names(op: str, other: Mapping[str, object]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import dtype_of, f32, i32
-from centella.errors import DeviceError, ShapeError
+from centella.dtypes import DType, dtype_of, f32, i32
+from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.op.op import get
 from centella.runtime.device import Device, current_device, devices
 from centella.runtime.device import device as open_device
@@ -31,8 +31,10 @@ def asarray(data: Any, dtype: Any = None, device: str | Device | None = None) ->
     Args:
         data: NumPy array (any strides), nested list, number, or Tensor.
         dtype: storage dtype; needed where the data is float64 or int64 (Python lists become f32
-            or i32). Floats to integers truncate and saturate, as `astype` does, NaN gives 0;
-            integers must fit. For bf16, pass float data (or its bits as uint16).
+            or i32). Floats to integers, as `astype` and on every device: truncated towards 0, what
+            is beyond the range becomes its nearest end (300.7 as u8 is 255, -1.0 is 0), infinities
+            too, and NaN becomes 0, without an error. Integers that do not fit raise. Floats
+            beyond f16 or f32 become infinite. For bf16, pass float data (or its bits as uint16).
         device: where; default: a Tensor's own, the innermost open batch's, else the default one.
 
     Raises:
@@ -114,7 +116,7 @@ def empty(
     shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
 ) -> Tensor:
     """A tensor whose content is undefined: memory is reserved, nothing is copied."""
-    kind = dtype_of(dtype)
+    kind = _stored("empty", shape, dtype)
     extents = views.extents("empty", shape)
     target = _chosen(device)
     spec = target.storage.spec(extents, kind)
@@ -125,26 +127,42 @@ def full(
     shape: int | Sequence[int], fill: Number, dtype: Any = f32, device: str | Device | None = None
 ) -> Tensor:
     """A tensor with one value everywhere, made on the device: nothing is uploaded."""
+    return _filled("full", shape, fill, dtype, device)
+
+
+def _filled(
+    op: str, shape: int | Sequence[int], fill: Number, dtype: Any, device: str | Device | None
+) -> Tensor:
+    kind = _stored(op, shape, dtype)
     target = _chosen(device)
-    extents = views.extents("full", shape)
-    value = number("full", "fill", fill)
-    attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": value}
+    extents = views.extents(op, shape)
+    attrs = {"shape": extents, "dtype": kind.name, "value": number(op, "fill", fill)}
     (made,) = target.recorder.record(get("fill"), [], attrs)
     return Tensor(made, made.spec)
+
+
+def _stored(op: str, shape: Any, dtype: Any) -> DType:
+    """The dtype that a caller gives behind a shape, which takes one argument."""
+    if isinstance(dtype, int) and isinstance(shape, int):
+        raise DTypeError(
+            f"{op}: expected a dtype, got {dtype}; a shape is one argument, as in "
+            f"({shape}, {dtype})"
+        )
+    return dtype_of(dtype)
 
 
 def zeros(
     shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
 ) -> Tensor:
     """A tensor of zeros, made on the device."""
-    return full(shape, 0, dtype, device)
+    return _filled("zeros", shape, 0, dtype, device)
 
 
 def ones(
     shape: int | Sequence[int], dtype: Any = f32, device: str | Device | None = None
 ) -> Tensor:
     """A tensor of ones, made on the device."""
-    return full(shape, 1, dtype, device)
+    return _filled("ones", shape, 1, dtype, device)
 
 
 def arange(

@@ -47,6 +47,8 @@ OF_MODULE: dict[str, str] = {
     "scaled_dot_product_attention": "ct.attention", "no_grad": _GRAPH, "inference_mode": _GRAPH,
     "compile": "ct.jit, or device.compile(fn, *examples)", "cuda": 'ct.device("cuda")',
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
+    "var": "ct.mean((x - ct.mean(x, axis, keepdims=True)) ** 2, axis)",
+    "std": "ct.sqrt of ct.mean((x - ct.mean(x, axis, keepdims=True)) ** 2, axis)",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
     **dict.fromkeys(("sort", "argsort", "topk", "unique", "cumsum"), "NumPy's, of x.numpy()"),
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",

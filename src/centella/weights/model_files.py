@@ -89,17 +89,13 @@ def check_values(file: Path, raw: bytes, most: int = MAX_VALUES) -> None:
 
 
 def parse_json(
-    file: Path,
-    raw: bytes,
-    most: int = MAX_VALUES,
+    file: Path, raw: bytes, most: int = MAX_VALUES,
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
-) -> Any:
-    """The value of a JSON text.
+) -> Any:  # fmt: skip
+    """The value of a JSON text in UTF-8, of at most so many values.
 
     Args:
         file: the file that it is from, for errors.
-        raw: the text, UTF-8.
-        most: the values that it may have.
         pairs: makes an object of its names and values.
 
     Raises:
@@ -113,25 +109,16 @@ def parse_json(
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of a model folder; {} where the file is missing.
+    """A JSON object of a model folder; as `read_json_as`."""
+    return read_json_as(file, dict)
+
+
+def read_json_as(file: Path, wanted: type[T]) -> T:
+    """A JSON object (dict) or list of a model folder; an empty one where the file is missing.
 
     Raises:
         WeightsError: for a file that holds none, or is too large.
     """
-    return _read(file, dict)
-
-
-def read_json_list(file: Path) -> list[Any]:
-    """A JSON list of a model folder; [] where the file is missing.
-
-    Raises:
-        WeightsError: for a file that holds none, or is too large.
-    """
-    return _read(file, list)
-
-
-def _read(file: Path, wanted: type[T]) -> T:
-    """A JSON value of one kind; an empty one where the file is missing."""
     found = kind(file)
     if found == "nothing at that path":
         return wanted()

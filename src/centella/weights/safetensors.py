@@ -93,9 +93,15 @@ class StoredTensor(Struct, frozen=True, eq=False):
         """Its data (bf16 as uint16), read from the file now: memory of the caller's.
 
         Raises:
-            WeightsError: the file cannot be read, or was written since it was opened.
+            WeightsError: the file cannot be read, or was written since it was opened; a bool that
+                is neither 0 nor 1.
         """
         data = self._contents.read(self._begin, self._begin + self.nbytes)
+        if self.dtype is bool_ and (largest := data.max(initial=0)) > 1:
+            raise WeightsError(
+                f"{self.file}: tensor {show(self.name)}: expected bytes of 0 or 1 for BOOL, "
+                f"got {largest}"
+            )
         return data.view(self._numpy).reshape(self.shape)
 
 
@@ -174,19 +180,14 @@ def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
     file = Path(path)
     contents = _open(file)
     start = _data_start(contents)
-    header = _read_header(file, contents.read(_PREFIX, start).tobytes(), contents.size)
-    entries = [_parse_entry(file, name, entry) for name, entry in header.items()]
-    entries.sort(key=lambda e: (e.begin, e.end))
-    _check_tiling(file, entries, contents.size - start)
-    return {e.name: _stored(contents, e, start) for e in entries}
-
-
-class _Entry(Struct, frozen=True):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+    header = _parse_object(file, contents.read(_PREFIX, start).tobytes(), contents.size)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise WeightsError(f"{file}: __metadata__: expected an object, got {show(metadata)}")
+    tensors = [_tensor(contents, start, name, entry) for name, entry in header.items()]
+    tensors.sort(key=lambda t: (t._begin, t.nbytes))
+    _check_tiling(file, tensors, start, contents.size)
+    return {t.name: t for t in tensors}
 
 
 def _content(folder: Path) -> str:
@@ -228,15 +229,6 @@ def _data_start(contents: Contents) -> int:
     return _PREFIX + length
 
 
-def _read_header(file: Path, raw: bytes, size: int) -> dict[str, Any]:
-    """The header without its `__metadata__`, of a file of so many bytes."""
-    header = _parse_object(file, raw, size)
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise WeightsError(f"{file}: __metadata__: expected an object, got {show(metadata)}")
-    return header
-
-
 def _parse_object(file: Path, raw: bytes, size: int) -> dict[str, Any]:
     """A JSON object about so many bytes of tensors."""
     parsed = parse_json(file, raw, 2 * MAX_VALUES + size // 64, _unique)
@@ -255,17 +247,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parse_entry(file: Path, name: str, entry: Any) -> _Entry:
+def _tensor(contents: Contents, start: int, name: str, entry: Any) -> StoredTensor:
+    """A tensor as an entry of the header says, in a file whose data begins at `start`."""
+
     def wrong(text: str) -> WeightsError:
-        return WeightsError(f"{file}: tensor {show(name)}: {text}")
+        return WeightsError(f"{contents.file}: tensor {show(name)}: {text}")
 
     if not isinstance(entry, dict):
         raise wrong(f"expected an object, got {show(entry)}")
-    dtype = entry.get("dtype")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         names = ", ".join(_DTYPES)
         raise wrong(f"dtype: expected one of {names}, got {show(dtype)}")
-    shape = entry.get("shape")
     if not _is_sizes(shape):
         raise wrong(f"shape: expected a list of sizes, got {show(shape)}")
     if len(shape) > _MAX_RANK:  # before they are multiplied
@@ -273,17 +266,25 @@ def _parse_entry(file: Path, name: str, entry: Any) -> _Entry:
             f"shape: expected one that NumPy can hold, of {_MAX_RANK} sizes at most, "
             f"got {len(shape)}"
         )
-    offsets = entry.get("data_offsets")
     if not _is_sizes(offsets) or len(offsets) != 2:
         raise wrong(f"data_offsets: expected [begin, end], got {show(offsets)}")
     begin, end = offsets
-    expected = math.prod(shape) * _DTYPES[dtype][1].itemsize
+    stored, numpy_dtype = _DTYPES[dtype]
+    expected = math.prod(shape) * numpy_dtype.itemsize
     if end - begin != expected:
         raise wrong(
             f"expected {expected} bytes for {dtype} {show(shape)}, "
             f"got {end - begin} from data_offsets [{begin}, {end}]"
         )
-    return _Entry(name, dtype, tuple(shape), begin, end)
+    try:
+        np.broadcast_to(np.empty((), numpy_dtype), shape)
+    except (ValueError, OverflowError) as error:  # too large, but for a size of 0
+        raise wrong(
+            f"shape: expected one that NumPy can hold, got {show(shape)}: {error}"
+        ) from error
+    return StoredTensor(
+        name, contents.file, stored, tuple(shape), contents, start + begin, numpy_dtype
+    )
 
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:
@@ -291,36 +292,27 @@ def _is_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**64 for v in value)
 
 
-def _check_tiling(file: Path, entries: list[_Entry], size: int) -> None:
+def _check_tiling(file: Path, tensors: list[StoredTensor], start: int, size: int) -> None:
     """The tensors, in order, cover the data exactly: no hole, no overlap, nothing beyond."""
-    at = 0
-    for e in entries:
-        if e.end > size:
+    at = start
+    for t in tensors:
+        end = t._begin + t.nbytes
+        if end > size:
             raise WeightsError(
-                f"{file}: tensor {show(e.name)}: truncated or out of range: "
-                f"expected data up to byte {e.end}, got {size} bytes of data"
+                f"{file}: tensor {show(t.name)}: truncated or out of range: "
+                f"expected data up to byte {end - start}, got {size - start} bytes of data"
             )
-        if e.begin != at:
-            fault = "overlaps the tensor before it" if e.begin < at else "leaves a hole"
+        if t._begin != at:
+            fault = "overlaps the tensor before it" if t._begin < at else "leaves a hole"
             raise WeightsError(
-                f"{file}: tensor {show(e.name)} {fault}: expected begin {at}, got {e.begin}"
+                f"{file}: tensor {show(t.name)} {fault}: expected begin {at - start}, "
+                f"got {t._begin - start}"
             )
-        at = e.end
+        at = end
     if at != size:
-        raise WeightsError(f"{file}: expected {at} bytes of data after the header, got {size}")
-
-
-def _stored(contents: Contents, e: _Entry, start: int) -> StoredTensor:
-    dtype, numpy_dtype = _DTYPES[e.dtype]
-    try:
-        np.broadcast_to(np.empty((), numpy_dtype), e.shape)
-    except (ValueError, OverflowError) as error:  # beyond NumPy: rank over 64, sizes over 2^63
         raise WeightsError(
-            f"{contents.file}: tensor {show(e.name)}: shape: expected one that NumPy can hold, "
-            f"got {show(list(e.shape))}: {error}"
-        ) from error
-    begin = start + e.begin
-    return StoredTensor(e.name, contents.file, dtype, e.shape, contents, begin, numpy_dtype)
+            f"{file}: expected {at - start} bytes of data after the header, got {size - start}"
+        )
 
 
 def _read_shards(root: Path) -> dict[str, StoredTensor]:

@@ -16,6 +16,9 @@ from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 from centella.tensors.views import reshaped
 
+# What other libraries call the size of a launch.
+LAUNCH = {"thread": "threads", "n_threads": "threads", "num_threads": "threads"}
+LAUNCH |= dict.fromkeys(("group", "blocks", "grid", "num_groups", "workgroups"), "groups")
 MOST_THREADS = (1 << 32) - 1024  # whole groups of them have u32 ids
 
 
@@ -69,7 +72,8 @@ def _by_name(
     if missing or extra or twice:
         wrong = {"missing": missing, "unknown": extra, "given twice": sorted(twice)}
         said = ", ".join(f"{what} {names}" for what, names in wrong.items() if names)
-        raise TraceError(f"{kernel.name}: {said}")
+        meant = [f"{LAUNCH[n]}=" for n in extra if n in LAUNCH]
+        raise TraceError(f"{kernel.name}: {said}{f'; write {meant[0]}' if meant else ''}")
     return given, constants
 
 
