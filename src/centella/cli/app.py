@@ -54,8 +54,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         "Continue a prompt with a language model, text as it comes; or chat with it.",
         ("centella generate --model models/qwen3 'Once upon a time'",
          "centella generate --model models/qwen3 --chat",
-         "centella generate --model models/qwen3 --chat --system 'Be brief.' 'Why is it dark?'",
-         "centella generate --model models/qwen3 --file prompt.txt --max-tokens 64 --json"),
+         "centella generate --model models/qwen3 --chat --system 'Be brief.' 'Why?'",
+         "centella generate --model models/qwen3 --file prompt.txt --json"),
     ),
     "kernels": (
         kernels.run, "List kernels, or print the source of one.",
