@@ -75,26 +75,6 @@ def if_on_traced(x: In[f32], y: Out[f32]) -> None:
         y[0] = 1.0
 
 
-def and_on_traced(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.select((x[0] > 1.0) and (x[0] < 2.0), 1.0, 0.0)  # <- & | ~ instead of and
-
-
-def not_on_traced(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.select(not x[0] > 1.0, 1.0, 0.0)  # <- no truth value
-
-
-def bool_on_traced(x: In[f32], y: Out[f32]) -> None:
-    bool(lang.var(x[0]))  # <- lang.select
-
-
-def chained_comparison(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.select(0.0 < x[0] < 1.0, 1.0, 0.0)  # <- no truth value
-
-
-def membership(x: In[f32], y: Out[f32]) -> None:
-    y[0] = 1.0 if x[0] in (1.0, 2.0) else 2.0  # <- no truth value
-
-
 def python_range(x: In[f32], y: Out[f32], n: u32) -> None:
     for k in range(n):  # <- use lang.range
         y[k] = 0.0
@@ -103,18 +83,6 @@ def python_range(x: In[f32], y: Out[f32], n: u32) -> None:
 def list_by_traced_index(y: Out[f32]) -> None:
     registers = lang.vars(f32, 8, 8)
     y[0] = registers[0][lang.local_id()]  # <- a Python list of variables cannot be indexed
-
-
-def int_of_traced(n: u32, y: Out[f32]) -> None:
-    y[int(n)] = 0.0  # <- not a Python integer
-
-
-def float_of_traced(s: f32, y: Out[f32]) -> None:
-    y[0] = math.sin(s)  # <- not a Python float
-
-
-def iterate_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = sum(x[0])  # <- cannot be iterated
 
 
 def iterate_argument(x: In[f32], y: Out[f32]) -> None:
@@ -153,82 +121,6 @@ def var_after_block(x: In[f32], y: Out[f32]) -> None:
     y[0] = v
 
 
-def mixed_types(n: u32, s: f32, y: Out[f32]) -> None:
-    y[0] = s * n  # <- mixed types: f32 mul u32
-
-
-def mixed_signs(n: u32, m: i32, y: Out[u32]) -> None:
-    y[0] = n + m  # <- mixed types: u32 add i32
-
-
-def float_with_int(n: u32, y: Out[u32]) -> None:
-    y[0] = n + 1.5  # <- mixed types: a u32 value with the Python value 1.5
-
-
-def bool_number(s: f32, y: Out[f32]) -> None:
-    y[0] = s + True  # <- mixed types: a f32 value with the Python value True
-
-
-def text_operand(s: f32, y: Out[f32]) -> None:
-    y[0] = s + "1"  # <- mixed types
-
-
-def too_large_u32(n: u32, y: Out[u32]) -> None:
-    y[0] = n + 2**32  # <- 4294967296 does not fit u32
-
-
-def negative_u32(n: u32, y: Out[u32]) -> None:
-    y[0] = n + -1  # <- -1 does not fit u32
-
-
-def too_large_f32(s: f32, y: Out[f32]) -> None:
-    y[0] = s * 1e39  # <- 1e+39 does not fit f32
-
-
-def negative_index(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[-1]  # <- -1 does not fit u32
-
-
-def float_index(x: In[f32], s: f32, y: Out[f32]) -> None:
-    y[0] = x[s]  # <- an index must be u32
-
-
-def true_division_of_integers(n: u32, y: Out[u32]) -> None:
-    y[0] = n / 2  # <- use // for integers
-
-
-def floor_division_of_floats(s: f32, y: Out[f32]) -> None:
-    y[0] = s // 2.0  # <- // is for integers
-
-
-def shift_of_float(s: f32, y: Out[f32]) -> None:
-    y[0] = s << 2  # <- << is for integers
-
-
-def negated_bool(s: f32, y: Out[f32]) -> None:
-    y[0] = lang.cast(-(s > 1.0), f32)  # <- use ~x on a bool
-
-
-def sum_of_bools(s: f32, y: Out[f32]) -> None:
-    y[0] = lang.cast((s > 1.0) + (s > 2.0), f32)  # <- add is for numbers, got bool
-
-
-def order_of_bools(s: f32, y: Out[f32]) -> None:
-    y[0] = lang.cast((s > 1.0) < (s > 2.0), f32)  # <- bools have no order
-
-
-def inverted_float(s: f32, y: Out[f32]) -> None:
-    y[0] = ~s  # <- ~x is for integers and bools
-
-
-def square_root_of_integer(n: u32, y: Out[f32]) -> None:
-    y[0] = lang.sqrt(n)  # <- expected a f32 value, got u32
-
-
-def isnan_of_integer(n: u32, y: Out[f32]) -> None:
-    y[0] = lang.select(lang.isnan(n), 1.0, 0.0)  # <- expected a f32 value, got u32
-
-
 def narrow_store(x: In[f16], y: Out[f16]) -> None:
     y[0] = x[0]  # <- y.store(index, values) with 2 or 8 values
 
@@ -241,56 +133,12 @@ def wrong_type_store(n: u32, y: Out[f32]) -> None:
     y[0] = n  # <- expected a f32 value, got u32
 
 
-def store_of_one_value(y: Out[f32], s: f32) -> None:
-    y.store(0, s)  # <- takes a list of values
-
-
-def out_read(y: Out[f32]) -> None:
-    y[0] = y[1] + 1.0  # <- 'y' is an Out argument and cannot be read
-
-
-def out_chunk_read(y: Out[f32]) -> None:
-    y.store(0, y.load(4))  # <- 'y' is an Out argument and cannot be read
-
-
 def in_written(x: In[f32], y: Out[f32]) -> None:
     x[0] = 1.0  # <- 'x' is an in argument and cannot be written
 
 
-def too_many_indices(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0, 1]  # <- 'x' has rank 1, got 2 indices
-
-
 def bad_axis(x: In[f32, 2], y: Out[u32]) -> None:
     y[0] = x.shape(2)  # <- 'x' has rank 2, got axis 2
-
-
-def sliced(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0:4]  # <- mixed types
-
-
-def shared_of_halves(y: Out[f32]) -> None:
-    lang.shared(f16, 8)  # <- shared memory holds f32, i32 or u32, got f16
-
-
-def shared_of_traced_size(y: Out[f32], n: u32) -> None:
-    lang.shared(f32, n)  # <- needs a positive Python size
-
-
-def shared_chunk_between(y: Out[f32]) -> None:
-    y.store(0, lang.shared(f32, 8).load(3))  # <- a chunk starts at a multiple of 4 words, got 3
-
-
-def shared_chunk_store_between(y: Out[f32]) -> None:
-    lang.shared(f32, 8).store(6, [0.0] * 4)  # <- a chunk starts at a multiple of 4 words, got 6
-
-
-def shared_chunk_of_odd_array(y: Out[f32]) -> None:
-    lang.shared(f32, 7).load(0)  # <- chunk access needs a multiple of 4 words, got 7
-
-
-def shared_chunk_of_three(y: Out[f32]) -> None:
-    lang.shared(f32, 8).store_chunk(1, [0.0] * 3)  # <- a list of 4 values
 
 
 def divergent_barrier(y: Out[f32]) -> None:
@@ -345,10 +193,6 @@ def barrier_in_inner_block_before_divergent_break(y: Out[f32], n: u32) -> None:
         lang.break_if(lang.local_id() > 3)
 
 
-def uniform_var_of_thread_id(y: Out[f32]) -> None:
-    lang.var(lang.local_id(), uniform=True)  # <- needs a uniform value here
-
-
 def uniform_var_in_divergent_block(y: Out[f32]) -> None:
     with lang.if_(lang.local_id() < 4):
         lang.var(0, uniform=True)  # <- needs a uniform value here
@@ -383,10 +227,6 @@ def uniform_var_set_in_block_of_divergent_loop(y: Out[f32], n: u32) -> None:
 def break_inside_if(y: Out[f32], n: u32) -> None:
     with lang.loop(), lang.if_(n > 3):
         lang.break_if(n > 5)  # <- directly in the loop, not inside lang.if_
-
-
-def break_outside_loop(y: Out[f32], n: u32) -> None:
-    lang.break_if(n > 5)  # <- for the inside of lang.loop
 
 
 def endless(y: Out[f32]) -> None:
@@ -434,89 +274,13 @@ def mixed_bounds(y: Out[f32], n: u32, m: i32) -> None:
         y[0] = 1.0
 
 
-def maximum_of_bools(y: Out[f32], s: f32) -> None:
-    y[0] = lang.cast(lang.maximum(s > 1.0, s > 2.0), f32)  # <- maximum is for numbers, got bool
-
-
-def bitcast_of_number(y: Out[u32]) -> None:
-    y[0] = lang.bitcast(1.5, u32)  # <- takes a traced value, got 1.5
-
-
-def bitcast_of_bool(y: Out[u32], s: f32) -> None:
-    y[0] = lang.bitcast(s > 1.0, u32)  # <- bitcast is for f32, i32 and u32
-
-
-def uniform_of_number(y: Out[f32]) -> None:
-    y[0] = lang.workgroup_uniform(2.0)  # <- takes a traced value, got 2.0
-
-
-def unknown_reduction(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.workgroup_reduce(x[0], "mul")  # <- one of add, max, min, fmax, fmin; got f32
-
-
 def traced_mask(x: In[f32], y: Out[f32]) -> None:
     mask: Any = lang.local_id()
     y[0] = lang.shuffle_xor(x[0], mask)  # <- takes a Python number from 1 to 127
 
 
-def half_parameter(y: Out[f32]) -> None:
-    y[0] = lang.parameter("s", f16)  # <- a launch parameter is f32, i32 or u32, got f16
-
-
-def numpy_function(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.sqrt(x[0])  # <- act on arrays, not on traced values: np.sqrt; use lang.sqrt
-
-
-def numpy_function_of_another_name(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.abs(x[0])  # <- np.absolute; use lang.abs
-
-
-def numpy_function_that_lang_lacks(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.arctan(x[0])  # <- use a function of centella.lang, such as lang.sqrt
-
-
-def numpy_operator(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.add(x[0], x[1])  # <- np.add; use an operator of Python
-
-
-def numpy_function_of_var(y: Out[f32]) -> None:
-    y[0] = np.exp(lang.var(1.0, f32))  # <- use lang.exp
-
-
-def size_of_argument(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[x.size]  # <- pass sizes as u32 parameters, or use x.shape(axis)
-
-
-def power_of_a_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0] ** 2  # <- x ** n is not for traced values: write x * x for a square
-
-
-def power_to_a_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = 2.0 ** x[0]  # <- n ** x is not for traced values: write lang.exp2(x) for 2 ** x
-
-
-def pythons_max(x: In[f32], y: Out[f32]) -> None:
-    y[0] = max(x[0], 0.0)  # <- lang.maximum(a, b) and lang.minimum(a, b) instead of max() and min()
-
-
-def pythons_abs(x: In[f32], y: Out[f32]) -> None:
-    y[0] = abs(x[0])  # <- abs(x) is not for traced values: write lang.abs(x)
-
-
-def pythons_round(x: In[f32], y: Out[f32]) -> None:
-    y[0] = round(x[0])  # <- round(x) is not for traced values: write lang.floor(x + 0.5)
-
-
-def maths_floor(x: In[f32], y: Out[f32]) -> None:
-    y[0] = math.floor(x[0])  # <- math.floor(x) is not for traced values: write lang.floor(x)
-
-
 def pythons_divmod(n: u32, y: Out[u32]) -> None:
     y[0], y[1] = divmod(n, 2)  # <- divmod(a, b) is not for traced values: write a // b and a % b
-
-
-def element_of_a_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0][1]  # <- x[i] of a value is not for traced values: write x[i] of a tensor argument
 
 
 def variable_to_a_power(y: Out[f32]) -> None:
@@ -524,23 +288,97 @@ def variable_to_a_power(y: Out[f32]) -> None:
     y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
 
 
+# What is wrong in one expression: each is run in a kernel that has these parameters.
+EXPRESSIONS: list[Callable[..., Any]] = [
+    lambda x: lang.select((x[0] > 1.0) and (x[0] < 2.0), 1.0, 0.0),  # <- & | ~ instead of and
+    lambda x: lang.select(not x[0] > 1.0, 1.0, 0.0),  # <- no truth value
+    lambda x: bool(lang.var(x[0])),  # <- lang.select
+    lambda x: lang.select(0.0 < x[0] < 1.0, 1.0, 0.0),  # <- no truth value
+    lambda x: 1.0 if x[0] in (1.0, 2.0) else 2.0,  # <- no truth value
+    lambda n, y: y[int(n)],  # <- not a Python integer
+    lambda s: math.sin(s),  # <- not a Python float
+    lambda x: sum(x[0]),  # <- cannot be iterated
+    lambda n, s: s * n,  # <- mixed types: f32 mul u32
+    lambda n, m: n + m,  # <- mixed types: u32 add i32
+    lambda n: n + 1.5,  # <- mixed types: a u32 value with the Python value 1.5
+    lambda s: s + True,  # <- mixed types: a f32 value with the Python value True
+    lambda s: s + "1",  # <- mixed types
+    lambda n: n + 2**32,  # <- 4294967296 does not fit u32
+    lambda n: n + -1,  # <- -1 does not fit u32
+    lambda s: s * 1e39,  # <- 1e+39 does not fit f32
+    lambda x: x[-1],  # <- -1 does not fit u32
+    lambda x, s: x[s],  # <- an index must be u32
+    lambda n: n / 2,  # <- use // for integers
+    lambda s: s // 2.0,  # <- // is for integers
+    lambda s: s << 2,  # <- << is for integers
+    lambda s: lang.cast(-(s > 1.0), f32),  # <- use ~x on a bool
+    lambda s: lang.cast((s > 1.0) + (s > 2.0), f32),  # <- add is for numbers, got bool
+    lambda s: lang.cast((s > 1.0) < (s > 2.0), f32),  # <- bools have no order
+    lambda s: ~s,  # <- ~x is for integers and bools
+    lambda n: lang.sqrt(n),  # <- expected a f32 value, got u32
+    lambda n: lang.select(lang.isnan(n), 1.0, 0.0),  # <- expected a f32 value, got u32
+    lambda y, s: y.store(0, s),  # <- takes a list of values
+    lambda y: y[1] + 1.0,  # <- 'y' is an Out argument and cannot be read
+    lambda y: y.store(0, y.load(4)),  # <- 'y' is an Out argument and cannot be read
+    lambda x: x[0, 1],  # <- 'x' has rank 1, got 2 indices
+    lambda x: x[0:4],  # <- mixed types
+    lambda: lang.shared(f16, 8),  # <- shared memory holds f32, i32 or u32, got f16
+    lambda n: lang.shared(f32, n),  # <- needs a positive Python size
+    lambda y: y.store(0, lang.shared(f32, 8).load(3)),  # <- a chunk starts at a multiple of 4 words, got 3
+    lambda: lang.shared(f32, 8).store(6, [0.0] * 4),  # <- a chunk starts at a multiple of 4 words, got 6
+    lambda: lang.shared(f32, 7).load(0),  # <- chunk access needs a multiple of 4 words, got 7
+    lambda: lang.shared(f32, 8).store_chunk(1, [0.0] * 3),  # <- a list of 4 values
+    lambda: lang.var(lang.local_id(), uniform=True),  # <- needs a uniform value here
+    lambda n: lang.break_if(n > 5),  # <- for the inside of lang.loop
+    lambda s: lang.cast(lang.maximum(s > 1.0, s > 2.0), f32),  # <- maximum is for numbers, got bool
+    lambda: lang.bitcast(1.5, u32),  # <- takes a traced value, got 1.5
+    lambda s: lang.bitcast(s > 1.0, u32),  # <- bitcast is for f32, i32 and u32
+    lambda: lang.workgroup_uniform(2.0),  # <- takes a traced value, got 2.0
+    lambda x: lang.workgroup_reduce(x[0], "mul"),  # <- one of add, max, min, fmax, fmin; got f32
+    lambda: lang.parameter("s", f16),  # <- a launch parameter is f32, i32 or u32, got f16
+    lambda x: np.sqrt(x[0]),  # <- act on arrays, not on traced values: np.sqrt; use lang.sqrt
+    lambda x: np.abs(x[0]),  # <- np.absolute; use lang.abs
+    lambda x: np.arctan(x[0]),  # <- use a function of centella.lang, such as lang.sqrt
+    lambda x: np.add(x[0], x[1]),  # <- np.add; use an operator of Python
+    lambda: np.exp(lang.var(1.0, f32)),  # <- use lang.exp
+    lambda x: x[x.size],  # <- pass sizes as u32 parameters, or use x.shape(axis)
+    lambda x: x[0] ** 2,  # <- x ** n is not for traced values: write x * x for a square
+    lambda x: 2.0 ** x[0],  # <- n ** x is not for traced values: write lang.exp2(x) for 2 ** x
+    lambda x: max(x[0], 0.0),  # <- lang.maximum(a, b) and lang.minimum(a, b) instead of max() and min()
+    lambda x: abs(x[0]),  # <- abs(x) is not for traced values: write lang.abs(x)
+    lambda x: round(x[0]),  # <- round(x) is not for traced values: write lang.floor(x + 0.5)
+    lambda x: math.floor(x[0]),  # <- math.floor(x) is not for traced values: write lang.floor(x)
+    lambda x: x[0][1],  # <- x[i] of a value is not for traced values: write x[i] of a tensor argument
+]  # fmt: skip  # a table
+
+
+def around(wrong: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that computes an expression."""
+
+    def kernel(x: In[f32], y: Out[f32], n: u32, m: i32, s: f32) -> None:
+        given = {"x": x, "y": y, "n": n, "m": m, "s": s}
+        wrong(*(given[name] for name in inspect.signature(wrong).parameters))
+
+    return kernel
+
+
 WRONG = [
-    fn
+    (fn, fn)
     for fn in list(globals().values())
     if callable(fn) and getattr(fn, "__module__", "") == __name__
-    and fn.__code__.co_firstlineno > marked.__code__.co_firstlineno
-]  # fmt: skip
+    and marked.__code__.co_firstlineno < fn.__code__.co_firstlineno < around.__code__.co_firstlineno
+] + [(fn, around(fn)) for fn in EXPRESSIONS]  # fmt: skip
 
 
-@pytest.mark.parametrize("fn", WRONG, ids=lambda f: f.__name__)
-def test_errors_stand_at_the_line(fn: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("fn", "kernel"), WRONG)
+def test_errors_stand_at_the_line(fn: Callable[..., Any], kernel: Callable[..., Any]) -> None:
     with pytest.raises(TraceError) as caught:
-        trace(fn)
+        trace(kernel)
     line = marked(fn)
     assert user_line(caught.value) == line
     text = str(caught.value)
     assert SOURCE[line - 1].split(MARK)[1].strip() in text
-    assert text.endswith(f" (kernel {fn.__name__!r} at {HERE}:{line})")
+    assert text.endswith(f" (kernel {kernel.__name__!r} at {HERE}:{line})")
     with pytest.raises(TraceError, match="only inside a kernel function"):
         lang.local_id()  # the tracer is gone
 
@@ -1354,12 +1192,11 @@ SHOWN = {
     "| `if_(condition)`": "wgsl.control_flow",
     "| `range(start": "wgsl.control_flow",
     "| `select(condition": "trace.select_computes_both",
-    "| `maximum(a": "simulate.maximum_and_minimum simulate.fma_rounds_once_or_twice",
-    "| `abs(x)`": "simulate.float_functions simulate.isnan_tests_bits",
+    "| `maximum(a": "simulate.arithmetic simulate.fma_rounds_once_or_twice",
+    "| `abs(x)`": "simulate.arithmetic",
     "| `exp(x)`": "simulate.formulas_run",
     "| `exp2_native(x)`": "wgsl.powers_by_the_target wgsl.a_device_that_lacks_an_operation_says_so",
-    "| `cast(x": "simulate.casts_from_float simulate.bitcast_keeps_every_bit "
-    "simulate.narrow_floats",
+    "| `cast(x": "simulate.arithmetic simulate.bitcast_keeps_every_bit simulate.narrow_floats",
     "| `barrier()`": "wgsl.groups_meet simulate.workgroup_uniform",
     "| `workgroup_reduce(value": "simulate.workgroup_reduce",
     "| `lane_id()`": "simulate.subgroup_operations",
@@ -1395,25 +1232,30 @@ SHOWN = {
     "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "Emitters add what a target lacks": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "| operation |": "trace.every_sentence_has_a_test",
-    "| `+ - *` f32": "wgsl.arithmetic simulate.float_arithmetic",
+    **dict.fromkeys(
+        (
+            "| `+ - *` f32",
+            "| `/` f32",
+            "| `sqrt`",
+            "| `+ - *` i32",
+            "| `& \\| ^ ~`",
+            "| `//`, `%`",
+            "| `<< >>`",
+            "| `< <=",
+            "| `isnan`",
+            "| `maximum`",
+            "| `fmax`",
+            "| `floor ceil",
+            "| `abs` i32",
+            "| `cast` f32 to",
+            "| `cast` i32, u32 to",
+            "| `cast` to bool",
+        ),
+        "wgsl.arithmetic simulate.arithmetic",
+    ),
     "| `fma(a, b, c)`": "wgsl.fma_rounds_once_or_twice simulate.fma_rounds_once_or_twice "
     "ieee.no_two_fma_become_one",
-    "| `/` f32": "wgsl.arithmetic simulate.float_division_by_zero",
-    "| `sqrt`": "wgsl.arithmetic simulate.float_functions",
-    "| `+ - *` i32": "wgsl.arithmetic simulate.integer_arithmetic",
-    "| `& \\| ^ ~`": "wgsl.arithmetic simulate.integer_arithmetic simulate.comparisons_and_select",
-    "| `//`, `%`": "wgsl.arithmetic simulate.integer_edges",
-    "| `<< >>`": "wgsl.arithmetic simulate.integer_edges",
-    "| `< <=": "wgsl.arithmetic simulate.comparisons_and_select",
-    "| `isnan`": "wgsl.arithmetic simulate.isnan_tests_bits",
-    "| `maximum`": "wgsl.arithmetic simulate.maximum_and_minimum",
-    "| `fmax`": "wgsl.arithmetic simulate.maximum_and_minimum",
-    "| `floor ceil": "wgsl.arithmetic simulate.float_functions",
-    "| `abs` i32": "wgsl.arithmetic simulate.integer_arithmetic",
     "| `select(c, a, b)`": "wgsl.arithmetic trace.select_computes_both",
-    "| `cast` f32 to": "wgsl.arithmetic simulate.casts_from_float",
-    "| `cast` i32, u32 to": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
-    "| `cast` to bool": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
     "| store f16, bf16": "wgsl.stores_round_to_nearest_even "
     "wgsl.native_half_stores_are_the_same_for_exact_values",
     "| load f16, bf16": "wgsl.loads_widen_every_half simulate.narrow_floats",

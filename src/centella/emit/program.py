@@ -225,7 +225,7 @@ def program_of(
                 f"neighbouring threads; "
                 f"lang.workgroup_reduce runs everywhere"
             )
-        if ir.uses_exp2 and not caps.native_exp2:
+        if ir.first(frozenset({"ex2"})) and not caps.native_exp2:
             raise LimitError(
                 f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as "
                 f"exact; lang.exp2 runs everywhere"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from centella.emit.ptx.facts import MAX_FOLDED, Term, Terms, leaves
 from centella.emit.ptx.tables import ATOMIC, NO_RED, SIGNED, TYPES
-from centella.emit.ptx.writer import Rule, Writer
+from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.lang.ir import GLOBAL_ATOMICS, SHARED, SHARED_ATOMICS, Statement
 
 
@@ -84,7 +84,7 @@ def load(w: Writer, i: int, statement: Statement) -> None:
         lanes = w.chunks[i] = [w.new(prefix) for _ in range(4)]
         if op == "load4" and position in w.lines:
             space += f".L2::{w.lines[position]}B"
-        w.emit(f"ld.{space}.v4.{kind} {{{', '.join(lanes)}}}, {address};")
+        w.emit(f"ld.{space}.v4.{kind} {braced(lanes)}, {address};")
     else:
         w.emit(f"ld.{space}.{kind} {w.result(i)}, {address};")
 
@@ -102,7 +102,7 @@ def store(w: Writer, i: int, statement: Statement) -> None:
     words = [w.in_register(a) for a in stored]
     kind = w.kind(stored[0])
     if len(words) == 4:
-        w.emit(f"st.{space}.v4.{kind} {address}, {{{', '.join(words)}}};")
+        w.emit(f"st.{space}.v4.{kind} {address}, {braced(words)};")
     else:
         w.emit(f"st.{space}.{kind} {address}, {words[0]};")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from centella.emit.ptx.facts import same_register
 from centella.emit.ptx.tables import CASTS, SIGNED, SUBGROUP_SIZE, literal
-from centella.emit.ptx.writer import Rule, Writer
+from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.lang.ir import Statement
+
+FIXED = {"group": "%group", "groups": "%groups", "subgroup_size": str(SUBGROUP_SIZE)}
 
 
 def const(w: Writer, i: int, statement: Statement) -> None:
@@ -22,14 +24,8 @@ def param(w: Writer, i: int, statement: Statement) -> None:
 
 
 def identity(w: Writer, i: int, statement: Statement) -> None:
-    """Ids of the thread, the group and the lane."""
-    op = statement[0]
-    if op in ("group", "groups"):
-        w.values[i] = f"%{op}"
-    elif op == "subgroup_size":
-        w.values[i] = str(SUBGROUP_SIZE)
-    else:
-        w.emit(f"mov.u32 {w.result(i)}, {'%tid.x' if op == 'thread' else '%laneid'};")
+    """What the prologue has in a register, or a number."""
+    w.values[i] = FIXED[statement[0]]
 
 
 def convert(w: Writer, i: int, statement: Statement) -> None:
@@ -108,7 +104,7 @@ def unpack_f16(w: Writer, i: int, statement: Statement) -> None:
     halves = w.known.get(("halves", word))
     if halves is None:
         halves = w.remember(("halves", word), (w.new("%h"), w.new("%h")))
-        w.emit(f"mov.b32 {{{', '.join(halves)}}}, {w.in_register(word)};")
+        w.emit(f"mov.b32 {braced(halves)}, {w.in_register(word)};")
     w.emit(f"cvt.f32.f16 {w.result(i)}, {halves[statement[3]]};")
 
 
@@ -168,9 +164,8 @@ def widen_i8(w: Writer, i: int, statement: Statement) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "const": const, "param": param, "thread": identity, "group": identity, "groups": identity,
-    "lane": identity, "subgroup_size": identity, "cast": convert, "bitcast": convert,
-    "div": divide, "rem": divide, "shl": shift, "shr": shift, "minn": nan_extreme,
-    "maxn": nan_extreme, "select": select, "eq": equal, "unpack_f16": unpack_f16,
-    "pack_f16": pack, "pack_bf16": pack, "widen_i8": widen_i8,
+    "const": const, "param": param, **dict.fromkeys(FIXED, identity), "cast": convert,
+    "bitcast": convert, "div": divide, "rem": divide, "shl": shift, "shr": shift,
+    "minn": nan_extreme, "maxn": nan_extreme, "select": select, "eq": equal,
+    "unpack_f16": unpack_f16, "pack_f16": pack, "pack_bf16": pack, "widen_i8": widen_i8,
 }  # fmt: skip  # a table

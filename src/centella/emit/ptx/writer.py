@@ -139,4 +139,9 @@ class Writer:
         return self.fixed_register("%smem", "b32", "mov.u32 %smem, $smem;")
 
 
+def braced(registers: Iterable[str]) -> str:
+    """Registers as one operand."""
+    return f"{{{', '.join(registers)}}}"
+
+
 Rule = Callable[[Writer, int, Statement], None]
