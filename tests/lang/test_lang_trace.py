@@ -1148,6 +1148,12 @@ def test_tracing_and_emission_are_quick() -> None:
 
 PAGE = Path(HERE).parents[2] / "docs" / "kernel-language.md"
 
+# Rows of the table of arithmetic.
+ARITHMETIC = (
+    "`+ - *` f32; `/` f32; `sqrt`; `+ - *` i32; `& \\| ^ ~`; `//`, `%`; `<< >>`; `< <=; "
+    "`isnan`; `maximum`; `fmax`; `floor ceil; `abs` i32; `cast` f32 to; "
+    "`cast` i32, u32 to; `cast` to bool"
+)
 # The start of each sentence or table row, and tests that show it: tests/test_lang_(file).(test).
 SHOWN = {
     "A kernel is a Python function that is run once": "trace.kernels_without_source",
@@ -1232,27 +1238,7 @@ SHOWN = {
     "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "Emitters add what a target lacks": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "| operation |": "trace.every_sentence_has_a_test",
-    **dict.fromkeys(
-        (
-            "| `+ - *` f32",
-            "| `/` f32",
-            "| `sqrt`",
-            "| `+ - *` i32",
-            "| `& \\| ^ ~`",
-            "| `//`, `%`",
-            "| `<< >>`",
-            "| `< <=",
-            "| `isnan`",
-            "| `maximum`",
-            "| `fmax`",
-            "| `floor ceil",
-            "| `abs` i32",
-            "| `cast` f32 to",
-            "| `cast` i32, u32 to",
-            "| `cast` to bool",
-        ),
-        "wgsl.arithmetic simulate.arithmetic",
-    ),
+    **{f"| {row}": "wgsl.arithmetic simulate.arithmetic" for row in ARITHMETIC.split("; ")},
     "| `fma(a, b, c)`": "wgsl.fma_rounds_once_or_twice simulate.fma_rounds_once_or_twice "
     "ieee.no_two_fma_become_one",
     "| `select(c, a, b)`": "wgsl.arithmetic trace.select_computes_both",
