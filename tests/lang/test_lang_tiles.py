@@ -24,7 +24,7 @@ from centella.emit.wgsl import emit_wgsl
 from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, ptx, storage
 from centella.lang.ir import AMPERE
-from centella.simulator.run import mutations, simulate
+from centella.simulator.run import simulate
 from centella.specs import Caps
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
 from tests.support.lang_common import (
@@ -38,6 +38,7 @@ from tests.support.lang_common import (
     record,
     tensor,
 )
+from tests.support.mutations import mutations
 
 Array = np.ndarray[Any, Any]
 HALVES = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)

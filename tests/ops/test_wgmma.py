@@ -22,11 +22,12 @@ from centella.op import op
 from centella.ops.matmul import choice, launches
 from centella.ops.matmul.choice import WGMMA_TILES
 from centella.ops.matmul.wgmma import WgmmaTile
-from centella.simulator.run import mutations, simulate
+from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
 from centella.tensors.tensor import apply
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_mma import CAPS, LAYOUTS, Launch, lies, operands, parameters, result, stored
+from tests.support.mutations import mutations
 
 Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)

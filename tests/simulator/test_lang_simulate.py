@@ -18,11 +18,11 @@ from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u
 from centella.errors import SimulationError
 from centella.lang import In, InOut, KernelIR, Out, storage
 from centella.simulator.race_check import Buffer
-from centella.simulator.run import mutations
 from centella.simulator.run import simulate as run_ir
 from tests.support.lang_common import ORDERS, Tensor, collatz, compute, empty, record, tensor
 from tests.support.lang_common import on_simulator as launch
 from tests.support.lang_rows import FLOATS, ROWS, A, B, Row
+from tests.support.mutations import mutations
 
 Array = NDArray[Any]
 SUBGROUPS = (1, 8, 32, 64)
@@ -244,12 +244,9 @@ def test_mutations_are_kernels() -> None:
 
 
 def fault(
-    fn: Callable[..., Any],
-    tensors: dict[str, Tensor],
-    workgroup: int = 8,
-    groups: int = 1,
+    fn: Callable[..., Any], tensors: dict[str, Tensor], workgroup: int = 8, groups: int = 1,
     **options: Any,
-) -> str:
+) -> str:  # fmt: skip
     """The text of the fault that a kernel runs into."""
     with pytest.raises(SimulationError) as caught:
         launch(record(fn, tensors, workgroup), tensors, groups, **options)

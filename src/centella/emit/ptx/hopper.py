@@ -64,7 +64,6 @@ def _tensor_load(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _tensor_store(w: Writer, i: int, statement: Statement) -> None:
-    """A box from shared to global memory, in the open group of this thread."""
     _, _, (index, *at), (array, position) = statement
     source = address(w, index, array, True, 16)
     name = f"cp.async.bulk.tensor.{len(at)}d.global.shared::cta.bulk_group"
@@ -72,7 +71,6 @@ def _tensor_store(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _box(w: Writer, position: int, at: list[int]) -> str:
-    """The coordinates of a box of a tensor map."""
     return f"[{_map(w, position)}, {braced(w.values[c] for c in at)}]"
 
 
@@ -122,7 +120,6 @@ def _wgmma(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _registers(w: Writer, i: int, statement: Statement) -> None:
-    """More or fewer registers a thread than the kernel was launched with."""
     count = statement[3]
     entry = REGISTERS // w.ir.workgroup // 8 * 8
     w.emit(f"setmaxnreg.{'inc' if count > entry else 'dec'}.sync.aligned.u32 {count};")

@@ -33,7 +33,6 @@ def total(w: Writer, terms: Terms) -> str:
 
 
 def _address(w: Writer, statement: Statement) -> str:
-    """`[register+bytes]` of an access."""
     op, _, (index, *_), position = statement
     return address(w, index, position, op in SHARED, 16 if op[-1] == "4" else 4)
 
@@ -72,7 +71,7 @@ def _base(w: Writer, position: int) -> str:
     return w.fixed_register(name, "b64", f"{text}  cvta.to.global.u64 {name}, {name};")
 
 
-def load(w: Writer, i: int, statement: Statement) -> None:
+def _load(w: Writer, i: int, statement: Statement) -> None:
     """A word or a chunk; what no thread writes goes through the read-only path."""
     op, type_, _, position = statement
     space = "shared"
@@ -89,13 +88,11 @@ def load(w: Writer, i: int, statement: Statement) -> None:
         w.emit(f"ld.{space}.{kind} {w.result(i)}, {address};")
 
 
-def extract(w: Writer, i: int, statement: Statement) -> None:
-    """A lane of a chunk: a register that the load wrote."""
+def _extract(w: Writer, i: int, statement: Statement) -> None:
     w.values[i] = w.chunks[statement[2][0]][statement[3]]
 
 
-def store(w: Writer, i: int, statement: Statement) -> None:
-    """A word or a chunk."""
+def _store(w: Writer, i: int, statement: Statement) -> None:
     op, _, (_, *stored), _ = statement
     space = "shared" if op in SHARED else "global"
     address = _address(w, statement)
@@ -107,7 +104,7 @@ def store(w: Writer, i: int, statement: Statement) -> None:
         w.emit(f"st.{space}.{kind} {address}, {words[0]};")
 
 
-def atomic(w: Writer, i: int, statement: Statement) -> None:
+def _atomic(w: Writer, i: int, statement: Statement) -> None:
     """One step on a word; the word before, where somebody wants it."""
     op, type_, (_, *operands), _ = statement
     kind, space = op.partition("_")[2], "shared" if op in SHARED else "global"
@@ -121,8 +118,8 @@ def atomic(w: Writer, i: int, statement: Statement) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, atomic),
-    **dict.fromkeys(("load", "load4", "sload", "sload4"), load),
-    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), store),
-    "extract": extract,
+    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, _atomic),
+    **dict.fromkeys(("load", "load4", "sload", "sload4"), _load),
+    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), _store),
+    "extract": _extract,
 }

@@ -13,23 +13,21 @@ from centella.errors import TraceError
 from centella.lang.ir import Statement
 
 
-def fragment(w: Writer, i: int, statement: Statement) -> None:
-    """A register tile: names for its registers."""
+def _fragment(w: Writer, i: int, statement: Statement) -> None:
     type_, count = statement[3]
     name = f"%t{len(w.fragments)}_"
     w.fragments.append((TYPES[type_][1], name, count))
     w.chunks[i] = [f"{name}{n}" for n in range(count)]
 
 
-def fill(w: Writer, i: int, statement: Statement) -> None:
-    """One number in every register."""
+def _fill(w: Writer, i: int, statement: Statement) -> None:
     _, _, (tile,), number = statement
     type_ = w.ir.body[tile][3][0]
     for register in w.chunks[tile]:
         w.emit(f"mov.{TYPES[type_][1]} {register}, {literal(number, type_)};")
 
 
-def get(w: Writer, i: int, statement: Statement) -> None:
+def _get(w: Writer, i: int, statement: Statement) -> None:
     """A register of a tile: itself, or a copy where the tile changes before the last use."""
     _, _, (tile,), number = statement
     register = w.chunks[tile][number]
@@ -39,40 +37,36 @@ def get(w: Writer, i: int, statement: Statement) -> None:
         w.values[i] = register
 
 
-def put(w: Writer, i: int, statement: Statement) -> None:
-    """A register of a tile takes a value."""
+def _put(w: Writer, i: int, statement: Statement) -> None:
     _, _, (tile, value), number = statement
     w.emit(f"mov.{w.kind(value)} {w.chunks[tile][number]}, {w.values[value]};")
 
 
-def ldmatrix(w: Writer, i: int, statement: Statement) -> None:
+def _ldmatrix(w: Writer, i: int, statement: Statement) -> None:
     """8 x 8 matrices of 16-bit elements, a register of each thread for each matrix."""
     shape, registers, place = _matrices(w, statement)
     w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {registers}, {place};")
 
 
-def stmatrix(w: Writer, i: int, statement: Statement) -> None:
-    """The same out of registers."""
+def _stmatrix(w: Writer, i: int, statement: Statement) -> None:
     shape, registers, place = _matrices(w, statement)
     w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {place}, {registers};")
 
 
 def _matrices(w: Writer, statement: Statement) -> tuple[str, str, str]:
-    """Shape, registers and place of matrices that go between the two."""
     _, _, (index, *tiles), (position, transposed) = statement
     registers = [r for tile in tiles for r in w.chunks[tile]]
     shape = f"m8n8.x{len(registers)}{'.trans' if transposed else ''}"
     return shape, braced(registers), address(w, index, position, True, 16)
 
 
-def mma(w: Writer, i: int, statement: Statement) -> None:
-    """c += a b on the tensor cores."""
+def _mma(w: Writer, i: int, statement: Statement) -> None:
     _, _, tiles, dtype = statement
     c, a, b = (braced(w.chunks[t]) for t in tiles)
     w.emit(f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {c}, {a}, {b}, {c};")
 
 
-def cp_async(w: Writer, i: int, statement: Statement) -> None:
+def _cp_async(w: Writer, i: int, statement: Statement) -> None:
     """16 bytes from global to shared memory, past the registers; of them `size` are read."""
     _, _, (target, source, size), (array, argument) = statement
     into = address(w, target, array, True, 16)
@@ -80,11 +74,11 @@ def cp_async(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"cp.async.cg.shared.global {into}, {place}, 16, {w.values[size]};")
 
 
-def in_head(w: Writer, i: int, statement: Statement) -> None:
+def _in_head(w: Writer, i: int, statement: Statement) -> None:
     """Nothing here: the entry's head says it."""
 
 
-def fetch_lines(w: Writer, i: int, statement: Statement) -> None:
+def _fetch_lines(w: Writer, i: int, statement: Statement) -> None:
     """Nothing here: loads of the argument say it from now on."""
     position, nbytes = statement[3]
     w.lines[position] = nbytes
@@ -93,7 +87,7 @@ def fetch_lines(w: Writer, i: int, statement: Statement) -> None:
 # -- reductions and shuffles -----------------------------------------------------------------------
 
 
-def workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
+def _workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
     """The first thread's value, through a word of its own."""
     value = w.in_register(statement[2][0])
     kind = w.kind(i)
@@ -107,7 +101,7 @@ def workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
     w.emit("bar.sync 0;")
 
 
-def subgroup(w: Writer, i: int, statement: Statement) -> None:
+def _subgroup(w: Writer, i: int, statement: Statement) -> None:
     """A butterfly of shuffles: every lane computes the same tree."""
     op, type_, (a,), attr = statement
     if w.ir.workgroup % SUBGROUP_SIZE:
@@ -130,9 +124,9 @@ def subgroup(w: Writer, i: int, statement: Statement) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "fragment": fragment, "fragment_fill": fill, "fragment_get": get, "fragment_set": put,
-    "ldmatrix": ldmatrix, "stmatrix": stmatrix, "mma": mma, "cp_async": cp_async,
-    "resident": in_head, "cluster": in_head, "fetch_lines": fetch_lines,
-    "workgroup_uniform": workgroup_uniform, "subgroup_add": subgroup, "subgroup_min": subgroup,
-    "subgroup_max": subgroup, "shuffle_xor": subgroup,
+    "fragment": _fragment, "fragment_fill": _fill, "fragment_get": _get, "fragment_set": _put,
+    "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma, "cp_async": _cp_async,
+    "resident": _in_head, "cluster": _in_head, "fetch_lines": _fetch_lines,
+    "workgroup_uniform": _workgroup_uniform, "subgroup_add": _subgroup, "subgroup_min": _subgroup,
+    "subgroup_max": _subgroup, "shuffle_xor": _subgroup,
 }  # fmt: skip  # a table
