@@ -31,6 +31,7 @@ from centella.emit.wgsl import emit_wgsl
 from centella.errors import SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, face_of, storage
 from centella.lang.kernel_params import TensorParam
+from centella.lang.tracer import current
 from centella.specs import dense_strides
 from tests.support.lang_common import compute, empty, on_simulator, tensor
 from tests.support.sentences import assert_shown, sentences
@@ -1000,7 +1001,7 @@ def test_constants_are_folded() -> None:
             (i + 0, i), (0 + i, i), (i * 1, i), (i - 0, i), (i << 0, i), (i // 1, i), (i // 0, i),
             (i | 0, i), (i ^ 0, i), (i >> 32, i >> 0), (i // 8, i >> 3), (i % 8, i & 7),
         ):  # fmt: skip  # a table
-            assert value.id == same.id or value.tracer.body[value.id][:2] == ("shr", "u32")
+            assert value.id == same.id or current().body[value.id][:2] == ("shr", "u32")
         assert (i * 0).const == (i % 1).const == (i & 0).const == (i % 0).const == 0
         y[i], z[i] = two, i
 
@@ -1200,9 +1201,9 @@ SHOWN = {
     "| `select(condition": "trace.select_computes_both",
     "| `maximum(a": "simulate.arithmetic simulate.fma_rounds_once_or_twice",
     "| `abs(x)`": "simulate.arithmetic",
-    "| `exp(x)`": "simulate.formulas_run",
+    "| `exp(x)`": "wgsl.formulas_keep_their_bounds",
     "| `exp2_native(x)`": "wgsl.powers_by_the_target wgsl.a_device_that_lacks_an_operation_says_so",
-    "| `cast(x": "simulate.arithmetic simulate.bitcast_keeps_every_bit simulate.narrow_floats",
+    "| `cast(x": "simulate.arithmetic simulate.bitcast_keeps_every_bit wgsl.stores_round_to_nearest_even",
     "| `barrier()`": "wgsl.groups_meet simulate.workgroup_uniform",
     "| `workgroup_reduce(value": "simulate.workgroup_reduce",
     "| `lane_id()`": "simulate.subgroup_operations",
@@ -1244,10 +1245,10 @@ SHOWN = {
     "| `select(c, a, b)`": "wgsl.arithmetic trace.select_computes_both",
     "| store f16, bf16": "wgsl.stores_round_to_nearest_even "
     "wgsl.native_half_stores_are_the_same_for_exact_values",
-    "| load f16, bf16": "wgsl.loads_widen_every_half simulate.narrow_floats",
+    "| load f16, bf16": "wgsl.loads_widen_every_half wgsl.stores_round_to_nearest_even",
     "| `bitcast`": "wgsl.arithmetic simulate.bitcast_keeps_every_bit",
-    "| store i8, u8": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
-    "| store bool": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
+    "| store i8, u8": "wgsl.bytes_store_their_low_bits wgsl.words_and_chunks",
+    "| store bool": "wgsl.bytes_store_their_low_bits wgsl.words_and_chunks",
     "| `exp exp2": "wgsl.formulas_keep_their_bounds math.error_is_within_the_stated_bound",
     "| `exp2_native` |": "wgsl.powers_by_the_target tiles.sums_that_become_a_factor",
     "| `workgroup_reduce`": "wgsl.reduction_is_bitwise_repeatable simulate.workgroup_reduce",
@@ -1350,7 +1351,7 @@ SHOWN = {
     "No group ends while another": "clusters.the_simulator_reports "
     "clusters.the_simulator_reports_of_rings",
     "The simulator runs the groups of a cluster": "clusters.the_simulator_reports "
-    "clusters.one_group_meets_alone clusters.the_simulator_reports_of_rings "
+    "clusters.groups_that_do_not_meet clusters.the_simulator_reports_of_rings "
     "clusters.what_another_group_reads_is_kept",
     "It treats accesses between": "clusters.what_stands_between_arriving_and_waiting_counts_as_earlier",
     "For sm_90 and later a kernel's first": "clusters.the_wait_is_first_and_has_no_name",

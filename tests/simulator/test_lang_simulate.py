@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +13,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from centella import lang
-from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
+from centella.dtypes import DType, bf16, f16, f32, i32, u32
 from centella.errors import SimulationError
 from centella.lang import In, InOut, KernelIR, Out, storage
 from centella.simulator.race_check import Buffer
 from centella.simulator.run import simulate as run_ir
 from tests.support.lang_common import ORDERS, Tensor, collatz, compute, empty, record, tensor
 from tests.support.lang_common import on_simulator as launch
-from tests.support.lang_rows import FLOATS, ROWS, A, B, Row
+from tests.support.lang_rows import ROWS, A, B, Row
 from tests.support.mutations import mutations
 
 Array = NDArray[Any]
@@ -811,19 +810,11 @@ def bitwise(result: Array, expected: Any) -> None:
     np.testing.assert_array_equal(result[~nan].view(np.uint32), expected[~nan].view(np.uint32))
 
 
-def quietly(fn: Callable[..., Any], *args: Any) -> Any:
-    with np.errstate(all="ignore"):
-        return fn(*args)
-
-
 def test_fma_rounds_once_or_twice() -> None:
     x = np.full(4, 1 + 2.0**-12, np.float32)
     c = np.full(4, -(1 + 2.0**-11), np.float32)
     bitwise(compute(lang.fma, x, x, c), [2.0**-24] * 4)
     bitwise(compute(lang.fma, x, x, c, fused=False), [0.0] * 4)
-    c = np.roll(A, 5)
-    wide = quietly(lambda: (A.astype(np.float64) * B + c).astype(np.float32))
-    bitwise(compute(lang.fma, A, B, c), wide)
 
 
 def test_fmax_and_fmin_of_nan_give_an_operand() -> None:
@@ -839,56 +830,3 @@ def test_bitcast_keeps_every_bit() -> None:
     np.testing.assert_array_equal(
         compute(lambda u: lang.bitcast(u, i32), bits, out=i32), bits.view(np.int32)
     )
-
-
-@pytest.mark.parametrize("dtype", [f16, bf16], ids=lambda d: d.name)
-def test_narrow_floats(dtype: DType) -> None:
-    """Nearest even, overflow to infinity, NaN and subnormals kept; read back exactly."""
-    random = np.random.default_rng(0).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
-    edges = [65504, 65519.996, 65520, 1e30, -1e30, 3.4e38, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25]
-    ties = [1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 6e-8, 1e-40]
-    x = np.concatenate([FLOATS, np.array(edges + ties, np.float32), random])
-    bitwise(compute(lambda a: a, x, out=dtype), widen(narrow(x, dtype), dtype))
-    constant = compute(lambda a: lang.const(0.3, f32), x[:4], out=dtype)
-    bitwise(constant, widen(narrow(np.full(4, 0.3, np.float32), dtype), dtype))
-    every = np.arange(2**16, dtype=np.uint32)
-    if dtype is f16:
-        expected = every.astype(np.uint16).view(np.float16).astype(np.float32)
-    else:
-        expected = (every << 16).view(np.float32)
-
-    def kernel(x: In[storage], y: Out[f32]) -> None:
-        y[lang.global_id()] = x[lang.global_id()]
-
-    packed = Tensor(every.astype(np.uint16).view(np.uint32), dtype, (2**16,), (1,))
-    tensors = {"x": packed, "y": empty((2**16,), f32)}
-    launch(record(kernel, tensors, 256), tensors, 256)
-    bitwise(tensors["y"].numpy(), expected)
-
-
-@pytest.mark.parametrize("dtype", [i8, u8, bool_], ids=lambda d: d.name)
-@pytest.mark.parametrize("chunks", [False, True])
-def test_byte_storage(dtype: DType, chunks: bool) -> None:
-    def kernel(x: In[storage], y: Out[storage], n: u32) -> None:
-        per = y.dtype.per_chunk if chunks else y.dtype.per_word
-        first = lang.global_id() * per
-        with lang.if_(first < n):
-            y.store(first, x.load(first) if chunks else [x[first + k] for k in range(per)])
-
-    values = np.arange(-128, 128) if dtype is i8 else np.arange(256)
-    values = values % 3 == 0 if dtype is bool_ else values
-    tensors = {"x": tensor(values, dtype), "y": empty((256,), dtype)}
-    launch(record(kernel, tensors, 8), tensors, 8, {"n": 256})
-    np.testing.assert_array_equal(tensors["y"].numpy(), values)
-
-
-@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sin", "cos", "sigmoid"])
-def test_formulas_run(name: str) -> None:
-    x = np.linspace(0.1, 4, 100, dtype=np.float32)
-    plain: dict[str, Callable[[Any], Any]] = {
-        "erf": np.vectorize(math.erf),
-        "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
-    }
-    expected = plain.get(name) or getattr(np, name)
-    result = compute(getattr(lang, name), x)
-    np.testing.assert_allclose(result, expected(x.astype(np.float64)), rtol=1e-5)

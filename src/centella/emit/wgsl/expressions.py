@@ -168,6 +168,7 @@ def _most(w: Writer, index: int) -> int:
     return 2**32 - 1
 
 
-RULES: dict[str, Rule] = dict.fromkeys(PURE, _pure) | {
-    "const": _const, "param": _param, "extract": _extract, **dict.fromkeys(IDS, _identity),
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(PURE, _pure), **dict.fromkeys(IDS, _identity),
+    "const": _const, "param": _param, "extract": _extract,
 }  # fmt: skip  # a table
