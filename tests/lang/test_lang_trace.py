@@ -54,11 +54,12 @@ def trace(
 def user_line(error: BaseException) -> int:
     """The line of the last frame outside the library."""
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if f.filename == HERE]
-    inside = frames[frames.index(outside[-1]) + 1 :]
-    assert all(LIBRARY in f.filename or f.filename.endswith("contextlib.py") for f in inside)
-    assert outside[-1].lineno is not None
-    return outside[-1].lineno
+    last = max(i for i, f in enumerate(frames) if f.filename == HERE)
+    inside = [f.filename for f in frames[last + 1 :]]
+    assert all(LIBRARY in name or name.endswith("contextlib.py") for name in inside)
+    line = frames[last].lineno
+    assert line is not None
+    return line
 
 
 MARK = "# <-"
@@ -142,11 +143,6 @@ def bad_axis(x: In[f32, 2], y: Out[u32]) -> None:
     y[0] = x.shape(2)  # <- 'x' has rank 2, got axis 2
 
 
-def divergent_barrier(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
 def barrier_in_divergent_else(y: Out[f32]) -> None:
     with lang.if_(lang.local_id() < 4):
         y[0] = 1.0
@@ -165,21 +161,6 @@ def barrier_after_divergent_break(y: Out[f32]) -> None:
         lang.barrier()  # <- a barrier inside control flow that may differ by thread
 
 
-def divergent_uniform(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.workgroup_uniform(lang.local_id())  # <- workgroup_uniform inside control flow
-
-
-def divergent_reduce(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.workgroup_reduce(lang.local_id(), "add")  # <- workgroup_reduce inside control flow
-
-
-def divergent_subgroup(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.subgroup_sum(lang.local_id())  # <- a subgroup operation inside control flow
-
-
 def barrier_before_divergent_break(y: Out[f32]) -> None:
     with lang.loop():  # <- a loop with a barrier (at
         lang.barrier()
@@ -192,11 +173,6 @@ def barrier_in_inner_block_before_divergent_break(y: Out[f32], n: u32) -> None:
             lang.break_if(n > 5)
             lang.barrier()
         lang.break_if(lang.local_id() > 3)
-
-
-def uniform_var_in_divergent_block(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.var(0, uniform=True)  # <- needs a uniform value here
 
 
 def uniform_var_set_to_thread_id(y: Out[f32]) -> None:
@@ -289,6 +265,12 @@ def variable_to_a_power(y: Out[f32]) -> None:
     y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
 
 
+def apart(wrong: Callable[[], Any]) -> None:
+    """What only some threads come to."""
+    with lang.if_(lang.local_id() < 4):
+        wrong()
+
+
 # What is wrong in one expression: each is run in a kernel that has these parameters.
 EXPRESSIONS: list[Callable[..., Any]] = [
     lambda x: lang.select((x[0] > 1.0) and (x[0] < 2.0), 1.0, 0.0),  # <- & | ~ instead of and
@@ -349,6 +331,11 @@ EXPRESSIONS: list[Callable[..., Any]] = [
     lambda x: abs(x[0]),  # <- abs(x) is not for traced values: write lang.abs(x)
     lambda x: round(x[0]),  # <- round(x) is not for traced values: write lang.floor(x + 0.5)
     lambda x: math.floor(x[0]),  # <- math.floor(x) is not for traced values: write lang.floor(x)
+    lambda: apart(lambda: lang.barrier()),  # <- a barrier inside control flow that may differ by
+    lambda: apart(lambda: lang.workgroup_uniform(lang.local_id())),  # <- workgroup_uniform inside
+    lambda: apart(lambda: lang.workgroup_reduce(lang.local_id(), "add")),  # <- workgroup_reduce inside
+    lambda: apart(lambda: lang.subgroup_sum(lang.local_id())),  # <- a subgroup operation inside
+    lambda: apart(lambda: lang.var(0, uniform=True)),  # <- needs a uniform value here
     lambda x: x[0][1],  # <- x[i] of a value is not for traced values: write x[i] of a tensor argument
 ]  # fmt: skip  # a table
 
@@ -367,7 +354,7 @@ WRONG = [
     (fn, fn)
     for fn in list(globals().values())
     if callable(fn) and getattr(fn, "__module__", "") == __name__
-    and marked.__code__.co_firstlineno < fn.__code__.co_firstlineno < around.__code__.co_firstlineno
+    and marked.__code__.co_firstlineno < fn.__code__.co_firstlineno < apart.__code__.co_firstlineno
 ] + [(fn, around(fn)) for fn in EXPRESSIONS]  # fmt: skip
 
 

@@ -23,12 +23,7 @@ def _assign(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _get(w: Writer, i: int, statement: Statement) -> None:
-    """A variable's value now: its register, or a copy where it changes before the last use."""
-    register = w.values[statement[2][0]]
-    if i in w.facts.snapshots:
-        w.emit(f"mov.{w.kind(i)} {w.result(i)}, {register};")
-    else:
-        w.values[i] = register
+    w.read(i, w.values[statement[2][0]])
 
 
 def _branch(w: Writer, i: int, statement: Statement) -> None:

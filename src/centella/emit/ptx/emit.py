@@ -18,6 +18,7 @@ from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
 from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
 
+IN_HEAD = ("resident", "cluster")  # the entry's head has them
 PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size
 
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | warps.RULES | hopper.RULES
@@ -72,7 +73,7 @@ def _write_body(w: Writer) -> None:
             w.emit(LINES[op].format(d=w.result(i) if type_ else "", n=attr))
         elif op in RULES:
             RULES[op](w, i, statement)
-        else:
+        elif op not in IN_HEAD:
             raise TraceError(f"PTX has no {op} {operand}".rstrip())
 
 

@@ -28,13 +28,8 @@ def _fill(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _get(w: Writer, i: int, statement: Statement) -> None:
-    """A register of a tile: itself, or a copy where the tile changes before the last use."""
     _, _, (tile,), number = statement
-    register = w.chunks[tile][number]
-    if i in w.facts.snapshots:
-        w.emit(f"mov.{w.kind(i)} {w.result(i)}, {register};")
-    else:
-        w.values[i] = register
+    w.read(i, w.chunks[tile][number])
 
 
 def _put(w: Writer, i: int, statement: Statement) -> None:
@@ -72,10 +67,6 @@ def _cp_async(w: Writer, i: int, statement: Statement) -> None:
     into = address(w, target, array, True, 16)
     place = address(w, source, argument, False, 16)
     w.emit(f"cp.async.cg.shared.global {into}, {place}, 16, {w.values[size]};")
-
-
-def _in_head(w: Writer, i: int, statement: Statement) -> None:
-    """Nothing here: the entry's head says it."""
 
 
 def _fetch_lines(w: Writer, i: int, statement: Statement) -> None:
@@ -126,7 +117,7 @@ def _subgroup(w: Writer, i: int, statement: Statement) -> None:
 RULES: dict[str, Rule] = {
     "fragment": _fragment, "fragment_fill": _fill, "fragment_get": _get, "fragment_set": _put,
     "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma, "cp_async": _cp_async,
-    "resident": _in_head, "cluster": _in_head, "fetch_lines": _fetch_lines,
+    "fetch_lines": _fetch_lines,
     "workgroup_uniform": _workgroup_uniform, "subgroup_add": _subgroup, "subgroup_min": _subgroup,
     "subgroup_max": _subgroup, "shuffle_xor": _subgroup,
 }  # fmt: skip  # a table
