@@ -14,10 +14,11 @@ import math
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,118 +73,10 @@ def marked(fn: Callable[..., Any]) -> int:
     return next(n for n in range(first, first + 40) if MARK in SOURCE[n - 1])
 
 
-def if_on_traced(x: In[f32], y: Out[f32]) -> None:
-    if x[0] > 1.0:  # <- use lang.if_
-        y[0] = 1.0
-
-
-def python_range(x: In[f32], y: Out[f32], n: u32) -> None:
-    for k in range(n):  # <- use lang.range
-        y[k] = 0.0
-
-
-def list_by_traced_index(y: Out[f32]) -> None:
-    registers = lang.vars(f32, 8, 8)
-    y[0] = registers[0][lang.local_id()]  # <- a Python list of variables cannot be indexed
-
-
-def iterate_argument(x: In[f32], y: Out[f32]) -> None:
-    for v in x:  # <- an array cannot be iterated
-        y[0] = v
-
-
-def iterate_shared(y: Out[f32]) -> None:
-    for v in lang.shared(f32, 8):  # <- an array cannot be iterated
-        y[0] = v
-
-
-def after_if(x: In[f32], y: Out[f32]) -> None:
-    with lang.if_(x[0] > 1.0):
-        value = x[0] * 2.0
-    y[0] = value  # <- outside the block
-
-
-def after_loop(y: Out[f32], n: u32) -> None:
-    for k in lang.range(n):
-        last = lang.cast(k, f32)
-    y[0] = last + 1.0  # <- outside the block
-
-
-def in_else(x: In[f32], y: Out[f32]) -> None:
-    with lang.if_(x[0] > 1.0):
-        value = x[1]
-    with lang.else_():
-        y[0] = value  # <- outside the block
-
-
-def var_after_block(x: In[f32], y: Out[f32]) -> None:
-    with lang.if_(x[0] > 1.0):
-        v = lang.var(1.0)
-    v.set(2.0)  # <- outside the block that declared it
-    y[0] = v
-
-
-def narrow_store(x: In[f16], y: Out[f16]) -> None:
-    y[0] = x[0]  # <- y.store(index, values) with 2 or 8 values
-
-
-def wrong_count_store(y: Out[f16]) -> None:
-    y.store(0, [1.0, 2.0, 3.0])  # <- 2 (a word) or 8 (a chunk) values of f16, got 3
-
-
-def wrong_type_store(n: u32, y: Out[f32]) -> None:
-    y[0] = n  # <- expected a f32 value, got u32
-
-
-def in_written(x: In[f32], y: Out[f32]) -> None:
-    x[0] = 1.0  # <- 'x' is an in argument and cannot be written
-
-
-def bad_axis(x: In[f32, 2], y: Out[u32]) -> None:
-    y[0] = x.shape(2)  # <- 'x' has rank 2, got axis 2
-
-
-def barrier_in_divergent_else(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        y[0] = 1.0
-    with lang.else_():
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
-def barrier_in_divergent_loop(x: In[u32], y: Out[f32]) -> None:
-    for _ in lang.range(x[lang.local_id()]):
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
-def barrier_after_divergent_break(y: Out[f32]) -> None:
-    with lang.loop():
-        lang.break_if(lang.local_id() > 3)
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
 def barrier_before_divergent_break(y: Out[f32]) -> None:
     with lang.loop():  # <- a loop with a barrier (at
         lang.barrier()
         lang.break_if(lang.local_id() > 3)
-
-
-def barrier_in_inner_block_before_divergent_break(y: Out[f32], n: u32) -> None:
-    for _ in lang.range(n):  # <- a loop with a barrier (at
-        with lang.if_(n > 3), lang.loop():
-            lang.break_if(n > 5)
-            lang.barrier()
-        lang.break_if(lang.local_id() > 3)
-
-
-def uniform_var_set_to_thread_id(y: Out[f32]) -> None:
-    v = lang.var(0, uniform=True)
-    v.set(lang.local_id())  # <- a uniform lang.var was set to a value that may differ
-
-
-def uniform_var_set_in_divergent_block(y: Out[f32]) -> None:
-    v = lang.var(0, uniform=True)
-    with lang.if_(lang.local_id() < 4):
-        v += 1  # <- a uniform lang.var was set
 
 
 def uniform_var_counts_divergent_rounds(y: Out[f32]) -> None:
@@ -193,76 +86,134 @@ def uniform_var_counts_divergent_rounds(y: Out[f32]) -> None:
         lang.break_if(lang.local_id() < v)
 
 
-def uniform_var_set_in_block_of_divergent_loop(y: Out[f32], n: u32) -> None:
-    v = lang.var(0, uniform=True)
-    for _ in lang.range(n):  # <- a loop that sets a uniform var (at
-        with lang.if_(n > 3):
-            v += 1
-        lang.break_if(lang.local_id() < 5)
+# Programs, each wrong at the line that is marked, in a kernel of the parameters in `HEAD`.
+PROGRAMS = """
+if x[0] > 1.0:  # <- use lang.if_
+    y[0] = 1.0
 
+for k in range(n):  # <- use lang.range
+    y[k] = 0.0
 
-def break_inside_if(y: Out[f32], n: u32) -> None:
-    with lang.loop(), lang.if_(n > 3):
-        lang.break_if(n > 5)  # <- directly in the loop, not inside lang.if_
+registers = lang.vars(f32, 8, 8)
+y[0] = registers[0][lang.local_id()]  # <- a Python list of variables cannot be indexed
 
+for v in x:  # <- an array cannot be iterated
+    y[0] = v
 
-def endless(y: Out[f32]) -> None:
-    with lang.loop():  # <- without lang.break_if never ends
-        y[0] = 1.0
+for v in lang.shared(f32, 8):  # <- an array cannot be iterated
+    y[0] = v
 
+with lang.if_(x[0] > 1.0):
+    value = x[0] * 2.0
+y[0] = value  # <- outside the block
 
-def python_break_in_if(y: Out[f32], n: u32) -> None:
-    with lang.if_(n > 3):  # <- the lang.range block opened at
-        for _ in lang.range(n):
-            break
-        y[0] = 1.0
+for k in lang.range(n):
+    last = lang.cast(k, f32)
+y[0] = last + 1.0  # <- outside the block
 
+with lang.if_(x[0] > 1.0):
+    value = x[1]
+with lang.else_():
+    y[0] = value  # <- outside the block
 
-def lonely_else(y: Out[f32]) -> None:
-    with lang.else_():  # <- must follow the end of a lang.if_
-        y[0] = 1.0
+with lang.if_(x[0] > 1.0):
+    v = lang.var(1.0)
+v.set(2.0)  # <- outside the block that declared it
+y[0] = v
 
+h[0] = h[0]  # <- h.store(index, values) with 2 or 8 values
 
-def else_after_statement(y: Out[f32], n: u32) -> None:
+h.store(0, [1.0, 2.0, 3.0])  # <- 2 (a word) or 8 (a chunk) values of f16, got 3
+
+y[0] = n  # <- expected a f32 value, got u32
+
+x[0] = 1.0  # <- 'x' is an in argument and cannot be written
+
+y[0] = w.shape(2)  # <- 'w' has rank 2, got axis 2
+
+with lang.if_(lang.local_id() < 4):
+    y[0] = 1.0
+with lang.else_():
+    lang.barrier()  # <- a barrier inside control flow that may differ by thread
+
+for _ in lang.range(k[lang.local_id()]):
+    lang.barrier()  # <- a barrier inside control flow that may differ by thread
+
+with lang.loop():
+    lang.break_if(lang.local_id() > 3)
+    lang.barrier()  # <- a barrier inside control flow that may differ by thread
+
+for _ in lang.range(n):  # <- a loop with a barrier (at
+    with lang.if_(n > 3), lang.loop():
+        lang.break_if(n > 5)
+        lang.barrier()
+    lang.break_if(lang.local_id() > 3)
+
+v = lang.var(0, uniform=True)
+v.set(lang.local_id())  # <- a uniform lang.var was set to a value that may differ
+
+v = lang.var(0, uniform=True)
+with lang.if_(lang.local_id() < 4):
+    v += 1  # <- a uniform lang.var was set
+
+v = lang.var(0, uniform=True)
+for _ in lang.range(n):  # <- a loop that sets a uniform var (at
     with lang.if_(n > 3):
-        y[0] = 1.0
-    y[1] = 2.0
-    with lang.else_():  # <- must follow the end of a lang.if_
-        y[0] = 1.0
+        v += 1
+    lang.break_if(lang.local_id() < 5)
+
+with lang.loop(), lang.if_(n > 3):
+    lang.break_if(n > 5)  # <- directly in the loop, not inside lang.if_
+
+with lang.loop():  # <- without lang.break_if never ends
+    y[0] = 1.0
+
+with lang.if_(n > 3):  # <- the lang.range block opened at
+    for _ in lang.range(n):
+        break
+    y[0] = 1.0
+
+with lang.else_():  # <- must follow the end of a lang.if_
+    y[0] = 1.0
+
+with lang.if_(n > 3):
+    y[0] = 1.0
+y[1] = 2.0
+with lang.else_():  # <- must follow the end of a lang.if_
+    y[0] = 1.0
+
+with lang.if_(n):  # <- expected a bool value, got u32
+    y[0] = 1.0
+
+for _ in lang.range(s):  # <- takes u32 or i32 bounds, got f32
+    y[0] = 1.0
+
+for _ in lang.range(n, 0, -1):  # <- needs a positive step, got -1
+    y[0] = 1.0
+
+for _ in lang.range(n, m):  # <- expected a u32 value, got i32
+    y[0] = 1.0
+
+mask: Any = lang.local_id()
+y[0] = lang.shuffle_xor(x[0], mask)  # <- takes a Python number from 1 to 127
+
+y[0], y[1] = divmod(n, 2)  # <- divmod(a, b) is not for traced values: write a // b and a % b
+
+v = lang.var(2.0)
+y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
+"""
+HEAD = "(x: In[f32], y: Out[f32], n: u32, m: i32, s: f32, h: InOut[f16], w: In[f32, 2], k: In[u32])"
 
 
-def condition_is_a_number(y: Out[f32], n: u32) -> None:
-    with lang.if_(n):  # <- expected a bool value, got u32
-        y[0] = 1.0
-
-
-def float_bounds(y: Out[f32], s: f32) -> None:
-    for _ in lang.range(s):  # <- takes u32 or i32 bounds, got f32
-        y[0] = 1.0
-
-
-def negative_step(y: Out[f32], n: u32) -> None:
-    for _ in lang.range(n, 0, -1):  # <- needs a positive step, got -1
-        y[0] = 1.0
-
-
-def mixed_bounds(y: Out[f32], n: u32, m: i32) -> None:
-    for _ in lang.range(n, m):  # <- expected a u32 value, got i32
-        y[0] = 1.0
-
-
-def traced_mask(x: In[f32], y: Out[f32]) -> None:
-    mask: Any = lang.local_id()
-    y[0] = lang.shuffle_xor(x[0], mask)  # <- takes a Python number from 1 to 127
-
-
-def pythons_divmod(n: u32, y: Out[u32]) -> None:
-    y[0], y[1] = divmod(n, 2)  # <- divmod(a, b) is not for traced values: write a // b and a % b
-
-
-def variable_to_a_power(y: Out[f32]) -> None:
-    v = lang.var(2.0)
-    y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
+def programs() -> Iterator[Callable[..., Any]]:
+    """The kernels, with the lines that they have in this file."""
+    line = SOURCE.index('PROGRAMS = """') + 2
+    for program in PROGRAMS.strip("\n").split("\n\n"):
+        code = f"def kernel{HEAD}:\n{textwrap.indent(program, '  ')}"
+        space = dict(globals())
+        exec(compile("\n" * (line - 2) + code, HERE, "exec", dont_inherit=True), space)
+        yield space["kernel"]
+        line += program.count("\n") + 2
 
 
 def apart(wrong: Callable[[], Any]) -> None:
@@ -351,11 +302,10 @@ def around(wrong: Callable[..., Any]) -> Callable[..., Any]:
 
 
 WRONG = [
-    (fn, fn)
-    for fn in list(globals().values())
-    if callable(fn) and getattr(fn, "__module__", "") == __name__
-    and marked.__code__.co_firstlineno < fn.__code__.co_firstlineno < apart.__code__.co_firstlineno
-] + [(fn, around(fn)) for fn in EXPRESSIONS]  # fmt: skip
+    *((fn, fn) for fn in (barrier_before_divergent_break, uniform_var_counts_divergent_rounds)),
+    *((fn, fn) for fn in programs()),
+    *((fn, around(fn)) for fn in EXPRESSIONS),
+]
 
 
 @pytest.mark.parametrize(("fn", "kernel"), WRONG)
