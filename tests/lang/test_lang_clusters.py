@@ -108,9 +108,7 @@ def test_a_cluster_on_a_device(device: ct.Device) -> None:
     check_launches(device, kernel, x, sums_of(x, 4), groups=8, size=4)
 
 
-def check_launches(
-    device: ct.Device, kernel: ct.Kernel, x: Array, wanted: Array, **launch: Any
-) -> None:
+def check_launches(device: ct.Device, kernel: Any, x: Array, wanted: Array, **launch: Any) -> None:
     """Run a kernel at once, and replayed: in a graph, where launches overlap."""
 
     def run(x: ct.Tensor) -> ct.Tensor:
