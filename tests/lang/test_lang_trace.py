@@ -322,36 +322,18 @@ def test_errors_stand_at_the_line(fn: Callable[..., Any], kernel: Callable[..., 
 
 
 def test_numbers_of_numpy_leave_their_operators_to_us() -> None:
-    two, three = np.float32(2), np.uint32(3)
-
-    def numpys(x: In[f32], n: In[u32], y: Out[f32]) -> None:
+    def kernel(x: In[f32], n: In[u32], y: Out[f32], *, two: Any, three: Any) -> None:
         v, i = x[0], n[0]
         for value in (two + v, two - v, two * v, two / v):
             y[0] = value
-        for whole in (
-            three // i,
-            three % i,
-            three & i,
-            three | i,
-            three ^ i,
-            three << i,
-            three >> i,
-        ):
+        by, rest = three // i, three % i
+        for whole in (by, rest, three & i, three | i, three ^ i, three << i, three >> i):
             y[0] = lang.cast(whole, f32)
         for flag in (two < v, two <= v, two > v, two >= v, two == v, two != v):
             y[0] = lang.select(flag, 1.0, v)
 
-    def pythons(x: In[f32], n: In[u32], y: Out[f32]) -> None:
-        v, i = x[0], n[0]
-        for value in (2.0 + v, 2.0 - v, 2.0 * v, 2.0 / v):
-            y[0] = value
-        for whole in (3 // i, 3 % i, 3 & i, 3 | i, 3 ^ i, 3 << i, 3 >> i):
-            y[0] = lang.cast(whole, f32)
-        for flag in (2.0 < v, 2.0 <= v, 2.0 > v, 2.0 >= v, 2.0 == v, 2.0 != v):  # noqa: SIM300
-            y[0] = lang.select(flag, 1.0, v)
-
-    texts = [trace(fn).text().replace(fn.__name__, "k") for fn in (numpys, pythons)]
-    assert texts[0] == texts[1]
+    numpys, pythons = {"two": np.float32(2), "three": np.uint32(3)}, {"two": 2.0, "three": 3}
+    assert trace(kernel, **numpys).text() == trace(kernel, **pythons).text()
 
 
 def test_messages_name_the_line_of_the_cause() -> None:
@@ -415,42 +397,23 @@ def test_bad_annotations(make: Callable[[], Any], text: str) -> None:
     assert user_line(caught.value) == make.__code__.co_firstlineno
 
 
-def test_bad_faces() -> None:
-    def bare(x, y: Out[f32]) -> None:  # type: ignore[no-untyped-def]  # what is tested
-        pass
-
-    def narrow(x: In[f32], n: i8) -> None:
-        pass
-
-    def flag(x: In[f32], n: bool_) -> None:
-        pass
-
-    def starred(*xs: In[f32]) -> None:
-        pass
-
-    def named(**xs: In[f32]) -> None:
-        pass
-
-    def positional(x: In[f32], /) -> None:
-        pass
-
-    for fn, text in (
-        (bare, "parameter 'x' must be annotated"),
-        (narrow, "parameter 'n' must be annotated"),
-        (flag, "parameter 'n': pass bools as u32"),
-        (starred, r"parameter '\*xs' has no name that a launch could use"),
-        (named, r"parameter '\*\*xs' has no name"),
-        (positional, "parameter 'x' has no name"),
-    ):
-        with pytest.raises(TraceError, match=text) as caught:
-            face_of(fn)
-        assert user_line(caught.value) > 0
-
-    space: dict[str, Any] = {"Out": Out}
-    code = "def late(y: 'Out[missing]') -> None: pass"
-    exec(compile(code, "<late>", "exec", dont_inherit=True), space)
-    with pytest.raises(TraceError, match=r"an annotation cannot be evaluated .*missing"):
-        face_of(space["late"])
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ("x, y: Out[f32]", "parameter 'x' must be annotated"),
+        ("x: In[f32], n: i8", "parameter 'n' must be annotated"),
+        ("x: In[f32], n: bool_", "parameter 'n': pass bools as u32"),
+        ("*xs: In[f32]", r"parameter '\*xs' has no name that a launch could use"),
+        ("**xs: In[f32]", r"parameter '\*\*xs' has no name"),
+        ("x: In[f32], /", "parameter 'x' has no name"),
+        ("y: 'Out[missing]'", "an annotation cannot be evaluated .*missing"),
+    ],
+)
+def test_bad_faces(parameters: str, text: str) -> None:
+    space = dict(globals())
+    exec(compile(f"def kernel({parameters}): pass", "<kernel>", "exec", dont_inherit=True), space)
+    with pytest.raises(TraceError, match=text):
+        face_of(space["kernel"])
 
 
 def test_faces_are_read_from_annotations() -> None:
