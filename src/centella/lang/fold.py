@@ -27,7 +27,7 @@ def fold(
 
     No bits that make a NaN are folded to one, as a Python float would not keep them.
     """
-    if types[0] in INTEGERS and type_ in INTEGERS and len(values) <= 2:
+    if types[0] in INTEGERS and type_ in INTEGERS and len(values) in (1, 2):
         integer = _INTEGER.get(op)
         if integer is not None:
             return _wrap(integer(int(values[0]), int(values[-1])), type_)

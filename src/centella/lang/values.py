@@ -37,12 +37,15 @@ class Recorder(Protocol):
 
     def constant(self, value: Number, type_: str, /) -> Expr:
         """A constant."""
+        ...
 
     def pure(self, op: str, type_: str, args: tuple[Expr, ...], /) -> Expr:
         """A pure operation."""
+        ...
 
     def read_var(self, var: Var, /) -> Expr:
         """The value of a register now."""
+        ...
 
     def set_var(self, var: Var, value: Any, /) -> None:
         """Assign a register."""
