@@ -332,8 +332,9 @@ def test_numbers_of_numpy_leave_their_operators_to_us() -> None:
         for flag in (two < v, two <= v, two > v, two >= v, two == v, two != v):
             y[0] = lang.select(flag, 1.0, v)
 
-    numpys, pythons = {"two": np.float32(2), "three": np.uint32(3)}, {"two": 2.0, "three": 3}
-    assert trace(kernel, **numpys).text() == trace(kernel, **pythons).text()
+    pairs: list[tuple[Any, Any]] = [(np.float32(2), np.uint32(3)), (2.0, 3)]
+    numpys, pythons = (trace(kernel, two=two, three=three).text() for two, three in pairs)
+    assert numpys == pythons
 
 
 def test_messages_name_the_line_of_the_cause() -> None:
