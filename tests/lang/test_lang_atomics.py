@@ -17,6 +17,7 @@ from centella.emit.ptx import emit_ptx
 from centella.emit.wgsl import emit_wgsl
 from centella.errors import SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, f16, f32, i32, u8, u32
+from centella.lang.kernel_params import Face
 from centella.simulator.atomics import take_turns
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas
 from tests.support.lang_common import (
@@ -203,65 +204,40 @@ def test_the_simulator_takes_turns(kind: str, words: int) -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def refused(kernel: Any, text: str, **tensors: Tensor) -> None:
+def chunk_of_shared() -> None:
+    mine = lang.shared(u32, 4)
+    mine.store(0, [0, 0, 0, 0])
+    lang.atomic_add(mine, 0, 1)
+
+
+def meeting(x: Any) -> None:
+    with lang.if_(lang.atomic_add(x, 0, 1) == 0):
+        lang.barrier()
+
+
+KINDS = "atomics are for i32 and u32, got {}; sums of floats would depend on the order"
+WIDTH = "is accessed by words, x.i., not by chunks"
+REFUSED: list[tuple[Any, Callable[[Any], Any], str]] = [
+    (InOut[f32], lambda x: lang.atomic_add(x, 0, 1.0), KINDS.format("f32")),
+    (InOut[f32], lambda x: lang.atomic_max(lang.shared(f32, 4), 0, 1.0), KINDS.format("f32")),
+    (InOut[f16], lambda x: lang.atomic_add(x, 0, 1.0), KINDS.format("f16")),
+    (InOut[u8], lambda x: lang.atomic_add(x, 0, 1), KINDS.format("u8")),
+    (In[u32], lambda x: lang.atomic_add(x, 0, 1), "'x' is an in argument: .* needs InOut"),
+    (Out[u32], lambda x: lang.atomic_add(x, 0, 1), "'x' is an out argument: .* needs InOut"),
+    (InOut[u32], lambda x: lang.atomic_add(x, x.load(0)[0], 1), WIDTH),
+    (InOut[u32], lambda x: x.store(0, [lang.atomic_add(x, 0, 1)] * 4), WIDTH),
+    (InOut[u32], lambda x: chunk_of_shared(), WIDTH),
+    (InOut[u32], lambda x: lang.atomic_add(x[0], 0, 1), "or lang.shared, .* got Expr"),
+    (InOut[u32], lambda x: lang.atomic_add(x, 0, lang.const(1, i32)), "a u32 value, got i32"),
+    (InOut[u32], meeting, "a barrier inside control flow that may differ"),
+]
+
+
+@pytest.mark.parametrize(("kind", "wrong", "text"), REFUSED)
+def test_refused(kind: Any, wrong: Callable[[Any], Any], text: str) -> None:
+    face = Face((("x", kind),), (), ())
     with pytest.raises(TraceError, match=text):
-        record(kernel, tensors, THREADS)
-
-
-def test_refused() -> None:
-    x, state = tensor(np.zeros(8, np.float32)), tensor(np.zeros(8, np.uint32), u32)
-
-    def floats(x: InOut[f32]) -> None:
-        lang.atomic_add(x, 0, 1.0)
-
-    def shared_floats(x: InOut[f32]) -> None:
-        lang.atomic_max(lang.shared(f32, 4), 0, 1.0)
-
-    def halves(x: InOut[f16]) -> None:
-        lang.atomic_add(x, 0, 1.0)
-
-    def octets(x: InOut[u8]) -> None:
-        lang.atomic_add(x, 0, 1)
-
-    def read_only(x: In[u32]) -> None:
-        lang.atomic_add(x, 0, 1)
-
-    def fresh(x: Out[u32]) -> None:
-        lang.atomic_add(x, 0, 1)
-
-    def chunk_first(x: InOut[u32]) -> None:
-        lang.atomic_add(x, x.load(0)[0], 1)
-
-    def chunk_later(x: InOut[u32]) -> None:
-        x.store(0, [lang.atomic_add(x, 0, 1)] * 4)
-
-    def shared_chunk(x: InOut[u32]) -> None:
-        mine = lang.shared(u32, 4)
-        mine.store(0, [0, 0, 0, 0])
-        lang.atomic_add(mine, 0, 1)
-
-    def value(x: InOut[u32]) -> None:
-        lang.atomic_add(x[0], 0, 1)
-
-    def mixed(x: InOut[u32]) -> None:
-        lang.atomic_add(x, 0, lang.const(1, i32))
-
-    def uniform(x: InOut[u32]) -> None:
-        with lang.if_(lang.atomic_add(x, 0, 1) == 0):
-            lang.barrier()
-
-    text = "atomics are for i32 and u32, got f32; sums of floats would depend on the order"
-    refused(floats, text, x=x)
-    refused(shared_floats, text, x=x)
-    refused(halves, "got f16", x=tensor(np.zeros(8, np.float32), f16))
-    refused(octets, "got u8", x=tensor(np.zeros(8, np.uint8), u8))
-    refused(read_only, "'x' is an in argument: .* needs InOut", x=state)
-    refused(fresh, "'x' is an out argument: .* needs InOut", x=state)
-    for kernel in (chunk_first, chunk_later, shared_chunk):
-        refused(kernel, "is accessed by words, x.i., not by chunks", x=state)
-    refused(value, "takes an InOut argument or lang.shared, .* got Expr", x=state)
-    refused(mixed, "expected a u32 value, got i32", x=state)
-    refused(uniform, "a barrier inside control flow that may differ", x=state)
+        lang.trace(wrong, face, workgroup=THREADS, dtypes={})
 
 
 # -- races -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, KernelIR, Out, ptx, storage
 from centella.lang.ir import FROM_90
 from centella.simulator.run import simulate
-from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
+from tests.emit.test_lang_ptx import assemble_clean, execute, needs_ptxas
 from tests.support.fake_cuda import FakeCuda
 from tests.support.lang_common import (
     ORDERS,
@@ -103,20 +103,24 @@ def test_a_cluster_meets_and_reads(size: int, groups: int) -> None:
 
 @pytest.mark.devices("cpu", "simulator", "cuda")
 def test_a_cluster_on_a_device(device: ct.Device) -> None:
-    """At once, and replayed: in a graph, where launches overlap."""
-    kernel = ct.kernel(workgroup=64)(meetings)
     x = np.random.default_rng(1).integers(0, 1 << 20, 8 * 64).astype(np.uint32)
+    kernel = ct.kernel(workgroup=64)(meetings)
+    check_launches(device, kernel, x, sums_of(x, 4), groups=8, size=4)
+
+
+def check_launches(device: ct.Device, kernel: Any, x: Array, wanted: Array, **launch: Any) -> None:
+    """Run a kernel at once, and replayed: in a graph, where launches overlap."""
 
     def run(x: ct.Tensor) -> ct.Tensor:
-        y = ct.zeros((8 * 128,), "u32", device)
-        kernel(x, y, groups=8, size=4)
+        y = ct.zeros(wanted.shape, "u32", device)
+        kernel(x, y, **launch)
         return y
 
     given = ct.asarray(x, device=device)
-    np.testing.assert_array_equal(run(given).numpy(), sums_of(x, 4))
+    np.testing.assert_array_equal(run(given).numpy(), wanted)
     replay = device.compile(run, given)
     for _ in range(2):
-        np.testing.assert_array_equal(replay(given).numpy(), sums_of(x, 4))
+        np.testing.assert_array_equal(replay(given).numpy(), wanted)
 
 
 FAULTS = {
@@ -189,27 +193,21 @@ def test_what_stands_between_arriving_and_waiting_counts_as_earlier() -> None:
     np.testing.assert_array_equal(tensors["y"].bits(), wanted)
 
 
-def test_one_group_meets_alone() -> None:
+@pytest.mark.parametrize(
+    ("alone", "text"),
+    [(True, "deadlock: nobody gets further"), (False, "ends between cluster_arrive and")],
+)
+def test_groups_that_do_not_meet(alone: bool, text: str) -> None:
     def kernel(y: Out[u32]) -> None:
         ptx.cluster(2)
         y[lang.global_id()] = 0
-        with lang.if_(ptx.cluster_rank() == 0):
+        with lang.if_((ptx.cluster_rank() == 0) | (not alone)):
             ptx.cluster_arrive()
-            ptx.cluster_wait()
+            if alone:
+                ptx.cluster_wait()
 
     tensors = {"y": empty((64,), u32)}
-    with pytest.raises(SimulationError, match="deadlock: nobody gets further"):
-        on_simulator(record(kernel, tensors, 32), tensors, 2)
-
-
-def test_a_group_ends_between_arriving_and_waiting() -> None:
-    def kernel(y: Out[u32]) -> None:
-        ptx.cluster(2)
-        y[lang.global_id()] = 0
-        ptx.cluster_arrive()
-
-    tensors = {"y": empty((64,), u32)}
-    with pytest.raises(SimulationError, match="ends between cluster_arrive and"):
+    with pytest.raises(SimulationError, match=text):
         on_simulator(record(kernel, tensors, 32), tensors, 2)
 
 
@@ -297,17 +295,7 @@ def test_a_box_reaches_every_group(dtype: DType) -> None:
 def test_a_box_reaches_every_group_of_a_device(device: ct.Device) -> None:
     kernel = ct.kernel(workgroup=2 * WG)(shared_out)
     x = np.random.default_rng(3).standard_normal(64 * 38).astype(np.float16)
-
-    def run(x: ct.Tensor) -> ct.Tensor:
-        y = ct.zeros((4 * STEPS * 256,), "u32", device)
-        kernel(x, y, groups=4, **RING)
-        return y
-
-    given = ct.asarray(x, device=device)
-    np.testing.assert_array_equal(run(given).numpy(), boxes_of(x))
-    replay = device.compile(run, given)
-    for _ in range(2):
-        np.testing.assert_array_equal(replay(given).numpy(), boxes_of(x))
+    check_launches(device, kernel, x, boxes_of(x), groups=4, **RING)
 
 
 RING_FAULTS = {
@@ -517,16 +505,14 @@ def test_texts_assemble(arch: str, tmp_path: Path) -> None:
     for name, ir in texts().items():
         if name == "resident" and arch != "sm_90a":  # ptx.grid() is of Hopper
             continue
-        report, _ = assemble(emit_ptx(ir, arch), arch, tmp_path)
-        assert resources(report)[1] == 0 and "C75" not in report, report
+        assemble_clean(ir, arch, tmp_path)
 
 
 @needs_ptxas
 @HALVES
 def test_texts_for_hopper_assemble(dtype: DType, tmp_path: Path) -> None:
     for ir in (ring(dtype)[0], record(rounded, {"y": empty((4096 + WG,), f32)}, 2 * WG)):
-        report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
-        assert resources(report)[1] == 0 and "C75" not in report, report
+        assemble_clean(ir, "sm_90a", tmp_path)
 
 
 def test_the_head_has_the_cluster() -> None:

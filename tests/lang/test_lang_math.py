@@ -74,11 +74,8 @@ class NumpyF32:
         self.kind = fma
         self.calls = 0
 
-    def floor(self, x: Any) -> Any:
-        return np.floor(x)
-
-    def where(self, cond: Any, a: Any, b: Any) -> Any:
-        return np.where(cond, a, b)
+    floor, where = staticmethod(np.floor), staticmethod(np.where)
+    abs, sqrt = staticmethod(np.abs), staticmethod(np.sqrt)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         self.calls += 1
@@ -86,12 +83,6 @@ class NumpyF32:
             return a.view(Lazy) * b + c
         fused = self.kind == "fused" or self.kind == ("even", "odd")[self.calls % 2]
         return _fused(a, b, c) if fused else a * b + c
-
-    def abs(self, x: Any) -> Any:
-        return np.abs(x)
-
-    def sqrt(self, x: Any) -> Any:
-        return np.sqrt(x)
 
     def bits(self, x: Any) -> Any:
         assert x.dtype in (F32, np.int32)

@@ -143,8 +143,6 @@ def apart(x: ct.In[lang.storage], y: ct.Out[ct.f32]) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_a_word_is_as_many_values_as_it_holds(device: ct.Device, dtype: str) -> None:
-    if device.name == "cpu":
-        pytest.skip("kernels of one's own run on GPUs and the simulator")
     count = 8 * dtype_of(dtype).per_word
     x = ct.asarray(np.arange(count, dtype=np.float32), dtype, device)
     y = ct.empty(count, device=device)
@@ -161,8 +159,6 @@ def values_of_bits(x: ct.In[lang.storage], y: ct.Out[lang.storage]) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "i32", "u32", "f16", "bf16", "i8", "u8"])
 def test_words_have_values(device: ct.Device, dtype: str) -> None:
-    if device.name == "cpu":
-        pytest.skip("kernels of one's own run on GPUs and the simulator")
     kind = dtype_of(dtype)
     x = ct.arange(8 * kind.per_chunk, device=device).astype(kind)
     y = ct.empty(8 * kind.per_chunk, kind, device)
@@ -180,8 +176,6 @@ def bits(x: ct.In[lang.storage], y: ct.Out[ct.u32]) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "u32", "f16", "bf16", "i8"])
 def test_a_chunk_is_four_words(device: ct.Device, dtype: str) -> None:
-    if device.name == "cpu":
-        pytest.skip("kernels of one's own run on GPUs and the simulator")
     stored = np.arange(32, dtype=np.uint32) * 0x01020304
     kind = dtype_of(dtype)
     x = ct.asarray(stored.view(kind.numpy), kind, device)

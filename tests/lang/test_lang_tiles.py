@@ -24,9 +24,9 @@ from centella.emit.wgsl import emit_wgsl
 from centella.errors import LimitError, SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, ptx, storage
 from centella.lang.ir import AMPERE
-from centella.simulator.run import mutations, simulate
+from centella.simulator.run import simulate
 from centella.specs import Caps
-from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
+from tests.emit.test_lang_ptx import assemble_clean, execute, needs_ptxas
 from tests.support.lang_common import (
     ORDERS,
     Tensor,
@@ -38,6 +38,7 @@ from tests.support.lang_common import (
     record,
     tensor,
 )
+from tests.support.mutations import mutations
 
 Array = np.ndarray[Any, Any]
 HALVES = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
@@ -241,12 +242,11 @@ def test_a_product_in_every_layout(dtype: DType, left: bool, right: bool) -> Non
 
 @HALVES
 def test_sums_that_become_a_factor(dtype: DType) -> None:
-    tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
+    ir, tensors = chained_case(dtype)
     x = tensors["x"].numpy().astype(np.float64)
     weights = np.exp2(x @ x.T / 8)
     weights[8:] /= 2
     wanted = widen(narrow(weights.astype(np.float32), dtype), dtype).astype(np.float64) @ x[:, :16]
-    ir = record(chained, tensors, 32)
     for order in ORDERS:
         on_simulator(ir, tensors, 1, order=order)
         got = tensors["y"].numpy()
@@ -301,21 +301,28 @@ def test_lines_are_fetched_where_it_is_asked_for() -> None:
     assert emit_ptx(widened_case(f16)[0], "sm_90a").startswith(".version 8.0\n")
 
 
+def loads_case(dtype: DType, trans: bool) -> tuple[KernelIR, dict[str, Tensor]]:
+    tensors = {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}
+    return record(loads, tensors, 32, trans=trans), tensors
+
+
+def chained_case(dtype: DType) -> tuple[KernelIR, dict[str, Tensor]]:
+    tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
+    return record(chained, tensors, 32), tensors
+
+
+CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
+    "MK NK": product_case, "KM KN": lambda dtype: product_case(dtype, False, False),
+    "loads": lambda dtype: loads_case(dtype, False), "chained": chained_case,
+    "loads transposed": lambda dtype: loads_case(dtype, True), "widened": widened_case,
+    "larger": larger_case,
+}  # fmt: skip  # a table
+
+
 @HALVES
-@pytest.mark.parametrize(
-    "name", ["MK NK", "KM KN", "loads", "loads transposed", "chained", "widened", "larger"]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
-    if name in ("widened", "larger"):
-        ir, tensors = (widened_case if name == "widened" else larger_case)(dtype)
-    elif name == "chained":
-        tensors = {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}
-        ir = record(chained, tensors, 32)
-    elif name[:5] == "loads":
-        tensors = {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}
-        ir = record(loads, tensors, 32, trans=name != "loads")
-    else:
-        ir, tensors = product_case(dtype, name == "MK NK", name == "MK NK")
+    ir, tensors = CASES[name](dtype)
     made = copies(tensors)
     on_simulator(ir, made, 1)
     words = [tensors[a.name].words.copy() for a in ir.args]
@@ -324,9 +331,7 @@ def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
 
 
 def test_the_cases_cover_every_operation() -> None:
-    other = record(chained, {"x": random((16, 64), f16), "y": empty((16, 16), f32)}, 32)
-    pairs = (larger_case(dtype)[0] for dtype in (f16, bf16))
-    every = (product_case(f16)[0], other, widened_case(f16)[0], *pairs)
+    every = [case(dtype)[0] for case in CASES.values() for dtype in (f16, bf16)]
     assert {s[0] for ir in every for s in ir.body} >= AMPERE
 
 
@@ -334,17 +339,8 @@ def test_the_cases_cover_every_operation() -> None:
 @HALVES
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_texts_assemble(dtype: DType, arch: str, tmp_path: Path) -> None:
-    for layout in (True, False):
-        ir, _ = product_case(dtype, layout, layout)
-        report, _ = assemble(emit_ptx(ir, arch), arch, tmp_path)
-        assert resources(report)[1] == 0 and "C75" not in report, report
-    for ir in (
-        record(loads, {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}, 32, trans=True),
-        record(chained, {"x": random((16, 64), dtype), "y": empty((16, 16), f32)}, 32),
-        widened_case(dtype)[0],
-    ):
-        report, _ = assemble(emit_ptx(ir, arch), arch, tmp_path)
-        assert resources(report)[1] == 0 and "C75" not in report, report
+    for case in CASES.values():
+        assemble_clean(case(dtype)[0], arch, tmp_path)
 
 
 def test_fragments_keep_their_registers() -> None:
@@ -356,13 +352,12 @@ def test_fragments_keep_their_registers() -> None:
 
 
 def test_residents_are_in_the_head() -> None:
-    ir = record(chained, {"x": random((16, 64), f16), "y": empty((16, 16), f32)}, 32)
-    assert ".reqntid 32, 1, 1\n.minnctapersm 4\n{" in emit_ptx(ir, "sm_90a")
+    text = emit_ptx(chained_case(f16)[0], "sm_90a")
+    assert ".reqntid 32, 1, 1\n.minnctapersm 4\n{" in text
 
 
 def test_a_register_read_before_the_fragment_changes_is_copied() -> None:
-    tensors = {"x": random((32, 8), f16), "y": empty((32, 5), u32)}
-    text = emit_ptx(record(loads, tensors, 32, trans=False))
+    text = emit_ptx(loads_case(f16, False)[0])
     assert len(re.findall(r"mov.f32 %f\d+, %t2_1;", text)) == 1
     assert len(re.findall(r"%f\d+, %t2_", text)) == 1
 

@@ -14,10 +14,11 @@ import math
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from centella.emit.wgsl import emit_wgsl
 from centella.errors import SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, face_of, storage
 from centella.lang.kernel_params import TensorParam
+from centella.lang.tracer import current
 from centella.specs import dense_strides
 from tests.support.lang_common import compute, empty, on_simulator, tensor
 from tests.support.sentences import assert_shown, sentences
@@ -53,11 +55,12 @@ def trace(
 def user_line(error: BaseException) -> int:
     """The line of the last frame outside the library."""
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if f.filename == HERE]
-    inside = frames[frames.index(outside[-1]) + 1 :]
-    assert all(LIBRARY in f.filename or f.filename.endswith("contextlib.py") for f in inside)
-    assert outside[-1].lineno is not None
-    return outside[-1].lineno
+    last = max(i for i, f in enumerate(frames) if f.filename == HERE)
+    inside = [f.filename for f in frames[last + 1 :]]
+    assert all(LIBRARY in name or name.endswith("contextlib.py") for name in inside)
+    line = frames[last].lineno
+    assert line is not None
+    return line
 
 
 MARK = "# <-"
@@ -70,299 +73,10 @@ def marked(fn: Callable[..., Any]) -> int:
     return next(n for n in range(first, first + 40) if MARK in SOURCE[n - 1])
 
 
-def if_on_traced(x: In[f32], y: Out[f32]) -> None:
-    if x[0] > 1.0:  # <- use lang.if_
-        y[0] = 1.0
-
-
-def and_on_traced(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.select((x[0] > 1.0) and (x[0] < 2.0), 1.0, 0.0)  # <- & | ~ instead of and
-
-
-def not_on_traced(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.select(not x[0] > 1.0, 1.0, 0.0)  # <- no truth value
-
-
-def bool_on_traced(x: In[f32], y: Out[f32]) -> None:
-    bool(lang.var(x[0]))  # <- lang.select
-
-
-def chained_comparison(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.select(0.0 < x[0] < 1.0, 1.0, 0.0)  # <- no truth value
-
-
-def membership(x: In[f32], y: Out[f32]) -> None:
-    y[0] = 1.0 if x[0] in (1.0, 2.0) else 2.0  # <- no truth value
-
-
-def python_range(x: In[f32], y: Out[f32], n: u32) -> None:
-    for k in range(n):  # <- use lang.range
-        y[k] = 0.0
-
-
-def list_by_traced_index(y: Out[f32]) -> None:
-    registers = lang.vars(f32, 8, 8)
-    y[0] = registers[0][lang.local_id()]  # <- a Python list of variables cannot be indexed
-
-
-def int_of_traced(n: u32, y: Out[f32]) -> None:
-    y[int(n)] = 0.0  # <- not a Python integer
-
-
-def float_of_traced(s: f32, y: Out[f32]) -> None:
-    y[0] = math.sin(s)  # <- not a Python float
-
-
-def iterate_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = sum(x[0])  # <- cannot be iterated
-
-
-def iterate_argument(x: In[f32], y: Out[f32]) -> None:
-    for v in x:  # <- an array cannot be iterated
-        y[0] = v
-
-
-def iterate_shared(y: Out[f32]) -> None:
-    for v in lang.shared(f32, 8):  # <- an array cannot be iterated
-        y[0] = v
-
-
-def after_if(x: In[f32], y: Out[f32]) -> None:
-    with lang.if_(x[0] > 1.0):
-        value = x[0] * 2.0
-    y[0] = value  # <- outside the block
-
-
-def after_loop(y: Out[f32], n: u32) -> None:
-    for k in lang.range(n):
-        last = lang.cast(k, f32)
-    y[0] = last + 1.0  # <- outside the block
-
-
-def in_else(x: In[f32], y: Out[f32]) -> None:
-    with lang.if_(x[0] > 1.0):
-        value = x[1]
-    with lang.else_():
-        y[0] = value  # <- outside the block
-
-
-def var_after_block(x: In[f32], y: Out[f32]) -> None:
-    with lang.if_(x[0] > 1.0):
-        v = lang.var(1.0)
-    v.set(2.0)  # <- outside the block that declared it
-    y[0] = v
-
-
-def mixed_types(n: u32, s: f32, y: Out[f32]) -> None:
-    y[0] = s * n  # <- mixed types: f32 mul u32
-
-
-def mixed_signs(n: u32, m: i32, y: Out[u32]) -> None:
-    y[0] = n + m  # <- mixed types: u32 add i32
-
-
-def float_with_int(n: u32, y: Out[u32]) -> None:
-    y[0] = n + 1.5  # <- mixed types: a u32 value with the Python value 1.5
-
-
-def bool_number(s: f32, y: Out[f32]) -> None:
-    y[0] = s + True  # <- mixed types: a f32 value with the Python value True
-
-
-def text_operand(s: f32, y: Out[f32]) -> None:
-    y[0] = s + "1"  # <- mixed types
-
-
-def too_large_u32(n: u32, y: Out[u32]) -> None:
-    y[0] = n + 2**32  # <- 4294967296 does not fit u32
-
-
-def negative_u32(n: u32, y: Out[u32]) -> None:
-    y[0] = n + -1  # <- -1 does not fit u32
-
-
-def too_large_f32(s: f32, y: Out[f32]) -> None:
-    y[0] = s * 1e39  # <- 1e+39 does not fit f32
-
-
-def negative_index(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[-1]  # <- -1 does not fit u32
-
-
-def float_index(x: In[f32], s: f32, y: Out[f32]) -> None:
-    y[0] = x[s]  # <- an index must be u32
-
-
-def true_division_of_integers(n: u32, y: Out[u32]) -> None:
-    y[0] = n / 2  # <- use // for integers
-
-
-def floor_division_of_floats(s: f32, y: Out[f32]) -> None:
-    y[0] = s // 2.0  # <- // is for integers
-
-
-def shift_of_float(s: f32, y: Out[f32]) -> None:
-    y[0] = s << 2  # <- << is for integers
-
-
-def negated_bool(s: f32, y: Out[f32]) -> None:
-    y[0] = lang.cast(-(s > 1.0), f32)  # <- use ~x on a bool
-
-
-def sum_of_bools(s: f32, y: Out[f32]) -> None:
-    y[0] = lang.cast((s > 1.0) + (s > 2.0), f32)  # <- add is for numbers, got bool
-
-
-def order_of_bools(s: f32, y: Out[f32]) -> None:
-    y[0] = lang.cast((s > 1.0) < (s > 2.0), f32)  # <- bools have no order
-
-
-def inverted_float(s: f32, y: Out[f32]) -> None:
-    y[0] = ~s  # <- ~x is for integers and bools
-
-
-def square_root_of_integer(n: u32, y: Out[f32]) -> None:
-    y[0] = lang.sqrt(n)  # <- expected a f32 value, got u32
-
-
-def isnan_of_integer(n: u32, y: Out[f32]) -> None:
-    y[0] = lang.select(lang.isnan(n), 1.0, 0.0)  # <- expected a f32 value, got u32
-
-
-def narrow_store(x: In[f16], y: Out[f16]) -> None:
-    y[0] = x[0]  # <- y.store(index, values) with 2 or 8 values
-
-
-def wrong_count_store(y: Out[f16]) -> None:
-    y.store(0, [1.0, 2.0, 3.0])  # <- 2 (a word) or 8 (a chunk) values of f16, got 3
-
-
-def wrong_type_store(n: u32, y: Out[f32]) -> None:
-    y[0] = n  # <- expected a f32 value, got u32
-
-
-def store_of_one_value(y: Out[f32], s: f32) -> None:
-    y.store(0, s)  # <- takes a list of values
-
-
-def out_read(y: Out[f32]) -> None:
-    y[0] = y[1] + 1.0  # <- 'y' is an Out argument and cannot be read
-
-
-def out_chunk_read(y: Out[f32]) -> None:
-    y.store(0, y.load(4))  # <- 'y' is an Out argument and cannot be read
-
-
-def in_written(x: In[f32], y: Out[f32]) -> None:
-    x[0] = 1.0  # <- 'x' is an in argument and cannot be written
-
-
-def too_many_indices(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0, 1]  # <- 'x' has rank 1, got 2 indices
-
-
-def bad_axis(x: In[f32, 2], y: Out[u32]) -> None:
-    y[0] = x.shape(2)  # <- 'x' has rank 2, got axis 2
-
-
-def sliced(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0:4]  # <- mixed types
-
-
-def shared_of_halves(y: Out[f32]) -> None:
-    lang.shared(f16, 8)  # <- shared memory holds f32, i32 or u32, got f16
-
-
-def shared_of_traced_size(y: Out[f32], n: u32) -> None:
-    lang.shared(f32, n)  # <- needs a positive Python size
-
-
-def shared_chunk_between(y: Out[f32]) -> None:
-    y.store(0, lang.shared(f32, 8).load(3))  # <- a chunk starts at a multiple of 4 words, got 3
-
-
-def shared_chunk_store_between(y: Out[f32]) -> None:
-    lang.shared(f32, 8).store(6, [0.0] * 4)  # <- a chunk starts at a multiple of 4 words, got 6
-
-
-def shared_chunk_of_odd_array(y: Out[f32]) -> None:
-    lang.shared(f32, 7).load(0)  # <- chunk access needs a multiple of 4 words, got 7
-
-
-def shared_chunk_of_three(y: Out[f32]) -> None:
-    lang.shared(f32, 8).store_chunk(1, [0.0] * 3)  # <- a list of 4 values
-
-
-def divergent_barrier(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
-def barrier_in_divergent_else(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        y[0] = 1.0
-    with lang.else_():
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
-def barrier_in_divergent_loop(x: In[u32], y: Out[f32]) -> None:
-    for _ in lang.range(x[lang.local_id()]):
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
-def barrier_after_divergent_break(y: Out[f32]) -> None:
-    with lang.loop():
-        lang.break_if(lang.local_id() > 3)
-        lang.barrier()  # <- a barrier inside control flow that may differ by thread
-
-
-def divergent_uniform(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.workgroup_uniform(lang.local_id())  # <- workgroup_uniform inside control flow
-
-
-def divergent_reduce(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.workgroup_reduce(lang.local_id(), "add")  # <- workgroup_reduce inside control flow
-
-
-def divergent_subgroup(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.subgroup_sum(lang.local_id())  # <- a subgroup operation inside control flow
-
-
 def barrier_before_divergent_break(y: Out[f32]) -> None:
     with lang.loop():  # <- a loop with a barrier (at
         lang.barrier()
         lang.break_if(lang.local_id() > 3)
-
-
-def barrier_in_inner_block_before_divergent_break(y: Out[f32], n: u32) -> None:
-    for _ in lang.range(n):  # <- a loop with a barrier (at
-        with lang.if_(n > 3), lang.loop():
-            lang.break_if(n > 5)
-            lang.barrier()
-        lang.break_if(lang.local_id() > 3)
-
-
-def uniform_var_of_thread_id(y: Out[f32]) -> None:
-    lang.var(lang.local_id(), uniform=True)  # <- needs a uniform value here
-
-
-def uniform_var_in_divergent_block(y: Out[f32]) -> None:
-    with lang.if_(lang.local_id() < 4):
-        lang.var(0, uniform=True)  # <- needs a uniform value here
-
-
-def uniform_var_set_to_thread_id(y: Out[f32]) -> None:
-    v = lang.var(0, uniform=True)
-    v.set(lang.local_id())  # <- a uniform lang.var was set to a value that may differ
-
-
-def uniform_var_set_in_divergent_block(y: Out[f32]) -> None:
-    v = lang.var(0, uniform=True)
-    with lang.if_(lang.local_id() < 4):
-        v += 1  # <- a uniform lang.var was set
 
 
 def uniform_var_counts_divergent_rounds(y: Out[f32]) -> None:
@@ -372,210 +86,255 @@ def uniform_var_counts_divergent_rounds(y: Out[f32]) -> None:
         lang.break_if(lang.local_id() < v)
 
 
-def uniform_var_set_in_block_of_divergent_loop(y: Out[f32], n: u32) -> None:
-    v = lang.var(0, uniform=True)
-    for _ in lang.range(n):  # <- a loop that sets a uniform var (at
-        with lang.if_(n > 3):
-            v += 1
-        lang.break_if(lang.local_id() < 5)
+# Programs, each wrong at the line that is marked, in a kernel of the parameters in `HEAD`.
+PROGRAMS = """
+if x[0] > 1.0:  # <- use lang.if_
+    y[0] = 1.0
 
+for k in range(n):  # <- use lang.range
+    y[k] = 0.0
 
-def break_inside_if(y: Out[f32], n: u32) -> None:
-    with lang.loop(), lang.if_(n > 3):
-        lang.break_if(n > 5)  # <- directly in the loop, not inside lang.if_
+registers = lang.vars(f32, 8, 8)
+y[0] = registers[0][lang.local_id()]  # <- a Python list of variables cannot be indexed
 
+for v in x:  # <- an array cannot be iterated
+    y[0] = v
 
-def break_outside_loop(y: Out[f32], n: u32) -> None:
-    lang.break_if(n > 5)  # <- for the inside of lang.loop
+for v in lang.shared(f32, 8):  # <- an array cannot be iterated
+    y[0] = v
 
+with lang.if_(x[0] > 1.0):
+    value = x[0] * 2.0
+y[0] = value  # <- outside the block
 
-def endless(y: Out[f32]) -> None:
-    with lang.loop():  # <- without lang.break_if never ends
-        y[0] = 1.0
+for k in lang.range(n):
+    last = lang.cast(k, f32)
+y[0] = last + 1.0  # <- outside the block
 
+with lang.if_(x[0] > 1.0):
+    value = x[1]
+with lang.else_():
+    y[0] = value  # <- outside the block
 
-def python_break_in_if(y: Out[f32], n: u32) -> None:
-    with lang.if_(n > 3):  # <- the lang.range block opened at
-        for _ in lang.range(n):
-            break
-        y[0] = 1.0
+with lang.if_(x[0] > 1.0):
+    v = lang.var(1.0)
+v.set(2.0)  # <- outside the block that declared it
+y[0] = v
 
+h[0] = h[0]  # <- h.store(index, values) with 2 or 8 values
 
-def lonely_else(y: Out[f32]) -> None:
-    with lang.else_():  # <- must follow the end of a lang.if_
-        y[0] = 1.0
+h.store(0, [1.0, 2.0, 3.0])  # <- 2 (a word) or 8 (a chunk) values of f16, got 3
 
+y[0] = n  # <- expected a f32 value, got u32
 
-def else_after_statement(y: Out[f32], n: u32) -> None:
+x[0] = 1.0  # <- 'x' is an in argument and cannot be written
+
+y[0] = w.shape(2)  # <- 'w' has rank 2, got axis 2
+
+with lang.if_(lang.local_id() < 4):
+    y[0] = 1.0
+with lang.else_():
+    lang.barrier()  # <- a barrier inside control flow that may differ by thread
+
+for _ in lang.range(k[lang.local_id()]):
+    lang.barrier()  # <- a barrier inside control flow that may differ by thread
+
+with lang.loop():
+    lang.break_if(lang.local_id() > 3)
+    lang.barrier()  # <- a barrier inside control flow that may differ by thread
+
+for _ in lang.range(n):  # <- a loop with a barrier (at
+    with lang.if_(n > 3), lang.loop():
+        lang.break_if(n > 5)
+        lang.barrier()
+    lang.break_if(lang.local_id() > 3)
+
+v = lang.var(0, uniform=True)
+v.set(lang.local_id())  # <- a uniform lang.var was set to a value that may differ
+
+v = lang.var(0, uniform=True)
+with lang.if_(lang.local_id() < 4):
+    v += 1  # <- a uniform lang.var was set
+
+v = lang.var(0, uniform=True)
+for _ in lang.range(n):  # <- a loop that sets a uniform var (at
     with lang.if_(n > 3):
-        y[0] = 1.0
-    y[1] = 2.0
-    with lang.else_():  # <- must follow the end of a lang.if_
-        y[0] = 1.0
+        v += 1
+    lang.break_if(lang.local_id() < 5)
+
+with lang.loop(), lang.if_(n > 3):
+    lang.break_if(n > 5)  # <- directly in the loop, not inside lang.if_
+
+with lang.loop():  # <- without lang.break_if never ends
+    y[0] = 1.0
+
+with lang.if_(n > 3):  # <- the lang.range block opened at
+    for _ in lang.range(n):
+        break
+    y[0] = 1.0
+
+with lang.else_():  # <- must follow the end of a lang.if_
+    y[0] = 1.0
+
+with lang.if_(n > 3):
+    y[0] = 1.0
+y[1] = 2.0
+with lang.else_():  # <- must follow the end of a lang.if_
+    y[0] = 1.0
+
+with lang.if_(n):  # <- expected a bool value, got u32
+    y[0] = 1.0
+
+for _ in lang.range(s):  # <- takes u32 or i32 bounds, got f32
+    y[0] = 1.0
+
+for _ in lang.range(n, 0, -1):  # <- needs a positive step, got -1
+    y[0] = 1.0
+
+for _ in lang.range(n, m):  # <- expected a u32 value, got i32
+    y[0] = 1.0
+
+mask: Any = lang.local_id()
+y[0] = lang.shuffle_xor(x[0], mask)  # <- takes a Python number from 1 to 127
+
+y[0], y[1] = divmod(n, 2)  # <- divmod(a, b) is not for traced values: write a // b and a % b
+
+v = lang.var(2.0)
+y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
+"""
+HEAD = "(x: In[f32], y: Out[f32], n: u32, m: i32, s: f32, h: InOut[f16], w: In[f32, 2], k: In[u32])"
 
 
-def condition_is_a_number(y: Out[f32], n: u32) -> None:
-    with lang.if_(n):  # <- expected a bool value, got u32
-        y[0] = 1.0
+def programs() -> Iterator[Callable[..., Any]]:
+    """The kernels, with the lines that they have in this file."""
+    line = SOURCE.index('PROGRAMS = """') + 2
+    for program in PROGRAMS.strip("\n").split("\n\n"):
+        code = f"def kernel{HEAD}:\n{textwrap.indent(program, '  ')}"
+        space = dict(globals())
+        exec(compile("\n" * (line - 2) + code, HERE, "exec", dont_inherit=True), space)
+        yield space["kernel"]
+        line += program.count("\n") + 2
 
 
-def float_bounds(y: Out[f32], s: f32) -> None:
-    for _ in lang.range(s):  # <- takes u32 or i32 bounds, got f32
-        y[0] = 1.0
+def apart(wrong: Callable[[], Any]) -> None:
+    """What only some threads come to."""
+    with lang.if_(lang.local_id() < 4):
+        wrong()
 
 
-def negative_step(y: Out[f32], n: u32) -> None:
-    for _ in lang.range(n, 0, -1):  # <- needs a positive step, got -1
-        y[0] = 1.0
+# What is wrong in one expression: each is run in a kernel that has these parameters.
+EXPRESSIONS: list[Callable[..., Any]] = [
+    lambda x: lang.select((x[0] > 1.0) and (x[0] < 2.0), 1.0, 0.0),  # <- & | ~ instead of and
+    lambda x: lang.select(not x[0] > 1.0, 1.0, 0.0),  # <- no truth value
+    lambda x: bool(lang.var(x[0])),  # <- lang.select
+    lambda x: lang.select(0.0 < x[0] < 1.0, 1.0, 0.0),  # <- no truth value
+    lambda x: 1.0 if x[0] in (1.0, 2.0) else 2.0,  # <- no truth value
+    lambda n, y: y[int(n)],  # <- not a Python integer
+    lambda s: math.sin(s),  # <- not a Python float
+    lambda x: sum(x[0]),  # <- cannot be iterated
+    lambda n, s: s * n,  # <- mixed types: f32 mul u32
+    lambda n, m: n + m,  # <- mixed types: u32 add i32
+    lambda n: n + 1.5,  # <- mixed types: a u32 value with the Python value 1.5
+    lambda s: s + True,  # <- mixed types: a f32 value with the Python value True
+    lambda s: s + "1",  # <- mixed types
+    lambda n: n + 2**32,  # <- 4294967296 does not fit u32
+    lambda n: n + -1,  # <- -1 does not fit u32
+    lambda s: s * 1e39,  # <- 1e+39 does not fit f32
+    lambda x: x[-1],  # <- -1 does not fit u32
+    lambda x, s: x[s],  # <- an index must be u32
+    lambda n: n / 2,  # <- use // for integers
+    lambda s: s // 2.0,  # <- // is for integers
+    lambda s: s << 2,  # <- << is for integers
+    lambda s: lang.cast(-(s > 1.0), f32),  # <- use ~x on a bool
+    lambda s: lang.cast((s > 1.0) + (s > 2.0), f32),  # <- add is for numbers, got bool
+    lambda s: lang.cast((s > 1.0) < (s > 2.0), f32),  # <- bools have no order
+    lambda s: ~s,  # <- ~x is for integers and bools
+    lambda n: lang.sqrt(n),  # <- expected a f32 value, got u32
+    lambda n: lang.select(lang.isnan(n), 1.0, 0.0),  # <- expected a f32 value, got u32
+    lambda y, s: y.store(0, s),  # <- takes a list of values
+    lambda y: y[1] + 1.0,  # <- 'y' is an Out argument and cannot be read
+    lambda y: y.store(0, y.load(4)),  # <- 'y' is an Out argument and cannot be read
+    lambda x: x[0, 1],  # <- 'x' has rank 1, got 2 indices
+    lambda x: x[0:4],  # <- mixed types
+    lambda: lang.shared(f16, 8),  # <- shared memory holds f32, i32 or u32, got f16
+    lambda n: lang.shared(f32, n),  # <- needs a positive Python size
+    lambda y: y.store(0, lang.shared(f32, 8).load(3)),  # <- a chunk starts at a multiple of 4 words, got 3
+    lambda: lang.shared(f32, 8).store(6, [0.0] * 4),  # <- a chunk starts at a multiple of 4 words, got 6
+    lambda: lang.shared(f32, 7).load(0),  # <- chunk access needs a multiple of 4 words, got 7
+    lambda: lang.shared(f32, 8).store_chunk(1, [0.0] * 3),  # <- a list of 4 values
+    lambda: lang.var(lang.local_id(), uniform=True),  # <- needs a uniform value here
+    lambda n: lang.break_if(n > 5),  # <- for the inside of lang.loop
+    lambda s: lang.cast(lang.maximum(s > 1.0, s > 2.0), f32),  # <- maximum is for numbers, got bool
+    lambda: lang.bitcast(1.5, u32),  # <- takes a traced value, got 1.5
+    lambda s: lang.bitcast(s > 1.0, u32),  # <- bitcast is for f32, i32 and u32
+    lambda: lang.workgroup_uniform(2.0),  # <- takes a traced value, got 2.0
+    lambda x: lang.workgroup_reduce(x[0], "mul"),  # <- one of add, max, min, fmax, fmin; got f32
+    lambda: lang.parameter("s", f16),  # <- a launch parameter is f32, i32 or u32, got f16
+    lambda x: np.sqrt(x[0]),  # <- act on arrays, not on traced values: np.sqrt; use lang.sqrt
+    lambda x: np.abs(x[0]),  # <- np.absolute; use lang.abs
+    lambda x: np.arctan(x[0]),  # <- use a function of centella.lang, such as lang.sqrt
+    lambda x: np.add(x[0], x[1]),  # <- np.add; use an operator of Python
+    lambda: np.exp(lang.var(1.0, f32)),  # <- use lang.exp
+    lambda x: x[x.size],  # <- pass sizes as u32 parameters, or use x.shape(axis)
+    lambda x: x[0] ** 2,  # <- x ** n is not for traced values: write x * x for a square
+    lambda x: 2.0 ** x[0],  # <- n ** x is not for traced values: write lang.exp2(x) for 2 ** x
+    lambda x: max(x[0], 0.0),  # <- lang.maximum(a, b) and lang.minimum(a, b) instead of max() and min()
+    lambda x: abs(x[0]),  # <- abs(x) is not for traced values: write lang.abs(x)
+    lambda x: round(x[0]),  # <- round(x) is not for traced values: write lang.floor(x + 0.5)
+    lambda x: math.floor(x[0]),  # <- math.floor(x) is not for traced values: write lang.floor(x)
+    lambda: apart(lambda: lang.barrier()),  # <- a barrier inside control flow that may differ by
+    lambda: apart(lambda: lang.workgroup_uniform(lang.local_id())),  # <- workgroup_uniform inside
+    lambda: apart(lambda: lang.workgroup_reduce(lang.local_id(), "add")),  # <- workgroup_reduce inside
+    lambda: apart(lambda: lang.subgroup_sum(lang.local_id())),  # <- a subgroup operation inside
+    lambda: apart(lambda: lang.var(0, uniform=True)),  # <- needs a uniform value here
+    lambda x: x[0][1],  # <- x[i] of a value is not for traced values: write x[i] of a tensor argument
+]  # fmt: skip  # a table
 
 
-def mixed_bounds(y: Out[f32], n: u32, m: i32) -> None:
-    for _ in lang.range(n, m):  # <- expected a u32 value, got i32
-        y[0] = 1.0
+def around(wrong: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that computes an expression."""
 
+    def kernel(x: In[f32], y: Out[f32], n: u32, m: i32, s: f32) -> None:
+        given = {"x": x, "y": y, "n": n, "m": m, "s": s}
+        wrong(*(given[name] for name in inspect.signature(wrong).parameters))
 
-def maximum_of_bools(y: Out[f32], s: f32) -> None:
-    y[0] = lang.cast(lang.maximum(s > 1.0, s > 2.0), f32)  # <- maximum is for numbers, got bool
-
-
-def bitcast_of_number(y: Out[u32]) -> None:
-    y[0] = lang.bitcast(1.5, u32)  # <- takes a traced value, got 1.5
-
-
-def bitcast_of_bool(y: Out[u32], s: f32) -> None:
-    y[0] = lang.bitcast(s > 1.0, u32)  # <- bitcast is for f32, i32 and u32
-
-
-def uniform_of_number(y: Out[f32]) -> None:
-    y[0] = lang.workgroup_uniform(2.0)  # <- takes a traced value, got 2.0
-
-
-def unknown_reduction(x: In[f32], y: Out[f32]) -> None:
-    y[0] = lang.workgroup_reduce(x[0], "mul")  # <- one of add, max, min, fmax, fmin; got f32
-
-
-def traced_mask(x: In[f32], y: Out[f32]) -> None:
-    mask: Any = lang.local_id()
-    y[0] = lang.shuffle_xor(x[0], mask)  # <- takes a Python number from 1 to 127
-
-
-def half_parameter(y: Out[f32]) -> None:
-    y[0] = lang.parameter("s", f16)  # <- a launch parameter is f32, i32 or u32, got f16
-
-
-def numpy_function(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.sqrt(x[0])  # <- act on arrays, not on traced values: np.sqrt; use lang.sqrt
-
-
-def numpy_function_of_another_name(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.abs(x[0])  # <- np.absolute; use lang.abs
-
-
-def numpy_function_that_lang_lacks(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.arctan(x[0])  # <- use a function of centella.lang, such as lang.sqrt
-
-
-def numpy_operator(x: In[f32], y: Out[f32]) -> None:
-    y[0] = np.add(x[0], x[1])  # <- np.add; use an operator of Python
-
-
-def numpy_function_of_var(y: Out[f32]) -> None:
-    y[0] = np.exp(lang.var(1.0, f32))  # <- use lang.exp
-
-
-def size_of_argument(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[x.size]  # <- pass sizes as u32 parameters, or use x.shape(axis)
-
-
-def power_of_a_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0] ** 2  # <- x ** n is not for traced values: write x * x for a square
-
-
-def power_to_a_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = 2.0 ** x[0]  # <- n ** x is not for traced values: write lang.exp2(x) for 2 ** x
-
-
-def pythons_max(x: In[f32], y: Out[f32]) -> None:
-    y[0] = max(x[0], 0.0)  # <- lang.maximum(a, b) and lang.minimum(a, b) instead of max() and min()
-
-
-def pythons_abs(x: In[f32], y: Out[f32]) -> None:
-    y[0] = abs(x[0])  # <- abs(x) is not for traced values: write lang.abs(x)
-
-
-def pythons_round(x: In[f32], y: Out[f32]) -> None:
-    y[0] = round(x[0])  # <- round(x) is not for traced values: write lang.floor(x + 0.5)
-
-
-def maths_floor(x: In[f32], y: Out[f32]) -> None:
-    y[0] = math.floor(x[0])  # <- math.floor(x) is not for traced values: write lang.floor(x)
-
-
-def pythons_divmod(n: u32, y: Out[u32]) -> None:
-    y[0], y[1] = divmod(n, 2)  # <- divmod(a, b) is not for traced values: write a // b and a % b
-
-
-def element_of_a_value(x: In[f32], y: Out[f32]) -> None:
-    y[0] = x[0][1]  # <- x[i] of a value is not for traced values: write x[i] of a tensor argument
-
-
-def variable_to_a_power(y: Out[f32]) -> None:
-    v = lang.var(2.0)
-    y[0] = v**0.5  # <- x ** n is not for traced values: write x * x for a square, lang.sqrt(x)
+    return kernel
 
 
 WRONG = [
-    fn
-    for fn in list(globals().values())
-    if callable(fn) and getattr(fn, "__module__", "") == __name__
-    and fn.__code__.co_firstlineno > marked.__code__.co_firstlineno
-]  # fmt: skip
+    *((fn, fn) for fn in (barrier_before_divergent_break, uniform_var_counts_divergent_rounds)),
+    *((fn, fn) for fn in programs()),
+    *((fn, around(fn)) for fn in EXPRESSIONS),
+]
 
 
-@pytest.mark.parametrize("fn", WRONG, ids=lambda f: f.__name__)
-def test_errors_stand_at_the_line(fn: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("fn", "kernel"), WRONG)
+def test_errors_stand_at_the_line(fn: Callable[..., Any], kernel: Callable[..., Any]) -> None:
     with pytest.raises(TraceError) as caught:
-        trace(fn)
+        trace(kernel)
     line = marked(fn)
     assert user_line(caught.value) == line
     text = str(caught.value)
     assert SOURCE[line - 1].split(MARK)[1].strip() in text
-    assert text.endswith(f" (kernel {fn.__name__!r} at {HERE}:{line})")
+    assert text.endswith(f" (kernel {kernel.__name__!r} at {HERE}:{line})")
     with pytest.raises(TraceError, match="only inside a kernel function"):
         lang.local_id()  # the tracer is gone
 
 
 def test_numbers_of_numpy_leave_their_operators_to_us() -> None:
-    two, three = np.float32(2), np.uint32(3)
-
-    def numpys(x: In[f32], n: In[u32], y: Out[f32]) -> None:
+    def kernel(x: In[f32], n: In[u32], y: Out[f32], *, two: Any, three: Any) -> None:
         v, i = x[0], n[0]
         for value in (two + v, two - v, two * v, two / v):
             y[0] = value
-        for whole in (
-            three // i,
-            three % i,
-            three & i,
-            three | i,
-            three ^ i,
-            three << i,
-            three >> i,
-        ):
+        by, rest = three // i, three % i
+        for whole in (by, rest, three & i, three | i, three ^ i, three << i, three >> i):
             y[0] = lang.cast(whole, f32)
         for flag in (two < v, two <= v, two > v, two >= v, two == v, two != v):
             y[0] = lang.select(flag, 1.0, v)
 
-    def pythons(x: In[f32], n: In[u32], y: Out[f32]) -> None:
-        v, i = x[0], n[0]
-        for value in (2.0 + v, 2.0 - v, 2.0 * v, 2.0 / v):
-            y[0] = value
-        for whole in (3 // i, 3 % i, 3 & i, 3 | i, 3 ^ i, 3 << i, 3 >> i):
-            y[0] = lang.cast(whole, f32)
-        for flag in (2.0 < v, 2.0 <= v, 2.0 > v, 2.0 >= v, 2.0 == v, 2.0 != v):  # noqa: SIM300
-            y[0] = lang.select(flag, 1.0, v)
-
-    texts = [trace(fn).text().replace(fn.__name__, "k") for fn in (numpys, pythons)]
-    assert texts[0] == texts[1]
+    pairs: list[tuple[Any, Any]] = [(np.float32(2), np.uint32(3)), (2.0, 3)]
+    numpys, pythons = (trace(kernel, two=two, three=three).text() for two, three in pairs)
+    assert numpys == pythons
 
 
 def test_messages_name_the_line_of_the_cause() -> None:
@@ -639,42 +398,23 @@ def test_bad_annotations(make: Callable[[], Any], text: str) -> None:
     assert user_line(caught.value) == make.__code__.co_firstlineno
 
 
-def test_bad_faces() -> None:
-    def bare(x, y: Out[f32]) -> None:  # type: ignore[no-untyped-def]  # what is tested
-        pass
-
-    def narrow(x: In[f32], n: i8) -> None:
-        pass
-
-    def flag(x: In[f32], n: bool_) -> None:
-        pass
-
-    def starred(*xs: In[f32]) -> None:
-        pass
-
-    def named(**xs: In[f32]) -> None:
-        pass
-
-    def positional(x: In[f32], /) -> None:
-        pass
-
-    for fn, text in (
-        (bare, "parameter 'x' must be annotated"),
-        (narrow, "parameter 'n' must be annotated"),
-        (flag, "parameter 'n': pass bools as u32"),
-        (starred, r"parameter '\*xs' has no name that a launch could use"),
-        (named, r"parameter '\*\*xs' has no name"),
-        (positional, "parameter 'x' has no name"),
-    ):
-        with pytest.raises(TraceError, match=text) as caught:
-            face_of(fn)
-        assert user_line(caught.value) > 0
-
-    space: dict[str, Any] = {"Out": Out}
-    code = "def late(y: 'Out[missing]') -> None: pass"
-    exec(compile(code, "<late>", "exec", dont_inherit=True), space)
-    with pytest.raises(TraceError, match=r"an annotation cannot be evaluated .*missing"):
-        face_of(space["late"])
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ("x, y: Out[f32]", "parameter 'x' must be annotated"),
+        ("x: In[f32], n: i8", "parameter 'n' must be annotated"),
+        ("x: In[f32], n: bool_", "parameter 'n': pass bools as u32"),
+        ("*xs: In[f32]", r"parameter '\*xs' has no name that a launch could use"),
+        ("**xs: In[f32]", r"parameter '\*\*xs' has no name"),
+        ("x: In[f32], /", "parameter 'x' has no name"),
+        ("y: 'Out[missing]'", "an annotation cannot be evaluated .*missing"),
+    ],
+)
+def test_bad_faces(parameters: str, text: str) -> None:
+    space = dict(globals())
+    exec(compile(f"def kernel({parameters}): pass", "<kernel>", "exec", dont_inherit=True), space)
+    with pytest.raises(TraceError, match=text):
+        face_of(space["kernel"])
 
 
 def test_faces_are_read_from_annotations() -> None:
@@ -1162,7 +902,7 @@ def test_constants_are_folded() -> None:
             (i + 0, i), (0 + i, i), (i * 1, i), (i - 0, i), (i << 0, i), (i // 1, i), (i // 0, i),
             (i | 0, i), (i ^ 0, i), (i >> 32, i >> 0), (i // 8, i >> 3), (i % 8, i & 7),
         ):  # fmt: skip  # a table
-            assert value.id == same.id or value.tracer.body[value.id][:2] == ("shr", "u32")
+            assert value.id == same.id or current().body[value.id][:2] == ("shr", "u32")
         assert (i * 0).const == (i % 1).const == (i & 0).const == (i % 0).const == 0
         y[i], z[i] = two, i
 
@@ -1310,6 +1050,12 @@ def test_tracing_and_emission_are_quick() -> None:
 
 PAGE = Path(HERE).parents[2] / "docs" / "kernel-language.md"
 
+# Rows of the table of arithmetic.
+ARITHMETIC = (
+    "`+ - *` f32; `/` f32; `sqrt`; `+ - *` i32; `& \\| ^ ~`; `//`, `%`; `<< >>`; `< <=; "
+    "`isnan`; `maximum`; `fmax`; `floor ceil; `abs` i32; `cast` f32 to; "
+    "`cast` i32, u32 to; `cast` to bool"
+)
 # The start of each sentence or table row, and tests that show it: tests/test_lang_(file).(test).
 SHOWN = {
     "A kernel is a Python function that is run once": "trace.kernels_without_source",
@@ -1354,12 +1100,11 @@ SHOWN = {
     "| `if_(condition)`": "wgsl.control_flow",
     "| `range(start": "wgsl.control_flow",
     "| `select(condition": "trace.select_computes_both",
-    "| `maximum(a": "simulate.maximum_and_minimum simulate.fma_rounds_once_or_twice",
-    "| `abs(x)`": "simulate.float_functions simulate.isnan_tests_bits",
-    "| `exp(x)`": "simulate.formulas_run",
+    "| `maximum(a": "simulate.arithmetic simulate.fma_rounds_once_or_twice",
+    "| `abs(x)`": "simulate.arithmetic",
+    "| `exp(x)`": "wgsl.formulas_keep_their_bounds",
     "| `exp2_native(x)`": "wgsl.powers_by_the_target wgsl.a_device_that_lacks_an_operation_says_so",
-    "| `cast(x": "simulate.casts_from_float simulate.bitcast_keeps_every_bit "
-    "simulate.narrow_floats",
+    "| `cast(x": "simulate.arithmetic simulate.bitcast_keeps_every_bit wgsl.stores_round_to_nearest_even",
     "| `barrier()`": "wgsl.groups_meet simulate.workgroup_uniform",
     "| `workgroup_reduce(value": "simulate.workgroup_reduce",
     "| `lane_id()`": "simulate.subgroup_operations",
@@ -1395,31 +1140,16 @@ SHOWN = {
     "The same on WGSL, PTX": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "Emitters add what a target lacks": "wgsl.arithmetic ptx.ptx_equals_the_simulator",
     "| operation |": "trace.every_sentence_has_a_test",
-    "| `+ - *` f32": "wgsl.arithmetic simulate.float_arithmetic",
+    **{f"| {row}": "wgsl.arithmetic simulate.arithmetic" for row in ARITHMETIC.split("; ")},
     "| `fma(a, b, c)`": "wgsl.fma_rounds_once_or_twice simulate.fma_rounds_once_or_twice "
     "ieee.no_two_fma_become_one",
-    "| `/` f32": "wgsl.arithmetic simulate.float_division_by_zero",
-    "| `sqrt`": "wgsl.arithmetic simulate.float_functions",
-    "| `+ - *` i32": "wgsl.arithmetic simulate.integer_arithmetic",
-    "| `& \\| ^ ~`": "wgsl.arithmetic simulate.integer_arithmetic simulate.comparisons_and_select",
-    "| `//`, `%`": "wgsl.arithmetic simulate.integer_edges",
-    "| `<< >>`": "wgsl.arithmetic simulate.integer_edges",
-    "| `< <=": "wgsl.arithmetic simulate.comparisons_and_select",
-    "| `isnan`": "wgsl.arithmetic simulate.isnan_tests_bits",
-    "| `maximum`": "wgsl.arithmetic simulate.maximum_and_minimum",
-    "| `fmax`": "wgsl.arithmetic simulate.maximum_and_minimum",
-    "| `floor ceil": "wgsl.arithmetic simulate.float_functions",
-    "| `abs` i32": "wgsl.arithmetic simulate.integer_arithmetic",
     "| `select(c, a, b)`": "wgsl.arithmetic trace.select_computes_both",
-    "| `cast` f32 to": "wgsl.arithmetic simulate.casts_from_float",
-    "| `cast` i32, u32 to": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
-    "| `cast` to bool": "wgsl.arithmetic simulate.casts_from_integers_and_bools",
     "| store f16, bf16": "wgsl.stores_round_to_nearest_even "
     "wgsl.native_half_stores_are_the_same_for_exact_values",
-    "| load f16, bf16": "wgsl.loads_widen_every_half simulate.narrow_floats",
+    "| load f16, bf16": "wgsl.loads_widen_every_half wgsl.stores_round_to_nearest_even",
     "| `bitcast`": "wgsl.arithmetic simulate.bitcast_keeps_every_bit",
-    "| store i8, u8": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
-    "| store bool": "wgsl.bytes_store_their_low_bits simulate.byte_storage",
+    "| store i8, u8": "wgsl.bytes_store_their_low_bits wgsl.words_and_chunks",
+    "| store bool": "wgsl.bytes_store_their_low_bits wgsl.words_and_chunks",
     "| `exp exp2": "wgsl.formulas_keep_their_bounds math.error_is_within_the_stated_bound",
     "| `exp2_native` |": "wgsl.powers_by_the_target tiles.sums_that_become_a_factor",
     "| `workgroup_reduce`": "wgsl.reduction_is_bitwise_repeatable simulate.workgroup_reduce",
@@ -1522,7 +1252,7 @@ SHOWN = {
     "No group ends while another": "clusters.the_simulator_reports "
     "clusters.the_simulator_reports_of_rings",
     "The simulator runs the groups of a cluster": "clusters.the_simulator_reports "
-    "clusters.one_group_meets_alone clusters.the_simulator_reports_of_rings "
+    "clusters.groups_that_do_not_meet clusters.the_simulator_reports_of_rings "
     "clusters.what_another_group_reads_is_kept",
     "It treats accesses between": "clusters.what_stands_between_arriving_and_waiting_counts_as_earlier",
     "For sm_90 and later a kernel's first": "clusters.the_wait_is_first_and_has_no_name",

@@ -19,7 +19,7 @@ from centella.op import op
 from centella.ops.attention import lower as attention_lower
 from centella.ops.attention.choice import WGMMA_TILES
 from centella.ops.attention.wgmma import WgmmaTile
-from centella.simulator.run import mutations, simulate
+from centella.simulator.run import simulate
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_attention_mma import (
     CAPS,
@@ -36,6 +36,7 @@ from tests.ops.test_attention_mma import (
     stored,
 )
 from tests.support.lang_common import ORDERS
+from tests.support.mutations import mutations
 
 SMALL = WgmmaTile(32, late=True)
 ORDER = 8  # the shared array: behind Q, K, V and five of barriers

@@ -29,11 +29,12 @@ from centella.emit.wgsl import count_statements, emit_wgsl
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.op.op import get, registry
-from centella.simulator.run import Mutation, mistakes, simulate
+from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 from centella.tensors.tensor import apply_all
 from tests.support.lang_common import ORDERS, Tensor, assembler, tint, webgpu
+from tests.support.mutations import Mutation, mistakes
 
 MOST_STATEMENTS = 6_000
 MINIMUM = Caps(target="ir")  # WebGPU's guaranteed limits

@@ -20,12 +20,13 @@ from centella.lang import KernelIR
 from centella.lang.ir import CLUSTER, HOPPER
 from centella.ops.matmul import wgmma
 from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
-from centella.simulator.run import mutations, simulate
+from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
 from centella.tensors.tensor import apply
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_mma import BEYOND, CAPS, LAYOUTS, Launch, lies, operands, ran
 from tests.support.launched import laid_out, one_launch, parameters, result, rounded
+from tests.support.mutations import mutations
 
 Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)

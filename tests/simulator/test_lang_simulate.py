@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +13,15 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from centella import lang
-from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, narrow, u8, u32, widen
+from centella.dtypes import DType, bf16, f16, f32, i32, u32
 from centella.errors import SimulationError
 from centella.lang import In, InOut, KernelIR, Out, storage
 from centella.simulator.race_check import Buffer
-from centella.simulator.run import mutations
 from centella.simulator.run import simulate as run_ir
 from tests.support.lang_common import ORDERS, Tensor, collatz, compute, empty, record, tensor
 from tests.support.lang_common import on_simulator as launch
+from tests.support.lang_rows import ROWS, A, B, Row
+from tests.support.mutations import mutations
 
 Array = NDArray[Any]
 SUBGROUPS = (1, 8, 32, 64)
@@ -243,12 +243,9 @@ def test_mutations_are_kernels() -> None:
 
 
 def fault(
-    fn: Callable[..., Any],
-    tensors: dict[str, Tensor],
-    workgroup: int = 8,
-    groups: int = 1,
+    fn: Callable[..., Any], tensors: dict[str, Tensor], workgroup: int = 8, groups: int = 1,
     **options: Any,
-) -> str:
+) -> str:  # fmt: skip
     """The text of the fault that a kernel runs into."""
     with pytest.raises(SimulationError) as caught:
         launch(record(fn, tensors, workgroup), tensors, groups, **options)
@@ -802,15 +799,10 @@ def test_workgroup_uniform() -> None:
 
 # -- arithmetic, row by row of the table ----------------------------------------------------------
 
-INF, NAN = np.float32(np.inf), np.float32(np.nan)
-FLOATS = np.array(
-    [0.0, -0.0, 1.0, -1.5, 2.5, 3e38, -3e38, 1e-40, 1.17549435e-38, INF, -INF, NAN, 1 / 3],
-    np.float32,
-)
-A, B = (x.ravel() for x in np.meshgrid(FLOATS, FLOATS))
-INTS = np.array([0, 1, -1, 2, 7, -7, 31, 2**31 - 1, -(2**31), 65536, -65537], np.int32)
-M, N = (x.ravel() for x in np.meshgrid(INTS, INTS))
-U, V = M.view(np.uint32), N.view(np.uint32)
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_arithmetic(row: Row) -> None:
+    row.check(compute(row.fn, *row.operands, out=row.out), every_bit=True)
 
 
 def bitwise(result: Array, expected: Any) -> None:
@@ -821,74 +813,17 @@ def bitwise(result: Array, expected: Any) -> None:
     np.testing.assert_array_equal(result[~nan].view(np.uint32), expected[~nan].view(np.uint32))
 
 
-def quietly(fn: Callable[..., Any], *args: Any) -> Any:
-    with np.errstate(all="ignore"):
-        return fn(*args)
-
-
-@pytest.mark.parametrize("op", ["__add__", "__sub__", "__mul__", "__truediv__"])
-def test_float_arithmetic(op: str) -> None:
-    result = compute(lambda a, b: getattr(a, op)(b), A, B)
-    bitwise(result, quietly(getattr(A, op), B))
-
-
-def test_float_division_by_zero() -> None:
-    x = np.array([1, -1, 0, NAN], np.float32)
-    bitwise(compute(lambda a: a / 0.0, x), [INF, -INF, NAN, NAN])
-
-
 def test_fma_rounds_once_or_twice() -> None:
     x = np.full(4, 1 + 2.0**-12, np.float32)
     c = np.full(4, -(1 + 2.0**-11), np.float32)
     bitwise(compute(lang.fma, x, x, c), [2.0**-24] * 4)
     bitwise(compute(lang.fma, x, x, c, fused=False), [0.0] * 4)
-    c = np.roll(A, 5)
-    wide = quietly(lambda: (A.astype(np.float64) * B + c).astype(np.float32))
-    bitwise(compute(lang.fma, A, B, c), wide)
 
 
-def test_float_functions() -> None:
-    for fn, plain in ((lang.floor, np.floor), (lang.ceil, np.ceil), (lang.trunc, np.trunc)):
-        bitwise(compute(fn, FLOATS), plain(FLOATS))
-    bitwise(compute(lang.abs, FLOATS), np.abs(FLOATS))
-    bitwise(compute(lambda x: -x, FLOATS), -FLOATS)
-    root = compute(lang.sqrt, FLOATS)
-    bitwise(root, quietly(np.sqrt, FLOATS))
-    assert root[1] == 0 and np.signbit(root[1]) and np.isnan(root[3])
-
-
-def test_maximum_and_minimum() -> None:
-    either = np.isnan(A) | np.isnan(B)
-    for fn, plain in ((lang.maximum, np.maximum), (lang.minimum, np.minimum)):
+def test_fmax_and_fmin_of_nan_give_an_operand() -> None:
+    for fn in (lang.fmax, lang.fmin):
         result = compute(fn, A, B)
-        np.testing.assert_array_equal(result, plain(A, B))
-        assert np.isnan(result[either]).all()
-    for fn, plain in ((lang.fmax, np.maximum), (lang.fmin, np.minimum)):
-        result = compute(fn, A, B)
-        np.testing.assert_array_equal(result[~either], plain(A, B)[~either])
-        operand = (result == A) | (result == B) | np.isnan(result)
-        assert operand.all()
-    for x, y, out in ((M, N, i32), (U, V, u32)):
-        np.testing.assert_array_equal(compute(lang.maximum, x, y, out=out), np.maximum(x, y))
-        np.testing.assert_array_equal(compute(lang.fmin, x, y, out=out), np.minimum(x, y))
-
-
-def test_comparisons_and_select() -> None:
-    numbers = ~(np.isnan(A) | np.isnan(B))
-    for op in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
-        for x, y, at in ((A, B, numbers), (M, N, ...), (U, V, ...)):
-            result = compute(lambda a, b, op=op: getattr(a, op)(b), x, y, out=bool_)
-            np.testing.assert_array_equal(result[at], getattr(x, op)(y)[at])
-    chosen = compute(lambda a, b: lang.select(a < b, a, b), M, N, out=i32)
-    np.testing.assert_array_equal(chosen, np.minimum(M, N))
-    logic = compute(lambda a, b: ~((a < b) & (a > 0)) | ((a < 2) ^ (b < 2)), M, N, out=bool_)
-    np.testing.assert_array_equal(logic, ~((M < N) & (M > 0)) | ((M < 2) ^ (N < 2)))
-
-
-def test_isnan_tests_bits() -> None:
-    bits = np.array([0x7F800000, 0x7F800001, 0xFFC00000, 0x7FFFFFFF, 0xFF800000, 0], np.uint32)
-    result = compute(lambda u: lang.isnan(lang.bitcast(u, f32)), bits, out=bool_)
-    np.testing.assert_array_equal(result, [False, True, True, True, False, False])
+        assert ((result == A) | (result == B) | np.isnan(result)).all()
 
 
 def test_bitcast_keeps_every_bit() -> None:
@@ -898,124 +833,3 @@ def test_bitcast_keeps_every_bit() -> None:
     np.testing.assert_array_equal(
         compute(lambda u: lang.bitcast(u, i32), bits, out=i32), bits.view(np.int32)
     )
-
-
-@pytest.mark.parametrize("unsigned", [False, True])
-def test_integer_arithmetic(unsigned: bool) -> None:
-    x, y, out = (U, V, u32) if unsigned else (M, N, i32)
-    wide_x, wide_y = x.astype(object), y.astype(object)
-
-    def wrapped(values: Any) -> Array:
-        return np.array([v & 0xFFFFFFFF for v in values], np.uint32).view(x.dtype)
-
-    def divided(a: int, b: int) -> int:
-        return a if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-    quotient = [divided(a, b) for a, b in zip(wide_x, wide_y, strict=True)]
-    rest = [0 if b == 0 else a - q * b for a, b, q in zip(wide_x, wide_y, quotient, strict=True)]
-    table: list[tuple[Callable[..., Any], Any]] = [
-        (lambda a, b: a + b, wide_x + wide_y),
-        (lambda a, b: a - b, wide_x - wide_y),
-        (lambda a, b: a * b, wide_x * wide_y),
-        (lambda a, b: a // b, quotient),
-        (lambda a, b: a % b, rest),
-        (lambda a, b: a & b, wide_x & wide_y),
-        (lambda a, b: a | b, wide_x | wide_y),
-        (lambda a, b: a ^ b, wide_x ^ wide_y),
-        (lambda a, b: a << b, [a << (b & 31) for a, b in zip(wide_x, wide_y, strict=True)]),
-        (lambda a, b: a >> b, [a >> (b & 31) for a, b in zip(wide_x, wide_y, strict=True)]),
-        (lambda a, b: -a, -wide_x),
-        (lambda a, b: ~a, [~a for a in wide_x]),
-    ]
-    for fn, expected in table:
-        np.testing.assert_array_equal(compute(fn, x, y, out=out), wrapped(expected))
-
-
-def test_integer_edges() -> None:
-    low = np.array([-(2**31)], np.int32)
-    assert compute(lambda a: a // lang.const(-1, i32), low, out=i32) == low
-    assert compute(lambda a: a % lang.const(-1, i32), low, out=i32) == 0
-    for array, out in ((np.array([-7, 7], np.int32), i32), (np.array([3, 7], np.uint32), u32)):
-        np.testing.assert_array_equal(compute(lambda a: a // 0, array, out=out), array)
-        np.testing.assert_array_equal(compute(lambda a: a % 0, array, out=out), 0)
-    np.testing.assert_array_equal(
-        compute(lambda a: a >> 33, np.array([-8, 8], np.int32), out=i32), [-4, 4]
-    )
-
-
-def test_casts_from_float() -> None:
-    x = np.array(
-        [1.9, -1.9, -0.5, 3e9, -3e9, 5e9, 2147483520.0, 4294967040.0, INF, -INF, NAN, -0.0],
-        np.float32,
-    )
-    top = 2**31 - 1
-    signed = [1, -1, 0, top, -top - 1, top, 2147483520, top, top, -top - 1, 0, 0]
-    np.testing.assert_array_equal(compute(lambda a: lang.cast(a, i32), x, out=i32), signed)
-    most = 2**32 - 1
-    unsigned = [1, 0, 0, 3_000_000_000, 0, most, 2147483520, 4294967040, most, 0, 0, 0]
-    np.testing.assert_array_equal(compute(lambda a: lang.cast(a, u32), x, out=u32), unsigned)
-
-
-def test_casts_from_integers_and_bools() -> None:
-    bitwise(compute(lambda a: lang.cast(a, f32), M), M.astype(np.float32))
-    wide = np.array([2**24 + 1, 2**24 + 3, 2**32 - 1, 2**32 - 129, 2**32 - 128], np.uint32)
-    bitwise(compute(lambda a: lang.cast(a, f32), wide), [np.float32(int(w)) for w in wide])
-    for dtype in (f32, i32, u32):
-        result = compute(lambda a, d=dtype: lang.cast(a > 0, d), INTS, out=dtype)
-        np.testing.assert_array_equal(result, INTS > 0)
-    np.testing.assert_array_equal(
-        compute(lambda a: lang.cast(a, bool_), INTS, out=bool_), INTS != 0
-    )
-
-
-@pytest.mark.parametrize("dtype", [f16, bf16], ids=lambda d: d.name)
-def test_narrow_floats(dtype: DType) -> None:
-    """Nearest even, overflow to infinity, NaN and subnormals kept; read back exactly."""
-    random = np.random.default_rng(0).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
-    edges = [65504, 65519.996, 65520, 1e30, -1e30, 3.4e38, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25]
-    ties = [1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 6e-8, 1e-40]
-    x = np.concatenate([FLOATS, np.array(edges + ties, np.float32), random])
-    bitwise(compute(lambda a: a, x, out=dtype), widen(narrow(x, dtype), dtype))
-    constant = compute(lambda a: lang.const(0.3, f32), x[:4], out=dtype)
-    bitwise(constant, widen(narrow(np.full(4, 0.3, np.float32), dtype), dtype))
-    every = np.arange(2**16, dtype=np.uint32)
-    if dtype is f16:
-        expected = every.astype(np.uint16).view(np.float16).astype(np.float32)
-    else:
-        expected = (every << 16).view(np.float32)
-
-    def kernel(x: In[storage], y: Out[f32]) -> None:
-        y[lang.global_id()] = x[lang.global_id()]
-
-    packed = Tensor(every.astype(np.uint16).view(np.uint32), dtype, (2**16,), (1,))
-    tensors = {"x": packed, "y": empty((2**16,), f32)}
-    launch(record(kernel, tensors, 256), tensors, 256)
-    bitwise(tensors["y"].numpy(), expected)
-
-
-@pytest.mark.parametrize("dtype", [i8, u8, bool_], ids=lambda d: d.name)
-@pytest.mark.parametrize("chunks", [False, True])
-def test_byte_storage(dtype: DType, chunks: bool) -> None:
-    def kernel(x: In[storage], y: Out[storage], n: u32) -> None:
-        per = y.dtype.per_chunk if chunks else y.dtype.per_word
-        first = lang.global_id() * per
-        with lang.if_(first < n):
-            y.store(first, x.load(first) if chunks else [x[first + k] for k in range(per)])
-
-    values = np.arange(-128, 128) if dtype is i8 else np.arange(256)
-    values = values % 3 == 0 if dtype is bool_ else values
-    tensors = {"x": tensor(values, dtype), "y": empty((256,), dtype)}
-    launch(record(kernel, tensors, 8), tensors, 8, {"n": 256})
-    np.testing.assert_array_equal(tensors["y"].numpy(), values)
-
-
-@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sin", "cos", "sigmoid"])
-def test_formulas_run(name: str) -> None:
-    x = np.linspace(0.1, 4, 100, dtype=np.float32)
-    plain: dict[str, Callable[[Any], Any]] = {
-        "erf": np.vectorize(math.erf),
-        "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
-    }
-    expected = plain.get(name) or getattr(np, name)
-    result = compute(getattr(lang, name), x)
-    np.testing.assert_allclose(result, expected(x.astype(np.float64)), rtol=1e-5)

@@ -145,12 +145,9 @@ def parameters(
 
 
 def on_simulator(
-    ir: KernelIR,
-    tensors: dict[str, Tensor],
-    groups: int,
-    scalars: dict[str, Any] | None = None,
+    ir: KernelIR, tensors: dict[str, Tensor], groups: int, scalars: dict[str, Any] | None = None,
     **options: Any,
-) -> Report:
+) -> Report:  # fmt: skip
     """Run a kernel in the simulator; the tensors change in place."""
     words = [tensors[a.name].words for a in ir.args]
     report = simulate(ir, words, parameters(ir, tensors, scalars), groups, **options)

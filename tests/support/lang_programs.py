@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,65 +121,24 @@ def statements(depth: int, loop: bool, uniform: bool, least: int) -> st.SearchSt
     return st.lists(every, min_size=least, max_size=least + 4)
 
 
-class Device:
-    """The operations of a random program, recorded."""
-
-    div, rem = staticmethod(operator.floordiv), staticmethod(operator.mod)
-    shl, shr = staticmethod(operator.lshift), staticmethod(operator.rshift)
-    maximum, minimum = staticmethod(lang.maximum), staticmethod(lang.minimum)
-    select = staticmethod(lang.select)
-
-    @staticmethod
-    def word(x: int) -> Any:
-        return lang.const(x, u32)
-
-    @staticmethod
-    def signed(x: Any) -> Any:
-        return lang.bitcast(x, i32)
-
-    @staticmethod
-    def unsigned(x: Any) -> Any:
-        return lang.bitcast(x, u32)
-
-    @staticmethod
-    def count(x: Any) -> Any:
-        return lang.cast(x, u32)
+def _divided(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: wrapped(rule(np.array([a]), np.array([b])), a.dtype)[0]
 
 
-class Host:
-    """The same on NumPy scalars."""
-
-    word = staticmethod(np.uint32)
-    count = staticmethod(np.uint32)
-    maximum, minimum = staticmethod(np.maximum), staticmethod(np.minimum)
-
-    @staticmethod
-    def div(a: Any, b: Any) -> Any:
-        return wrapped(truncated(np.array([a]), np.array([b])), a.dtype)[0]
-
-    @staticmethod
-    def rem(a: Any, b: Any) -> Any:
-        return wrapped(remainder(np.array([a]), np.array([b])), a.dtype)[0]
-
-    @staticmethod
-    def shl(a: Any, b: Any) -> Any:
-        return a << (b & 31).astype(a.dtype)
-
-    @staticmethod
-    def shr(a: Any, b: Any) -> Any:
-        return a >> (b & 31).astype(a.dtype)
-
-    @staticmethod
-    def select(condition: Any, a: Any, b: Any) -> Any:
-        return a if condition else b
-
-    @staticmethod
-    def signed(x: Any) -> Any:
-        return x.view(np.int32)
-
-    @staticmethod
-    def unsigned(x: Any) -> Any:
-        return x.view(np.uint32)
+# The operations of a random program: recorded, and the same on NumPy scalars.
+DEVICE = SimpleNamespace(
+    div=operator.floordiv, rem=operator.mod, shl=operator.lshift, shr=operator.rshift,
+    maximum=lang.maximum, minimum=lang.minimum, select=lang.select,
+    word=lambda x: lang.const(x, u32), count=lambda x: lang.cast(x, u32),
+    signed=lambda x: lang.bitcast(x, i32), unsigned=lambda x: lang.bitcast(x, u32),
+)  # fmt: skip  # a table
+HOST = SimpleNamespace(
+    div=_divided(truncated), rem=_divided(remainder),
+    shl=lambda a, b: a << (b & 31).astype(a.dtype), shr=lambda a, b: a >> (b & 31).astype(a.dtype),
+    maximum=np.maximum, minimum=np.minimum, select=lambda condition, a, b: a if condition else b,
+    word=np.uint32, count=np.uint32,
+    signed=lambda x: x.view(np.int32), unsigned=lambda x: x.view(np.uint32),
+)  # fmt: skip  # a table
 
 
 class Thread(ABC):
@@ -193,6 +153,30 @@ class Thread(ABC):
     @abstractmethod
     def read(self, place: str, slot: int, chunk: bool = False) -> Any:
         """A word of its own, alone or out of a chunk."""
+
+    @abstractmethod
+    def write(self, place: str, slot: int, *values: Any) -> None:
+        """Change a word of its own, or a chunk of them."""
+
+    @abstractmethod
+    def assign(self, var: int, value: Any) -> None:
+        """Change a variable."""
+
+    def is_simple(self, kind: str, *rest: Any) -> bool:
+        """Do a statement that needs no other thread and no block; False for another."""
+        if kind in ("set", "add"):
+            value = self.value(rest[1])
+            self.assign(rest[0], value if kind == "set" else self.vars[rest[0]] + value)
+        elif kind == "name":
+            self.named.append(self.value(rest[0]))
+        elif kind == "word":
+            self.write(rest[0], rest[1], self.value(rest[2]))
+        elif kind == "chunk":
+            a, b = self.value(rest[1]), self.value(rest[2])
+            self.write(rest[0], 0, a, b, a ^ b, self.vars[0])
+        else:
+            return False
+        return True
 
     def value(self, node: Node) -> Any:
         o, (kind, *rest) = self.o, node
@@ -249,7 +233,7 @@ class Recorder(Thread):
     """Records the program as a kernel."""
 
     def __init__(self, z: Any, params: list[Any]) -> None:
-        super().__init__(Device, lang.local_id(), lang.group_id(), params)
+        super().__init__(DEVICE, lang.local_id(), lang.group_id(), params)
         self.vars = [lang.var(v) for v in self.vars]
         self.z, self.tile = z, lang.shared(u32, THREADS * SLOTS)
 
@@ -261,6 +245,16 @@ class Recorder(Thread):
     def read(self, place: str, slot: int, chunk: bool = False) -> Any:
         array, first = self.place(place)
         return array.load(first)[slot] if chunk else array[first + slot]
+
+    def write(self, place: str, slot: int, *values: Any) -> None:
+        array, first = self.place(place)
+        if len(values) > 1:
+            array.store(first, values)
+        else:
+            array[first + slot] = values[0]
+
+    def assign(self, var: int, value: Any) -> None:
+        self.vars[var].set(value)
 
     def block(self, nodes: list[Node]) -> None:
         known = len(self.named)
@@ -274,24 +268,13 @@ class Recorder(Thread):
         self.named.pop()
 
     def statement(self, kind: str, *rest: Any) -> None:
-        if kind == "set":
-            self.vars[rest[0]].set(self.value(rest[1]))
-        elif kind == "add":
-            self.vars[rest[0]] += self.value(rest[1])
-        elif kind == "name":
-            self.named.append(self.value(rest[0]))
-        elif kind == "hold":  # used once, and after what may change its operands
+        if self.is_simple(kind, *rest):
+            return
+        if kind == "hold":  # used once, and after what may change its operands
             held = self.vars[rest[0]] - self.value(rest[1])
             for inner in rest[2]:
                 self.statement(*inner)
             self.vars[rest[3]] ^= held
-        elif kind == "word":
-            array, first = self.place(rest[0])
-            array[first + rest[1]] = self.value(rest[2])
-        elif kind == "chunk":
-            array, first = self.place(rest[0])
-            a, b = self.value(rest[1]), self.value(rest[2])
-            array.store(first, [a, b, a ^ b, self.vars[0]])
         elif kind == "break":
             lang.break_if(self.condition(rest[0]))
         elif kind == "exchange":
@@ -332,7 +315,7 @@ class Runner(Thread):
     """Runs the program on the host; yields where it waits for the threads of its group."""
 
     def __init__(self, z: Any, tile: Any, me: int, group: int, params: list[Any]) -> None:
-        super().__init__(Host, np.uint32(me), np.uint32(group), params)
+        super().__init__(HOST, np.uint32(me), np.uint32(group), params)
         self.memory = {"shared": tile, "global": z}
 
     def at(self, place: str) -> int:
@@ -340,6 +323,13 @@ class Runner(Thread):
 
     def read(self, place: str, slot: int, chunk: bool = False) -> Any:
         return self.memory[place][self.at(place) + slot]
+
+    def write(self, place: str, slot: int, *values: Any) -> None:
+        first = self.at(place) + slot
+        self.memory[place][first : first + len(values)] = values
+
+    def assign(self, var: int, value: Any) -> None:
+        self.vars[var] = value
 
     def block(self, nodes: list[Node]) -> Steps:
         known = len(self.named)
@@ -362,23 +352,13 @@ class Runner(Thread):
         del self.named[known:]
 
     def statement(self, kind: str, *rest: Any) -> Steps:
-        if kind == "set":
-            self.vars[rest[0]] = self.value(rest[1])
-        elif kind == "add":
-            self.vars[rest[0]] = self.vars[rest[0]] + self.value(rest[1])
-        elif kind == "name":
-            self.named.append(self.value(rest[0]))
-        elif kind == "hold":
+        if self.is_simple(kind, *rest):
+            return
+        if kind == "hold":
             held = self.vars[rest[0]] - self.value(rest[1])
             for inner in rest[2]:
                 yield from self.statement(*inner)
             self.vars[rest[3]] = self.vars[rest[3]] ^ held
-        elif kind == "word":
-            self.memory[rest[0]][self.at(rest[0]) + rest[1]] = self.value(rest[2])
-        elif kind == "chunk":
-            a, b = self.value(rest[1]), self.value(rest[2])
-            first = self.at(rest[0])
-            self.memory[rest[0]][first : first + SLOTS] = [a, b, a ^ b, self.vars[0]]
         elif kind == "break":
             if self.condition(rest[0]):
                 raise Left

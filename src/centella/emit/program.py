@@ -69,13 +69,9 @@ class Kernel:
         return self._face
 
     def specialise(
-        self,
-        dtypes: tuple[DType, ...],
-        unit: tuple[bool, ...] = (),
-        constants: Constants = (),
-        workgroup: int | None = None,
-        face: Face | None = None,
-    ) -> KernelIR:
+        self, dtypes: tuple[DType, ...], unit: tuple[bool, ...] = (), constants: Constants = (),
+        workgroup: int | None = None, face: Face | None = None,
+    ) -> KernelIR:  # fmt: skip
         """The traced kernel for these storage dtypes, innermost strides and constants."""
         size = workgroup or self.workgroup
         used = face or self.face
@@ -89,27 +85,18 @@ class Kernel:
                 missing = [n for n, _ in used.constants if n not in values]
                 if missing:
                     raise TraceError(f"kernel {self.name!r}: constant {missing[0]!r} has no value")
-                found = trace(
-                    self.fn,
-                    used,
-                    workgroup=size,
-                    dtypes=dict(zip(names, dtypes, strict=True)),
-                    unit=dict(zip(names, unit or (True,) * len(names), strict=True)),
-                    constants=values,
+                kinds = dict(zip(names, dtypes, strict=True))
+                dense = dict(zip(names, unit or (True,) * len(names), strict=True))
+                found = self._traced[key] = trace(
+                    self.fn, used, workgroup=size, dtypes=kinds, unit=dense, constants=values,
                     name=self.name,
-                )
-                self._traced[key] = found
+                )  # fmt: skip
         return found
 
     def program(
-        self,
-        caps: Caps,
-        dtypes: tuple[DType, ...],
-        unit: tuple[bool, ...],
-        constants: Constants,
-        workgroup: int | None,
-        face: Face | None,
-    ) -> Program:
+        self, caps: Caps, dtypes: tuple[DType, ...], unit: tuple[bool, ...], constants: Constants,
+        workgroup: int | None, face: Face | None,
+    ) -> Program:  # fmt: skip
         """The program of one specialisation on one kind of device, remembered."""
         key = (caps, dtypes, unit, exact(constants), workgroup, face)
         found = self._programs.get(key)
@@ -148,14 +135,23 @@ class Kernel:
         return repeated
 
 
-class Program(Struct, frozen=True, eq=False):
+class _Keyed(Struct, frozen=True, eq=False):
+    key: str
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class Program(_Keyed, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
 
     `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
     them without bounds checks of its own. A user's kernel is never trusted.
     """
 
-    key: str
     target: str
     name: str
     source: str
@@ -163,14 +159,8 @@ class Program(Struct, frozen=True, eq=False):
     trusted: bool = False
     moves: bool = False
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self.key == other.key
 
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-class HostProgram(Struct, frozen=True, eq=False):
+class HostProgram(_Keyed, frozen=True, eq=False):
     """What the CPU runs: `call(inputs, outputs)`, which writes into the arrays of its outputs.
 
     Attributes:
@@ -178,17 +168,10 @@ class HostProgram(Struct, frozen=True, eq=False):
         views: how it sees its operands, inputs and outputs; None: as they are.
     """
 
-    key: str
     name: str
     call: Callable[[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]], None]
     overwrites: tuple[int, ...] = ()
     views: tuple[Spec, ...] | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostProgram) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
 
 def program_of(
@@ -225,7 +208,7 @@ def program_of(
                 f"neighbouring threads; "
                 f"lang.workgroup_reduce runs everywhere"
             )
-        if ir.uses_exp2 and not caps.native_exp2:
+        if ir.first(frozenset({"ex2"})) and not caps.native_exp2:
             raise LimitError(
                 f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as "
                 f"exact; lang.exp2 runs everywhere"

@@ -8,15 +8,15 @@ here; the rest by the tables of the simulator.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from centella.lang.arithmetic import NUMPY, PLAIN, TYPED, UNFUSED
-from centella.lang.ir import Number
+from centella.lang.ir import INTEGERS, Number
 
-INTEGERS = ("i32", "u32")
 TABLE: dict[str, Callable[..., Any]] = PLAIN | UNFUSED
 
 
@@ -27,10 +27,10 @@ def fold(
 
     No bits that make a NaN are folded to one, as a Python float would not keep them.
     """
-    if types[0] in INTEGERS and type_ in INTEGERS and len(values) <= 2:
-        found = _fold_int(op, type_, values)
-        if found is not None:
-            return found
+    if types[0] in INTEGERS and type_ in INTEGERS and len(values) in (1, 2):
+        integer = _INTEGER.get(op)
+        if integer is not None:
+            return _wrap(integer(int(values[0]), int(values[-1])), type_)
     operands = [NUMPY[t](v) for t, v in zip(types, values, strict=True)]
     with np.errstate(all="ignore"):
         if op in TABLE:
@@ -54,27 +54,12 @@ def _wrap(value: int, type_: str) -> int:
     return value - 2**32 if type_ == "i32" and value >= 2**31 else value
 
 
-def _fold_int(op: str, type_: str, values: tuple[Number, ...]) -> int | None:
-    a, b = int(values[0]), int(values[-1])
-    if op == "add":
-        return _wrap(a + b, type_)
-    if op == "sub":
-        return _wrap(a - b, type_)
-    if op == "mul":
-        return _wrap(a * b, type_)
-    if op == "div":
-        return _wrap(_truncated_div(a, b), type_)
-    if op == "rem":
-        return 0 if b == 0 else _wrap(a - _truncated_div(a, b) * b, type_)
-    if op == "shl":
-        return _wrap(a << (b & 31), type_)
-    if op == "shr":
-        return a >> (b & 31)
-    if op == "and":
-        return a & b
-    if op in ("cast", "bitcast"):
-        return _wrap(a, type_)
-    return None
+_INTEGER: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _truncated_div,
+    "rem": lambda a, b: 0 if b == 0 else a - _truncated_div(a, b) * b, "and": operator.and_,
+    "shl": lambda a, b: a << (b & 31), "shr": lambda a, b: a >> (b & 31),
+    "cast": lambda a, _: a, "bitcast": lambda a, _: a,
+}  # fmt: skip  # a table
 
 
 def identity(op: str, type_: str, consts: tuple[Number | None, ...]) -> int | str | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from centella.dtypes import DType
+from centella.dtypes import DType, f32
 from centella.errors import TraceError
 from centella.lang import math as formulas
 from centella.lang import packing
 from centella.lang.control import const
 from centella.lang.tracer import current
 from centella.lang.values import Expr, Operand, common_type, expr_of, traced
+
+Function = Callable[..., Expr]
 
 
 def select(condition: Any, if_true: Any, if_false: Any) -> Expr:
@@ -152,37 +155,21 @@ def bitcast(x: Any, dtype: DType | str) -> Expr:
     return value if value.type == type_ else tracer.pure("bitcast", type_, (value,))
 
 
-class TracedOperands:
+class _TracedOperands:
     """The operand set of traced values: what `centella.lang.math` computes on."""
 
-    floor: staticmethod[[Any], Expr] = staticmethod(floor)
-    where: staticmethod[[Any, Any, Any], Expr] = staticmethod(select)
-    fma: staticmethod[[Any, Any, Any], Expr] = staticmethod(fma)
-    abs: staticmethod[[Any], Expr] = staticmethod(abs)
-    sqrt: staticmethod[[Any], Expr] = staticmethod(sqrt)
-
-    @staticmethod
-    def bits(x: Any) -> Expr:
-        """f32 or i32 to u32, bit for bit."""
-        return bitcast(x, "u32")
-
-    @staticmethod
-    def from_bits(x: Any) -> Expr:
-        """u32 to f32, bit for bit."""
-        return bitcast(x, "f32")
-
-    @staticmethod
-    def to_f32(x: Any) -> Expr:
-        """i32 or u32 to f32."""
-        return current().pure("cast", "f32", (traced(x, "to_f32"),))
-
-    @staticmethod
-    def as_i32(x: Any) -> Expr:
-        """u32 to i32, bit for bit."""
-        return bitcast(x, "i32")
+    floor: Function = staticmethod(floor)
+    where: Function = staticmethod(select)
+    fma: Function = staticmethod(fma)
+    abs: Function = staticmethod(abs)
+    sqrt: Function = staticmethod(sqrt)
+    bits: Function = staticmethod(partial(bitcast, dtype="u32"))
+    from_bits: Function = staticmethod(partial(bitcast, dtype="f32"))
+    as_i32: Function = staticmethod(partial(bitcast, dtype="i32"))
+    to_f32: Function = staticmethod(partial(cast, dtype=f32))
 
 
-_OPERANDS = TracedOperands()
+_OPERANDS = _TracedOperands()
 
 
 def _formula(name: str) -> Callable[[Any], Expr]:

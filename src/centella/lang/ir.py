@@ -85,6 +85,7 @@ Number = int | float | bool
 Statement = tuple[str, str, tuple[int, ...], Any]
 
 MAP_STRIDE = 16  # bytes
+INTEGERS = ("i32", "u32")
 OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 FRAGMENT_WRITES = frozenset("fragment_fill fragment_set ldmatrix mma wgmma wgmma_held".split())
@@ -242,36 +243,25 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         """Bytes of workgroup memory."""
         return sum(4 * s.words for s in self.shared)
 
+    def first(self, ops: frozenset[str]) -> str:
+        """The first of these operations, or ""; a role is named "role"."""
+        named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
+        return next((op for op in named if op in ops), "")
+
     @property
     def uses_subgroups(self) -> bool:
         """True when a subgroup operation occurs."""
-        return any(s[0] in SUBGROUP for s in self.body)
-
-    @property
-    def uses_exp2(self) -> bool:
-        """True when the target's own power of 2 occurs."""
-        return any(s[0] == "ex2" for s in self.body)
+        return bool(self.first(SUBGROUP))
 
     @property
     def ptx_only(self) -> str:
         """The first operation that no target but PTX (sm_80 and later) has, or ""."""
-        return next((s[0] for s in self.body if s[0] in PTX_ONLY), "")
-
-    @property
-    def from_90(self) -> str:
-        """The first operation that only sm_90 and later have, or ""."""
-        return next((s[0] for s in self.body if s[0] in FROM_90), "")
-
-    @property
-    def hopper(self) -> str:
-        """The first operation that only sm_90a has, or a role, or ""."""
-        named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
-        return next((op for op in named if op in HOPPER or op == "role"), "")
+        return self.first(PTX_ONLY)
 
     @cached_property
     def resident(self) -> bool:
         """True when groups take the launch's in turn: no more run than a device holds at a time."""
-        return any(s[0] == "grid" for s in self.body)
+        return bool(self.first(frozenset({"grid"})))
 
     @cached_property
     def cluster(self) -> int:

@@ -233,28 +233,20 @@ def _times(a: Interval, b: Interval) -> Interval:
     return min(ends), max(ends)
 
 
+def _natural(rule: Callable[[Interval, Interval], Interval]) -> Callable[..., Interval]:
+    """A rule for intervals that do not reach below 0; of others nothing is known."""
+    return lambda a, b: UNKNOWN if a[0] < 0 or b[0] < 0 else rule(a, b)
+
+
+@_natural
 def _quotient(a: Interval, b: Interval) -> Interval:
-    if a[0] < 0 or b[0] < 0:
-        return UNKNOWN
     low = 0 if b[1] == math.inf or a[0] == math.inf else a[0] // max(b[1], 1)
     return low, a[1] if a[1] == math.inf else a[1] // max(b[0], 1)
-
-
-def _rest(a: Interval, b: Interval) -> Interval:
-    if a[0] < 0 or b[0] < 0:
-        return UNKNOWN
-    return 0, max(0, min(a[1], b[1] - 1))
 
 
 def _masked(a: Interval, b: Interval) -> Interval:
     ends = [x[1] for x in (a, b) if x[0] >= 0]
     return (0, min(ends)) if ends else UNKNOWN
-
-
-def _either(a: Interval, b: Interval) -> Interval:
-    if a[0] < 0 or b[0] < 0:
-        return UNKNOWN
-    return max(a[0], b[0]), a[1] + b[1]
 
 
 def _shift(by: Interval) -> Interval | None:
@@ -271,22 +263,20 @@ def _right(a: Interval, b: Interval) -> Interval:
     return a if factor is None and a[0] >= 0 else _quotient(a, factor or (1, 1))
 
 
+SAME = "var cast bitcast workgroup_uniform shuffle_xor subgroup_min subgroup_max".split()
 RULES: dict[str, Callable[..., Interval]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
     "mul": _times,
     "div": _quotient,
-    "rem": _rest,
+    "rem": _natural(lambda a, b: (0, max(0, min(a[1], b[1] - 1)))),
     "and": _masked,
-    "or": _either,
+    "or": _natural(lambda a, b: (max(a[0], b[0]), a[1] + b[1])),
     "shl": _left,
     "shr": _right,
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "neg": lambda a: (-a[1], -a[0]),
     "select": lambda c, a, b: (min(a[0], b[0]), max(a[1], b[1])),
-    **dict.fromkeys(
-        ("var", "cast", "bitcast", "workgroup_uniform", "shuffle_xor", "subgroup_min"), lambda a: a
-    ),
-    "subgroup_max": lambda a: a,
+    **dict.fromkeys(SAME, lambda a: a),
 }

@@ -20,15 +20,10 @@ from centella.lang.tracer import Tracer, recording
 
 
 def trace(
-    fn: Callable[..., Any],
-    face: Face,
-    *,
-    workgroup: int,
-    dtypes: Mapping[str, DType],
-    unit: Mapping[str, bool] | None = None,
-    constants: Mapping[str, Any] | None = None,
+    fn: Callable[..., Any], face: Face, *, workgroup: int, dtypes: Mapping[str, DType],
+    unit: Mapping[str, bool] | None = None, constants: Mapping[str, Any] | None = None,
     name: str | None = None,
-) -> KernelIR:
+) -> KernelIR:  # fmt: skip
     """Record one specialisation of a kernel function.
 
     Args:

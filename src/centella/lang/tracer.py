@@ -15,15 +15,7 @@ from typing import Any
 from centella.errors import TraceError
 from centella.lang.blocks import LOOPS, Block, source_line
 from centella.lang.fold import fold, identity
-from centella.lang.ir import (
-    BufferArg,
-    KernelIR,
-    MapParam,
-    Number,
-    Param,
-    SharedArray,
-    Statement,
-)
+from centella.lang.ir import BufferArg, KernelIR, MapParam, Number, Param, SharedArray, Statement
 from centella.lang.values import Expr, Var, adapt
 
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
@@ -295,17 +287,8 @@ class Tracer:
         """The finished kernel."""
         if len(self.blocks) != 1:
             raise TraceError(self.blocks[-1].left_open())
-        return KernelIR(
-            self.name,
-            args,
-            tuple(self.params),
-            tuple(self.shared),
-            self.workgroup,
-            tuple(self.body),
-            self.lines,
-            self.starts,
-            tuple(self.maps),
-        )
+        parts = tuple(self.params), tuple(self.shared), self.workgroup, tuple(self.body)
+        return KernelIR(self.name, args, *parts, self.lines, self.starts, tuple(self.maps))
 
     def abandon(self) -> None:
         """Close every block: values and variables of this kernel cannot be used any more."""

@@ -7,38 +7,80 @@ numbers adapt to the type of the other operand; nothing else is converted silent
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from centella import dtypes
 from centella.errors import TraceError
-from centella.lang.ir import COMPARE, Number
+from centella.lang.ir import COMPARE, INTEGERS, Number
 from centella.lang.ufuncs import answer
 
-if TYPE_CHECKING:
-    from centella.lang.tracer import Tracer
-
-DTYPE_OF_TYPE: dict[str, dtypes.DType] = {
-    "f32": dtypes.f32,
-    "i32": dtypes.i32,
-    "u32": dtypes.u32,
-    "bool": dtypes.bool_,
+# Operators that do not take every number: the types that they take, and how an error names them.
+_TAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "/": (("f32",), "f32, got {}; use // for integers"),
+    **dict.fromkeys(("//", "%", "<<", ">>"), (INTEGERS, "integers, got {}")),
+    **dict.fromkeys("&|^", ((*INTEGERS, "bool"), "integers and bools, got {}")),
 }
 
-
+Method = Callable[..., "Expr"]
 Refusal = Callable[..., Any]
+Update = Callable[..., "Var"]
 
 
-def _refused(written: str, instead: str) -> Callable[..., Any]:
+class Recorder(Protocol):
+    """What values ask of the tracer that they belong to."""
+
+    def constant(self, value: Number, type_: str, /) -> Expr:
+        """A constant."""
+        ...
+
+    def pure(self, op: str, type_: str, args: tuple[Expr, ...], /) -> Expr:
+        """A pure operation."""
+        ...
+
+    def read_var(self, var: Var, /) -> Expr:
+        """The value of a register now."""
+        ...
+
+    def set_var(self, var: Var, value: Any, /) -> None:
+        """Assign a register."""
+
+
+def _operator(op: str, symbol: str = "", swap: bool = False) -> Method:
+    """The method that records `self op other`, with `swap` `other op self`."""
+    types, named = _TAKES.get(symbol, ((), ""))
+
+    def method(self: Operand, other: Any) -> Expr:
+        value = binary(op, other, self) if swap else binary(op, self, other)
+        if types and value.type not in types:
+            raise TraceError(f"{symbol} is for {named.format(value.type)}")
+        return value
+
+    return method
+
+
+def _refused(written: str, instead: str) -> Refusal:
     """A method of Python's that a traced value cannot have, since it records no statement."""
 
     def refuse(self: Operand, *_: Any) -> Any:
         raise TraceError(f"{written} is not for traced values: write {instead}")
 
     return refuse
+
+
+def _update(combine: Callable[[Any, Any], Any]) -> Update:
+    """The method of an assignment such as `v += x`."""
+
+    def update(self: Var, other: Any) -> Var:
+        self.set(combine(self, other))
+        return self
+
+    return update
 
 
 class Operand:
@@ -54,7 +96,7 @@ class Operand:
     @property
     def dtype(self) -> dtypes.DType:
         """The value's type inside the kernel: f32, i32, u32 or bool."""
-        return DTYPE_OF_TYPE[self.type]
+        return dtypes.ALL[self.type]
 
     def __bool__(self) -> bool:
         raise TraceError(
@@ -100,89 +142,34 @@ class Operand:
     )
     __complex__: Refusal = _refused("complex(x)", "two values, the real part and the imaginary one")
 
-    def __add__(self, other: Any) -> Expr:
-        return binary("add", self, other)
-
-    def __radd__(self, other: Any) -> Expr:
-        return binary("add", other, self)
-
-    def __sub__(self, other: Any) -> Expr:
-        return binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Expr:
-        return binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> Expr:
-        return binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Expr:
-        return binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Expr:
-        return _float_only("/", binary("div", self, other))
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return _float_only("/", binary("div", other, self))
-
-    def __floordiv__(self, other: Any) -> Expr:
-        return _int_only("//", binary("div", self, other))
-
-    def __rfloordiv__(self, other: Any) -> Expr:
-        return _int_only("//", binary("div", other, self))
-
-    def __mod__(self, other: Any) -> Expr:
-        return _int_only("%", binary("rem", self, other))
-
-    def __rmod__(self, other: Any) -> Expr:
-        return _int_only("%", binary("rem", other, self))
-
-    def __and__(self, other: Any) -> Expr:
-        return _int_only("&", binary("and", self, other), boolean=True)
-
-    def __rand__(self, other: Any) -> Expr:
-        return _int_only("&", binary("and", other, self), boolean=True)
-
-    def __or__(self, other: Any) -> Expr:
-        return _int_only("|", binary("or", self, other), boolean=True)
-
-    def __ror__(self, other: Any) -> Expr:
-        return _int_only("|", binary("or", other, self), boolean=True)
-
-    def __xor__(self, other: Any) -> Expr:
-        return _int_only("^", binary("xor", self, other), boolean=True)
-
-    def __rxor__(self, other: Any) -> Expr:
-        return _int_only("^", binary("xor", other, self), boolean=True)
-
-    def __lshift__(self, other: Any) -> Expr:
-        return _int_only("<<", binary("shl", self, other))
-
-    def __rlshift__(self, other: Any) -> Expr:
-        return _int_only("<<", binary("shl", other, self))
-
-    def __rshift__(self, other: Any) -> Expr:
-        return _int_only(">>", binary("shr", self, other))
-
-    def __rrshift__(self, other: Any) -> Expr:
-        return _int_only(">>", binary("shr", other, self))
-
-    def __lt__(self, other: Any) -> Expr:
-        return binary("lt", self, other)
-
-    def __le__(self, other: Any) -> Expr:
-        return binary("le", self, other)
-
-    def __gt__(self, other: Any) -> Expr:
-        return binary("gt", self, other)
-
-    def __ge__(self, other: Any) -> Expr:
-        return binary("ge", self, other)
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]  # records, as NumPy does
-        return binary("eq", self, other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]  # records, as NumPy does
-        return binary("ne", self, other)
+    __add__: Method = _operator("add")
+    __radd__: Method = _operator("add", swap=True)
+    __sub__: Method = _operator("sub")
+    __rsub__: Method = _operator("sub", swap=True)
+    __mul__: Method = _operator("mul")
+    __rmul__: Method = _operator("mul", swap=True)
+    __truediv__: Method = _operator("div", "/")
+    __rtruediv__: Method = _operator("div", "/", swap=True)
+    __floordiv__: Method = _operator("div", "//")
+    __rfloordiv__: Method = _operator("div", "//", swap=True)
+    __mod__: Method = _operator("rem", "%")
+    __rmod__: Method = _operator("rem", "%", swap=True)
+    __and__: Method = _operator("and", "&")
+    __rand__: Method = _operator("and", "&", swap=True)
+    __or__: Method = _operator("or", "|")
+    __ror__: Method = _operator("or", "|", swap=True)
+    __xor__: Method = _operator("xor", "^")
+    __rxor__: Method = _operator("xor", "^", swap=True)
+    __lshift__: Method = _operator("shl", "<<")
+    __rlshift__: Method = _operator("shl", "<<", swap=True)
+    __rshift__: Method = _operator("shr", ">>")
+    __rrshift__: Method = _operator("shr", ">>", swap=True)
+    __lt__: Method = _operator("lt")
+    __le__: Method = _operator("le")
+    __gt__: Method = _operator("gt")
+    __ge__: Method = _operator("ge")
+    __eq__: Method = _operator("eq")  # type: ignore[assignment]  # records, as NumPy does
+    __ne__: Method = _operator("ne")  # type: ignore[assignment]  # records, as NumPy does
 
     def __pos__(self) -> Expr:
         return self._expr()
@@ -200,26 +187,15 @@ class Operand:
         return value.tracer.pure("not", value.type, (value,))
 
 
-class Expr(Operand):
+class Expr(Operand, Struct, eq=False):
     """One value of one thread, the result of statement `id`."""
 
-    __slots__ = ("block", "const", "id", "tracer", "type", "uniform")
-    tracer: Tracer
+    tracer: Recorder
     id: int
     type: str
     uniform: bool
     block: int
     const: Number | None
-
-    def __init__(
-        self, tracer: Tracer, id_: int, type_: str, uniform: bool, block: int, const: Number | None
-    ) -> None:
-        self.tracer = tracer
-        self.id = id_
-        self.type = type_
-        self.uniform = uniform
-        self.block = block
-        self.const = const
 
     def _expr(self) -> Expr:
         return self
@@ -228,26 +204,18 @@ class Expr(Operand):
         return f"<{self.type} %{self.id}{' uniform' if self.uniform else ''}>"
 
 
-class Var(Operand):
+class Var(Operand, Struct, eq=False):
     """A mutable register of one type: `v.set(x)`, `v += x`; reads give its value at that point.
 
     A Var is uniform only when declared so (`lang.var(x, uniform=True)`); then `set` accepts only
     uniform values under uniform control flow.
     """
 
-    __slots__ = ("block", "id", "tracer", "type", "uniform")
-    tracer: Tracer
+    tracer: Recorder
     id: int
     type: str
     uniform: bool
     block: int
-
-    def __init__(self, tracer: Tracer, id_: int, type_: str, uniform: bool, block: int) -> None:
-        self.tracer = tracer
-        self.id = id_
-        self.type = type_
-        self.uniform = uniform
-        self.block = block
 
     def _expr(self) -> Expr:
         return self.tracer.read_var(self)
@@ -260,42 +228,12 @@ class Var(Operand):
         """Assign: `value` must have the Var's type (Python numbers adapt)."""
         self.tracer.set_var(self, value)
 
-    def __iadd__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
-        self.set(self + other)
-        return self
-
-    def __isub__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
-        self.set(self - other)
-        return self
-
-    def __imul__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
-        self.set(self * other)
-        return self
-
-    def __ior__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
-        self.set(self | other)
-        return self
-
-    def __iand__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
-        self.set(self & other)
-        return self
-
-    def __ixor__(self, other: Any) -> Var:  # type: ignore[override]  # assigns
-        self.set(self ^ other)
-        return self
-
-
-def _float_only(symbol: str, value: Expr) -> Expr:
-    if value.type != "f32":
-        raise TraceError(f"{symbol} is for f32, got {value.type}; use // for integers")
-    return value
-
-
-def _int_only(symbol: str, value: Expr, boolean: bool = False) -> Expr:
-    if value.type == "f32" or (value.type == "bool" and not boolean):
-        kinds = "integers and bools" if boolean else "integers"
-        raise TraceError(f"{symbol} is for {kinds}, got {value.type}")
-    return value
+    __iadd__: ClassVar[Update] = _update(operator.add)
+    __isub__: ClassVar[Update] = _update(operator.sub)
+    __imul__: ClassVar[Update] = _update(operator.mul)
+    __ior__: ClassVar[Update] = _update(operator.or_)
+    __iand__: ClassVar[Update] = _update(operator.and_)
+    __ixor__: ClassVar[Update] = _update(operator.xor)
 
 
 def traced(value: Any, what: str) -> Expr:
@@ -305,14 +243,14 @@ def traced(value: Any, what: str) -> Expr:
     raise TraceError(f"{what} takes a traced value, got {value!r}; say lang.const(value, dtype)")
 
 
-def adapt(tracer: Tracer, value: Any, type_: str) -> Expr:
+def adapt(tracer: Recorder, value: Any, type_: str) -> Expr:
     """A traced value as it is, or a Python number as a constant of `type_`."""
     if isinstance(value, Operand):
         return value._expr()
     return tracer.constant(check_number(value, type_), type_)
 
 
-def expr_of(tracer: Tracer, value: Any, type_: str) -> Expr:
+def expr_of(tracer: Recorder, value: Any, type_: str) -> Expr:
     """`value` as an Expr of `type_`, or a TraceError naming both types."""
     expr = adapt(tracer, value, type_)
     if expr.type != type_:

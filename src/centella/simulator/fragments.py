@@ -10,8 +10,7 @@ import numpy as np
 
 from centella.dtypes import ALL, widen
 from centella.lang.arithmetic import NUMPY, Array
-from centella.simulator.factors import WARP
-from centella.simulator.group_ops import meet
+from centella.simulator.group_ops import WARP, meet
 from centella.simulator.launch import Words
 from centella.simulator.machine import UNDEFINED, Capability, Machine
 from centella.simulator.memory import addresses, note

@@ -6,9 +6,10 @@ import numpy as np
 
 from centella.lang.arithmetic import REDUCE
 from centella.lang.ir import SUBGROUP
-from centella.simulator.factors import WARPGROUP
 from centella.simulator.machine import Capability, Machine
 
+WARP = 32
+WARPGROUP = 128
 OF_WARPS = SUBGROUP | {"ldmatrix", "stmatrix", "mma"}  # in a role, too
 
 

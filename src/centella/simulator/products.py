@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +24,12 @@ from centella.simulator.bulk import (
     start_reading,
     swizzled,
 )
-from centella.simulator.factors import DEPTH, WARPGROUP, places_of, spread
 from centella.simulator.fragments import get_register
-from centella.simulator.group_ops import warpgroups
+from centella.simulator.group_ops import WARP, WARPGROUP, warpgroups
 from centella.simulator.machine import Capability, Machine
+from centella.simulator.race_check import Ids
+
+DEPTH = 16  # k of one product
 
 
 class Products:
@@ -70,7 +74,7 @@ class Products:
             kind = ALL[dtype]
             pairs = np.asarray(widen(np.ascontiguousarray(words).view(kind.numpy), kind))
             factor = np.zeros((64, DEPTH), np.float32)
-            factor[spread(DEPTH)] = pairs.T  # a register's two are neighbours, as of sums
+            factor[_spread(DEPTH)] = pairs.T  # a register's two are neighbours, as of sums
             yield factor
             yield self._factor(machine, index, group, right, b, columns, dtype)
             self._fragments[group][-1].add(left)
@@ -91,7 +95,7 @@ class Products:
             add = np.broadcast_to(machine.values[more], machine.shape)[0, threads]
             if (add != add[0]).any():
                 raise machine.fault_here(index, "accumulate differs within a warpgroup")
-            elements = spread(columns)
+            elements = _spread(columns)
             total = np.zeros((64, columns), np.float32)
             if add[0]:
                 total[elements] = sums[:, 0, threads]
@@ -110,7 +114,7 @@ class Products:
         if (starts != starts[0]).any():
             text = "a factor begins elsewhere in a thread of the warpgroup"
             raise machine.fault_here(index, text)
-        halves = places_of(matrix, rows) + int(starts[0]) * 8  # before the pattern
+        halves = _places_of(matrix, rows) + int(starts[0]) * 8  # before the pattern
         chunks = swizzled(halves // 8, matrix.swizzle)
         words = np.unique(chunks[..., None] * 4 + np.arange(4))
         start_reading(machine, index, matrix.array, words, group * WARPGROUP)
@@ -131,6 +135,32 @@ class Products:
             retire(machine, self._reads[group], pending, group * WARPGROUP)
             fragments = self._fragments[group]
             del fragments[: max(len(fragments) - 1 - pending, 0)]
+
+
+@lru_cache(maxsize=64)
+def _spread(columns: int) -> tuple[Any, Any]:
+    """Row and column of each register of each thread of a warpgroup (PTX ISA, wgmma's D)."""
+    register = np.arange(columns // 2)[:, None]
+    thread = np.arange(WARPGROUP)[None]
+    row = thread // WARP * 16 + thread % WARP // 4 + register // 2 % 2 * 8
+    column = register // 4 * 8 + thread % 4 * 2 + register % 2
+    return row, column
+
+
+@lru_cache(maxsize=64)
+def _places_of(matrix: Matrix, rows: int) -> Ids:
+    """Where element [row, k] of a factor lies, in elements from its start, before the pattern.
+
+    PTX ISA, "Strides": along k eight rows are `stride` apart; else a row of memory has the rows
+    (m or n) of one k, `leading` is from one panel of them to the next, `stride` from eight of k to
+    the next.
+    """
+    row, k = np.arange(rows)[:, None], np.arange(DEPTH)[None]
+    if matrix.along_k:
+        return row // 8 * (matrix.stride // 2) + row % 8 * (matrix.swizzle // 2) + k
+    width = matrix.swizzle // 2
+    across = row // width * (matrix.leading // 2) + row % width
+    return across + k // 8 * (matrix.stride // 2) + k % 8 * width
 
 
 def _threads_of(group: int) -> slice:

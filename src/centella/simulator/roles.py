@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.simulator.factors import WARPGROUP
+from centella.simulator.group_ops import WARPGROUP
 from centella.simulator.machine import DONE, Capability, Machine
 from centella.simulator.race_check import Mask
 

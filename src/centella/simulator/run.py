@@ -1,33 +1,44 @@
 """The simulator: runs a KernelIR over NumPy words and reports what a GPU would not.
 
-`docs/kernel-language.md` lists the faults. `mutations` makes kernels with one mistake each, to see
-that they are caught.
+`docs/kernel-language.md` lists the faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from centella.errors import SimulationError
 from centella.host.interrupts import GRACE, checkpoint
-from centella.lang.ir import INDICES, KernelIR, Statement
-from centella.simulator.groups import run_groups
+from centella.lang.ir import KernelIR
+from centella.simulator.atomics import ATOMICS
+from centella.simulator.barriers import Barriers
+from centella.simulator.bulk import Boxes
+from centella.simulator.clusters import Member
+from centella.simulator.copies import Copies, Flights
+from centella.simulator.fragments import FRAGMENTS
+from centella.simulator.group_ops import GROUP_OPS
 from centella.simulator.launch import Launch, Order, Words, regions_of
-from centella.simulator.race_check import Mask
+from centella.simulator.machine import DONE, Capability, Machine
+from centella.simulator.memory import MEMORY
+from centella.simulator.products import Products
+from centella.simulator.race_check import Mask, Shadow
+from centella.simulator.roles import ROLES
+from centella.simulator.tma import Tma
 
 THREADS_AT_ONCE = 1 << 15  # arrays of 128 KiB stay in the cache
 REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
-MEETS = frozenset(  # what a kernel waits or meets by, and what makes stores visible
-    "barrier cp_async_wait warpgroup_barrier async_fence mbar_wait wgmma_wait "
-    "tma_store_wait cluster_wait".split()
-)
 ORDERS: tuple[str, ...] = get_args(Order)
 MOST_LANES = 128  # of a subgroup, on any adapter
+# Statements that tell the hardware something, and compute nothing.
+HINTS = ("resident", "fetch_lines", "cluster", "launch_dependents")
+STATELESS = (
+    MEMORY, GROUP_OPS, ATOMICS, FRAGMENTS,
+    Capability(dict.fromkeys(HINTS, lambda machine, index: None)),
+)  # fmt: skip
 
 
 class Report(Struct, frozen=True):
@@ -37,18 +48,10 @@ class Report(Struct, frozen=True):
 
 
 def simulate(
-    ir: KernelIR,
-    buffers: Sequence[Words],
-    params: Words,
-    groups: int,
-    *,
-    check: bool = True,
-    order: Order = "forward",
-    subgroup: int = 32,
-    initialised: Sequence[Mask | None] | None = None,
-    fused: bool = True,
-    resident: int = 0,
-) -> Report:
+    ir: KernelIR, buffers: Sequence[Words], params: Words, groups: int, *, check: bool = True,
+    order: Order = "forward", subgroup: int = 32, initialised: Sequence[Mask | None] | None = None,
+    fused: bool = True, resident: int = 0,
+) -> Report:  # fmt: skip
     """Run a kernel over NumPy words; stores change `buffers` in place.
 
     Args:
@@ -97,7 +100,7 @@ def simulate(
         step = ir.cluster if launch.group_by_group else _groups_at_once(ir)
         for first in range(0, together, step):
             checkpoint(GRACE)
-            run_groups(launch, first, min(step, together - first))
+            _run_groups(launch, first, min(step, together - first))
     if not check:
         return Report(())
     return Report(tuple(
@@ -109,6 +112,39 @@ def _groups_at_once(ir: KernelIR) -> int:
     """As many groups as keep arrays small, and all values of all threads in memory."""
     registers = len(ir.body) + sum(s.words for s in ir.shared) // ir.workgroup + 1
     return max(1, min(THREADS_AT_ONCE, REGISTERS_AT_ONCE // registers) // ir.workgroup)
+
+
+def _run_groups(launch: Launch, first: int, count: int) -> None:
+    """Run `count` groups from `first` on, as many as run together.
+
+    Raises:
+        SimulationError: a fault, or none of the groups gets further.
+    """
+    machines = _machines(launch, first, count)
+    live = [(machine, machine.steps()) for machine in machines]
+    while live:
+        before = sum(machine.passed for machine in machines)
+        waiting = [(machine, rest) for machine, rest in live if next(rest, DONE) is not DONE]
+        if len(waiting) == len(live) and before == sum(machine.passed for machine in machines):
+            raise live[0][0].stuck()
+        live = waiting
+
+
+def _machines(launch: Launch, first: int, count: int) -> list[Machine]:
+    """The machines of these groups, with the capabilities that the kernel needs."""
+    if not launch.group_by_group:
+        machine = Machine(launch, first, count, Flights if "cp_async" in launch.ops else Shadow)
+        machine.use(*STATELESS, Copies().capability())
+        return [machine]
+    machines: list[Machine] = []
+    peers: list[Member] = []
+    for group in range(first, first + count):
+        machine, barriers = Machine(launch, group, 1, Boxes), Barriers()
+        member = Member(machine.memory["shared"], barriers, peers)
+        stateful = (Copies(), Products(), Tma(barriers), barriers, member)
+        machine.use(*STATELESS, ROLES, *(part.capability() for part in stateful))
+        machines.append(machine)
+    return machines
 
 
 def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | None]) -> None:
@@ -128,45 +164,3 @@ def unwritten(ir: KernelIR, written: Sequence[Mask], logical: Sequence[Mask | No
             f"kernel {ir.name!r}: {arg.name!r} word {int(missing.argmax())} was never written "
             f"({int(missing.sum())} of {int(wanted.sum())} words)"
         )
-
-
-class Mutation(Struct, frozen=True):
-    """One mistake in a kernel: what it is and where, and the statement that it concerns."""
-
-    label: str
-    at: int
-
-    def of(self, ir: KernelIR) -> KernelIR:
-        """The kernel with the mistake."""
-        op, type_, args, attr = ir.body[self.at]
-        if op in MEETS:
-            gone: Statement = ("const", "u32", (), 0)
-            return replace(ir, body=(*ir.body[: self.at], gone, *ir.body[self.at + 1 :]))
-        later = (("const", "u32", (), 1), ("add", "u32", (args[0], self.at), None))
-        return _insert(ir, self.at, later, (op, type_, (self.at + 1, *args[1:]), attr))
-
-
-def mistakes(ir: KernelIR) -> Iterator[Mutation]:
-    """Each mistake to try: a barrier or wait less, an access one word (chunk) further."""
-    for i, (op, *_) in enumerate(ir.body):
-        if op in MEETS:
-            yield Mutation(f"no {op} at {ir.line_of(i)}", i)
-        elif op in INDICES:
-            yield Mutation(f"{op} moved at {ir.line_of(i)}", i)
-
-
-def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
-    """Kernels with one mistake each, and what it is."""
-    return ((mistake.label, mistake.of(ir)) for mistake in mistakes(ir))
-
-
-def _insert(ir: KernelIR, at: int, new: Sequence[Statement], changed: Statement) -> KernelIR:
-    """`new` before statement `at`, which becomes `changed`; later ids move up."""
-
-    def move(index: int) -> int:
-        return index + len(new) if index >= at else index
-
-    rest = [(op, t, tuple(map(move, args)), attr) for op, t, args, attr in ir.body[at + 1 :]]
-    lines = {move(i): line for i, line in ir.lines.items()}
-    starts = {move(i): (move(element), n) for i, (element, n) in ir.starts.items()}
-    return replace(ir, body=(*ir.body[:at], *new, changed, *rest), lines=lines, starts=starts)

@@ -19,14 +19,6 @@ from centella.emit.ptx.layout import (
 from centella.emit.ptx.tables import TARGETS, literal, overlaps
 
 __all__ = [
-    "ROOM",
-    "TARGETS",
-    "ParamLayout",
-    "SharedLayout",
-    "emit_ptx",
-    "entry_name",
-    "literal",
-    "overlaps",
-    "param_layout",
-    "shared_layout",
-]
+    "ROOM", "TARGETS", "ParamLayout", "SharedLayout", "emit_ptx", "entry_name", "literal",
+    "overlaps", "param_layout", "shared_layout",
+]  # fmt: skip  # a table

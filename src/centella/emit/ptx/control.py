@@ -13,7 +13,7 @@ from centella.lang.ir import Statement
 ROOM = 20  # values moved before a loop at most: past 22, small GEMM tiles spill on Blackwell
 
 
-def assign(w: Writer, i: int, statement: Statement) -> None:
+def _assign(w: Writer, i: int, statement: Statement) -> None:
     """`var` and `set`: a move, unless the value was computed in place."""
     op, _, args, _ = statement
     variable, value = (i, args[0]) if op == "var" else args
@@ -22,23 +22,16 @@ def assign(w: Writer, i: int, statement: Statement) -> None:
         w.emit(f"mov.{w.kind(variable)} {register}, {w.values[value]};")
 
 
-def get(w: Writer, i: int, statement: Statement) -> None:
-    """A variable's value now: its register, or a copy where it changes before the last use."""
-    register = w.values[statement[2][0]]
-    if i in w.facts.snapshots:
-        w.emit(f"mov.{w.kind(i)} {w.result(i)}, {register};")
-    else:
-        w.values[i] = register
+def _get(w: Writer, i: int, statement: Statement) -> None:
+    w.read(i, w.values[statement[2][0]])
 
 
-def branch(w: Writer, i: int, statement: Statement) -> None:
-    """The start of an `if`."""
+def _branch(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"@!{w.values[statement[2][0]]} bra L{i}_else;")
     w.blocks.append(Block("if", i))
 
 
-def otherwise(w: Writer, i: int, statement: Statement) -> None:
-    """The other branch of an `if`."""
+def _otherwise(w: Writer, i: int, statement: Statement) -> None:
     opening = w.blocks[-1].opening
     w.emit(f"bra L{opening}_end;")
     w.label(f"L{opening}_else:")
@@ -46,8 +39,7 @@ def otherwise(w: Writer, i: int, statement: Statement) -> None:
     w.blocks.append(Block("else", opening))
 
 
-def loop(w: Writer, i: int, statement: Statement) -> None:
-    """The start of a loop."""
+def _loop(w: Writer, i: int, statement: Statement) -> None:
     op, type_, args, _ = statement
     comment, guard = "loop", []
     if op == "for":
@@ -64,8 +56,7 @@ def loop(w: Writer, i: int, statement: Statement) -> None:
     w.depth[i] = len(w.blocks) - 1
 
 
-def end(w: Writer, i: int, statement: Statement) -> None:
-    """The end of a block."""
+def _end(w: Writer, i: int, statement: Statement) -> None:
     kind, opening = w.blocks[-1].kind, w.blocks[-1].opening
     if kind == "for":
         _, type_, (_, high, step), _ = w.ir.body[opening]
@@ -79,13 +70,12 @@ def end(w: Writer, i: int, statement: Statement) -> None:
     w.close()
 
 
-def break_if(w: Writer, i: int, statement: Statement) -> None:
-    """Leave the innermost loop."""
+def _break_if(w: Writer, i: int, statement: Statement) -> None:
     opening = next(b.opening for b in reversed(w.blocks) if b.kind in ("for", "loop"))
     w.emit(f"@{w.values[statement[2][0]]} bra L{opening}_end;")
 
 
 RULES: dict[str, Rule] = {
-    "var": assign, "set": assign, "get": get, "if": branch, "else": otherwise, "for": loop,
-    "loop": loop, "end": end, "break_if": break_if,
+    "var": _assign, "set": _assign, "get": _get, "if": _branch, "else": _otherwise, "for": _loop,
+    "loop": _loop, "end": _end, "break_if": _break_if,
 }  # fmt: skip  # a table

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from centella.emit.ptx import control, groups, hopper, memory, values, warps
+from centella.emit.ptx import control, hopper, memory, values, warps
 from centella.emit.ptx.facts import NO_REGISTER
 from centella.emit.ptx.layout import entry_name
-from centella.emit.ptx.tables import INSTRUCTIONS, REGISTERS, SIGNED, TARGETS, number_of, overlaps
+from centella.emit.ptx.tables import (
+    INSTRUCTIONS,
+    LINES,
+    REGISTERS,
+    SIGNED,
+    TARGETS,
+    number_of,
+    overlaps,
+)
 from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import PURE, KernelIR
+from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
 
-LINES_VERSION = "7.4"  # which knows .level::prefetch_size
+IN_HEAD = ("resident", "cluster")  # the entry's head has them
+PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size
 
-RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | groups.RULES
-RULES |= warps.RULES | hopper.RULES
+RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | warps.RULES | hopper.RULES
 
 
 def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
@@ -33,12 +41,13 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     if arch not in TARGETS:
         raise DeviceError(f"no PTX target {arch!r}; expected one of {', '.join(TARGETS)}")
     w = Writer(ir, arch)
-    if ir.ptx_only and not w.ampere:
-        raise TraceError(f"kernel {ir.name!r}: {ir.ptx_only} needs sm_80 or later, got {arch}")
-    if ir.from_90 and number_of(arch) < 90:
-        raise TraceError(f"kernel {ir.name!r}: {ir.from_90} needs sm_90 or later, got {arch}")
-    if ir.hopper and arch != "sm_90a":
-        raise TraceError(f"kernel {ir.name!r}: {ir.hopper} needs sm_90a, got {arch}")
+    number = number_of(arch)
+    for ops, needed, has in (
+        (PTX_ONLY, "sm_80 or later", number >= 80), (FROM_90, "sm_90 or later", number >= 90),
+        (HOPPER | {"role"}, "sm_90a", arch == "sm_90a"),
+    ):  # fmt: skip  # a table
+        if not has and (op := ir.first(ops)):
+            raise TraceError(f"kernel {ir.name!r}: {op} needs {needed}, got {arch}")
     _write_body(w)
     return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, "  ret;", "}", ""])
 
@@ -47,7 +56,7 @@ def _write_body(w: Writer) -> None:
     """Every statement that is used; integer values that a loop does not change go before it."""
     body = w.ir.body
     for i, statement in enumerate(body):
-        op, type_, args, _ = statement
+        op, type_, args, attr = statement
         pure = op in PURE
         if w.facts.last[i] < 0 and (pure or op in ("get", "fragment_get")):
             continue
@@ -57,14 +66,15 @@ def _write_body(w: Writer) -> None:
         w.depth[i] = w.at if op != "const" else 0
         operand = body[args[0]][1] if args else ""
         text = INSTRUCTIONS.get((op, operand))
-        if text is None or (not w.ampere and op in ("minn", "maxn")):
-            rule = RULES.get(op)
-            if rule is None:
-                raise TraceError(f"PTX has no {op} {operand}".rstrip())
-            rule(w, i, statement)
-        else:
+        if text is not None and (w.ampere or op not in ("minn", "maxn")):
             operands = ", ".join([w.values[a] for a in args])
             w.emit(f"{text} {w.result(i)}, {operands};")
+        elif op in LINES:
+            w.emit(LINES[op].format(d=w.result(i) if type_ else "", n=attr))
+        elif op in RULES:
+            RULES[op](w, i, statement)
+        elif op not in IN_HEAD:
+            raise TraceError(f"PTX has no {op} {operand}".rstrip())
 
 
 def _head(w: Writer) -> list[str]:
@@ -90,7 +100,7 @@ def _head(w: Writer) -> list[str]:
 def _version(w: Writer) -> str:
     """The PTX version that a target needs, or what the kernel asks of it."""
     least = TARGETS[w.arch]
-    return max(least, LINES_VERSION, key=_number) if w.lines else least
+    return max(least, PREFETCH_VERSION, key=_number) if w.lines else least
 
 
 def _number(version: str) -> tuple[int, ...]:

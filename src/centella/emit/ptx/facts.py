@@ -16,6 +16,7 @@ from centella.lang.ir import (
     FRAGMENT_WRITES,
     GLOBAL_ATOMICS,
     INDICES,
+    INTEGERS,
     OPENS,
     PURE,
     SHARED_ATOMICS,
@@ -23,7 +24,6 @@ from centella.lang.ir import (
     Statement,
 )
 
-WORDS = ("i32", "u32")
 MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every access
 MAX_TERMS, MAX_DEPTH = 4, 3
 # A u32 of these is a count or a position, whatever its operands: never "below 0".
@@ -67,7 +67,7 @@ def _depth(terms: Terms) -> int:
 def same_register(body: tuple[Statement, ...], statement: Statement) -> bool:
     """True for a conversion between i32 and u32: the bits stay where they are."""
     op, type_, args, _ = statement
-    return op in ("bitcast", "cast") and type_ in WORDS and body[args[0]][1] in WORDS
+    return op in ("bitcast", "cast") and type_ in INTEGERS and body[args[0]][1] in INTEGERS
 
 
 class _Sums:

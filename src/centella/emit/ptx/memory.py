@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from centella.emit.ptx.facts import MAX_FOLDED, Term, Terms, leaves
 from centella.emit.ptx.tables import ATOMIC, NO_RED, SIGNED, TYPES
-from centella.emit.ptx.writer import Rule, Writer
+from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.lang.ir import GLOBAL_ATOMICS, SHARED, SHARED_ATOMICS, Statement
 
 
@@ -33,7 +33,6 @@ def total(w: Writer, terms: Terms) -> str:
 
 
 def _address(w: Writer, statement: Statement) -> str:
-    """`[register+bytes]` of an access."""
     op, _, (index, *_), position = statement
     return address(w, index, position, op in SHARED, 16 if op[-1] == "4" else 4)
 
@@ -72,7 +71,7 @@ def _base(w: Writer, position: int) -> str:
     return w.fixed_register(name, "b64", f"{text}  cvta.to.global.u64 {name}, {name};")
 
 
-def load(w: Writer, i: int, statement: Statement) -> None:
+def _load(w: Writer, i: int, statement: Statement) -> None:
     """A word or a chunk; what no thread writes goes through the read-only path."""
     op, type_, _, position = statement
     space = "shared"
@@ -84,30 +83,28 @@ def load(w: Writer, i: int, statement: Statement) -> None:
         lanes = w.chunks[i] = [w.new(prefix) for _ in range(4)]
         if op == "load4" and position in w.lines:
             space += f".L2::{w.lines[position]}B"
-        w.emit(f"ld.{space}.v4.{kind} {{{', '.join(lanes)}}}, {address};")
+        w.emit(f"ld.{space}.v4.{kind} {braced(lanes)}, {address};")
     else:
         w.emit(f"ld.{space}.{kind} {w.result(i)}, {address};")
 
 
-def extract(w: Writer, i: int, statement: Statement) -> None:
-    """A lane of a chunk: a register that the load wrote."""
+def _extract(w: Writer, i: int, statement: Statement) -> None:
     w.values[i] = w.chunks[statement[2][0]][statement[3]]
 
 
-def store(w: Writer, i: int, statement: Statement) -> None:
-    """A word or a chunk."""
+def _store(w: Writer, i: int, statement: Statement) -> None:
     op, _, (_, *stored), _ = statement
     space = "shared" if op in SHARED else "global"
     address = _address(w, statement)
     words = [w.in_register(a) for a in stored]
     kind = w.kind(stored[0])
     if len(words) == 4:
-        w.emit(f"st.{space}.v4.{kind} {address}, {{{', '.join(words)}}};")
+        w.emit(f"st.{space}.v4.{kind} {address}, {braced(words)};")
     else:
         w.emit(f"st.{space}.{kind} {address}, {words[0]};")
 
 
-def atomic(w: Writer, i: int, statement: Statement) -> None:
+def _atomic(w: Writer, i: int, statement: Statement) -> None:
     """One step on a word; the word before, where somebody wants it."""
     op, type_, (_, *operands), _ = statement
     kind, space = op.partition("_")[2], "shared" if op in SHARED else "global"
@@ -121,8 +118,8 @@ def atomic(w: Writer, i: int, statement: Statement) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, atomic),
-    **dict.fromkeys(("load", "load4", "sload", "sload4"), load),
-    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), store),
-    "extract": extract,
+    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, _atomic),
+    **dict.fromkeys(("load", "load4", "sload", "sload4"), _load),
+    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), _store),
+    "extract": _extract,
 }

@@ -82,6 +82,22 @@ CASTS = {  # float to int clamps, and NaN gives 0: PTX's cvt
     ("i32", "bool"): "setp.ne.s32 {d}, {a}, 0;", ("u32", "bool"): "setp.ne.u32 {d}, {a}, 0;",
 }  # fmt: skip
 SIGNED = {"i32": "s32", "u32": "u32"}
+# Operations that are one line: `{d}` is the result's register, `{n}` the attribute.
+LINES = {
+    "thread": "mov.u32 {d}, %tid.x;", "lane": "mov.u32 {d}, %laneid;",
+    "grid": "mov.u32 {d}, %nctaid.x;", "cluster_rank": "mov.u32 {d}, %cluster_ctarank;",
+    "barrier": "bar.sync 0;",  # which also orders memory accesses
+    "cp_async_commit": "cp.async.commit_group;", "cp_async_wait": "cp.async.wait_group {n};",
+    "launch_dependents": "griddepcontrol.launch_dependents;",
+    "cluster_arrive": "barrier.cluster.arrive.aligned;",
+    "cluster_wait": "barrier.cluster.wait.aligned;",
+    "mbar_fence": "fence.mbarrier_init.release.cluster;",
+    "async_fence": "fence.proxy.async.shared::cta;",
+    "tma_store_commit": "cp.async.bulk.commit_group;",
+    "tma_store_wait": "cp.async.bulk.wait_group.read {n};",
+    "wgmma_fence": "wgmma.fence.sync.aligned;", "wgmma_commit": "wgmma.commit_group.sync.aligned;",
+    "wgmma_wait": "wgmma.wait_group.sync.aligned {n};",
+}  # fmt: skip  # a table
 # Relaxed, seen by the whole device: what `atom` and `red` are where the text says no more.
 ATOMIC = {
     "add": "add.u32", "min": "min.{}", "max": "max.{}", "and": "and.b32", "or": "or.b32",

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from centella.emit.ptx.facts import same_register
 from centella.emit.ptx.tables import CASTS, SIGNED, SUBGROUP_SIZE, literal
-from centella.emit.ptx.writer import Rule, Writer
+from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.lang.ir import Statement
 
+FIXED = {"group": "%group", "groups": "%groups", "subgroup_size": str(SUBGROUP_SIZE)}
 
-def const(w: Writer, i: int, statement: Statement) -> None:
-    """A number: an immediate."""
+
+def _const(w: Writer, i: int, statement: Statement) -> None:
     name = w.values[i] = literal(statement[3], statement[1])
     if statement[1] == "bool":
         w.fixed_register(name, "pred", f"mov.pred {name}, {int(statement[3])};")
 
 
-def param(w: Writer, i: int, statement: Statement) -> None:
-    """A launch parameter."""
+def _param(w: Writer, i: int, statement: Statement) -> None:
     offset = w.params.scalars[statement[3]]
     w.emit(f"ld.param.{w.kind(i)} {w.result(i)}, [params+{offset}];")
 
 
-def identity(w: Writer, i: int, statement: Statement) -> None:
-    """Ids of the thread, the group and the lane."""
-    op = statement[0]
-    if op in ("group", "groups"):
-        w.values[i] = f"%{op}"
-    elif op == "subgroup_size":
-        w.values[i] = str(SUBGROUP_SIZE)
-    else:
-        w.emit(f"mov.u32 {w.result(i)}, {'%tid.x' if op == 'thread' else '%laneid'};")
+def _identity(w: Writer, i: int, statement: Statement) -> None:
+    """What the prologue has in a register, or a number."""
+    w.values[i] = FIXED[statement[0]]
 
 
-def convert(w: Writer, i: int, statement: Statement) -> None:
-    """Value and bit conversions."""
+def _convert(w: Writer, i: int, statement: Statement) -> None:
     op, type_, (a,), _ = statement
     value, source = w.values[a], w.ir.body[a][1]
     if same_register(w.ir.body, statement):
@@ -44,7 +37,7 @@ def convert(w: Writer, i: int, statement: Statement) -> None:
         w.emit(CASTS[source, type_].format(d=w.result(i), a=value))
 
 
-def divide(w: Writer, i: int, statement: Statement) -> None:
+def _divide(w: Writer, i: int, statement: Statement) -> None:
     """Integer quotient and remainder: x // 0 is x, x % 0 is 0."""
     op, type_, (a, b), _ = statement
     x, y, kind = w.values[a], w.values[b], SIGNED[type_]
@@ -61,7 +54,7 @@ def divide(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"selp.b32 {w.result(i)}, {x if op == 'div' else 0}, {quotient}, {zero};")
 
 
-def shift(w: Writer, i: int, statement: Statement) -> None:
+def _shift(w: Writer, i: int, statement: Statement) -> None:
     """Shifts by the amount modulo 32 (PTX clamps instead)."""
     op, type_, (a, b), _ = statement
     amount = w.values[b]
@@ -73,7 +66,7 @@ def shift(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"{name} {w.result(i)}, {w.values[a]}, {amount};")
 
 
-def nan_extreme(w: Writer, i: int, statement: Statement) -> None:
+def _nan_extreme(w: Writer, i: int, statement: Statement) -> None:
     """maxn and minn before sm_80, which lack max.NaN."""
     a, b = (w.values[x] for x in statement[2])
     nan, extreme = w.new("%p"), w.new("%f")
@@ -82,7 +75,7 @@ def nan_extreme(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"selp.f32 {w.result(i)}, 0f7FC00000, {extreme}, {nan};")
 
 
-def select(w: Writer, i: int, statement: Statement) -> None:
+def _select(w: Writer, i: int, statement: Statement) -> None:
     """Choice; of bools by (c & (a ^ b)) ^ b."""
     _, type_, args, _ = statement
     c, a, b = (w.values[x] for x in args)
@@ -95,24 +88,22 @@ def select(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"xor.pred {w.result(i)}, {u}, {b};")
 
 
-def equal(w: Writer, i: int, statement: Statement) -> None:
-    """Equality of bools."""
+def _equal(w: Writer, i: int, statement: Statement) -> None:
     t = w.new("%p")
     w.emit(f"xor.pred {t}, {w.values[statement[2][0]]}, {w.values[statement[2][1]]};")
     w.emit(f"not.pred {w.result(i)}, {t};")
 
 
-def unpack_f16(w: Writer, i: int, statement: Statement) -> None:
-    """One half of a word, widened."""
+def _unpack_f16(w: Writer, i: int, statement: Statement) -> None:
     word = statement[2][0]
     halves = w.known.get(("halves", word))
     if halves is None:
         halves = w.remember(("halves", word), (w.new("%h"), w.new("%h")))
-        w.emit(f"mov.b32 {{{', '.join(halves)}}}, {w.in_register(word)};")
+        w.emit(f"mov.b32 {braced(halves)}, {w.in_register(word)};")
     w.emit(f"cvt.f32.f16 {w.result(i)}, {halves[statement[3]]};")
 
 
-def pack(w: Writer, i: int, statement: Statement) -> None:
+def _pack(w: Writer, i: int, statement: Statement) -> None:
     """Two f32 as a word of f16 or bf16, to nearest even; NaN stays NaN."""
     lo, hi = (w.in_register(a) for a in statement[2])
     kind = statement[0][5:]
@@ -142,7 +133,7 @@ def _bf16_bits(w: Writer, value: str) -> str:
     return chosen
 
 
-def widen_i8(w: Writer, i: int, statement: Statement) -> None:
+def _widen_i8(w: Writer, i: int, statement: Statement) -> None:
     """Two bytes of a word as f16 or bf16, exactly.
 
     f16: b + 128 in the last bits of 1024, less 1152. bf16, whose 128 has 7 bits to spare: the low 7
@@ -168,9 +159,8 @@ def widen_i8(w: Writer, i: int, statement: Statement) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "const": const, "param": param, "thread": identity, "group": identity, "groups": identity,
-    "lane": identity, "subgroup_size": identity, "cast": convert, "bitcast": convert,
-    "div": divide, "rem": divide, "shl": shift, "shr": shift, "minn": nan_extreme,
-    "maxn": nan_extreme, "select": select, "eq": equal, "unpack_f16": unpack_f16,
-    "pack_f16": pack, "pack_bf16": pack, "widen_i8": widen_i8,
+    "const": _const, "param": _param, **dict.fromkeys(FIXED, _identity), "cast": _convert,
+    "bitcast": _convert, "div": _divide, "rem": _divide, "shl": _shift, "shr": _shift,
+    "minn": _nan_extreme, "maxn": _nan_extreme, "select": _select, "eq": _equal,
+    "unpack_f16": _unpack_f16, "pack_f16": _pack, "pack_bf16": _pack, "widen_i8": _widen_i8,
 }  # fmt: skip  # a table

@@ -103,6 +103,13 @@ class Writer:
         """The name of a value's type in moves and memory accesses."""
         return TYPES[self.ir.body[i][1]][1]
 
+    def read(self, i: int, register: str) -> None:
+        """A register that changes, as it is now: a copy where that is before the last use."""
+        if i in self.facts.snapshots:
+            self.emit(f"mov.{self.kind(i)} {self.result(i)}, {register};")
+        else:
+            self.values[i] = register
+
     def in_register(self, i: int) -> str:
         """A value that is no immediate."""
         value = self.values[i]
@@ -137,6 +144,11 @@ class Writer:
     def smem(self) -> str:
         """The address of workgroup memory."""
         return self.fixed_register("%smem", "b32", "mov.u32 %smem, $smem;")
+
+
+def braced(registers: Iterable[str]) -> str:
+    """Registers as one operand."""
+    return f"{{{', '.join(registers)}}}"
 
 
 Rule = Callable[[Writer, int, Statement], None]

@@ -6,11 +6,10 @@ from centella.emit.wgsl import expressions, statements
 from centella.emit.wgsl.functions import FUNCTIONS
 from centella.emit.wgsl.writer import Rule, Writer
 from centella.errors import TraceError
-from centella.lang.ir import PURE, SUBGROUP, BufferArg, KernelIR, SharedArray
+from centella.lang.ir import SUBGROUP, BufferArg, KernelIR, SharedArray
 from centella.lang.rounds import Copies
 
-RULES: dict[str, Rule] = dict.fromkeys(PURE, expressions.pure)
-RULES |= expressions.RULES | statements.RULES
+RULES: dict[str, Rule] = expressions.RULES | statements.RULES
 
 
 def emit_wgsl(

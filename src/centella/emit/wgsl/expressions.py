@@ -9,7 +9,7 @@ import numpy as np
 
 from centella.emit.wgsl.writer import Rule, Writer
 from centella.errors import TraceError
-from centella.lang.ir import Statement
+from centella.lang.ir import PURE, Statement
 
 BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "and": "&", "or": "|", "xor": "^",
@@ -56,33 +56,29 @@ def bits_literal(value: float) -> str:
 # -- values that are a name or a number ------------------------------------------------------------
 
 
-def const(w: Writer, i: int, statement: Statement) -> None:
-    """A number."""
+def _const(w: Writer, i: int, statement: Statement) -> None:
     w.text[i] = literal(statement[3], statement[1])
 
 
-def param(w: Writer, i: int, statement: Statement) -> None:
+def _param(w: Writer, i: int, statement: Statement) -> None:
     """A launch parameter; the first word is the number of groups."""
     slot = statement[3] + 1
     word = f"params.v[{slot // 4}].{LANES[slot % 4]}"
     w.text[i] = word if statement[1] == "u32" else f"bitcast<{statement[1]}>({word})"
 
 
-def identity(w: Writer, i: int, statement: Statement) -> None:
-    """Ids of the thread, the group and the lane."""
+def _identity(w: Writer, i: int, statement: Statement) -> None:
     w.text[i] = IDS[statement[0]]
 
 
-def extract(w: Writer, i: int, statement: Statement) -> None:
-    """A lane of a chunk."""
+def _extract(w: Writer, i: int, statement: Statement) -> None:
     w.text[i] = f"{w.read(statement[2][0])}.{LANES[statement[3]]}"
 
 
 # -- operations ------------------------------------------------------------------------------------
 
 
-def pure(w: Writer, i: int, statement: Statement) -> None:
-    """An operation, inside its only use or as a `let`."""
+def _pure(w: Writer, i: int, statement: Statement) -> None:
     args = statement[2]
     reads = w.reads_of(args)
     w.value(i, _expression(w, statement, [w.read(a) for a in args]), args, reads)
@@ -173,5 +169,6 @@ def _most(w: Writer, index: int) -> int:
 
 
 RULES: dict[str, Rule] = {
-    "const": const, "param": param, "extract": extract, **dict.fromkeys(IDS, identity),
+    **dict.fromkeys(PURE, _pure), **dict.fromkeys(IDS, _identity),
+    "const": _const, "param": _param, "extract": _extract,
 }  # fmt: skip  # a table

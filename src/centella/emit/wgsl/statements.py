@@ -24,14 +24,12 @@ ATOMIC_CALL = {
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def load(w: Writer, i: int, statement: Statement) -> None:
-    """A word or a chunk."""
+def _load(w: Writer, i: int, statement: Statement) -> None:
     place = _place(w, statement)
     w.let(i, f"atomicLoad(&{place})" if _array(w, statement).atomic else place)
 
 
-def store(w: Writer, i: int, statement: Statement) -> None:
-    """A word or a chunk."""
+def _store(w: Writer, i: int, statement: Statement) -> None:
     place = _place(w, statement)
     texts = [w.read(a) for a in statement[2][1:]]
     if _array(w, statement).atomic:
@@ -42,8 +40,7 @@ def store(w: Writer, i: int, statement: Statement) -> None:
         w.line(f"{place} = vec4<{_array(w, statement).word}>({', '.join(texts)});")
 
 
-def atomic(w: Writer, i: int, statement: Statement) -> None:
-    """One step on a word; the word before."""
+def _atomic(w: Writer, i: int, statement: Statement) -> None:
     kind = statement[0].partition("_")[2]
     place = _place(w, statement)
     call = f"{ATOMIC_CALL[kind]}(&{place}, {w.read(statement[2][1])})"
@@ -53,7 +50,7 @@ def atomic(w: Writer, i: int, statement: Statement) -> None:
         w.line(f"{call};")
 
 
-def compare_exchange(w: Writer, i: int, statement: Statement) -> None:
+def _compare_exchange(w: Writer, i: int, statement: Statement) -> None:
     """WGSL's own may fail where the word is the expected one: it is tried until it has not."""
     expected, value = [w.temporary(a) for a in statement[2][1:]]
     index = w.temporary(statement[2][0])
@@ -86,45 +83,40 @@ def _place(w: Writer, statement: Statement) -> str:
 
 
 def _name(statement: Statement) -> str:
-    """The name of the array of an access."""
     return f"{'s' if statement[0] in SHARED else 'a'}{statement[3]}"
 
 
 # -- variables and control flow --------------------------------------------------------------------
 
 
-def var(w: Writer, i: int, statement: Statement) -> None:
-    """A variable."""
+def _var(w: Writer, i: int, statement: Statement) -> None:
     w.line(f"var r{i}: {statement[1]} = {w.read(statement[2][0])};")
 
 
-def get(w: Writer, i: int, statement: Statement) -> None:
+def _get(w: Writer, i: int, statement: Statement) -> None:
     """A variable's value, where it is used: what waits is written before the variable changes."""
     variable = statement[2][0]
     w.value(i, f"r{variable}", (), frozenset((variable,)))
 
 
-def assign(w: Writer, i: int, statement: Statement) -> None:
-    """`set`."""
+def _assign(w: Writer, i: int, statement: Statement) -> None:
     variable, new = statement[2]
     value = w.read(new)
     w.settle(variable)
     w.line(f"r{variable} = {value};")
 
 
-def branch(w: Writer, i: int, statement: Statement) -> None:
-    """The start of an `if`."""
+def _branch(w: Writer, i: int, statement: Statement) -> None:
     condition = w.read(statement[2][0])
     w.open(f"if ({condition}) {{")
 
 
-def otherwise(w: Writer, i: int, statement: Statement) -> None:
-    """The other branch of an `if`."""
+def _otherwise(w: Writer, i: int, statement: Statement) -> None:
     w.close()
     w.open("} else {")
 
 
-def count(w: Writer, i: int, statement: Statement) -> None:
+def _count(w: Writer, i: int, statement: Statement) -> None:
     """The start of a `for`: its bounds are read once."""
     _, type_, (first, *rest), _ = statement
     low = w.read(first)
@@ -137,33 +129,29 @@ def count(w: Writer, i: int, statement: Statement) -> None:
     w.open(header, i, f"{onward}; if ({name} >= {high}) {{ break; }}")
 
 
-def loop(w: Writer, i: int, statement: Statement) -> None:
-    """The start of an endless loop."""
+def _loop(w: Writer, i: int, statement: Statement) -> None:
     w.open("loop {")
 
 
-def end(w: Writer, i: int, statement: Statement) -> None:
-    """The end of a block."""
+def _end(w: Writer, i: int, statement: Statement) -> None:
     w.close()
     w.line("}")
 
 
-def break_if(w: Writer, i: int, statement: Statement) -> None:
-    """Leave the innermost loop."""
+def _break_if(w: Writer, i: int, statement: Statement) -> None:
     w.line(f"if ({w.read(statement[2][0])}) {{ break; }}")
 
 
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def barrier(w: Writer, i: int, statement: Statement) -> None:
-    """All threads meet."""
+def _barrier(w: Writer, i: int, statement: Statement) -> None:
     w.line("workgroupBarrier();")
     if w.storage[i]:
         w.line("storageBarrier();")
 
 
-def workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
+def _workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
     """The first thread's value, through a variable of its own."""
     w.module.append(f"var<workgroup> shared_{i}: {statement[1]};")
     if w.storage[i]:
@@ -172,23 +160,21 @@ def workgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
     w.let(i, f"workgroupUniformLoad(&shared_{i})")
 
 
-def subgroup(w: Writer, i: int, statement: Statement) -> None:
-    """A reduction over the subgroup."""
+def _subgroup(w: Writer, i: int, statement: Statement) -> None:
     w.let(i, f"{SUBGROUP_CALL[statement[0]]}({w.read(statement[2][0])})")
 
 
-def shuffle_xor(w: Writer, i: int, statement: Statement) -> None:
-    """The value of another lane."""
+def _shuffle_xor(w: Writer, i: int, statement: Statement) -> None:
     w.let(i, f"subgroupShuffleXor({w.read(statement[2][0])}, {statement[3]}u)")
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("load", "load4", "sload", "sload4"), load),
-    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), store),
-    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, atomic),
-    **dict.fromkeys(("atomic_compare_exchange", "satomic_compare_exchange"), compare_exchange),
-    "var": var, "get": get, "set": assign, "if": branch, "else": otherwise, "for": count,
-    "loop": loop, "end": end, "break_if": break_if, "barrier": barrier,
-    "workgroup_uniform": workgroup_uniform, "shuffle_xor": shuffle_xor,
-    **dict.fromkeys(SUBGROUP_CALL, subgroup),
+    **dict.fromkeys(("load", "load4", "sload", "sload4"), _load),
+    **dict.fromkeys(("store", "store4", "sstore", "sstore4"), _store),
+    **dict.fromkeys(GLOBAL_ATOMICS | SHARED_ATOMICS, _atomic),
+    **dict.fromkeys(("atomic_compare_exchange", "satomic_compare_exchange"), _compare_exchange),
+    "var": _var, "get": _get, "set": _assign, "if": _branch, "else": _otherwise, "for": _count,
+    "loop": _loop, "end": _end, "break_if": _break_if, "barrier": _barrier,
+    "workgroup_uniform": _workgroup_uniform, "shuffle_xor": _shuffle_xor,
+    **dict.fromkeys(SUBGROUP_CALL, _subgroup),
 }  # fmt: skip  # a table

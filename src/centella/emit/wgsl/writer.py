@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from centella.emit.wgsl.facts import storage_barriers, uses_of
 from centella.emit.wgsl.functions import FUNCTIONS, NEEDS
-from centella.lang.ir import KernelIR, Statement
+from centella.lang.ir import GLOBAL, OPENS, KernelIR, Statement
 from centella.lang.rounds import Copies
 
 MAX_DEPTH = 12  # of operations in an expression
@@ -43,10 +42,10 @@ class Writer:
         self.needed: set[str] = set()
         self.module: list[str] = []  # declarations that statements ask for
         self.temporaries: int = 0
-        uses, foreign = uses_of(ir)
+        uses, foreign = _uses_of(ir)
         self.uses: list[int] = uses
         self.foreign: set[int] = foreign
-        self.storage: dict[int, bool] = storage_barriers(ir)
+        self.storage: dict[int, bool] = _storage_barriers(ir)
         # Operands of what is rounded in registers: a driver would take its own f16 and back for x,
         # so the word has bits of the group's third number added, which is 0 in every launch.
         self.rounded: set[tuple[int, ...]] = {
@@ -135,6 +134,47 @@ class Writer:
             again = [f"{indent}{block.between}", *once]
             self.lines[block.first :] = once + again * (block.copies - 1)
         self.indent -= 1
+
+
+def _uses_of(ir: KernelIR) -> tuple[list[int], set[int]]:
+    """Uses of each id, and the ids used in another block than the one that computed them."""
+    uses = [0] * len(ir.body)
+    block = [0] * len(ir.body)
+    foreign: set[int] = set()
+    stack, count = [0], 0
+    for i, (op, _, args, _) in enumerate(ir.body):
+        if op in ("else", "end"):
+            stack.pop()
+        block[i] = stack[-1]
+        for a in args:
+            uses[a] += 1
+            if block[a] != stack[-1]:
+                foreign.add(a)
+        if op in OPENS or op == "else":
+            count += 1
+            stack.append(count)
+    return uses, foreign
+
+
+def _storage_barriers(ir: KernelIR) -> dict[int, bool]:
+    """For each barrier, whether accesses to a written buffer come before it (or come round)."""
+    found: dict[int, bool] = {}
+    waiting: list[int] = []  # barriers of the open outermost loop
+    accessed = False
+    opened: list[bool] = []
+    for i, (op, _, _, position) in enumerate(ir.body):
+        if op in GLOBAL and ir.args[position].writable:
+            accessed = True
+        elif op in OPENS:
+            opened.append(op != "if")
+        elif op == "end" and opened.pop() and not any(opened):
+            found.update(dict.fromkeys(waiting, accessed))
+            waiting.clear()
+        elif op in ("barrier", "workgroup_uniform"):
+            found[i] = accessed
+            if any(opened):
+                waiting.append(i)
+    return found
 
 
 Rule = Callable[[Writer, int, Statement], None]
