@@ -9,8 +9,9 @@ import pytest
 
 from centella.backends.base import Launch
 from centella.emit.program import program_of
-from tests.ops.test_mma import CAPS, parameters
+from tests.ops.test_mma import CAPS
 from tests.ops.test_wgmma import lowered
+from tests.support.launched import parameters
 
 pytest.importorskip("cuda.bindings.driver")
 
@@ -28,7 +29,7 @@ def test_a_map_follows_from_address_and_parameters(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
     launch, ir = lowered(300, 200, 136)
-    words = np.concatenate([[launch.call.groups], parameters(launch, ir)]).astype(np.uint32)
+    words = np.concatenate([[launch.call.groups], parameters(launch.call, ir)]).astype(np.uint32)
     offset = 1 + ir.maps[0].offset
     words[offset] = 64
     program = program_of(ir, CAPS)

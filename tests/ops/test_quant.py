@@ -15,6 +15,7 @@ from centella.emit.ptx import emit_ptx
 from centella.op import op
 from centella.ops.quant.format import SYMBOLS
 from centella.ops.quant.table import FORMATS
+from centella.plan.divide import divided
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
 from tests.support.launched import traced
@@ -229,8 +230,6 @@ def test_texts_assemble(name: str, tmp_path: Path) -> None:
 
 def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
     """More rows than are thin: parts of the outputs, each with a temporary that fits."""
-    from centella.plan.divide import divided
-
     kind = FORMATS["q4_0"]
     caps = Caps("wgsl", max_binding=1 << 16)
     planes = tuple(make_spec(p.shape(512, 8), p.dtype or dtype_of("f16"), 16) for p in kind.planes)

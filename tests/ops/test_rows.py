@@ -23,8 +23,8 @@ from centella.ops import argmax, softmax
 from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
-from tests.ops.test_thin import laid_out
 from tests.support.lang_common import Tensor, assembler
+from tests.support.launched import laid_out
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,

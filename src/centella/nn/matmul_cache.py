@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import DType, dtype_of, from_host_array, i8
 from centella.errors import DTypeError, LimitError, ShapeError, WeightsError
-from centella.ops.quant.format import Format
 from centella.ops.quant.table import FORMATS
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
@@ -31,6 +30,9 @@ from centella.tensors.jit import Jitted
 from centella.tensors.qtensor import QTensor, host_planes
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from centella.ops.quant.format import Format
 
 Array = np.ndarray[Any, Any]
 REPLAYED = 256 << 10  # bytes of operands up to which a call replays: to move more takes its time
@@ -135,7 +137,7 @@ class MatmulCache:
             DTypeError: not floats; float64 without `dtype=`.
             LimitError: larger than the device allows; the cache is as it was.
         """
-        if isinstance(dtype, Format) or (isinstance(dtype, str) and dtype in FORMATS):
+        if isinstance(dtype, str) and dtype in FORMATS:
             self._weights[name] = self._quantised("upload_weight", name, array, dtype)
             return
         kind = None if dtype is None else dtype_of(dtype)
@@ -154,7 +156,7 @@ class MatmulCache:
             made = _Weight(asarray(data, own, self.device))
         self._weights[name] = made
 
-    def _quantised(self, op: str, name: str, array: Any, format: str | Format) -> _Weight:
+    def _quantised(self, op: str, name: str, array: Any, format: str) -> _Weight:
         """The weight in a format, if its planes fit the device."""
         planes = host_planes(op, array, format)
         for plane in planes:

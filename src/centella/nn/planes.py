@@ -43,7 +43,7 @@ def with_planes(parameter: type[Any]) -> Callable[[F], F]:
             ready: list[tuple[Module, str, Any, QTensor]] = []
             for (path, format), planes in _grouped(tensors).items():
                 above, _, name = path.rpartition(".")
-                empty = vars(owners[above]).get(name) if above in owners else None
+                empty: Any = vars(owners[above]).get(name) if above in owners else None
                 if isinstance(empty, parameter) and len(planes) == len(FORMATS[format].planes):
                     weight = _weight(path, format, planes, empty.shape, options.get("device"))
                     ready.append((owners[above], name, empty, weight))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from centella.dtypes import Array, DType, dtype_of
 from centella.errors import DTypeError, ShapeError
-from centella.ops.quant.format import Format
-from centella.ops.quant.table import FORMATS, format_of
+from centella.ops.quant.table import FORMATS, encoded, format_of
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, apply
+
+if TYPE_CHECKING:
+    from centella.ops.quant.format import Format
 
 
 class QTensor:
@@ -51,11 +53,6 @@ class QTensor:
     def device(self) -> Device:
         """Where its planes are."""
         return self.planes[0].device
-
-    @property
-    def ndim(self) -> int:
-        """2."""
-        return len(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -137,9 +134,6 @@ def quantize(weight: Any, format: str | Format, *, device: str | Device | None =
 
 def host_planes(op: str, weight: Any, format: str | Format) -> tuple[Array, ...]:
     """The planes of a weight on the host; `op` asks, for errors."""
-    kind = format_of(op, format)
-    if kind.encode is None:
-        raise DTypeError(f"{op}: format {kind.name} has no quantiser")
     if isinstance(weight, Tensor):
         weight = (weight.astype("f32") if weight.dtype == "bf16" else weight).numpy()
-    return kind.encode(op, weight)
+    return encoded(op, format, weight)

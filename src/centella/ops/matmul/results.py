@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Struct
+
 from centella import lang
 from centella.dtypes import u32
 from centella.ops.matmul.epilogue import Epilogue
@@ -16,22 +18,18 @@ from centella.ops.matmul.tiled import store_words
 M, K = 64, 16  # of one product
 
 
-class Finish:
+class Finish(Struct, frozen=True, eq=False):
     """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows."""
 
-    def __init__(
-        self, sums: list[Any], at: tuple[Any, Any, Any], columns: range,
-        p: dict[str, Any], activation: str, extra: dict[str, Any], words: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        self.row: Any = at[0]
-        self.column: Any = at[1]
-        self.batch: Any = at[2]
-        self.sums: list[Any] = sums
-        self.columns: range = columns
-        self.p: dict[str, Any] = p
-        self.activation: str = activation
-        self.extra: dict[str, Any] = extra
-        self.words: tuple[str, ...] = words
+    batch: Any
+    row: Any
+    column: Any
+    sums: list[Any]
+    columns: range
+    p: dict[str, Any]
+    activation: str
+    extra: dict[str, Any]
+    words: tuple[str, ...]
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
@@ -64,12 +62,11 @@ class Finish:
                 yield i, below, finish([held[pair], held[pair + 1]], row)
 
 
-class Stored:
+class Stored(Struct, frozen=True, eq=False):
     """Results that leave from the registers, word by word: what is inside of C."""
 
-    def __init__(self, y: Any, p: dict[str, Any]) -> None:
-        self.y: Any = y
-        self.p: dict[str, Any] = p
+    y: Any
+    p: dict[str, Any]
 
     def take(self, whole: Finish, mine: Any, leader: Any) -> None:
         """Write columns of a tile."""

@@ -2,15 +2,14 @@
 
     y[m, n] = f(alpha (x[m, :] . W[n, :]) scale[n] + bias[n]) + residual[m, n]
 
-16 rows of W are the first factor of `mma_sync`, eight rows of x the columns of the second, so that
-each weight is read once for all of them, and straight into registers: the four lanes that share a
-row of a fragment read 64 neighbouring bytes of it, 16 each. What a lane has read it gives to the
-products in the order in which it lies, of W and of x alike: k is in another order than in memory,
-and a sum does not mind. x is small and comes from the caches.
+16 rows of W are the first factor of `mma_sync`, eight rows of x the columns of the second: each
+weight is read once, straight into registers. The four lanes that share a row of a fragment read 64
+neighbouring bytes of it, 16 each. Lanes feed `mma` in load order, for W and x alike; this permutes
+k, which a sum ignores. x is small and comes from the caches.
 
-Warps of a group share the depth; each loads several steps before it uses the first. Sums of the
-parts of the depth are added in order, through shared memory, by the threads that store the results:
-bitwise repeatable.
+Warps of a group share the depth; each loads several steps before it uses the first. The threads
+that store the results add the parts of the depth in order, through shared memory: the same bits in
+every run.
 
 i8 weights become f16 or bf16 in registers, exactly. f32 x against them is the sum of three bf16
 numbers, also exactly, whose products the same sums take: the result is that of f32.
@@ -177,16 +176,15 @@ def _start(source: Any, element: Any) -> Any:
     return lang.var(element // per * per)
 
 
-class Reach:
+class Reach(Struct, frozen=True, eq=False):
     """What of a row lies before k: the rest is zeros, whatever memory holds there.
 
     `whole`: k is a multiple of 8, so that 16-bit chunks end with it.
     """
 
-    def __init__(self, k: Any, masked: bool, whole: bool) -> None:
-        self.k: Any = k
-        self.masked: bool = masked
-        self.whole: bool = whole
+    k: Any
+    masked: bool
+    whole: bool
 
     def bits(self, source: Any, start: Any, at: Any, count: int) -> list[Any]:
         """The words of `count` neighbouring elements; past k of some that are before it."""

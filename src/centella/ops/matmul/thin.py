@@ -89,15 +89,14 @@ def number(value: Any) -> Any:
     return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
 
 
-class Rows:
-    """Rows of one operand: where each starts, and how elements along k follow one another."""
+class Rows(Struct, frozen=True, eq=False):
+    """Rows of one operand: where each starts, and how far apart elements along k are (None: 1)."""
 
-    def __init__(self, source: Any, starts: list[Any], vector: bool, pace: Any, k: Any) -> None:
-        self.source: Any = source
-        self.starts: list[Any] = starts
-        self.vector: bool = vector
-        self.pace: Any = pace
-        self.k: Any = k
+    source: Any
+    starts: list[Any]
+    vector: bool
+    pace: Any
+    k: Any
 
     def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
         """`width` values from a column on; those past k are zeros, whatever memory holds."""

@@ -262,8 +262,8 @@ def _consume(
             shared.give_back(last)
         for first_column in range(0, tile.bn, width):
             columns = range(first_column, first_column + width, 8)
-            at = (row + down, column, batch)
-            done = Finish(sums, at, columns, shared.p, activation, extra, words)
+            at = (batch, row + down, column)
+            done = Finish(*at, sums, columns, shared.p, activation, extra, words)
             stored.take(done, mine, leader)
     stored.close(leader)
 

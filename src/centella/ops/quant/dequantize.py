@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -11,9 +11,11 @@ from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.layout import takes_rows
-from centella.ops.quant.format import Format
 from centella.ops.quant.table import FORMATS
 from centella.specs import Spec
+
+if TYPE_CHECKING:
+    from centella.ops.quant.format import Format
 
 
 class DequantizeAttrs(Struct, frozen=True):

@@ -78,7 +78,7 @@ def scale_and_low(at: Place) -> tuple[Any, Any | None]:
 
 
 class Format(Struct, frozen=True, eq=False):
-    """A quantised format; a row of `FORMATS`.
+    """A quantised format.
 
     Attributes:
         name: as `ct.quantize` takes it.

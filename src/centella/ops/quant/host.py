@@ -65,8 +65,8 @@ def packed(numbers: Array) -> Array:
     """Numbers [n, blocks, 32] of 4 bits, two a byte, [n, blocks * 16]: the first 16 lie low."""
     n, blocks, length = numbers.shape
     half = length // 2
-    both: Array = numbers[..., :half] | numbers[..., half:] << 4
-    return both.reshape(n, blocks * half)
+    bytes_: Array = numbers[..., :half] | numbers[..., half:] << 4
+    return bytes_.reshape(n, blocks * half)
 
 
 def unpacked(stored: Array, block: int) -> Array:

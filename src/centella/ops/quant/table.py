@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from centella.dtypes import Array
 from centella.errors import DTypeError
-from centella.ops.quant.format import Format
-from centella.ops.quant.int8 import INT8
-from centella.ops.quant.q4_0 import Q4_0
-from centella.ops.quant.q4_1 import Q4_1
-from centella.ops.quant.q5_0 import Q5_0
-from centella.ops.quant.q8_0 import Q8_0
 
-FORMATS: dict[str, Format] = {f.name: f for f in (INT8, Q8_0, Q4_0, Q4_1, Q5_0)}
+if TYPE_CHECKING:
+    from centella.ops.quant.format import Format
+
+# Each has a file of its name, which loads when it is asked for: its Format is the name in capitals.
+ROWS = ("int8", "q8_0", "q4_0", "q4_1", "q5_0")
 
 
-def format_of(op: str, given: object) -> Format:
+class _Formats(Mapping[str, "Format"]):
+    def __getitem__(self, name: str) -> Format:
+        if name not in ROWS:
+            raise KeyError(name)
+        return cast("Format", getattr(import_module(f"{__package__}.{name}"), name.upper()))
+
+    def __contains__(self, name: object) -> bool:
+        return name in ROWS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ROWS)
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+
+FORMATS: Mapping[str, Format] = _Formats()
+
+
+def format_of(op: str, given: str | Format) -> Format:
     """The format of a name.
 
     Raises:
         DTypeError: there is none of that name.
     """
-    found = given if isinstance(given, Format) else FORMATS.get(str(given))
-    if found is None:
+    if not isinstance(given, str):
+        return given
+    if given not in FORMATS:
         raise DTypeError(f"{op}: expected a format of {', '.join(FORMATS)}, got {given!r}")
-    return found
+    return FORMATS[given]
+
+
+def encoded(op: str, format: str | Format, weight: Any) -> tuple[Array, ...]:
+    """The planes of a host array; `op` asks, for errors.
+
+    Raises:
+        DTypeError: no such format, or it has no quantiser; ShapeError: see `Format.encode`.
+    """
+    kind = format_of(op, format)
+    if kind.encode is None:
+        raise DTypeError(f"{op}: format {kind.name} has no quantiser")
+    return kind.encode(op, weight)
 
 
 def quantize_int8(weight: Any) -> tuple[Array, Array]:
@@ -43,8 +75,7 @@ def quantize_int8(weight: Any) -> tuple[Array, Array]:
     Raises:
         ShapeError, DTypeError: not a matrix; not floats, or not finite in f32.
     """
-    assert INT8.encode is not None
-    stored, scale = INT8.encode("quantize_int8", weight)
+    stored, scale = encoded("quantize_int8", "int8", weight)
     return stored, scale
 
 
@@ -71,7 +102,5 @@ def quantize_blocks(weight: Any, bits: int = 8) -> tuple[Array, Array]:
     """
     if bits not in (4, 8):
         raise DTypeError(f"quantize_blocks: expected 4 or 8 bits, got {bits!r}")
-    encode = (Q8_0 if bits == 8 else Q4_0).encode
-    assert encode is not None
-    stored, scale = encode("quantize_blocks", weight)
+    stored, scale = encoded("quantize_blocks", f"q{bits}_0", weight)
     return stored, scale
