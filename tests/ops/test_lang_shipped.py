@@ -29,10 +29,11 @@ from centella.emit.wgsl import count_statements, emit_wgsl
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.op.op import get, registry
+from centella.ops.elementwise import BOOLS, EXPRESSIONS, Expression
 from centella.simulator.run import Mutation, mistakes, simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
-from centella.tensors.tensor import apply_all
+from centella.tensors.tensor import apply, apply_all
 from tests.support.lang_common import ORDERS, Tensor, assembler, tint, webgpu
 
 MOST_STATEMENTS = 6_000
@@ -141,41 +142,57 @@ class Launch:
             return all(np.allclose(a, b, near, near, equal_nan=True) for a, b in pairs)
 
 
+def operands_of(i: Inputs, e: Expression) -> list[ct.Tensor]:
+    """Rows that an expression takes, the last of two repeated along them; bools for conditions."""
+    shapes = [(3, 70), (70,)] if len(e.operands) == 2 else [(3, 70)] * len(e.operands)
+    bools = e.conditions if "float" in e.kinds else len(e.operands) * (e.kinds == BOOLS)
+    made = [i.bools(*shape) for shape in shapes[:bools]]
+    for shape in shapes[bools:]:
+        if e.compares or i.dtype in ("i32", "u32", "i8"):
+            made.append(i.ints(*shape, low=0, high=5))
+        else:
+            made.append(i(*shape, low=0.1 if e.domain == "positive" and not made else -2.0))
+    return made
+
+
 def elementwise() -> list[Case]:
-    """Each expression in f32 and f16; layouts and dtypes on a few."""
-    unary: dict[str, Build] = {
-        "neg": lambda i: F.neg(i(3, 70)), "abs": lambda i: F.abs(i(3, 70)),
-        "sqrt": lambda i: F.sqrt(i(3, 70, low=0.1)), "exp": lambda i: F.exp(i(3, 70)),
-        "log": lambda i: F.log(i(3, 70, low=0.1)), "tanh": lambda i: F.tanh(i(3, 70)),
-        "sigmoid": lambda i: F.sigmoid(i(3, 70)), "relu": lambda i: F.relu(i(3, 70)),
-        "swish": lambda i: F.swish(i(3, 70)), "elu": lambda i: F.elu(i(3, 70)),
-        "scale": lambda i: F.scale(i(3, 70), 1.7), "clip": lambda i: F.clip(i(3, 70), -1.0, 0.5),
-        "leaky_relu": lambda i: F.leaky_relu(i(3, 70), 0.2),
-        "copy": lambda i: i(5, 7).permute(1, 0).contiguous(),
-        "add": lambda i: F.add(i(3, 70), i(3, 70)), "sub": lambda i: F.sub(i(3, 70), i(70)),
-        "mul": lambda i: F.mul(i(3, 70), i(3, 1)), "div": lambda i: F.div(i(3, 70), i(3, 70)),
-        "maximum": lambda i: F.maximum(i(3, 70), 0.3),
-        "minimum": lambda i: F.minimum(i(70), i(3, 70)),
-        "where": lambda i: F.where(i.of(np.arange(210).reshape(3, 70) % 3 == 0, "bool"),
-                                    i(3, 70), i(3, 70)),
+    """Each expression in f32 and f16, or integers or bools; layouts and dtypes on a few."""
+    cases = []
+    for e in EXPRESSIONS.values():
+        example = {"low": -1.0, "high": 0.5} if e.name == "clip" else e.example
+        dtypes = {"float": ("f32", "f16"), "int": ("i32", "u32", "i8"), "bool": ("bool",)}
+        cases += [
+            Case(
+                e.name, "rows", lambda i, e=e, a=example: apply(e.name, *operands_of(i, e), **a), d
+            )
+            for d in dtypes[e.kinds[0]]
+        ]
+    builds: dict[tuple[str, str], tuple[Build, str]] = {
+        ("gelu", "tanh"): (lambda i: F.gelu(i(3, 70), "tanh"), "f32 f16"),
+        ("gelu", "quick"): (lambda i: F.gelu(i(3, 70), "quick"), "f32 f16"),
+        ("copy", "turned"): (lambda i: i(5, 7).permute(1, 0).contiguous(), "f32 f16"),
+        ("silu_gate", "packed"): (lambda i: F.silu_gate(*F.split(i(3, 80), 40, -1)), "f32 f16"),
+        ("maximum", "number"): (lambda i: F.maximum(i(3, 70), 0.3), "f32 f16"),
+        ("mul", "column"): (lambda i: F.mul(i(3, 70), i(3, 1)), "f32 f16"),
+        ("add", "vector"): (lambda i: F.add(i(1030), i(1030)), "f32 f16 bf16"),
+        ("add", "strided"): (lambda i: F.add(i(6, 5).permute(1, 0), i(5, 6)), "f32 f16 bf16"),
+        ("add", "sliced"): (lambda i: F.add(i(4, 9)[:, 1:8], i(7)), "f32 f16 bf16"),
+        ("add", "batched"): (lambda i: F.add(i(2, 3, 4, 10), i(3, 1, 10)), "f32 f16 bf16"),
+        ("add", "number"): (lambda i: F.add(i(3, 5), 2.5), "f32 f16 bf16"),
+        ("add", "integers"): (lambda i: F.add(i.ints(3, 70, low=0), i.ints(3, 70, low=0)),
+                              "i32 u32 i8"),
+        ("maximum", "integers"): (lambda i: F.maximum(i.ints(3, 70, low=0), i.ints(70, low=0)),
+                                  "i32 u32 i8"),
+        ("sign", "integers"): (lambda i: F.sign(i.ints(3, 70, low=0, high=3)), "i32 u32 i8"),
+        ("sign", "signed"): (lambda i: F.sign(i.ints(3, 70)), "i32 i8"),
+        ("floor_divide", "signed"): (
+            lambda i: F.floor_divide(i.ints(3, 70), i.ints(3, 70, low=-5, high=5)), "i32 i8"),
+        ("remainder", "signed"): (
+            lambda i: F.remainder(i.ints(3, 70), i.ints(70, low=-5, high=5)), "i32 i8"),
+        ("lt", "integers"): (lambda i: F.lt(i.ints(3, 70, low=0), 20), "i32 u32 i8"),
+        ("eq", "bools"): (lambda i: F.eq(i.bools(3, 70), i.bools(70)), "bool"),
     }  # fmt: skip  # a table
-    cases = [Case(n, "rows", b, d) for n, b in unary.items() for d in ("f32", "f16")]
-    for kind in ("none", "tanh", "quick"):
-        cases += [Case("gelu", kind, lambda i, k=kind: F.gelu(i(3, 70), k), d)
-                  for d in ("f32", "f16")]  # fmt: skip
-    add: dict[str, Build] = {
-        "vector": lambda i: F.add(i(1030), i(1030)),
-        "strided": lambda i: F.add(i(6, 5).permute(1, 0), i(5, 6)),
-        "sliced": lambda i: F.add(i(4, 9)[:, 1:8], i(7)),
-        "batched": lambda i: F.add(i(2, 3, 4, 10), i(3, 1, 10)),
-        "number": lambda i: F.add(i(3, 5), 2.5),
-    }
-    cases += [Case("add", n, b, d) for n, b in add.items() for d in ("f32", "f16", "bf16")]
-    integers: dict[str, Build] = {
-        "add": lambda i: F.add(i.ints(3, 70, low=0), i.ints(3, 70, low=0)),
-        "maximum": lambda i: F.maximum(i.ints(3, 70, low=0), i.ints(70, low=0)),
-    }
-    cases += [Case(n, "integers", b, d) for n, b in integers.items() for d in ("i32", "u32", "i8")]
+    cases += [Case(op, n, b, d) for (op, n), (b, ds) in builds.items() for d in ds.split()]
     return cases
 
 
@@ -425,43 +442,6 @@ def attentions() -> list[Case]:
     ]  # fmt: skip
 
 
-def choices() -> list[Case]:
-    """Comparisons, logic, division of integers, and the other expressions."""
-    floats: dict[str, Build] = {
-        "sin": lambda i: F.sin(i(3, 70)), "cos": lambda i: F.cos(i(3, 70)),
-        "rsqrt": lambda i: F.rsqrt(i(3, 70, low=0.1)), "square": lambda i: F.square(i(3, 70)),
-        "silu_gate": lambda i: packed_gate(i(3, 80)),
-        **{n: lambda i, n=n: getattr(F, n)(*(i.ints(3, 70, low=0, high=3) for _ in range(2)))
-           for n in ("eq", "ne", "lt", "le", "gt", "ge")},
-    }  # fmt: skip  # a table
-    cases = [Case(n, "rows", b, d) for n, b in floats.items() for d in ("f32", "f16")]
-    integers: dict[str, Build] = {
-        "floor_divide": lambda i: F.floor_divide(
-            i.ints(3, 70, low=0), i.ints(3, 70, low=0, high=5)
-        ),
-        "remainder": lambda i: F.remainder(i.ints(3, 70, low=0), i.ints(70, low=0, high=5)),
-        "lt": lambda i: F.lt(i.ints(3, 70, low=0), 20),
-    }
-    cases += [Case(n, "integers", b, d) for n, b in integers.items() for d in ("i32", "u32", "i8")]
-    signed: dict[str, Build] = {
-        "floor_divide": lambda i: F.floor_divide(i.ints(3, 70), i.ints(3, 70, low=-5, high=5)),
-        "remainder": lambda i: F.remainder(i.ints(3, 70), i.ints(70, low=-5, high=5)),
-    }
-    cases += [Case(n, "signed", b, d) for n, b in signed.items() for d in ("i32", "i8")]
-    bools: dict[str, Build] = {
-        "logical_and": lambda i: F.logical_and(i.bools(3, 70), i.bools(70)),
-        "logical_or": lambda i: F.logical_or(i.bools(3, 70), i.bools(3, 70)),
-        "logical_not": lambda i: F.logical_not(i.bools(3, 70)),
-        "eq": lambda i: F.eq(i.bools(3, 70), i.bools(70)),
-    }
-    return cases + [Case(n, "bools", b, "bool") for n, b in bools.items()]
-
-
-def packed_gate(x: ct.Tensor) -> ct.Tensor:
-    """The gate over the halves of one tensor."""
-    return F.silu_gate(*F.split(x, 40, -1))
-
-
 def picks(count: int) -> NDArray[np.int64]:
     """Indices of 33 rows, some equal, one from the end, one outside."""
     return np.append(np.random.default_rng(5).integers(0, 33, count - 2), [-1, -34])
@@ -635,7 +615,7 @@ def tensor_cores() -> list[Case]:
 
 CASES = [*elementwise(), *moving(), *rows(), *products(), *thin_products(), *tensor_cores(),
          *attentions(),
-         *choices(), *by_index(), *ropes(), *convolutions(), *states(), *chains(),
+         *by_index(), *ropes(), *convolutions(), *states(), *chains(),
          *around_rows()]  # fmt: skip
 
 

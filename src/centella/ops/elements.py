@@ -7,7 +7,7 @@ on 16-byte boundaries a thread has one chunk, else one word of the output.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,7 +193,7 @@ def as_f32(value: int | float) -> float:
 
 
 def split_numbers(
-    attrs: dict[str, Any], dtype: DType
+    attrs: Mapping[str, Any], dtype: DType
 ) -> tuple[tuple[Number, ...], tuple[tuple[str, Any], ...]]:
     """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
     type_ = number_type(dtype)

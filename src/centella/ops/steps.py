@@ -52,6 +52,13 @@ class Step(NamedTuple):
     dtype: str
 
 
+class FusedAttrs(Struct, frozen=True):
+    """Steps, and the numbers that ride with the launch, as "<index of the step>.<name>"."""
+
+    steps: tuple[Step, ...]
+    numbers: Scalars = ()
+
+
 class Chain(Struct, frozen=True):
     """Steps with the numbers that ride, and the layout of every value.
 
@@ -107,13 +114,13 @@ class Chain(Struct, frozen=True):
         return found
 
 
-def chain_of(inputs: tuple[Spec, ...], attrs: Mapping[str, Any], row_alignment: int) -> Chain:
+def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) -> Chain:
     """The chain that attributes describe, on a device that aligns rows so."""
-    steps: tuple[Step, ...] = attrs["steps"]
+    steps, given_numbers = attrs.steps, dict(attrs.numbers)
     numbers: list[Number] = []
     specs = list(inputs)
     for index, step in enumerate(steps):
-        given = {n: attrs[f"{index}.{n}"] for n in step.numbers}
+        given = {n: given_numbers[f"{index}.{n}"] for n in step.numbers}
         riding = {f"{index}.{n}": v for n, v in given.items()}
         numbers += split_numbers(riding, specs[step.operands[-1]].dtype)[0]
         operands = tuple(specs[k] for k in step.operands)

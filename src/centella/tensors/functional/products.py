@@ -15,6 +15,10 @@ from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, flag, one_of, real, whole
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
+__all__ = [
+    "attention", "conv1d", "dequantize", "dot", "linear", "matmul",
+]  # fmt: skip
+
 
 def matmul(
     a: Tensor, b: Tensor, *, alpha: float = 1.0, dtype: Any = None, variant: str | None = None
