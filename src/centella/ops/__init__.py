@@ -25,26 +25,3 @@ from centella.ops import (
     rope_cache,
     softmax,
 )
-
-__all__ = [
-    "arange",
-    "argmax",
-    "assign",
-    "attention",
-    "cache",
-    "concat",
-    "conv1d",
-    "elementwise",
-    "embedding",
-    "fill",
-    "fused",
-    "gather",
-    "matmul",
-    "move",
-    "norm",
-    "pool",
-    "reduce",
-    "rope",
-    "rope_cache",
-    "softmax",
-]

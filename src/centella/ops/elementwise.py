@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, defstruct
 from msgspec.structs import asdict
 
 from centella.dtypes import DType, bool_
@@ -76,7 +76,7 @@ class Expression(Struct, frozen=True):
         kinds: kinds of dtype it takes.
         doc: what it computes, and what it makes of NaN, infinities and -0: the docstring of the
             public function, where it has no attributes.
-        attrs: the Struct of its attributes; an `Either`, where it has several operands.
+        attrs: the Struct of its attributes; left out it has none, or is an `Either` of a pair.
         example: attributes of a usual call, which cases and samples make.
         domain: values that cases take: "normal", or "positive" for the first operand.
         exact: the same on float64 arrays, by another formula; None: PyTorch's values are stored.
@@ -89,7 +89,7 @@ class Expression(Struct, frozen=True):
     fn: Callable[..., Any]
     kinds: tuple[str, ...]
     doc: str
-    attrs: type[Struct] = NoAttrs
+    attrs: type[Struct] | None = None
     example: Mapping[str, Any] = NONE
     domain: str = "normal"
     exact: Callable[..., Any] | None = None
@@ -104,54 +104,26 @@ class Either(Struct, frozen=True):
     second: int | float | None = None
 
 
-class Gelu(Struct, frozen=True):
-    """Which of the forms."""
-
-    kind: str = "none"
-
-
-class Alpha(Struct, frozen=True):
-    """The limit far below 0, negated."""
-
-    alpha: float
-
-
-class Factor(Struct, frozen=True):
-    """What x is multiplied by."""
-
-    factor: float
-
-
-class Slope(Struct, frozen=True):
-    """Of x below 0."""
-
-    slope: float
-
-
-class Bounds(Struct, frozen=True):
-    """The least and the largest result."""
-
-    low: int | float
-    high: int | float
+def _fields(**types: type) -> type[Struct]:
+    """The Struct of attributes of these names and types."""
+    return defstruct("Attrs", list(types.items()), frozen=True)
 
 
 FLOATS, NUMERIC = ("float",), ("float", "int", "uint")
 EVERY = (*NUMERIC, "bool")
 WHOLE, BOOLS = ("int", "uint"), ("bool",)
 X, PAIR = ("x",), ("first", "second")
-COMPARED = "a {} b as bool, broadcasting; {} with NaN."
-TABLE = (
-    Expression("add", PAIR, lambda o, a, b: a + b, NUMERIC, "a + b, broadcasting.", Either),
-    Expression("sub", PAIR, lambda o, a, b: a - b, NUMERIC, "a - b, broadcasting.", Either),
-    Expression("mul", PAIR, lambda o, a, b: a * b, NUMERIC, "a * b, broadcasting.", Either),
-    Expression("div", PAIR, lambda o, a, b: a / b, FLOATS, "a / b for floats, broadcasting.",
-               Either),
+TABLE: tuple[Expression, ...] = (
+    Expression("add", PAIR, lambda o, a, b: a + b, NUMERIC, "a + b, broadcasting."),
+    Expression("sub", PAIR, lambda o, a, b: a - b, NUMERIC, "a - b, broadcasting."),
+    Expression("mul", PAIR, lambda o, a, b: a * b, NUMERIC, "a * b, broadcasting."),
+    Expression("div", PAIR, lambda o, a, b: a / b, FLOATS, "a / b for floats, broadcasting."),
     Expression("maximum", PAIR, lambda o, a, b: o.maximum(a, b), NUMERIC,
-               "The larger of each pair; NaN where either is NaN.", Either),
+               "The larger of each pair; NaN where either is NaN."),
     Expression("minimum", PAIR, lambda o, a, b: o.minimum(a, b), NUMERIC,
-               "The smaller of each pair; NaN where either is NaN.", Either),
+               "The smaller of each pair; NaN where either is NaN."),
     Expression("pow", PAIR, lambda o, a, b: o.pow(a, b), FLOATS,
-               "a^b by C's rules: NaN for a fraction b of a < 0.", Either, domain="positive",
+               "a^b by C's rules: NaN for a fraction b of a < 0.", domain="positive",
                exact=np.float_power),
     Expression("neg", X, lambda o, x: -x, NUMERIC, "-x."),
     Expression("abs", X, lambda o, x: o.abs(x), NUMERIC, "|x|."),
@@ -182,42 +154,36 @@ TABLE = (
     Expression("softplus", X, lambda o, x: o.maximum(x, 0) + o.log1p(o.exp(-o.abs(x))), FLOATS,
                "log(1 + e^x), without overflow: 0 at -inf, inf at inf; NaN stays.",
                exact=lambda x: np.logaddexp(0, x)),
-    Expression("gelu", X, gelu, FLOATS, "x Phi(x)", Gelu, {"kind": "none"}),
-    Expression("elu", X, elu, FLOATS, "x above 0, alpha (e^x - 1) below", Alpha, {"alpha": 0.7}),
-    Expression("scale", X, lambda o, x, factor: x * factor, FLOATS, "x * factor", Factor,
-               {"factor": -1.5}),
+    Expression("gelu", X, gelu, FLOATS, "x Phi(x)", _fields(kind=str), {"kind": "none"}),
+    Expression("elu", X, elu, FLOATS, "x above 0, alpha (e^x - 1) below", _fields(alpha=float),
+               {"alpha": 0.7}),
+    Expression("scale", X, lambda o, x, factor: x * factor, FLOATS, "x * factor",
+               _fields(factor=float), {"factor": -1.5}),
     Expression("clip", X, lambda o, x, low, high: o.minimum(o.maximum(x, low), high), NUMERIC,
-               "min(max(x, low), high)", Bounds, {"low": 2, "high": 100}),
+               "min(max(x, low), high)", _fields(low=float, high=float), {"low": 2, "high": 100}),
     Expression("leaky_relu", X, lambda o, x, slope: o.maximum(x, 0) + o.minimum(x, 0) * slope,
-               FLOATS, "x above 0, slope x below", Slope, {"slope": 0.01}),
+               FLOATS, "x above 0, slope x below", _fields(slope=float), {"slope": 0.01}),
     Expression("silu_gate", ("gate", "up"), silu_gate, FLOATS, "silu(gate) up"),
     Expression("where", ("condition", *PAIR), lambda o, c, a, b: o.where(c, a, b), EVERY,
-               "first where the condition holds, else second", Either, conditions=1),
+               "first where the condition holds, else second", conditions=1),
     Expression("copy", X, lambda o, x: x, EVERY, "x, moved"),
     Expression("floor_divide", PAIR, lambda o, a, b: o.floor_divide(a, b), WHOLE,
-               "a / b of integers, rounded down as `//` does in Python; a where b is 0.", Either),
+               "a / b of integers, rounded down as `//` does in Python; a where b is 0."),
     Expression("remainder", PAIR, lambda o, a, b: o.remainder(a, b), WHOLE,
-               "a - b floor(a / b) of integers: the sign of b, as `%` in Python; 0 where b is 0.",
-               Either),
-    Expression("eq", PAIR, lambda o, a, b: o.equal(a, b), EVERY, """\
-a == b as bool, broadcasting; false with NaN. A number is first rounded to the dtype.
-
-`==` itself raises: containers call it to find the objects that they hold.""",
-               Either, compares=True),
-    Expression("ne", PAIR, lambda o, a, b: ~o.equal(a, b), EVERY, COMPARED.format("!=", "true"),
-               Either, compares=True),
-    Expression("lt", PAIR, lambda o, a, b: o.less(a, b), NUMERIC, COMPARED.format("<", "false"),
-               Either, compares=True),
-    Expression("le", PAIR, lambda o, a, b: o.less_equal(a, b), NUMERIC,
-               COMPARED.format("<=", "false"), Either, compares=True),
-    Expression("gt", PAIR, lambda o, a, b: o.less(b, a), NUMERIC, COMPARED.format(">", "false"),
-               Either, compares=True),
-    Expression("ge", PAIR, lambda o, a, b: o.less_equal(b, a), NUMERIC,
-               COMPARED.format(">=", "false"), Either, compares=True),
+               "a - b floor(a / b) of integers: the sign of b, as `%` in Python; 0 where b is 0."),
+    *(Expression(name, PAIR, fn, kinds, f"a {sign} b as bool, broadcasting; {rest}", compares=True)
+      for name, sign, fn, kinds, rest in (
+        ("eq", "==", lambda o, a, b: o.equal(a, b), EVERY,
+         "false with NaN. A number is first rounded to the dtype.\n\n"
+         "`==` itself raises: containers call it to find the objects that they hold."),
+        ("ne", "!=", lambda o, a, b: ~o.equal(a, b), EVERY, "true with NaN."),
+        ("lt", "<", lambda o, a, b: o.less(a, b), NUMERIC, "false with NaN."),
+        ("le", "<=", lambda o, a, b: o.less_equal(a, b), NUMERIC, "false with NaN."),
+        ("gt", ">", lambda o, a, b: o.less(b, a), NUMERIC, "false with NaN."),
+        ("ge", ">=", lambda o, a, b: o.less_equal(b, a), NUMERIC, "false with NaN."))),
     Expression("logical_and", PAIR, lambda o, a, b: a & b, BOOLS,
-               "a and b, of bools, broadcasting.", Either),
-    Expression("logical_or", PAIR, lambda o, a, b: a | b, BOOLS,
-               "a or b, of bools, broadcasting.", Either),
+               "a and b, of bools, broadcasting."),
+    Expression("logical_or", PAIR, lambda o, a, b: a | b, BOOLS, "a or b, of bools, broadcasting."),
     Expression("logical_not", X, lambda o, x: ~x, BOOLS, "Not x, of bools."),
 )  # fmt: skip
 
@@ -293,7 +259,7 @@ def _declare(expression: Expression) -> Op[Struct]:
         _rule(expression),
         lambda *arrays, **attrs: call(NUMPY, list(arrays), attrs),
         lower,
-        attrs=expression.attrs,
+        attrs=expression.attrs or (Either if "first" in expression.operands else NoAttrs),
         element=compute,
         formula=formula,
         host=on_blocks(expression.name, formula),

@@ -20,7 +20,7 @@ from centella.check.cases.case import (
     cases,
     laid_out,
 )
-from centella.ops.elementwise import BOOLS, TABLE, WHOLE, Either, Expression
+from centella.ops.elementwise import BOOLS, TABLE, WHOLE, Expression
 from centella.ops.steps import Step
 
 
@@ -44,7 +44,7 @@ def _row_of(e: Expression) -> Row:
         return logical(len(e.operands)) if e.kinds == BOOLS else divided()
     dtypes = NUMBERS if "int" in e.kinds else FLOATS
     if len(e.operands) > 1:
-        return two(dtypes, e.domain) if e.attrs is Either else gated()
+        return two(dtypes, e.domain) if "first" in e.operands else gated()
     return floats_of(e.domain, dtypes, **e.example)
 
 
