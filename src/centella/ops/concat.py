@@ -15,7 +15,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Along, Axes, dims
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.elements import index_of, offset_of
+from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
@@ -90,11 +90,9 @@ def lower(form: Form[ConcatAttrs], caps: Caps) -> Lowered:
     items = -(-columns // y.dtype.per_word)
     threads = items * math.prod(y.shape[:-1])
     values = {"items": items, "threads": threads, "columns": columns}
-    values.update({f"n{a}": n for a, n in enumerate(y.shape)})
-    values.update({f"s{a}": s for a, s in enumerate(y.strides)})
-    for k, (_, spec) in enumerate(used):
-        values[f"extent{k}"] = spec.shape[axis]
-        values.update({f"t{k}.{a}": s for a, s in enumerate(spec.strides)})
+    values.update({f"extent{k}": spec.shape[axis] for k, (_, spec) in enumerate(used)})
+    strides = {f"t{k}.": spec.strides for k, (_, spec) in enumerate(used)}
+    values.update(numbered({"n": y.shape, "s": y.strides, **strides}))
     call = Call(
         kernel,
         (*(Ref(i, flat(s)) for i, s in used), Ref(len(form.inputs), y)),

@@ -23,6 +23,7 @@ from centella.ops.elements import (
     index_of,
     number,
     number_type,
+    numbered,
     offset_of,
     split_numbers,
 )
@@ -231,9 +232,7 @@ def row_space(
     ends = [*steps, *([] if out is None else [broadcast_strides(out, shape)])]
     sizes, merged = merge(lead, tuple(s[:-1] for s in ends))
     modes = tuple(_mode(s, step, width, columns) for s, step in zip(operands, steps, strict=True))
-    scalars: dict[str, int] = {f"n{axis}": n for axis, n in enumerate(sizes)}
-    for k, outer in enumerate(merged):
-        scalars.update({f"s{k}.{axis}": s for axis, s in enumerate(outer)})
+    scalars = numbered({"n": sizes, **{f"s{k}.": outer for k, outer in enumerate(merged)}})
     scalars.update({f"step{k}": s[-1] for k, s in enumerate(steps)})
     return RowSpace(len(sizes), modes, tuple(scalars.items()))
 
