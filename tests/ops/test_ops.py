@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from msgspec.structs import replace
 
 import centella as ct
 from centella.check.cases.case import Array, Case, rng_of
@@ -69,6 +70,20 @@ def check_cases(device: ct.Device, name: str, dtype: str, repeated: bool) -> Non
 @in_rows(rows())
 def test_op(device: ct.Device, name: str, dtype: str) -> None:
     check_cases(device, name, dtype, repeated=False)
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu")
+@pytest.mark.parametrize("name", TABLE)
+def test_an_operand_whose_rows_are_one_in_memory(device: ct.Device, name: str) -> None:
+    row, dtype, mutated = TABLE[name], TABLE[name].dtypes[0], OPS[name].mutates
+    cases = [
+        replace(c, inputs=(*c.inputs[:k], replace(i, layout="repeated"), *c.inputs[k + 1 :]))
+        for c in cases_of(name, dtype, device.caps) if not c.sweep and not c.laid_out
+        for k, i in enumerate(c.inputs)
+        if k not in mutated and math.prod(i.shape) > 1 and i.shape[0] > 1 and len(i.shape) > 1
+    ]  # fmt: skip
+    wrong = list(differences(device, name, dtype, cases[:: len(cases) // 8 + 1], row))
+    assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
 
 
 @pytest.mark.sweep
