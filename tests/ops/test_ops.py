@@ -72,7 +72,7 @@ def test_op(device: ct.Device, name: str, dtype: str) -> None:
     check_cases(device, name, dtype, repeated=False)
 
 
-@pytest.mark.devices("cpu", "simulator", "webgpu")
+@pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
 @pytest.mark.parametrize("name", TABLE)
 def test_an_operand_whose_rows_are_one_in_memory(device: ct.Device, name: str) -> None:
     row, dtype, mutated = TABLE[name], TABLE[name].dtypes[0], OPS[name].mutates
