@@ -12,6 +12,7 @@ import pytest
 
 import centella as ct
 from centella.tensors import functional
+from tests.support.api_sections import INTEGERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "platforms.md").read_text(encoding="utf-8")
 
@@ -27,7 +28,17 @@ def operands(dtype: str) -> Iterator[tuple[Any, ...]]:
     x = ct.asarray(np.ones((4, 4), np.int32), device="cpu").astype(dtype)
     where = ct.asarray(np.array([0, 1], np.int32), device="cpu")
     mask = ct.asarray(np.ones((4, 4), np.bool_), device="cpu")
-    yield from ((x,), (x, x), (x[0], x[0]), (x, 0, 1), (mask, x, x), ([x, x],), (x, 2), (x, [2, 2]))
+    yield from (
+        (x,),
+        (x, x),
+        (x[0], x[0]),
+        (x, 0, 1),
+        (mask, x, x),
+        ([x, x],),
+        (x, 2),
+        (x, [2, 2]),
+        (x, [4, 4]),
+    )
     yield from ((x, where), (x, where, x[:2]), (where, x), (x.reshape(1, 1, 4, 4),) * 3)
     yield from ((x.reshape(1, 4, 4), where[:1]), (x.reshape(1, 4, 4), x.reshape(4, 4, 1)))
 
@@ -49,7 +60,9 @@ def taken(dtype: str) -> set[str]:
 
 @pytest.mark.parametrize("dtype", ["i32", "u32", "i8", "u8"])
 def test_integers_have_the_operations_that_the_page_names(dtype: str) -> None:
+    assert row("i32, u32").startswith("the [element-wise functions](api.md#element-wise) that take")
     named = {n for part in re.findall(r"`([a-z_ ]+)`", row("i32, u32")) for n in part.split()}
+    named |= {*INTEGERS.split()} - {"cast"}
     assert taken(dtype) == named
     assert row("i8, u8").startswith("the same modulo 256; `sum` and `dot` give i32, u32.")
     x = ct.asarray(np.array([100, 100, 2], np.int32), device="cpu").astype(dtype)

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from centella.emit.wgsl import count_statements, emit_wgsl
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.op.op import get, registry
+from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
-from centella.tensors.tensor import apply_all
+from centella.tensors.tensor import apply, apply_all
 from tests.support.lang_common import ORDERS, Tensor, assembler, tint, webgpu
 from tests.support.mutations import Mutation, mistakes
 
@@ -142,232 +143,286 @@ class Launch:
             return all(np.allclose(a, b, near, near, equal_nan=True) for a, b in pairs)
 
 
+def operands_of(i: Inputs, e: Expression) -> list[ct.Tensor]:
+    """Rows that an expression takes, the last of two repeated along them; bools for conditions."""
+    shapes = [(3, 70), (70,)] if len(e.operands) == 2 else [(3, 70)] * len(e.operands)
+    bools = e.conditions if "float" in e.kinds else len(e.operands) * (e.kinds == BOOLS)
+    made = [i.bools(*shape) for shape in shapes[:bools]]
+    for shape in shapes[bools:]:
+        if e.compares or i.dtype in ("i32", "u32", "i8"):
+            made.append(i.ints(*shape, low=0, high=5))
+        else:
+            made.append(i(*shape, low=0.1 if e.domain == "positive" and not made else -2.0))
+    return made
+
+
 def elementwise() -> list[Case]:
-    """Each expression in f32 and f16; layouts and dtypes on a few."""
-    unary: dict[str, Build] = {
-        "neg": lambda i: F.neg(i(3, 70)), "abs": lambda i: F.abs(i(3, 70)),
-        "sqrt": lambda i: F.sqrt(i(3, 70, low=0.1)), "exp": lambda i: F.exp(i(3, 70)),
-        "log": lambda i: F.log(i(3, 70, low=0.1)), "tanh": lambda i: F.tanh(i(3, 70)),
-        "sigmoid": lambda i: F.sigmoid(i(3, 70)), "relu": lambda i: F.relu(i(3, 70)),
-        "swish": lambda i: F.swish(i(3, 70)), "elu": lambda i: F.elu(i(3, 70)),
-        "scale": lambda i: F.scale(i(3, 70), 1.7), "clip": lambda i: F.clip(i(3, 70), -1.0, 0.5),
-        "leaky_relu": lambda i: F.leaky_relu(i(3, 70), 0.2),
-        "copy": lambda i: i(5, 7).permute(1, 0).contiguous(),
-        "add": lambda i: F.add(i(3, 70), i(3, 70)), "sub": lambda i: F.sub(i(3, 70), i(70)),
-        "mul": lambda i: F.mul(i(3, 70), i(3, 1)), "div": lambda i: F.div(i(3, 70), i(3, 70)),
-        "maximum": lambda i: F.maximum(i(3, 70), 0.3),
-        "minimum": lambda i: F.minimum(i(70), i(3, 70)),
-        "where": lambda i: F.where(i.of(np.arange(210).reshape(3, 70) % 3 == 0, "bool"),
-                                    i(3, 70), i(3, 70)),
-    }  # fmt: skip  # a table
-    cases = [Case(n, "rows", b, d) for n, b in unary.items() for d in ("f32", "f16")]
-    for kind in ("none", "tanh", "quick"):
-        cases += [Case("gelu", kind, lambda i, k=kind: F.gelu(i(3, 70), k), d)
-                  for d in ("f32", "f16")]  # fmt: skip
-    add: dict[str, Build] = {
-        "vector": lambda i: F.add(i(1030), i(1030)),
-        "strided": lambda i: F.add(i(6, 5).permute(1, 0), i(5, 6)),
-        "sliced": lambda i: F.add(i(4, 9)[:, 1:8], i(7)),
-        "batched": lambda i: F.add(i(2, 3, 4, 10), i(3, 1, 10)),
-        "number": lambda i: F.add(i(3, 5), 2.5),
-    }
-    cases += [Case("add", n, b, d) for n, b in add.items() for d in ("f32", "f16", "bf16")]
-    integers: dict[str, Build] = {
-        "add": lambda i: F.add(i.ints(3, 70, low=0), i.ints(3, 70, low=0)),
-        "maximum": lambda i: F.maximum(i.ints(3, 70, low=0), i.ints(70, low=0)),
-    }
-    cases += [Case(n, "integers", b, d) for n, b in integers.items() for d in ("i32", "u32", "i8")]
-    return cases
-
-
-def three_columns(i: Inputs) -> ct.Tensor:
-    """Three operands beside one another, none of whole words."""
-    return F.concat([i.ints(3, 5), i.ints(3, 6), i.ints(3, 7)], 1)
-
-
-def added(i: Inputs) -> ct.Tensor:
-    """A product with a residual and nothing else."""
-    return F.linear(i(33, 35), i(36, 35), residual=i(33, 36))
-
-
-def moving() -> list[Case]:
-    """Casts between sizes and kinds, reshapes that move, copies."""
+    """Each expression in f32 and f16, or integers or bools."""
+    usual = {"float": ("f32", "f16"), "int": ("i32", "u32", "i8"), "bool": ("bool",)}
     cases = []
-    pairs = [("f32", "f16"), ("f16", "f32"), ("f32", "bf16"), ("f32", "i32"), ("i32", "f32"),
-             ("f32", "i8"), ("i8", "f16"), ("u8", "f32"), ("f16", "u8"), ("f32", "bool"),
-             ("i32", "u32")]  # fmt: skip
-    for source, target in pairs:
+    for e in EXPRESSIONS.values():
+        example = {"low": -1.0, "high": 0.5} if e.name == "clip" else e.example
 
-        def build(i: Inputs, target: str = target) -> ct.Tensor:
-            return F.cast(i.ints(3, 21, low=0, high=2 if target == "bool" else 50), target)
+        def build(i: Inputs, e: Expression = e, example: Any = example) -> ct.Tensor:
+            return apply(e.name, *operands_of(i, e), **example)
 
-        cases.append(Case("cast", f"to {target}", build, source))
-    for dtype in ("f32", "f16", "i8"):
-        cases.append(Case("reshape", "rows", lambda i: i.ints(6, 5).reshape(5, 6), dtype))
-        cases.append(Case("reshape", "vector", lambda i: i.ints(3, 2, 7).reshape(-1), dtype))
-        cases.append(
-            Case("concat", "rows", lambda i: F.concat([i.ints(2, 5), i.ints(3, 5)]), dtype)
-        )
-        cases.append(Case("concat", "columns", three_columns, dtype))
-        cases.append(Case("fill", "rows", lambda i: F.full((3, 5), 2, i.dtype, i.device), dtype))
+        cases += [Case(e.name, "rows", build, dtype) for dtype in usual[e.kinds[0]]]
     return cases
 
 
-def rows() -> list[Case]:
-    """Reductions, softmax, normalisation, pooling, embedding: what walks rows."""
-    build: dict[tuple[str, str], Build] = {
-        ("reduce", "sum"): lambda i: F.sum(i(6, 257 * i.chunk), -1),
-        ("reduce", "sum sliced"): lambda i: F.sum(i(6, 300)[:, 1:], -1),
-        ("reduce", "sum all"): lambda i: F.sum(i(50, 77)),
-        ("reduce", "sum first"): lambda i: F.sum(i(530, 3), 0),
-        ("reduce", "mean"): lambda i: F.mean(i(5, 77), -1),
-        ("reduce", "max"): lambda i: F.max(i.peaks(257 * i.chunk, i.chunk), -1),
-        ("reduce", "min"): lambda i: F.min(F.neg(i.peaks(257 * i.chunk, i.chunk)), -1),
-        ("reduce", "long"): lambda i: F.sum(i(2, 16500), -1),
-        ("argmax", "rows"): lambda i: F.argmax(i.peaks(257 * i.chunk, i.chunk), -1),
-        ("argmax", "sliced"): lambda i: F.argmax(i.peaks(260, 1, 1), -1),
-        ("dot", "vectors"): lambda i: F.dot(i(260 * i.chunk), i(260 * i.chunk)),
-        ("softmax", "rows"): lambda i: F.softmax(i.peaks(257 * i.chunk, i.chunk)),
-        ("softmax", "short"): lambda i: F.softmax(i.peaks(64 * i.chunk - 3, i.chunk)),
-        ("softmax", "log"): lambda i: F.log_softmax(i.peaks(64 * i.chunk - 3, i.chunk)),
-        ("softmax", "sliced"): lambda i: F.softmax(i.peaks(127, 4 // i.chunk or 2, 1)),
-        ("softmax", "first"): lambda i: F.softmax(i(5, 6), 0),
-        ("norm", "layer"): lambda i: F.layer_norm(i(3, 300), i(300), i(300)),
-        ("norm", "layer odd"): lambda i: F.layer_norm(i(3, 511), i(511), i(511)),
-        ("norm", "layer bare"): lambda i: F.layer_norm(i(3, 511)),
-        ("norm", "rms"): lambda i: F.rms_norm(i(3, 511), i(511)),
-        ("norm", "l2"): lambda i: F.l2_normalize(i(3, 511)),
-        ("norm", "sliced"): lambda i: F.layer_norm(i(3, 131)[:, 1:], i(130), i(130)),
-        ("mean_pool", "rows"): lambda i: F.mean_pool(i(3, 6, 40), i.of([4, 6, 0])),
-        ("mean_pool", "odd"): lambda i: F.mean_pool(i(3, 5, 7), i.of([4, 5, 2])),
-        ("embedding", "rows"): lambda i: F.embedding(i.of([[3, 0, 5], [9, 2, -1]]), i(9, 40)),
-        ("embedding", "odd"): lambda i: F.embedding(i.of([3, 0, 5, 8]), i(9, 7)),
-    }  # fmt: skip  # a table
-    cases = [Case(op, n, b, d) for (op, n), b in build.items() for d in ("f32", "f16")]
-    cases.append(Case("softmax", "short", build["softmax", "short"], "bf16"))
-    cases += [Case(op, n, build[op, n], "i32") for op, n in (("reduce", "max"), ("argmax", "rows"))]
-    cases.append(Case("reduce", "sum integers", lambda i: F.sum(i.ints(6, 1030), -1), "i32"))
+# Operation, name, dtypes, and a call with operands of `i`; a call may go on in a line below.
+CALLS = """
+gelu | tanh | f32 f16 | F.gelu(i(3, 70), "tanh")
+gelu | quick | f32 f16 | F.gelu(i(3, 70), "quick")
+copy | turned | f32 f16 | i(5, 7).permute(1, 0).contiguous()
+silu_gate | packed | f32 f16 | F.silu_gate(*F.split(i(3, 80), 40, -1))
+maximum | number | f32 f16 | F.maximum(i(3, 70), 0.3)
+mul | column | f32 f16 | F.mul(i(3, 70), i(3, 1))
+add | vector | f32 f16 bf16 | F.add(i(1030), i(1030))
+add | strided | f32 f16 bf16 | F.add(i(6, 5).permute(1, 0), i(5, 6))
+add | sliced | f32 f16 bf16 | F.add(i(4, 9)[:, 1:8], i(7))
+add | batched | f32 f16 bf16 | F.add(i(2, 3, 4, 10), i(3, 1, 10))
+add | number | f32 f16 bf16 | F.add(i(3, 5), 2.5)
+add | integers | i32 u32 i8 | F.add(i.ints(3, 70, low=0), i.ints(3, 70, low=0))
+maximum | integers | i32 u32 i8 | F.maximum(i.ints(3, 70, low=0), i.ints(70, low=0))
+sign | integers | i32 u32 i8 | F.sign(i.ints(3, 70, low=0, high=3))
+sign | signed | i32 i8 | F.sign(i.ints(3, 70))
+floor_divide | signed | i32 i8 | F.floor_divide(i.ints(3, 70), i.ints(3, 70, low=-5, high=5))
+remainder | signed | i32 i8 | F.remainder(i.ints(3, 70), i.ints(70, low=-5, high=5))
+lt | integers | i32 u32 i8 | F.lt(i.ints(3, 70, low=0), 20)
+eq | bools | bool | F.eq(i.bools(3, 70), i.bools(70))
+reshape | rows | f32 f16 i8 | i.ints(6, 5).reshape(5, 6)
+reshape | vector | f32 f16 i8 | i.ints(3, 2, 7).reshape(-1)
+concat | rows | f32 f16 i8 | F.concat([i.ints(2, 5), i.ints(3, 5)])
+concat | columns | f32 f16 i8 | F.concat([i.ints(3, 5), i.ints(3, 6), i.ints(3, 7)], 1)
+fill | rows | f32 f16 i8 | F.full((3, 5), 2, i.dtype, i.device)
+reduce | sum | f32 f16 | F.sum(i(6, 257 * i.chunk), -1)
+reduce | sum sliced | f32 f16 | F.sum(i(6, 300)[:, 1:], -1)
+reduce | sum all | f32 f16 | F.sum(i(50, 77))
+reduce | sum first | f32 f16 | F.sum(i(530, 3), 0)
+reduce | sum integers | i32 | F.sum(i.ints(6, 1030), -1)
+reduce | mean | f32 f16 | F.mean(i(5, 77), -1)
+reduce | max | f32 f16 i32 | F.max(i.peaks(257 * i.chunk, i.chunk), -1)
+reduce | min | f32 f16 | F.min(F.neg(i.peaks(257 * i.chunk, i.chunk)), -1)
+reduce | long | f32 f16 | F.sum(i(2, 16500), -1)
+argmax | rows | f32 f16 i32 | F.argmax(i.peaks(257 * i.chunk, i.chunk), -1)
+argmax | sliced | f32 f16 | F.argmax(i.peaks(260, 1, 1), -1)
+dot | vectors | f32 f16 | F.dot(i(260 * i.chunk), i(260 * i.chunk))
+softmax | rows | f32 f16 | F.softmax(i.peaks(257 * i.chunk, i.chunk))
+softmax | short | f32 f16 bf16 | F.softmax(i.peaks(64 * i.chunk - 3, i.chunk))
+softmax | log | f32 f16 | F.log_softmax(i.peaks(64 * i.chunk - 3, i.chunk))
+softmax | sliced | f32 f16 | F.softmax(i.peaks(127, 4 // i.chunk or 2, 1))
+softmax | first | f32 f16 | F.softmax(i(5, 6), 0)
+norm | layer | f32 f16 | F.layer_norm(i(3, 300), i(300), i(300))
+norm | layer odd | f32 f16 | F.layer_norm(i(3, 511), i(511), i(511))
+norm | layer bare | f32 f16 | F.layer_norm(i(3, 511))
+norm | rms | f32 f16 | F.rms_norm(i(3, 511), i(511))
+norm | l2 | f32 f16 | F.l2_normalize(i(3, 511))
+norm | sliced | f32 f16 | F.layer_norm(i(3, 131)[:, 1:], i(130), i(130))
+mean_pool | rows | f32 f16 | F.mean_pool(i(3, 6, 40), i.of([4, 6, 0]))
+mean_pool | odd | f32 f16 | F.mean_pool(i(3, 5, 7), i.of([4, 5, 2]))
+embedding | rows | f32 f16 | F.embedding(i.of([[3, 0, 5], [9, 2, -1]]), i(9, 40))
+embedding | odd | f32 f16 | F.embedding(i.of([3, 0, 5, 8]), i(9, 7))
+matmul | batched | f32 f16 bf16 | F.matmul(i(2, 33, 35), i(2, 35, 36))
+matmul | sliced | f32 f16 bf16 | F.matmul(i(33, 40)[:, 1:36], i(35, 41))
+linear | residual | f32 f16 bf16 | F.linear(i(33, 35), i(36, 35), residual=i(33, 36))
+linear | mma rows | f16 bf16 | F.linear(i(35, 100), i(70, 100), i(70), residual=i(35, 70),
+    activation="silu", variant="mma")
+matmul | mma across | f16 bf16 | F.matmul(i(72, 35).T, i(72, 37), alpha=0.5, variant="mma")
+matmul | mma odd | f16 bf16 | F.matmul(i(2, 40, 70)[:, :, 1:], i(3, 70, 50)[1:, :69, 1:],
+    variant="mma")
+linear | thin 3 | f32 f16 | F.linear(i(3, 67), i(9, 67))
+linear | thin 4 | f32 f16 | F.linear(i(4, 67), i(9, 67))
+linear | gemv long | f32 f16 | deep(i, 1, 530 * i.chunk + 3)
+linear | gemv bf16 | bf16 | F.linear(i(1, 2048), i(5, 2048))
+linear | int8 tile | f32 f16 | quantised(i, 18, 35, 33)
+linear | int8 medium | f32 f16 | F.linear(i(70, 35),
+    i.of(np.arange(67 * 35).reshape(67, 35) % 99, "i8"), scale=i(67), variant="medium")
+linear | thin sliced | f32 f16 | F.linear(i(4, 34 * i.chunk)[:, 1:],
+    i(9, 34 * i.chunk + 1)[:, 2:])
+matmul | thin batched | f32 f16 | F.matmul(i(2, 4, 300), i(2, 6, 300).permute(0, 2, 1))
+matmul | thin turned | f32 f16 | F.matmul(i(34 * i.chunk - 1, 4).T, i(9, 34 * i.chunk - 1).T,
+    alpha=0.5)
+matmul | columns 1 | f32 f16 | F.matmul(i(1, 67), i(67, 133))
+matmul | columns 4 | f32 f16 | F.matmul(i(2, 4, 64), i(2, 64, 30), alpha=0.5)
+matmul | columns 16 | f32 f16 | F.matmul(i(16, 69), i(69, 35))
+matmul | columns split | f32 f16 | F.matmul(i(2, 600), i(600, 29), alpha=0.5)
+matmul | columns sliced | f32 f16 | F.matmul(i(80, 4)[1:].T, i(79, 42)[:, 1:])
+attention | plain | f32 f16 | attend(i, 2, 2, 5, 21, 16)
+attention | causal | f32 f16 | attend(i, 2, 2, 19, 21, 16, causal=True)
+attention | lengths | f32 f16 | attend(i, 2, 2, 5, 21, 16, lengths=i.of([13, 20]))
+attention | key_mask | f32 f16 | attend(i, 2, 2, 5, 21, 16, key_mask=i.of(KEYS, "bool"))
+attention | mask | f32 f16 | attend(i, 2, 2, 5, 21, 16, mask=i(2, 1, 5, 21))
+attention | all | f32 f16 | attend(i, 2, 1, 7, 21, 8, causal=True, lengths=i.of([13, 21]),
+    key_mask=i.of(KEYS, "bool"), mask=i(1, 2, 1, 21))
+attention | grouped | f32 f16 | attend(i, 4, 2, 3, 18, 16)
+attention | odd head | f32 f16 | attend(i, 1, 1, 3, 18, 13)
+attention | head 64 | f32 | attend(i, 1, 1, 3, 18, 64)
+attention | head 80 | f16 | attend(i, 1, 1, 3, 18, 80)
+attention | head 160 | f32 | attend(i, 1, 1, 3, 9, 160)
+attention | two queries a thread | f32 | attend(i, 1, 1, 70, 17, 8)
+attention | starts | f32 | attend(i, 2, 1, 5, 21, 16, starts=i.of([-2, 17]))
+attention | tiled | f32 f16 | attend(i, 2, 1, 37, 41, 16, variant="tiled", lengths=i.of([34, 41]))
+attention | tiled, causal | f32 | attend(i, 1, 1, 35, 44, 60, variant="tiled", causal=True)
+attention | tiled, odd head | f32 f16 | attend(i, 2, 2, 9, 40, 13, variant="tiled",
+    starts=i.of([-2, 30]))
+attention | tiled, all | f32 f16 | attend(i, 2, 1, 9, 40, 8, variant="tiled",
+    starts=i.of([25, 33]), lengths=i.of([26, 40]), mask=i(2, 1, 9, 40),
+    key_mask=i.of(np.arange(80).reshape(2, 40) % 3 > 0, "bool"))
+attention | split | f32 f16 | attend(i, 2, 2, 1, 150, 128, variant="split")
+attention | split into many | f32 f16 | many_parts(i)
+attention | split of lengths | f32 f16 | attend(i, 2, 2, 1, 192, 128, variant="split",
+    lengths=i.of([190, 1]))
+attention | split of causal | f32 | attend(i, 4, 2, 2, 128, 128, variant="split", causal=True)
+attention | split, all | f32 f16 | attend(i, 8, 2, 2, 130, 13, variant="split",
+    starts=i.of([125, 60]), lengths=i.of([126, 140]), mask=i(2, 1, 2, 130),
+    key_mask=i.of(np.arange(260).reshape(2, 130) % 3 > 0, "bool"))
+arange | down | f32 f16 i32 u32 u8 | F.arange(90, 3, -2, i.dtype, i.device)
+gather | rows | f32 f16 i8 | F.gather(i.ints(9, 80, low=0), i.of([[3, 0, 5], [8, 9, -1]]))
+gather | odd | f32 f16 i8 | F.gather(i.ints(9, 7, low=0), i.of([3, 0, 5, 8]))
+gather | middle | f32 f16 i8 | F.gather(i.ints(2, 9, 16, low=0), i.of([8, 0, 5]), 1)
+gather | columns | f32 f16 i8 | F.gather(i.ints(3, 33, low=0), i.of(PICKS), 1)
+scatter | rows | f32 f16 i8 | F.scatter(i.ints(9, 80, low=0), i.of([3, 8, 3, -1]),
+    i.ints(4, 80, low=0))
+scatter | odd | f32 f16 i8 | F.scatter(i.ints(9, 7, low=0), i.of([3, 0, 3]), i.ints(3, 7, low=0))
+scatter | elements | f32 f16 i8 | F.scatter(i.ints(33, low=0), i.of(PICKS), i.ints(21, low=0))
+rope | halves | f32 f16 | turned(i, 32, 32)
+rope | halves, first | f32 f16 | turned(i, 32, 32, [3, 20])
+rope | halves, each | f32 f16 | turned(i, 32, 16, EACH)
+rope | halves, odd | f32 f16 | turned(i, 14, 10, [30, 2])
+rope | neighbours | f32 f16 | turned(i, 32, 32, interleaved=True)
+rope | neighbours, each | f32 f16 | turned(i, 32, 16, EACH, interleaved=True)
+rope | neighbours, odd | f32 f16 | turned(i, 13, 10, [30, 2], interleaved=True)
+conv1d | first | f32 f16 | F.conv1d(i(2, 7, 39), i(37, 7, 3), i(37), padding=1, activation="gelu")
+conv1d | last | f32 f16 | F.conv1d(i(2, 39, 16).permute(0, 2, 1), i(37, 16, 3), i(37), stride=2,
+    padding=1)
+conv1d | no copy of x | f32 f16 | F.conv1d(i(2, 39, 16).permute(0, 2, 1), i(37, 16, 3), i(37))
+assign | rows | f32 f16 i8 | assigned(i, (5, 80), (5, 80))
+assign | a row | f32 f16 i8 | assigned(i, (5, 7), (7,))
+assign | a column | f32 f16 i8 | assigned(i, (5, 16), (5, 1))
+cache_write | 16 | f32 f16 | written(i, 16, [0, 3])
+cache_write | 16, past the end | f32 f16 | written(i, 16, [2, 5])
+cache_write | 7 | f32 f16 | written(i, 7, [0, 3])
+cache_write | 7, past the end | f32 f16 | written(i, 7, [2, 5])
+rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
+rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
+rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
+cache_step | begin | i32 | stepped(i)
+cache_step | set | i32 | stepped(i, i.ints(70, low=0))
+fused | rows | f32 f16 | compared(i(3, 80), i(3, 80))
+fused | odd | f32 bf16 | compared(i(3, 7), i(7))
+fused | integers | i32 i8 | wrapped(i.ints(3, 70))
+fused | chain | f32 f16 | F.gelu(i(3, 75) * 0.5 + i(75)) - i(3, 1)
+fused | norm | f32 f16 | F.layer_norm(added(i, 3, 4, 300), i(300), i(300)) * i(3, 4, 1)
+fused | norm odd | f32 f16 | F.rms_norm(i(3, 140)[:, 1:] * i(3, 1), i(139)) + i(3, 139)
+fused | reduce | f32 f16 | F.mean(added(i, 2, 3, 257 * i.chunk), -1) * 0.5 + i(2, 3)
+fused | reduce odd | f32 f16 | F.sum(i(6, 266 * i.chunk)[:, 1:] * i(6, 1), -1) + i(6)
+fused | reduce long | f32 f16 | F.sum(i(2, 16500) * 0.25, -1) + i(2)
+"""
+KEYS = np.random.default_rng(3).random((2, 21)) < 0.6
+PICKS = np.append(
+    np.random.default_rng(5).integers(0, 33, 19), [-1, -34]
+)  # some equal, one outside
+EACH = [[3, 1, 30, 7, 2], [0, 29, 4, 11, 31]]  # positions
+
+
+def called() -> list[Case]:
+    """The cases of `CALLS`."""
+    cases = []
+    for line in CALLS.strip().replace("\n    ", " ").splitlines():
+        op, name, dtypes, call = line.split(" | ", 3)
+        build = eval(f"lambda i: {call}", globals())
+        cases += [Case(op, name, build, dtype) for dtype in dtypes.split()]
     return cases
 
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
+def casts() -> list[Case]:
+    """Between sizes and kinds."""
+    pairs = ("f32 f16", "f16 f32", "f32 bf16", "f32 i32", "i32 f32", "f32 i8", "i8 f16", "u8 f32",
+             "f16 u8", "f32 bool", "i32 u32")  # fmt: skip
+
+    def build(i: Inputs, target: str) -> ct.Tensor:
+        return F.cast(i.ints(3, 21, low=0, high=2 if target == "bool" else 50), target)
+
+    return [
+        Case("cast", f"to {target}", partial(build, target=target), source)
+        for source, target in map(str.split, pairs)
+    ]
 
 
 def products() -> list[Case]:
     """Each tile in each layout, depth and storage type; the epilogues."""
     cases = []
+    layouts: dict[str, Callable[..., ct.Tensor]] = {
+        "nn": lambda i, m, n, v: F.matmul(i(m, 40), i(40, n), variant=v),
+        "nt": lambda i, m, n, v: F.matmul(i(m, 35), i(n, 35).T, variant=v),
+        "tn": lambda i, m, n, v: F.matmul(i(35, m).T, i(35, n), alpha=0.5, variant=v),
+        "tt": lambda i, m, n, v: F.matmul(i(32, m).T, i(n, 32).T, variant=v),
+    }
+
+    def linear(i: Inputs, m: int, n: int, v: str) -> ct.Tensor:
+        x, weight, bias, residual = i(m, 35), i(n, 35), i(n), i(m, n)
+        return F.linear(x, weight, bias, activation="gelu", residual=residual, variant=v)
+
     for variant, (m, n) in {"small": (37, 41), "medium": (70, 67), "large": (130, 133)}.items():
-        layouts: dict[str, Build] = {
-            "nn": lambda i, v=variant, m=m, n=n: F.matmul(i(m, 40), i(40, n), variant=v),
-            "nt": lambda i, v=variant, m=m, n=n: F.matmul(i(m, 35), i(n, 35).T, variant=v),
-            "tn": lambda i, v=variant, m=m, n=n: F.matmul(i(35, m).T, i(35, n), alpha=0.5,
-                                                           variant=v),
-            "tt": lambda i, v=variant, m=m, n=n: F.matmul(i(32, m).T, i(n, 32).T, variant=v),
-        }  # fmt: skip
-        for name, build in layouts.items():
-            for dtype in ("f32", "f16"):
-                for roomy in (False, True):
-                    cases.append(Case("matmul", f"{variant} {name}", build, dtype, roomy))
-
-        def linear(i: Inputs, v: str = variant, m: int = m, n: int = n) -> ct.Tensor:
-            return F.linear(i(m, 35), i(n, 35), i(n), activation="gelu", residual=i(m, n),
-                             variant=v)  # fmt: skip
-
-        cases += [Case("linear", variant, linear, d) for d in ("f32", "f16")]
+        sizes: dict[str, Any] = {"m": m, "n": n, "v": variant}
+        cases += [
+            Case("matmul", f"{variant} {name}", partial(build, **sizes), dtype, roomy)
+            for name, build in layouts.items()
+            for dtype in ("f32", "f16")
+            for roomy in (False, True)
+        ]  # fmt: skip
+        cases += [Case("linear", variant, partial(linear, **sizes), d) for d in ("f32", "f16")]
     for name in ACTIVATIONS:
         cases.append(Case("linear", name, lambda i, a=name: F.linear(i(37, 35), i(41, 35), i(41),
                                                                       activation=a)))  # fmt: skip
-    for dtype in ("f32", "f16", "bf16"):
-        cases.append(
-            Case("matmul", "batched", lambda i: F.matmul(i(2, 33, 35), i(2, 35, 36)), dtype)
-        )
-        cases.append(
-            Case("matmul", "sliced", lambda i: F.matmul(i(33, 40)[:, 1:36], i(35, 41)), dtype)
-        )
-        cases.append(Case("linear", "residual", added, dtype))
     return cases
+
+
+def deep(i: Inputs, m: int, k: int) -> ct.Tensor:
+    """A thin product with a bias."""
+    return F.linear(i(m, k), i(9, k), i(9))
+
+
+def quantised(i: Inputs, m: int, n: int, k: int) -> ct.Tensor:
+    """A weight of int8 with a factor a row."""
+    i.seed += 1
+    stored = np.random.default_rng(i.seed).integers(-127, 128, (n, k))
+    scale = i.of(np.linspace(1, 2, n) / 127, "f32")
+    return F.linear(i(m, k), i.of(stored, "i8"), i(n), scale=scale, residual=i(m, n))
+
+
+def in_blocks(i: Inputs, m: int, k: int, four: bool) -> ct.Tensor:
+    """A weight of 9 rows in blocks of 8 or 4 bits."""
+    i.seed += 1
+    rng = np.random.default_rng(i.seed)
+    low, high, width = (0, 256, k // 2) if four else (-127, 128, k)
+    stored = i.of(rng.integers(low, high, (9, width)), "u8" if four else "i8")
+    scale = i(9, k // 32, low=0.0, high=0.02)
+    return F.linear(i(m, k), stored, i(9), scale=scale, residual=i(m, 9))
+
+
+def whole(i: Inputs, four: bool) -> ct.Tensor:
+    """A weight in blocks, dequantised."""
+    stored = i.of(np.arange(12 * 64).reshape(12, 64) % 99, "u8" if four else "i8")
+    return F.dequantize(stored, i(12, 4 if four else 2), i.dtype)
 
 
 def thin_products() -> list[Case]:
-    """Few rows: each number held, short and long depths, layouts, storage types, epilogues."""
-
-    def case(name: str, build: Build, *dtypes: str, op: str = "linear") -> list[Case]:
-        return [Case(op, name, build, d) for d in dtypes or ("f32", "f16")]
-
-    def quantised(m: int, n: int, k: int) -> Build:
-        def build(i: Inputs) -> ct.Tensor:
-            i.seed += 1
-            stored = np.random.default_rng(i.seed).integers(-127, 128, (n, k))
-            scale = i.of(np.linspace(1, 2, n) / 127, "f32")
-            return F.linear(i(m, k), i.of(stored, "i8"), i(n), scale=scale, residual=i(m, n))
-
-        return build
-
-    def steps(i: Inputs, many: int, more: int = 0) -> int:
-        return many * i.chunk + more
-
-    def plain(m: int, many: int, more: int) -> Build:
-        return lambda i: F.linear(i(m, steps(i, many, more)), i(9, steps(i, many, more)), i(9))
-
-    def in_blocks(m: int, n: int, k: int, four: bool) -> Build:
-        def build(i: Inputs) -> ct.Tensor:
-            i.seed += 1
-            rng = np.random.default_rng(i.seed)
-            stored = (
-                i.of(rng.integers(0, 256, (n, k // 2)), "u8")
-                if four
-                else i.of(rng.integers(-127, 128, (n, k)), "i8")
-            )
-            return F.linear(i(m, k), stored, i(n), scale=i(n, k // 32, low=0.0, high=0.02),
-                             residual=i(m, n))  # fmt: skip
-
-        return build
-
-    cases = []
+    """Few rows, in each way to walk k so that all threads of a team have work; formats."""
+    builds: list[tuple[str, str, Build]] = []
     for four in (False, True):
         for m, k in ((1, 4224), (2, 2112), (4, 1184), (16, 1120)):
-            cases += case(f"blocks {m} {four}", in_blocks(m, 9, k, four), op="linear")
-        cases += case(
-            f"whole {four}",
-            lambda i, four=four: F.dequantize(
-                i.of(np.arange(12 * 64).reshape(12, 64) % 99, "u8" if four else "i8"),
-                i(12, 4 if four else 2),
-                i.dtype,
-            ),
-            op="dequantize",
-        )
-    for m in (1, 2, 4, 8, 16):  # all threads of a team have work, in each way to walk k
-        for name, many, more in (("masked", 8, -1), ("both", 33, 1), ("whole", 64, 0)):
-            if name == "both" and m == 1:
-                many = 130
-            cases += case(f"thin {m} {name}", plain(m, many, more))
-        cases += case(f"int8 {m}", quantised(m, 18, 16 * 35 + 3))
-    for m in (3, 4):  # one kernel: of three rows, the fourth that it reads is dropped
-        cases += case(f"thin {m}", lambda i, m=m: F.linear(i(m, 67), i(9, 67)))
-    cases += case("gemv long", plain(1, 530, 3))
-    cases += case("gemv bf16", lambda i: F.linear(i(1, 2048), i(5, 2048)), "bf16")
-    cases += case("int8 tile", quantised(18, 35, 33))
-    cases += case("int8 medium", lambda i: F.linear(
-        i(70, 35), i.of(np.arange(67 * 35).reshape(67, 35) % 99, "i8"), scale=i(67),
-        variant="medium"))  # fmt: skip
-    cases += case(
-        "thin sliced",
-        lambda i: F.linear(i(4, steps(i, 34))[:, 1:], i(9, steps(i, 34, 1))[:, 2:]),
-    )
-    products: dict[str, Build] = {
-        "thin batched": lambda i: F.matmul(i(2, 4, 300), i(2, 6, 300).permute(0, 2, 1)),
-        "thin turned": lambda i: F.matmul(
-            i(steps(i, 34, -1), 4).T, i(9, steps(i, 34, -1)).T, alpha=0.5
-        ),
-        "columns 1": lambda i: F.matmul(i(1, 67), i(67, 133)),
-        "columns 4": lambda i: F.matmul(i(2, 4, 64), i(2, 64, 30), alpha=0.5),
-        "columns 16": lambda i: F.matmul(i(16, 69), i(69, 35)),
-        "columns split": lambda i: F.matmul(i(2, 600), i(600, 29), alpha=0.5),
-        "columns sliced": lambda i: F.matmul(i(80, 4)[1:].T, i(79, 42)[:, 1:]),
-    }
-    for name, build in products.items():
-        cases += case(name, build, op="matmul")
-    return cases
+            build = partial(in_blocks, m=m, k=k, four=four)
+            builds.append(("linear", f"blocks {m} {four}", build))
+        builds.append(("dequantize", f"whole {four}", partial(whole, four=four)))
+    for m in (1, 2, 4, 8, 16):
+        for name, many, more in (("masked", 8, -1), ("both", 130 if m == 1 else 33, 1),
+                                 ("whole", 64, 0)):  # fmt: skip
+            builds.append(("linear", f"thin {m} {name}", lambda i, m=m, many=many, more=more: deep(
+                i, m, many * i.chunk + more)))  # fmt: skip
+        builds.append(("linear", f"int8 {m}", partial(quantised, m=m, n=18, k=16 * 35 + 3)))
+    return [Case(op, name, build, d) for op, name, build in builds for d in ("f32", "f16")]
 
 
 def many_parts(i: Inputs) -> ct.Tensor:
@@ -381,263 +436,67 @@ def many_parts(i: Inputs) -> ct.Tensor:
     return F.attention(*operands, scale=1.0, variant="split")
 
 
-def attentions() -> list[Case]:
-    """Each mask, head sizes on both sides of a tile, grouped queries."""
-
-    def case(name: str, h: int, kv: int, lq: int, lk: int, d: int, dtypes: Any = ("f32", "f16"),
-             **more: Any) -> list[Case]:  # fmt: skip
-        def build(i: Inputs) -> ct.Tensor:
-            q, k, v = i(2, h, lq, d), i(2, kv, lk, d), i(2, kv, lk, d)
-            given = {n: f(i) if callable(f) else f for n, f in more.items()}
-            return F.attention(q, k, v, **given)
-
-        return [Case("attention", name, build, t) for t in dtypes]
-
-    keys = np.random.default_rng(3).random((2, 21)) < 0.6
-    return [
-        *case("plain", 2, 2, 5, 21, 16),
-        *case("causal", 2, 2, 19, 21, 16, causal=True),
-        *case("lengths", 2, 2, 5, 21, 16, lengths=lambda i: i.of([13, 20])),
-        *case("key_mask", 2, 2, 5, 21, 16, key_mask=lambda i: i.of(keys, "bool")),
-        *case("mask", 2, 2, 5, 21, 16, mask=lambda i: i(2, 1, 5, 21)),
-        *case("all", 2, 1, 7, 21, 8, causal=True, lengths=lambda i: i.of([13, 21]),
-              key_mask=lambda i: i.of(keys, "bool"), mask=lambda i: i(1, 2, 1, 21)),
-        *case("grouped", 4, 2, 3, 18, 16),
-        *case("odd head", 1, 1, 3, 18, 13),
-        *case("head 64", 1, 1, 3, 18, 64, ("f32",)),
-        *case("head 80", 1, 1, 3, 18, 80, ("f16",)),
-        *case("head 160", 1, 1, 3, 9, 160, ("f32",)),
-        *case("two queries a thread", 1, 1, 70, 17, 8, ("f32",)),
-        *case("starts", 2, 1, 5, 21, 16, ("f32",), starts=lambda i: i.of([-2, 17])),
-        *case("tiled", 2, 1, 37, 41, 16, variant="tiled", lengths=lambda i: i.of([34, 41])),
-        *case("tiled, causal", 1, 1, 35, 44, 60, ("f32",), variant="tiled", causal=True),
-        *case("tiled, odd head", 2, 2, 9, 40, 13, variant="tiled", starts=lambda i: i.of([-2, 30])),
-        *case("tiled, all", 2, 1, 9, 40, 8, variant="tiled", starts=lambda i: i.of([25, 33]),
-              lengths=lambda i: i.of([26, 40]), mask=lambda i: i(2, 1, 9, 40),
-              key_mask=lambda i: i.of(np.arange(80).reshape(2, 40) % 3 > 0, "bool")),
-        *case("split", 2, 2, 1, 150, 128, variant="split"),
-        *(Case("attention", "split into many", many_parts, t) for t in ("f32", "f16")),
-        *case("split of lengths", 2, 2, 1, 192, 128, variant="split",
-              lengths=lambda i: i.of([190, 1])),
-        *case("split of causal", 4, 2, 2, 128, 128, ("f32",), variant="split", causal=True),
-        *case("split, all", 8, 2, 2, 130, 13, variant="split", starts=lambda i: i.of([125, 60]),
-              lengths=lambda i: i.of([126, 140]), mask=lambda i: i(2, 1, 2, 130),
-              key_mask=lambda i: i.of(np.arange(260).reshape(2, 130) % 3 > 0, "bool")),
-    ]  # fmt: skip
+def attend(i: Inputs, h: int, kv: int, lq: int, lk: int, d: int, **more: Any) -> ct.Tensor:
+    """Attention of a batch of 2."""
+    return F.attention(i(2, h, lq, d), i(2, kv, lk, d), i(2, kv, lk, d), **more)
 
 
-def choices() -> list[Case]:
-    """Comparisons, logic, division of integers, and the other expressions."""
-    floats: dict[str, Build] = {
-        "sin": lambda i: F.sin(i(3, 70)), "cos": lambda i: F.cos(i(3, 70)),
-        "rsqrt": lambda i: F.rsqrt(i(3, 70, low=0.1)), "square": lambda i: F.square(i(3, 70)),
-        "silu_gate": lambda i: packed_gate(i(3, 80)),
-        **{n: lambda i, n=n: getattr(F, n)(*(i.ints(3, 70, low=0, high=3) for _ in range(2)))
-           for n in ("eq", "ne", "lt", "le", "gt", "ge")},
-    }  # fmt: skip  # a table
-    cases = [Case(n, "rows", b, d) for n, b in floats.items() for d in ("f32", "f16")]
-    integers: dict[str, Build] = {
-        "floor_divide": lambda i: F.floor_divide(
-            i.ints(3, 70, low=0), i.ints(3, 70, low=0, high=5)
-        ),
-        "remainder": lambda i: F.remainder(i.ints(3, 70, low=0), i.ints(70, low=0, high=5)),
-        "lt": lambda i: F.lt(i.ints(3, 70, low=0), 20),
-    }
-    cases += [Case(n, "integers", b, d) for n, b in integers.items() for d in ("i32", "u32", "i8")]
-    signed: dict[str, Build] = {
-        "floor_divide": lambda i: F.floor_divide(i.ints(3, 70), i.ints(3, 70, low=-5, high=5)),
-        "remainder": lambda i: F.remainder(i.ints(3, 70), i.ints(70, low=-5, high=5)),
-    }
-    cases += [Case(n, "signed", b, d) for n, b in signed.items() for d in ("i32", "i8")]
-    bools: dict[str, Build] = {
-        "logical_and": lambda i: F.logical_and(i.bools(3, 70), i.bools(70)),
-        "logical_or": lambda i: F.logical_or(i.bools(3, 70), i.bools(3, 70)),
-        "logical_not": lambda i: F.logical_not(i.bools(3, 70)),
-        "eq": lambda i: F.eq(i.bools(3, 70), i.bools(70)),
-    }
-    return cases + [Case(n, "bools", b, "bool") for n, b in bools.items()]
+def turned(i: Inputs, dim: int, rotary: int, positions: Any = None, **more: Any) -> ct.Tensor:
+    """rope: chunks and words, columns that pass, each kind of positions."""
+    cos, sin = (i.of(t, "f32") for t in ct.rope_tables(dim, 31, rotary_dim=rotary))
+    at = None if positions is None else i.of(positions)
+    return F.rope(i(2, 5, 3, dim).permute(0, 2, 1, 3), cos, sin, at, **more)
 
 
-def packed_gate(x: ct.Tensor) -> ct.Tensor:
-    """The gate over the halves of one tensor."""
-    return F.silu_gate(*F.split(x, 40, -1))
+def assigned(i: Inputs, state: tuple[int, ...], x: tuple[int, ...]) -> ct.Tensor:
+    """A State that is assigned to."""
+    made = ct.State(i.ints(*state, low=0))
+    made.assign(i.ints(*x, low=0))
+    return made.value
 
 
-def picks(count: int) -> NDArray[np.int64]:
-    """Indices of 33 rows, some equal, one from the end, one outside."""
-    return np.append(np.random.default_rng(5).integers(0, 33, count - 2), [-1, -34])
+def written(i: Inputs, dim: int, starts: list[int]) -> ct.Tensor:
+    """Keys and values written into caches."""
+    caches = [ct.State(i(2, 3, 7, dim)) for _ in "kv"]
+    new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
+    apply_all(get("cache_write"), (*(c.value for c in caches), *new, i.of(starts)), {})
+    return F.stack([c.value for c in caches])
 
 
-def by_index() -> list[Case]:
-    """arange, gather, scatter: chunks, words, indices along the last axis."""
-    cases = [
-        Case("arange", "down", lambda i: F.arange(90, 3, -2, i.dtype, i.device), d)
-        for d in ("f32", "f16", "i32", "u32", "u8")
-    ]
-    build: dict[tuple[str, str], Build] = {
-        ("gather", "rows"): lambda i: F.gather(i.ints(9, 80, low=0), i.of([[3, 0, 5], [8, 9, -1]])),
-        ("gather", "odd"): lambda i: F.gather(i.ints(9, 7, low=0), i.of([3, 0, 5, 8])),
-        ("gather", "middle"): lambda i: F.gather(i.ints(2, 9, 16, low=0), i.of([8, 0, 5]), 1),
-        ("gather", "columns"): lambda i: F.gather(i.ints(3, 33, low=0), i.of(picks(21)), 1),
-        ("scatter", "rows"): lambda i: F.scatter(i.ints(9, 80, low=0), i.of([3, 8, 3, -1]),
-                                                 i.ints(4, 80, low=0)),
-        ("scatter", "odd"): lambda i: F.scatter(i.ints(9, 7, low=0), i.of([3, 0, 3]),
-                                                i.ints(3, 7, low=0)),
-        ("scatter", "elements"): lambda i: F.scatter(i.ints(33, low=0), i.of(picks(21)),
-                                                     i.ints(21, low=0)),
-    }  # fmt: skip  # a table
-    cases += [Case(op, n, b, d) for (op, n), b in build.items() for d in ("f32", "f16", "i8")]
-    return cases
+def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
+    """q, k and v of a step, rotated, k and v cached."""
+    caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
+    x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
+    angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
+    tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+    given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
+    *_, q = apply_all(get("rope_cache_write"), given, {"interleaved": interleaved, "eps": 1e-6})
+    return F.concat([q, *(c.value for c in caches)], 2)
 
 
-def ropes() -> list[Case]:
-    """Both pairings; chunks and words; columns that pass; each kind of positions."""
-
-    def case(name: str, dim: int, rotary: int, positions: Any = None, **more: Any) -> list[Case]:
-        def build(i: Inputs) -> ct.Tensor:
-            cos, sin = (i.of(t, "f32") for t in ct.rope_tables(dim, 31, rotary_dim=rotary))
-            at = None if positions is None else i.of(positions)
-            x = i(2, 5, 3, dim).permute(0, 2, 1, 3)
-            return F.rope(x, cos, sin, at, **more)
-
-        return [Case("rope", name, build, t) for t in ("f32", "f16")]
-
-    each = [[3, 1, 30, 7, 2], [0, 29, 4, 11, 31]]
-    return [
-        *case("halves", 32, 32),
-        *case("halves, first", 32, 32, [3, 20]),
-        *case("halves, each", 32, 16, each),
-        *case("halves, odd", 14, 10, [30, 2]),
-        *case("neighbours", 32, 32, interleaved=True),
-        *case("neighbours, each", 32, 16, each, interleaved=True),
-        *case("neighbours, odd", 13, 10, [30, 2], interleaved=True),
-    ]
+def stepped(i: Inputs, *lengths: ct.Tensor) -> ct.Tensor:
+    """The positions of a cache's next step."""
+    steps = ct.State(i.ints(2, 70, low=0))
+    apply_all(get("cache_step"), (steps.value, *lengths), {"tokens": 3})
+    return steps.value
 
 
-def convolutions() -> list[Case]:
-    """Channels first and last, narrow and wide; each with its copies."""
-
-    def case(name: str, channels: int, last: bool, **more: Any) -> list[Case]:
-        def build(i: Inputs) -> ct.Tensor:
-            shape = (2, 39, channels) if last else (2, channels, 39)
-            x, weight, bias = i(*shape), i(37, channels, 3), i(37)
-            x = x.permute(0, 2, 1) if last else x
-            return F.conv1d(x, weight, bias, **more)
-
-        return [Case("conv1d", name, build, t) for t in ("f32", "f16")]
-
-    return [
-        *case("first", 7, False, padding=1, activation="gelu"),
-        *case("last", 16, True, stride=2, padding=1),
-        *case("no copy of x", 16, True),
-    ]
+def compared(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+    """A chain with a comparison and numbers."""
+    return F.where(F.gelu(x * w) < 0.4, x + 1.5, -2.0)
 
 
-def states() -> list[Case]:
-    """What changes in place: whole, and where a position on the device says."""
-
-    def assigned(state: tuple[int, ...], x: tuple[int, ...]) -> Build:
-        def build(i: Inputs) -> ct.Tensor:
-            made = ct.State(i.ints(*state, low=0))
-            made.assign(i.ints(*x, low=0))
-            return made.value
-
-        return build
-
-    def written(dim: int, last: bool) -> Build:
-        def build(i: Inputs) -> ct.Tensor:
-            caches = [ct.State(i(2, 3, 7, dim)) for _ in "kv"]
-            new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
-            starts = i.of([2, 5] if last else [0, 3])
-            apply_all(get("cache_write"), (*(c.value for c in caches), *new, starts), {})
-            return F.stack([c.value for c in caches])
-
-        return build
-
-    def rotated(dim: int, norm: bool, interleaved: bool) -> Build:
-        def build(i: Inputs) -> ct.Tensor:
-            caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
-            x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
-            angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
-            tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
-            given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
-            attrs = {"interleaved": interleaved, "eps": 1e-6}
-            *_, q = apply_all(get("rope_cache_write"), given, attrs)
-            return F.concat([q, *(c.value for c in caches)], 2)
-
-        return build
-
-    def stepped(lengths: bool) -> Build:
-        def build(i: Inputs) -> ct.Tensor:
-            steps = ct.State(i.ints(2, 70, low=0))
-            more = (i.ints(70, low=0),) if lengths else ()
-            apply_all(get("cache_step"), (steps.value, *more), {"tokens": 3})
-            return steps.value
-
-        return build
-
-    shapes = {"rows": ((5, 80), (5, 80)), "a row": ((5, 7), (7,)), "a column": ((5, 16), (5, 1))}
-    cases = [Case("assign", n, assigned(*s), d) for n, s in shapes.items()
-             for d in ("f32", "f16", "i8")]  # fmt: skip
-    cases += [Case("cache_write", f"{dim}{', past the end' * last}", written(dim, last), d)
-              for dim in (16, 7) for last in (False, True) for d in ("f32", "f16")]  # fmt: skip
-    cases += [Case("rope_cache_write", f"{dim}{', norm' * norm}{', pairs' * pairs}",
-                   rotated(dim, norm, pairs), d)
-              for dim, norm, pairs in ((16, False, False), (16, True, True), (7, True, False))
-              for d in ("f32", "f16")]  # fmt: skip
-    return cases + [Case("cache_step", n, stepped(n == "set"), "i32") for n in ("begin", "set")]
+def wrapped(x: ct.Tensor) -> ct.Tensor:
+    """A chain of integers."""
+    return F.where((x * 5 + 3) % 7 > x, x, 4)
 
 
-def chains() -> list[Case]:
-    """Fused chains: chunks, words, a comparison, numbers of several types."""
-
-    def chain(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
-        return F.where(F.gelu(x * w) < 0.4, x + 1.5, -2.0)
-
-    def whole(i: Inputs) -> ct.Tensor:
-        x = i.ints(3, 70)
-        return F.where((x * 5 + 3) % 7 > x, x, 4)
-
-    cases = [Case("fused", "rows", lambda i: chain(i(3, 80), i(3, 80)), d) for d in ("f32", "f16")]
-    cases += [Case("fused", "odd", lambda i: chain(i(3, 7), i(7)), d) for d in ("f32", "bf16")]
-    return cases + [Case("fused", "integers", whole, d) for d in ("i32", "i8")]
-
-
-def added_rows(i: Inputs, *shape: int) -> ct.Tensor:
+def added(i: Inputs, *shape: int) -> ct.Tensor:
     """Rows, and what repeats along all but the last two and the last dimension, added."""
     return i(*shape) + i(shape[-1]) + i(*shape[1:])
 
 
-def around_rows() -> list[Case]:
-    """Element-wise ops as one kernel, alone and around a norm or a reduction."""
-    build: dict[str, Build] = {
-        "chain": lambda i: F.gelu(i(3, 75) * 0.5 + i(75)) - i(3, 1),
-        "norm": lambda i: F.layer_norm(added_rows(i, 3, 4, 300), i(300), i(300)) * i(3, 4, 1),
-        "norm odd": lambda i: F.rms_norm(i(3, 140)[:, 1:] * i(3, 1), i(139)) + i(3, 139),
-        "reduce": lambda i: F.mean(added_rows(i, 2, 3, 257 * i.chunk), -1) * 0.5 + i(2, 3),
-        "reduce odd": lambda i: F.sum(i(6, 266 * i.chunk)[:, 1:] * i(6, 1), -1) + i(6),
-        "reduce long": lambda i: F.sum(i(2, 16500) * 0.25, -1) + i(2),
-    }
-    return [Case("fused", n, b, d) for n, b in build.items() for d in ("f32", "f16")]
-
-
-def tensor_cores() -> list[Case]:
-    """Products on tensor cores: both ways an operand lies, past the ring, off 16 bytes."""
-    build: dict[str, Build] = {
-        "rows": lambda i: F.linear(i(35, 100), i(70, 100), i(70), residual=i(35, 70),
-                                   activation="silu", variant="mma"),
-        "across": lambda i: F.matmul(i(72, 35).T, i(72, 37), alpha=0.5, variant="mma"),
-        "odd": lambda i: F.matmul(i(2, 40, 70)[:, :, 1:], i(3, 70, 50)[1:, :69, 1:],
-                                  variant="mma"),
-    }  # fmt: skip
-    return [Case("linear" if n == "rows" else "matmul", f"mma {n}", b, d)
-            for n, b in build.items() for d in ("f16", "bf16")]  # fmt: skip
-
-
-CASES = [*elementwise(), *moving(), *rows(), *products(), *thin_products(), *tensor_cores(),
-         *attentions(),
-         *choices(), *by_index(), *ropes(), *convolutions(), *states(), *chains(),
-         *around_rows()]  # fmt: skip
+CASES = [*elementwise(), *called(), *casts(), *products(), *thin_products()]
 
 
 @dataclass

@@ -34,6 +34,8 @@ def test_init_defines_nothing() -> None:
             nodes += node.body + node.orelse  # what one of both is not to see, is held to the same
             continue
         names = [ast.unparse(t) for t in node.targets] if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AugAssign):
+            names = [ast.unparse(node.target)]
         allowed = isinstance(node, ast.Import | ast.ImportFrom | ast.Delete) or names in (
             ["__all__"],
             ["__version__"],

@@ -31,6 +31,7 @@ SHAPES = [(), (1,), (0,), (3, 0), (3, 5), (2, 1, 7)]
 PAIRS = [((), ()), ((1,), (1,)), ((0,), (1,)), ((3, 0), (3, 0)), ((4,), ()), ((3, 5), (3, 5)),
          ((3, 5), (5,)), ((2, 1, 7), (3, 1))]  # fmt: skip
 HUGE = [0.0, -0.0, 1e-300, -1e-300, 1e300, -1e300]
+TURNS = [0.0, -0.0, 1e-300, 1e-8, 0.5, -2.0, 20.0, -40.0, 800.0, 6e4]
 WIDE = [0.0, -0.0, 1e-300, -1e-300, 1e-8, -1e-8, 20.0, -20.0, 40.0, -40.0, 700.0, -700.0]
 
 
@@ -70,16 +71,9 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0)
 def unary(op: str, fn: Callable[..., Tensor], extreme: list[float], **params: Any) -> Cases:
     """Random values of several shapes, then the extremes."""
     rng = rng_of(op)
-    positive = op in ("sqrt", "log")
     xs = [normal(rng, shape, 3.0) for shape in SHAPES]
-    xs = [x.abs() + 1e-3 for x in xs] if positive else xs
+    xs = [x.abs() + 1e-3 for x in xs] if op in ("sqrt", "log") else xs
     return [case(fn, {"x": x}, **params) for x in [*xs, t(extreme)]]
-
-
-def unary_with(op: str, fn: Callable[..., Tensor], extreme: list[float], **params: Any) -> Cases:
-    """`unary` for each value of the one param given."""
-    ((name, values),) = params.items()
-    return [row for value in values for row in unary(op, fn, extreme, **{name: value})]
 
 
 def gelu(x: Tensor, kind: str) -> Tensor:
@@ -87,43 +81,66 @@ def gelu(x: Tensor, kind: str) -> Tensor:
     return x * torch.sigmoid(1.702 * x) if kind == "quick" else nnf.gelu(x, approximate=kind)
 
 
+UNARY: dict[str, tuple[Callable[..., Tensor], list[float]]] = {
+    "neg": (torch.neg, HUGE), "abs": (torch.abs, HUGE), "relu": (nnf.relu, HUGE),
+    "sqrt": (torch.sqrt, [0.0, 1e-300, 1.0, 4.0, 2.0, 1e300]),
+    "exp": (torch.exp, [*WIDE, -708.0, 709.0]),
+    "log": (torch.log, [1e-300, 1.0, 1 - 1e-10, 1 + 1e-10, 2.0, 1e300]),
+    "sigmoid": (torch.sigmoid, WIDE), "tanh": (torch.tanh, [*WIDE, 1e300, -1e300]),
+    "silu": (nnf.silu, WIDE), "sin": (torch.sin, TURNS), "cos": (torch.cos, TURNS),
+    "square": (torch.square, [0.0, -0.0, 1e-150, -1e150]),
+}  # fmt: skip
+BELL = [v for v in WIDE if abs(v) < 100] + [400.0, -400.0]
+WITH: dict[str, tuple[Callable[..., Tensor], list[float], str, tuple[Any, ...]]] = {
+    "leaky_relu": (plain(nnf.leaky_relu), HUGE, "negative_slope", (0.01, 0.3)),
+    "elu": (plain(nnf.elu), WIDE, "alpha", (1.0, 0.5)),
+    "gelu": (gelu, BELL, "kind", ("none", "tanh", "quick")),
+    "scale": (plain(torch.mul), HUGE, "factor", (-0.125, 3.0, 0.0)),
+}
+
+
 def unary_ops() -> dict[str, Cases]:
     """One operand, and at most one number."""
-    slopes, alphas, factors = (0.01, 0.3), (1.0, 0.5), (-0.125, 3.0, 0.0)
-    roots = [0.0, 1e-300, 1.0, 4.0, 2.0, 1e300]
-    logs = [1e-300, 1.0, 1 - 1e-10, 1 + 1e-10, 2.0, 1e300]
-    bell = [v for v in WIDE if abs(v) < 100] + [400.0, -400.0]
-    return {
-        "neg": unary("neg", plain(torch.neg), HUGE),
-        "abs": unary("abs", plain(torch.abs), HUGE),
-        "sqrt": unary("sqrt", plain(torch.sqrt), roots),
-        "exp": unary("exp", plain(torch.exp), [*WIDE, -708.0, 709.0]),
-        "log": unary("log", plain(torch.log), logs),
-        "relu": unary("relu", plain(nnf.relu), HUGE),
-        "leaky_relu": unary_with("leaky_relu", plain(nnf.leaky_relu), HUGE, negative_slope=slopes),
-        "elu": unary_with("elu", plain(nnf.elu), WIDE, alpha=alphas),
-        "sigmoid": unary("sigmoid", plain(torch.sigmoid), WIDE),
-        "tanh": unary("tanh", plain(torch.tanh), [*WIDE, 1e300, -1e300]),
-        "silu": unary("silu", plain(nnf.silu), WIDE),
-        "gelu": unary_with("gelu", gelu, bell, kind=("none", "tanh", "quick")),
-        "scale": unary_with("scale", plain(torch.mul), HUGE, factor=factors),
-    }
+    ops = {op: unary(op, plain(fn), extreme) for op, (fn, extreme) in UNARY.items()}
+    roots = [normal(rng_of("rsqrt"), shape, 3.0).abs() + 1e-3 for shape in SHAPES]
+    roots.append(t([1e-300, 1.0, 4.0, 2.0, 1e300]))
+    ops["rsqrt"] = [case(plain(torch.rsqrt), {"x": x}) for x in roots]
+    for op, (fn, extreme, name, values) in WITH.items():
+        ops[op] = [row for v in values for row in unary(op, fn, extreme, **{name: v})]
+    return ops
 
 
 def binary_ops() -> dict[str, Cases]:
-    """Two operands that broadcast."""
-    far = (t([1e300, -1e300, 1e-300, -0.0, 0.0]), t([-1e300, 1e300, 1e-300, 0.0, 0.0]))
-    product = (t([1e200, -1e200, 1e-200, -0.0, 1e300]), t([1e-200, 1e100, 1e-90, 5.0, 1e-300]))
-    ratio = (t([1e200, -1e200, 1e-200, -0.0, 1e300]), t([1e-100, 1e100, 1e-90, 5.0, 1e300]))
-    fns = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
-           "maximum": torch.maximum, "minimum": torch.minimum}  # fmt: skip
-    extremes = {"mul": product, "div": ratio}
+    """Two operands that broadcast: arithmetic, comparisons, logic, division of integers."""
+    far = ([1e300, -1e300, 1e-300, -0.0, 0.0], [-1e300, 1e300, 1e-300, 0.0, 0.0])
+    product = ([1e200, -1e200, 1e-200, -0.0, 1e300], [1e-200, 1e100, 1e-90, 5.0, 1e-300])
+    ratio = ([1e200, -1e200, 1e-200, -0.0, 1e300], [1e-100, 1e100, 1e-90, 5.0, 1e300])
+    special = ([0.0, 1e300, 1.0, -1e-300], [-0.0, 1.0, 1.0, 1e-300])
+    extremes = {"mul": product, "div": ratio, "silu_gate": (WIDE, WIDE[::-1])}
+    fns: dict[str, Callable[..., Tensor]] = {
+        **{op: getattr(torch, op) for op in (
+            "add sub mul div maximum minimum eq ne lt le gt ge logical_and logical_or floor_divide "
+            "remainder").split()},
+        "silu_gate": lambda gate, up: nnf.silu(gate) * up,
+    }  # fmt: skip
     ops: dict[str, Cases] = {}
     for op, fn in fns.items():
-        rng = rng_of(op)
-        pairs = [(normal(rng, a), normal(rng, b)) for a, b in PAIRS]
-        pairs.append(extremes.get(op, far))
-        ops[op] = [case(plain(fn), {"a": a, "b": b}) for a, b in pairs]
+        rng, names = rng_of(op), ("gate", "up") if op == "silu_gate" else ("a", "b")
+        scale = 3.0 if op == "silu_gate" else 1.0
+        if op in ("floor_divide", "remainder"):
+            pairs = [(t(rng.integers(-99, 99, a)), t(rng.integers(1, 9, b))) for a, b in PAIRS]
+            pairs += [(a, -b) for a, b in pairs[-3:]]
+        else:
+            pairs = [(normal(rng, a, scale), normal(rng, b)) for a, b in PAIRS]
+            if op.startswith("logical"):
+                pairs = [(a > 0, b > 0) for a, b in pairs]
+            elif op in ("eq", "ne", "lt", "le", "gt", "ge"):
+                pairs = [(a.round(), b.round()) for a, b in pairs] + [tuple(map(t, special))]
+            else:
+                pairs.append(tuple(map(t, extremes.get(op, far))))
+        ops[op] = [case(plain(fn), dict(zip(names, pair, strict=True))) for pair in pairs]
+    rng = rng_of("logical_not")
+    ops["logical_not"] = [case(plain(torch.logical_not), {"x": normal(rng, s) > 0}) for s in SHAPES]
     return ops
 
 
@@ -212,14 +229,9 @@ def linear_cases() -> Cases:
     rng = rng_of("linear")
 
     def linear(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        *,
-        scale: Tensor | None = None,
-        activation: str | None,
-    ) -> Tensor:
+        x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
+        scale: Tensor | None = None, activation: str | None,
+    ) -> Tensor:  # fmt: skip
         scaled = weight if scale is None else weight * scale[:, None]
         y = ACTIVATIONS[activation](nnf.linear(x, scaled, bias))
         return y if residual is None else y + residual
@@ -326,16 +338,9 @@ def reduce_ops() -> dict[str, Cases]:
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None = None,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-    *,
-    causal: bool,
-    scale: float | None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, mask: Tensor | None = None,
+    starts: Tensor | None = None, *, causal: bool, scale: float | None,
+) -> Tensor:  # fmt: skip
     """PyTorch's, with the masks of this project made into its one additive mask."""
     queries, keys = q.shape[-2], k.shape[-2]
     added = torch.zeros(q.shape[0], 1, queries, keys, dtype=q.dtype)
@@ -389,51 +394,6 @@ def attention_ops() -> dict[str, Cases]:
     add(0, 2, 2, 3, 3, 4)
     add(2, 4, 2, 2, 7, 4, starts=t([1, 4]))  # in a buffer filled in part
     return {"attention": rows}
-
-
-def more_unary_ops() -> dict[str, Cases]:
-    """sin, cos, rsqrt, square."""
-    turns = [0.0, -0.0, 1e-300, 1e-8, 0.5, -2.0, 20.0, -40.0, 800.0, 6e4]
-    roots = [1e-300, 1.0, 4.0, 2.0, 1e300]
-    rsqrt = [normal(rng_of("rsqrt"), shape, 3.0).abs() + 1e-3 for shape in SHAPES]
-    return {
-        "sin": unary("sin", plain(torch.sin), turns),
-        "cos": unary("cos", plain(torch.cos), turns),
-        "square": unary("square", plain(torch.square), [0.0, -0.0, 1e-150, -1e150]),
-        "rsqrt": [case(plain(torch.rsqrt), {"x": x}) for x in [*rsqrt, t(roots)]],
-    }
-
-
-def more_binary_ops() -> dict[str, Cases]:
-    """Comparisons, logic, division of integers, the SwiGLU gate."""
-    ops: dict[str, Cases] = {}
-    special = {"a": t([0.0, 1e300, 1.0, -1e-300]), "b": t([-0.0, 1.0, 1.0, 1e-300])}
-    for op in ("eq", "ne", "lt", "le", "gt", "ge"):
-        rng = rng_of(op)
-        pairs = [(normal(rng, a).round(), normal(rng, b).round()) for a, b in PAIRS]
-        ops[op] = [case(plain(getattr(torch, op)), {"a": a, "b": b}) for a, b in pairs]
-        ops[op].append(case(plain(getattr(torch, op)), special))
-    fns = {"logical_and": torch.logical_and, "logical_or": torch.logical_or}
-    for op, fn in fns.items():
-        rng = rng_of(op)
-        bools = [(normal(rng, a) > 0, normal(rng, b) > 0) for a, b in PAIRS]
-        ops[op] = [case(plain(fn), {"a": a, "b": b}) for a, b in bools]
-    rng = rng_of("logical_not")
-    ops["logical_not"] = [case(plain(torch.logical_not), {"x": normal(rng, s) > 0}) for s in SHAPES]
-    for op, fn in {"floor_divide": torch.floor_divide, "remainder": torch.remainder}.items():
-        rng = rng_of(op)
-        wholes = [(t(rng.integers(-99, 99, a)), t(rng.integers(1, 9, b))) for a, b in PAIRS]
-        wholes += [(a, -b) for a, b in wholes[-3:]]
-        ops[op] = [case(plain(fn), {"a": a, "b": b}) for a, b in wholes]
-
-    def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
-        return nnf.silu(gate) * up
-
-    rng = rng_of("silu_gate")
-    gates = [(normal(rng, a, 3.0), normal(rng, b)) for a, b in PAIRS]
-    gates.append((t(WIDE), t(WIDE[::-1])))
-    ops["silu_gate"] = [case(silu_gate, {"gate": a, "up": b}) for a, b in gates]
-    return ops
 
 
 def row_ops() -> dict[str, Cases]:
@@ -514,8 +474,18 @@ def sequence_ops() -> dict[str, Cases]:
     return {"rope": ropes, "conv1d": convs}
 
 
+ORDER = (  # of the stored file
+    "neg abs sqrt exp log relu leaky_relu elu sigmoid tanh silu gelu scale add sub mul div maximum "
+    "minimum clip where cast matmul dot linear embedding layer_norm rms_norm l2_normalize softmax "
+    "log_softmax sum mean max min argmax attention sin cos square rsqrt eq ne lt le gt ge "
+    "logical_and logical_or logical_not floor_divide remainder silu_gate arange gather scatter "
+    "rope conv1d"
+).split()
+
+
 def witness() -> dict[str, Cases]:
     """Every op's rows."""
     parts = (unary_ops, binary_ops, choice_ops, product_ops, norm_ops, softmax_ops, reduce_ops,
-             attention_ops, more_unary_ops, more_binary_ops, row_ops, sequence_ops)  # fmt: skip
-    return {op: rows for part in parts for op, rows in part().items()}
+             attention_ops, row_ops, sequence_ops)  # fmt: skip
+    rows = {op: rows for part in parts for op, rows in part().items()}
+    return {op: rows[op] for op in ORDER}

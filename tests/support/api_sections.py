@@ -6,6 +6,8 @@ class that has no public name, but whose objects users hold: `module:Class`.
 
 from __future__ import annotations
 
+from centella.ops.elementwise import BOOLS, TABLE
+
 INTRO = """\
 # API
 
@@ -26,7 +28,9 @@ raises at the line that calls it, before anything is recorded: `ShapeError` and 
 operands that do not fit, `DeviceError` for those of two devices.
 """
 
-INTEGERS = "abs add sub mul floor_divide remainder neg square maximum minimum clip cast relu"
+CHOICES = [e.name for e in TABLE if e.compares or e.conditions or e.kinds == BOOLS]
+COMPUTED = [e for e in TABLE if e.name not in (*CHOICES, "copy")]
+INTEGERS = " ".join([*(e.name for e in COMPUTED if "int" in e.kinds), "cast"])
 
 SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
@@ -55,13 +59,12 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "broadcast as NumPy's do. Integers are taken by "
         f"`{INTEGERS.replace(' ', '`, `')}`; bools by `cast` alone. The arithmetic is the "
         "[same](kernel-language.md#arithmetic) on every device.",
-        "abs add sub mul div floor_divide remainder neg scale square sqrt rsqrt exp log sin cos "
-        "maximum minimum clip cast relu leaky_relu elu gelu sigmoid swish tanh silu_gate",
+        " ".join([*(e.name for e in COMPUTED), "cast"]),
     ),
     (
         "Comparisons and where",
         "`==` of two tensors raises; `ct.eq` compares.",
-        "eq ne lt le gt ge logical_and logical_or logical_not where",
+        " ".join(CHOICES),
     ),
     (
         "Products and quantisation",
@@ -73,12 +76,14 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Along axes",
         "",
-        "sum mean max min argmax softmax log_softmax layer_norm rms_norm l2_normalize mean_pool",
+        "sum mean var max min argmax softmax log_softmax layer_norm rms_norm l2_normalize "
+        "mean_pool",
     ),
     (
         "Moving",
         "`x[a:b]`, `x.T`, `x.permute` and `x.reshape` are views where they can be: see `Tensor`.",
-        "concat stack split chunk gather scatter embedding interleaved_to_head_first",
+        "concat stack split chunk broadcast_to repeat pad tril gather scatter embedding "
+        "interleaved_to_head_first",
     ),
     (
         "Attention, caches, State",

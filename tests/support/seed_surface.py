@@ -86,6 +86,19 @@ def near(got: Array, wanted: Any) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+def says(code: str) -> Check:
+    """A check of statements about the scene and `made`, none of which may be False."""
+
+    def check(here: Scene, made: Any) -> None:
+        names = {**globals(), **here, "made": made}
+        for statement in ast.parse(code).body:
+            text = ast.unparse(statement)
+            value = run(text, names)
+            assert not isinstance(value, bool | np.bool_) or value, text
+
+    return check
+
+
 # -- what the expressions are about ---------------------------------------------------------------
 
 RANDOM = np.random.default_rng(0)
@@ -156,11 +169,6 @@ def scene_of(row: Row, device: ct.Device) -> Scene:
 # -- GpuCommandBatch ------------------------------------------------------------------------------
 
 
-def made_batch(here: Scene, made: Any) -> None:
-    assert isinstance(made, ct.CommandBatch)
-    assert (made.device, made.num_operations, made.num_buffers) == (here["device"], 0, 0)
-
-
 def executed(here: Scene, tensor: ct.Tensor) -> Array:
     here["batch"].execute().result()
     here["led"].expect(submissions=1)
@@ -212,14 +220,6 @@ def is_read(here: Scene, made: Any) -> None:
     near(here["batch"].read(here["h"]), np.maximum(X, 0))
 
 
-def is_native(here: Scene, made: Any) -> None:
-    assert made == here["device"].native
-
-
-def is_queue(here: Scene, made: Any) -> None:
-    assert made is here["device"].native.queue
-
-
 def counts(number: int) -> Check:
     def check(here: Scene, made: Any) -> None:
         assert made == number
@@ -233,7 +233,9 @@ SIGMOID = 1 / (1 + np.exp(-X))
 GELU = X * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (X + 0.044715 * X**3)))
 
 BATCH = (
-    ("new", "device.batch()", made_batch),
+    ("new", "device.batch()",
+        says("isinstance(made, ct.CommandBatch); made.device is device; made.num_operations == "
+             "made.num_buffers == 0")),
     ("upload", "batch.upload(array)", snapshot),
     ("relu", "batch.relu(x)", gives(np.maximum(X, 0))),
     ("scale", "batch.scale(x, 2.5)", gives(X * 2.5)),
@@ -245,10 +247,10 @@ BATCH = (
     ("swish", "batch.swish(x)", gives(X * SIGMOID)),
     ("execute", "batch.execute()", one_submission),
     ("execute_with_cache", "batch.execute_with_cache(cache)", compiled_there),
-    ("wgpu_device", "batch.native", is_native),
+    ("wgpu_device", "batch.native", says("made == device.native")),
     ("num_operations", "batch.num_operations", counts(1)),
     ("num_buffers", "batch.num_buffers", counts(4)),
-)
+)  # fmt: skip
 
 ROWS: list[Row] = [Row("GpuCommandBatch", *each) for each in BATCH]
 ROWS += [
@@ -261,34 +263,12 @@ ROWS += [
     Row("GpuCommandBatch", "matmul", "batch.matmul(x, w)", gives(X @ W.T),
         note="shapes come from the tensors"),
     Row("GpuCommandBatch", "read", "batch.read(h)", is_read, before="batch.execute()"),
-    Row("GpuCommandBatch", "wgpu_queue", "batch.native.queue", is_queue, only="webgpu"),
+    Row("GpuCommandBatch", "wgpu_queue", "batch.native.queue",
+        says("made is device.native.queue"), only="webgpu"),
 ]  # fmt: skip
 
 
 # -- GpuMatmulCache -------------------------------------------------------------------------------
-
-
-def made_cache(here: Scene, made: Any) -> None:
-    assert isinstance(made, ct.MatmulCache)
-    assert (made.device, made.weight_count, made.weight_bytes) == (here["device"], 0, 0)
-
-
-def has_weight(here: Scene, made: Any) -> None:
-    cache = here["cache"]
-    assert [(w.name, w.shape) for w in cache.weights()] == [("up", (5, 4)), ("down", (5, 4))]
-    near(cache.matmul("down", X), X @ W.T)
-
-
-def weighs(here: Scene, made: Any) -> None:
-    assert made == sum(w.nbytes for w in here["cache"].weights()) == W.nbytes
-    here["cache"].remove("up")
-    assert here["cache"].weight_bytes == 0
-
-
-def is_one(here: Scene, made: Any) -> None:
-    assert made == 1
-    here["cache"].remove("up")
-    assert here["cache"].weight_count == 0
 
 
 def product(here: Scene, made: Any) -> None:
@@ -299,52 +279,24 @@ def product(here: Scene, made: Any) -> None:
 
 
 ROWS += [
-    Row("GpuMatmulCache", "new", "ct.MatmulCache(device)", made_cache),
-    Row("GpuMatmulCache", "upload_weight", "cache.upload_weight('down', weight)", has_weight,
+    Row("GpuMatmulCache", "new", "ct.MatmulCache(device)",
+        says("isinstance(made, ct.MatmulCache); made.device is device; made.weight_count == "
+             "made.weight_bytes == 0")),
+    Row("GpuMatmulCache", "upload_weight", "cache.upload_weight('down', weight)",
+        says("[(w.name, w.shape) for w in cache.weights()] == [('up', (5, 4)), ('down', (5, "
+             "4))]; near(cache.matmul('down', X), X @ W.T)"),
         note="the weight is [out, in], of any storage type"),
-    Row("GpuMatmulCache", "weight_count", "cache.weight_count", is_one),
-    Row("GpuMatmulCache", "weight_bytes", "cache.weight_bytes", weighs),
+    Row("GpuMatmulCache", "weight_count", "cache.weight_count",
+        says("made == 1; cache.remove('up'); cache.weight_count == 0")),
+    Row("GpuMatmulCache", "weight_bytes", "cache.weight_bytes",
+        says("made == sum(w.nbytes for w in cache.weights()) == W.nbytes; cache.remove('up'); "
+             "cache.weight_bytes == 0")),
     Row("GpuMatmulCache", "matmul_cached", "cache.matmul('up', x)", product,
         note="x is a tensor, or an array, which gives an array"),
 ]  # fmt: skip
 
 
 # -- GpuResidentTensor ----------------------------------------------------------------------------
-
-
-def is_x(here: Scene, made: Any) -> None:
-    assert isinstance(made, ct.Tensor)
-    assert made.device is here["device"]
-    near(made.numpy(), X)
-    here["led"].expect(uploads=1, downloads=1)
-
-
-def reserved(here: Scene, made: Any) -> None:
-    assert (made.shape, made.dtype, made.device) == ((3, 4), ct.f32, here["device"])
-    here["led"].expect(uploads=0, launches=0)
-
-
-def downloaded(here: Scene, made: Any) -> None:
-    np.testing.assert_array_equal(made, X)
-    here["led"].expect(uploads=0, downloads=1, submissions=0)
-
-
-def peeked(here: Scene, made: Any) -> None:
-    np.testing.assert_array_equal(made, X)
-    here["led"].expect(downloads=0, peeks=1)
-    assert here["x"].d2h_transfers == 0
-
-
-def resident(here: Scene, made: Any) -> None:
-    assert made is True
-    assert not (here["x"] + 1.0).is_resident  # recorded only
-
-
-def equals(number: Any) -> Check:
-    def check(here: Scene, made: Any) -> None:
-        assert made == number
-
-    return check
 
 
 def is_address(here: Scene, made: Any) -> None:
@@ -370,38 +322,42 @@ def changes_in_place(here: Scene, made: Any) -> None:
     assert here["device"].name == "cpu" or made.value.native == memory
 
 
-def launched(here: Scene, made: Any) -> None:
-    assert here["x"].kernel_launches == 1
-    assert here["x"].history[-1].what == "mine"
-
-
 ROWS += [
     Row("GpuResidentTensor", *each)
     for each in (
-        ("from_host", "ct.from_host(array, device=device)", is_x),
-        ("new_uninit", "ct.empty((3, 4), device=device)", reserved),
-        ("to_host", "x.to_host()", downloaded),
-        ("peek_host", "x.peek()", peeked),
-        ("is_device_resident", "x.is_resident", resident),
-        ("h2d_transfers", "x.h2d_transfers", equals(1)),
-        ("host_to_device_transfers", "x.h2d_transfers", equals(1)),
-        ("size_bytes", "x.size_bytes", equals(48)),
+        ("from_host", "ct.from_host(array, device=device)",
+        says("isinstance(made, ct.Tensor); made.device is device; near(made.numpy(), X); "
+             "led.expect(uploads=1, downloads=1)")),
+        ("new_uninit", "ct.empty((3, 4), device=device)",
+        says("(made.shape, made.dtype, made.device) == ((3, 4), ct.f32, device); "
+             "led.expect(uploads=0, launches=0)")),
+        ("to_host", "x.to_host()",
+        says("np.array_equal(made, X); led.expect(uploads=0, downloads=1, submissions=0)")),
+        ("peek_host", "x.peek()",
+        says("np.array_equal(made, X); led.expect(downloads=0, peeks=1); x.d2h_transfers == 0")),
+        ("is_device_resident", "x.is_resident",
+        says("made is True; (x + 1.0).is_resident is not True")),
+        ("h2d_transfers", "x.h2d_transfers", says("made == 1")),
+        ("host_to_device_transfers", "x.h2d_transfers", says("made == 1")),
+        ("size_bytes", "x.size_bytes", says("made == 48")),
         ("buffer", "x.native[0]", is_buffer),
         ("as_ptr", "x.native", is_address),
     )
-]
+]  # fmt: skip
 ROWS += [
-    Row("GpuResidentTensor", "d2h_transfers", "x.d2h_transfers", equals(2),
+    Row("GpuResidentTensor", "d2h_transfers", "x.d2h_transfers", says("made == 2"),
         before="x.numpy(); x.numpy(); x.peek()"),
-    Row("GpuResidentTensor", "device_to_host_transfers", "x.d2h_transfers", equals(1),
+    Row("GpuResidentTensor", "device_to_host_transfers", "x.d2h_transfers", says("made == 1"),
         before="x.numpy()"),
-    Row("GpuResidentTensor", "kernel_launches", "x.kernel_launches", equals(1),
+    Row("GpuResidentTensor", "kernel_launches", "x.kernel_launches", says("made == 1"),
         before="x = ct.relu(x); x.numpy()", note="counted; theirs always reads 1"),
-    Row("GpuResidentTensor", "len", "x.size", equals(12), note="len(x) is the first extent"),
-    Row("GpuResidentTensor", "is_empty", "x.size == 0", equals(True), before="x = x[:0]"),
+    Row("GpuResidentTensor", "len", "x.size",
+        says("made == 12"), note="len(x) is the first extent"),
+    Row("GpuResidentTensor", "is_empty", "x.size == 0", says("made is True"), before="x = x[:0]"),
     Row("GpuResidentTensor", "buffer_mut", "ct.State(x)", changes_in_place,
         note="a tensor never changes, a State does"),
-    Row("GpuResidentTensor", "record_kernel_launch", "x.record_launch('mine')", launched),
+    Row("GpuResidentTensor", "record_kernel_launch", "x.record_launch('mine')",
+        says("x.kernel_launches == 1; x.history[-1].what == 'mine'")),
 ]  # fmt: skip
 
 
@@ -424,31 +380,6 @@ def attended(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
 LAST = attended(Q[:, :, 5:], K, V)  # of the last token over all six
 
 
-def attention_in_one_launch(here: Scene, made: Any) -> None:
-    near(made.numpy(), attended(Q, K, V))
-    here["led"].expect(uploads=0, downloads=1, launches=1)
-
-
-def causal_attention(here: Scene, made: Any) -> None:
-    near(made.numpy(), attended(Q, K, V, causal=True))
-    here["led"].expect(uploads=0, downloads=1, launches=1)
-
-
-def is_last_token(here: Scene, made: Any) -> None:
-    near(made.numpy(), LAST)
-    here["led"].expect(uploads=0, downloads=1, submissions=1)
-    assert here["past"].lengths == (6,)
-
-
-def is_pending_token(here: Scene, made: Any) -> None:
-    assert isinstance(made, ct.Pending)
-    near(made.result()[0], LAST)
-
-
-def is_streamed_token(here: Scene, made: Any) -> None:
-    near(here["y"].numpy(), LAST)
-
-
 def scattered(here: Scene, made: Any) -> None:
     assert (here["past"].length, here["past"].lengths) == (6, (6,))
     near(here["past"].attend(here["q1"]).numpy(), LAST)
@@ -465,30 +396,12 @@ def made_kv_cache(here: Scene, made: Any) -> None:
     assert made.lengths == (2,)
 
 
-def is_cleared(here: Scene, made: Any) -> None:
-    assert len(here["device"].cache) == 0
-    ct.relu(here["x"]).numpy()
-    assert here["led"].compiles == (0 if here["device"].name == "cpu" else 1)
-
-
-def again_is_a_hit(here: Scene, made: Any) -> None:
-    ct.relu(here["x"]).numpy()
-    compiled = here["device"].name != "cpu"
-    assert here["device"].cache.hits == made + compiled
-    here["led"].expect(compiles=0)
-
-
 def new_is_a_miss(here: Scene, made: Any) -> None:
     here["device"].cache.clear()
     for _ in range(2):
         ct.relu(here["x"]).numpy()
     compiled = here["device"].name != "cpu"
     assert here["device"].cache.misses == made + compiled
-
-
-def is_reset(here: Scene, made: Any) -> None:
-    cache = here["device"].cache
-    assert (cache.hits, cache.misses) == (0, 0)
 
 
 def since_then(here: Scene, made: Any) -> None:
@@ -510,20 +423,8 @@ def total(name: str, by: int | None = None) -> Check:
     return check
 
 
-def is_stats(here: Scene, made: Any) -> None:
-    assert isinstance(made, ct.Counts)
-    assert (made.uploads, made.downloads) == (1, 1)
-    assert made.upload_bytes >= X.nbytes
-    assert "uploads 1" in str(made)
-
-
 def error_of(got: Array, wanted: Array) -> float:
     return float(np.square(got - wanted).sum() / np.square(wanted).sum())
-
-
-def block_is_right(here: Scene, made: Any) -> None:
-    assert error_of(made.numpy(), ENCODER["y"]) <= 1e-11
-    here["led"].expect(launches=7, submissions=1, uploads=0, downloads=1, copies=0)
 
 
 def encoder_is_loaded(here: Scene, made: Any) -> None:
@@ -600,33 +501,47 @@ FUNCTIONS = (
     ("BufferId", "ct.Tensor", is_handle),
     ("PipelineCache", "ct.PipelineCache()", keeps_programs),
     ("CachedPipeline", "ct.CachedPipeline", is_program),
-    ("clear_kernel_cache", "device.cache.clear()", is_cleared),
-    ("reset_kernel_cache_stats", "device.cache.reset()", is_reset),
+    ("clear_kernel_cache", "device.cache.clear()",
+        says("len(device.cache) == 0; ct.relu(x).numpy(); led.compiles == (device.name != 'cpu')")),
+    ("reset_kernel_cache_stats", "device.cache.reset()",
+        says("device.cache.hits == device.cache.misses == 0")),
     ("total_h2d_transfers", "ct.totals().uploads", total("uploads", 1)),
     ("total_h2d_bytes", "ct.totals().upload_bytes", total("upload_bytes")),
     ("total_d2h_transfers", "ct.totals().downloads", total("downloads", 1)),
     ("total_d2h_bytes", "ct.totals().download_bytes", total("download_bytes")),
     ("kv_cache_scatter_gpu", "past.append(k1, v1)", scattered),
-)
+)  # fmt: skip
 ROWS += [Row("", *each) for each in FUNCTIONS]
 ROWS += [
-    Row("", "batched_multihead_attention", "ct.attention(q, k, v)", attention_in_one_launch,
+    Row("", "batched_multihead_attention", "ct.attention(q, k, v)",
+        says("near(made.numpy(), attended(Q, K, V)); led.expect(uploads=0, downloads=1, "
+             "launches=1)"),
         note="one launch, no scores in memory"),
     Row("", "batched_multihead_attention_optimized", "ct.attention(q, k, v, causal=True)",
-        causal_attention, note="masks of four kinds"),
-    Row("", "incremental_attention_gpu", "past.append(k1, v1); past.attend(q1)", is_last_token),
-    Row("", "incremental_attention_gpu_async", "ct.fetch(past.attend(q1))", is_pending_token,
+        says("near(made.numpy(), attended(Q, K, V, causal=True)); led.expect(uploads=0, "
+             "downloads=1, launches=1)"), note="masks of four kinds"),
+    Row("", "incremental_attention_gpu", "past.append(k1, v1); past.attend(q1)",
+        says("near(made.numpy(), LAST); led.expect(uploads=0, downloads=1, submissions=1); "
+             "past.lengths == (6,)")),
+    Row("", "incremental_attention_gpu_async", "ct.fetch(past.attend(q1))",
+        says("isinstance(made, ct.Pending); near(made.result()[0], LAST)"),
         before="past.append(k1, v1)", note="a Pending: result() waits, await works"),
     Row("", "incremental_attention_gpu_with_stream", "with device.stream(): y = past.attend(q1)",
-        is_streamed_token, before="past.append(k1, v1)", only="cuda",
+        says("near(y.numpy(), LAST)"), before="past.append(k1, v1)", only="cuda",
         note="any op, on a stream of the application's or a new one"),
-    Row("", "kernel_cache_hits", "device.cache.hits", again_is_a_hit, before=WARM),
+    Row("", "kernel_cache_hits", "device.cache.hits",
+        says("ct.relu(x).numpy(); device.cache.hits == made + (device.name != 'cpu'); "
+             "led.expect(compiles=0)"), before=WARM),
     Row("", "kernel_cache_misses", "device.cache.misses", new_is_a_miss, before=WARM),
     Row("", "reset_transfer_counters", "ct.totals()", since_then,
         note="kept, and subtracted from a later one: nobody resets what others count"),
-    Row("", "TransferStats", "ct.totals() - before", is_stats,
+    Row("", "TransferStats", "ct.totals() - before",
+        says("isinstance(made, ct.Counts); (made.uploads, made.downloads) == (1, 1); "
+             "made.upload_bytes >= X.nbytes; 'uploads 1' in str(made)"),
         before="before = ct.totals(); ct.asarray(x.numpy(), device=device).native"),
-    Row("", "forward_encoder_block_gpu", "block(x)", block_is_right,
+    Row("", "forward_encoder_block_gpu", "block(x)",
+        says("error_of(made.numpy(), ENCODER['y']) <= 1e-11; led.expect(launches=7, "
+             "submissions=1, uploads=0, downloads=1, copies=0)"),
         before=f"block = {BLOCK}; x = ct.asarray(states, 'f32', device); "
         "block.load_parameters(encoder, device=device, dtype='f32')"),
     Row("", "GpuEncoderBlockWeights", "block.load_parameters(weights, device=device, dtype='f32')",

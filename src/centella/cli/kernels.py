@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -76,11 +77,9 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
         **{n: _of(getattr(f, n), f32) for n in rows},
-        **{e.name: _of(getattr(f, e.name), *_dtypes(e)) for e in TABLE if e.name != "copy"},
+        **{e.name: partial(_expression, e) for e in TABLE},
         "layer_norm": lambda t: f.layer_norm(t(64, 384), t(384), t(384)),
         "rms_norm": lambda t: f.rms_norm(t(64, 384), t(384)),
-        "scale": lambda t: f.scale(t(64, 384), 0.5),
-        "clip": lambda t: f.clip(t(64, 384), 0.0, 1.0),
         "where": lambda t: f.where(t(64, 384, dtype=bool_), t(64, 384), 0.0),
         "cast": lambda t: f.cast(t(64, 384), f16),
         "full": lambda t: f.full((64, 384), 1.0, device=t(1).device),
@@ -133,10 +132,11 @@ def _of(function: Callable[..., Any], *dtypes: DType) -> Callable[[Make], Any]:
     return lambda t: function(*(t(64, 384, dtype=dtype) for dtype in dtypes))
 
 
-def _dtypes(expression: Expression) -> list[DType]:
-    """The usual one of each operand: f32, where the operation takes floats."""
-    usual = {"float": f32, "int": i32, "bool": bool_}[expression.kinds[0]]
-    return [usual] * len(expression.operands)
+def _expression(expression: Expression, t: Make) -> Any:
+    """Its usual call, on f32 where it takes floats."""
+    dtype = {"float": f32, "int": i32, "bool": bool_}[expression.kinds[0]]
+    operands = [t(64, 384, dtype=dtype) for _ in expression.operands]
+    return apply(expression.name, *operands, **expression.example)
 
 
 def recorded(call: Callable[[Make], Any]) -> list[Any]:

@@ -19,8 +19,8 @@ from centella.errors import DTypeError, ShapeError
 from centella.models.llama_config import LlamaConfig
 from centella.nn import Embedding, Linear, Module, RMSNorm
 from centella.nn.attention import join_heads
-from centella.nn.kv_cache import KVCache
 from centella.nn.checkpoint import Array
+from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
 from centella.runtime.device import Device
 from centella.specs import Shape

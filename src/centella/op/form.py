@@ -41,9 +41,9 @@ class Form(Struct, Generic[A_co], frozen=True, eq=False):
 
     @property
     def named(self) -> dict[str, Any]:
-        """The attributes by name, in the order of names."""
+        """The attributes that are given, in the order of names."""
         attrs: Any = self.attrs
-        return dict(sorted((attrs if isinstance(attrs, dict) else asdict(attrs)).items()))
+        return {n: v for n, v in sorted(asdict(attrs).items()) if v is not None}
 
     def lower(self, caps: Caps) -> Lowered:
         """The launches on a device."""

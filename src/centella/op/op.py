@@ -59,8 +59,7 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
             module loads with the first plan that needs it.
         takes: whether input `index` may lie as `spec`; a copy is recorded where it may not.
         variants: names that `variant=` accepts, for tests and benchmarks.
-        attrs: what makes its attributes of names and values: a frozen Struct; `dict` where they
-            are numbers and words that an expression gets.
+        attrs: the frozen Struct of its attributes; one that is None is not given.
         mutates: inputs that it changes in place, each a State: output `i` is the next version of
             input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
         overwrites: those of them that it writes whole and never reads: they may hold anything.

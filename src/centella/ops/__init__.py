@@ -27,28 +27,3 @@ from centella.ops import (
     sample,
     softmax,
 )
-
-__all__ = [
-    "arange",
-    "argmax",
-    "assign",
-    "attention",
-    "cache",
-    "concat",
-    "conv1d",
-    "elementwise",
-    "embedding",
-    "fill",
-    "fused",
-    "gather",
-    "matmul",
-    "move",
-    "norm",
-    "pool",
-    "quant",
-    "reduce",
-    "rope",
-    "rope_cache",
-    "sample",
-    "softmax",
-]

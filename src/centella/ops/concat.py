@@ -15,7 +15,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Along, Axes, dims
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.elements import index_of, offset_of
+from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
@@ -82,11 +82,6 @@ def rule(specs: tuple[Spec, ...], attrs: ConcatAttrs) -> tuple[Out, ...]:
     return (((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype),)
 
 
-def reference(*xs: Any, axis: int) -> Any:
-    """The NumPy formula."""
-    return np.concatenate(xs, axis)
-
-
 def lower(form: Form[ConcatAttrs], caps: Caps) -> Lowered:
     """One launch; operands without elements are left out."""
     y, axis = form.outputs[0], form.attrs.axis
@@ -95,11 +90,9 @@ def lower(form: Form[ConcatAttrs], caps: Caps) -> Lowered:
     items = -(-columns // y.dtype.per_word)
     threads = items * math.prod(y.shape[:-1])
     values = {"items": items, "threads": threads, "columns": columns}
-    values.update({f"n{a}": n for a, n in enumerate(y.shape)})
-    values.update({f"s{a}": s for a, s in enumerate(y.strides)})
-    for k, (_, spec) in enumerate(used):
-        values[f"extent{k}"] = spec.shape[axis]
-        values.update({f"t{k}.{a}": s for a, s in enumerate(spec.strides)})
+    values.update({f"extent{k}": spec.shape[axis] for k, (_, spec) in enumerate(used)})
+    strides = {f"t{k}.": spec.strides for k, (_, spec) in enumerate(used)}
+    values.update(numbered({"n": y.shape, "s": y.strides, **strides}))
     call = Call(
         kernel,
         (*(Ref(i, flat(s)) for i, s in used), Ref(len(form.inputs), y)),
@@ -122,4 +115,5 @@ def axes_of(form: Form[ConcatAttrs]) -> Axes:
     return Axes(tuple(joined), (letters,))
 
 
-CONCAT = Op("concat", rule, reference, lower, attrs=ConcatAttrs, axes=axes_of, doc=__doc__ or "")
+CONCAT = Op("concat", rule, lambda *xs, axis: np.concatenate(xs, axis), lower, attrs=ConcatAttrs,
+            axes=axes_of, doc=__doc__ or "")  # fmt: skip

@@ -7,7 +7,7 @@ on 16-byte boundaries a thread has one chunk, else one word of the output.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +92,11 @@ def offset_of(index: list[Any], strides: str) -> Any:
     return offset
 
 
+def numbered(values: Mapping[str, Iterable[int]]) -> dict[str, int]:
+    """Launch parameters for `index_of` and `offset_of`: of each name, one a dimension."""
+    return {f"{name}{axis}": n for name, each in values.items() for axis, n in enumerate(each)}
+
+
 def load_elements(
     x: Any, mode: str, start: Any, column: Any, width: int, operand: int
 ) -> list[Any]:
@@ -124,10 +129,8 @@ def element_call(
     threads = items * math.prod(sizes[:-1])
     values: dict[str, int | float] = {"items": items, "threads": threads, "columns": sizes[-1]}
     values.update({n.name: n.value for n in numbers})
-    for k, step in enumerate(steps):
-        values[f"step{k}"] = step[-1]
-        values.update({f"s{k}.{axis}": s for axis, s in enumerate(step[:-1])})
-    values.update({f"n{axis}": n for axis, n in enumerate(sizes)})
+    values.update({f"step{k}": step[-1] for k, step in enumerate(steps)})
+    values.update(numbered({"n": sizes, **{f"s{k}.": s[:-1] for k, s in enumerate(steps)}}))
     constants = (
         ("attrs", attrs),
         ("chunk", modes is not None),
@@ -193,7 +196,7 @@ def as_f32(value: int | float) -> float:
 
 
 def split_numbers(
-    attrs: dict[str, Any], dtype: DType
+    attrs: Mapping[str, Any], dtype: DType
 ) -> tuple[tuple[Number, ...], tuple[tuple[str, Any], ...]]:
     """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
     type_ = number_type(dtype)

@@ -8,18 +8,18 @@ aside, arithmetic is f32 whatever the storage; each op rounds once, when it stor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, defstruct
+from msgspec.structs import asdict
 
 from centella.dtypes import DType, bool_
-from centella.emit.program import Kernel
 from centella.errors import DTypeError
 from centella.op.axes import broadcasting
 from centella.op.form import Form
-from centella.op.op import Lower, Lowered, Op, Out
+from centella.op.op import NONE, Lowered, NoAttrs, Op, Out
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
 from centella.ops.host import on_blocks
 from centella.ops.layout import broadcast
@@ -74,6 +74,12 @@ class Expression(Struct, frozen=True):
     Attributes:
         operands: their names; one given as a number is an attribute of that name.
         kinds: kinds of dtype it takes.
+        doc: what it computes, and what it makes of NaN, infinities and -0: the docstring of the
+            public function, where it has no attributes.
+        attrs: the Struct of its attributes; left out it has none, or is an `Either` of a pair.
+        example: attributes of a usual call, which cases and samples make.
+        domain: values that cases take: "normal", or "positive" for the first operand.
+        exact: the same on float64 arrays, by another formula; None: PyTorch's values are stored.
         conditions: how many of the operands, the first ones, are bool.
         compares: True when the result is bool.
     """
@@ -83,69 +89,109 @@ class Expression(Struct, frozen=True):
     fn: Callable[..., Any]
     kinds: tuple[str, ...]
     doc: str
+    attrs: type[Struct] | None = None
+    example: Mapping[str, Any] = NONE
+    domain: str = "normal"
+    exact: Callable[..., Any] | None = None
     conditions: int = 0
     compares: bool = False
+
+
+class Either(Struct, frozen=True):
+    """A number in place of one operand."""
+
+    first: int | float | None = None
+    second: int | float | None = None
+
+
+def _fields(**types: type) -> type[Struct]:
+    """The Struct of attributes of these names and types."""
+    return defstruct("Attrs", list(types.items()), frozen=True)
 
 
 FLOATS, NUMERIC = ("float",), ("float", "int", "uint")
 EVERY = (*NUMERIC, "bool")
 WHOLE, BOOLS = ("int", "uint"), ("bool",)
-PAIR = ("first", "second")
-TABLE = (
-    Expression("add", PAIR, lambda o, a, b: a + b, NUMERIC, "a + b"),
-    Expression("sub", PAIR, lambda o, a, b: a - b, NUMERIC, "a - b"),
-    Expression("mul", PAIR, lambda o, a, b: a * b, NUMERIC, "a * b"),
-    Expression("div", PAIR, lambda o, a, b: a / b, FLOATS, "a / b"),
-    Expression("maximum", PAIR, lambda o, a, b: o.maximum(a, b), NUMERIC, "max"),
-    Expression("minimum", PAIR, lambda o, a, b: o.minimum(a, b), NUMERIC, "min"),
-    Expression("neg", ("x",), lambda o, x: -x, NUMERIC, "-x"),
-    Expression("abs", ("x",), lambda o, x: o.abs(x), NUMERIC, "|x|"),
-    Expression("sqrt", ("x",), lambda o, x: o.sqrt(x), FLOATS, "square root"),
-    Expression("exp", ("x",), lambda o, x: o.exp(x), FLOATS, "e^x"),
-    Expression("log", ("x",), lambda o, x: o.log(x), FLOATS, "natural logarithm"),
-    Expression("tanh", ("x",), lambda o, x: o.tanh(x), FLOATS, "hyperbolic tangent"),
-    Expression("sigmoid", ("x",), lambda o, x: o.sigmoid(x), FLOATS, "1 / (1 + e^-x)"),
-    Expression("relu", ("x",), relu, NUMERIC, "max(x, 0)"),
-    Expression("swish", ("x",), silu, FLOATS, "x sigmoid(x)"),
-    Expression("gelu", ("x",), gelu, FLOATS, "x Phi(x)"),
-    Expression("elu", ("x",), elu, FLOATS, "x above 0, alpha (e^x - 1) below"),
-    Expression("scale", ("x",), lambda o, x, factor: x * factor, FLOATS, "x * factor"),
-    Expression(
-        "clip", ("x",), lambda o, x, low, high: o.minimum(o.maximum(x, low), high), NUMERIC,
-        "min(max(x, low), high)",
-    ),
-    Expression(
-        "leaky_relu", ("x",), lambda o, x, slope: o.maximum(x, 0) + o.minimum(x, 0) * slope,
-        FLOATS, "x above 0, slope x below",
-    ),
-    Expression(
-        "where", ("condition", "first", "second"), lambda o, c, a, b: o.where(c, a, b), EVERY,
-        "first where the condition holds, else second", conditions=1,
-    ),
-    Expression("copy", ("x",), lambda o, x: x, EVERY, "x, moved"),
+X, PAIR = ("x",), ("first", "second")
+TABLE: tuple[Expression, ...] = (
+    Expression("add", PAIR, lambda o, a, b: a + b, NUMERIC, "a + b, broadcasting."),
+    Expression("sub", PAIR, lambda o, a, b: a - b, NUMERIC, "a - b, broadcasting."),
+    Expression("mul", PAIR, lambda o, a, b: a * b, NUMERIC, "a * b, broadcasting."),
+    Expression("div", PAIR, lambda o, a, b: a / b, FLOATS, "a / b for floats, broadcasting."),
+    Expression("maximum", PAIR, lambda o, a, b: o.maximum(a, b), NUMERIC,
+               "The larger of each pair; NaN where either is NaN."),
+    Expression("minimum", PAIR, lambda o, a, b: o.minimum(a, b), NUMERIC,
+               "The smaller of each pair; NaN where either is NaN."),
+    Expression("pow", PAIR, lambda o, a, b: o.pow(a, b), FLOATS,
+               "a^b by C's rules: NaN for a fraction b of a < 0.", domain="positive",
+               exact=np.float_power),
+    Expression("neg", X, lambda o, x: -x, NUMERIC, "-x."),
+    Expression("abs", X, lambda o, x: o.abs(x), NUMERIC, "|x|."),
+    Expression("sign", X, lambda o, x: o.sign(x), NUMERIC,
+               "-1, 0 or 1, the sign of x; 0 for -0, NaN for NaN.", exact=np.sign),
+    Expression("square", X, lambda o, x: x * x, NUMERIC, "x * x."),
+    Expression("sqrt", X, lambda o, x: o.sqrt(x), FLOATS, "Square root; NaN below zero.",
+               domain="positive"),
+    Expression("rsqrt", X, lambda o, x: 1.0 / o.sqrt(x), FLOATS, "1 / sqrt(x); NaN below zero.",
+               domain="positive"),
+    Expression("floor", X, lambda o, x: o.floor(x), FLOATS,
+               "The largest whole number up to x; NaN, infinities and -0 stay.", exact=np.floor),
+    Expression("round", X, lambda o, x: o.round(x), FLOATS,
+               "The nearest whole number, of two the even one, with the sign of x: -0.5 gives -0. "
+               "NaN and infinities stay.", exact=np.rint),
+    Expression("exp", X, lambda o, x: o.exp(x), FLOATS, "e^x."),
+    Expression("log", X, lambda o, x: o.log(x), FLOATS, "Natural logarithm.", domain="positive"),
+    Expression("log1p", X, lambda o, x: o.log1p(x), FLOATS,
+               "log(1 + x), exact near 0: -0 stays; -inf at -1, NaN below.", exact=np.log1p),
+    Expression("sin", X, lambda o, x: o.sin(x), FLOATS,
+               "Sine of radians; on a GPU within 2 ulp + 1e-8 to 2^16, and NaN from 2^15 pi on."),
+    Expression("cos", X, lambda o, x: o.cos(x), FLOATS,
+               "Cosine of radians; on a GPU within 2 ulp + 1e-8 to 2^16, and NaN from 2^15 pi on."),
+    Expression("relu", X, relu, NUMERIC, "max(x, 0); NaN stays NaN."),
+    Expression("sigmoid", X, lambda o, x: o.sigmoid(x), FLOATS, "1 / (1 + exp(-x))."),
+    Expression("tanh", X, lambda o, x: o.tanh(x), FLOATS, "Hyperbolic tangent."),
+    Expression("swish", X, silu, FLOATS, "x sigmoid(x), also called SiLU."),
+    Expression("softplus", X, lambda o, x: o.maximum(x, 0) + o.log1p(o.exp(-o.abs(x))), FLOATS,
+               "log(1 + e^x), without overflow: 0 at -inf, inf at inf; NaN stays.",
+               exact=lambda x: np.logaddexp(0, x)),
+    Expression("gelu", X, gelu, FLOATS, "x Phi(x)", _fields(kind=str), {"kind": "none"}),
+    Expression("elu", X, elu, FLOATS, "x above 0, alpha (e^x - 1) below", _fields(alpha=float),
+               {"alpha": 0.7}),
+    Expression("scale", X, lambda o, x, factor: x * factor, FLOATS, "x * factor",
+               _fields(factor=float), {"factor": -1.5}),
+    Expression("clip", X, lambda o, x, low, high: o.minimum(o.maximum(x, low), high), NUMERIC,
+               "min(max(x, low), high)", _fields(low=float, high=float), {"low": 2, "high": 100}),
+    Expression("leaky_relu", X, lambda o, x, slope: o.maximum(x, 0) + o.minimum(x, 0) * slope,
+               FLOATS, "x above 0, slope x below", _fields(slope=float), {"slope": 0.01}),
     Expression("silu_gate", ("gate", "up"), silu_gate, FLOATS, "silu(gate) up"),
-    Expression("sin", ("x",), lambda o, x: o.sin(x), FLOATS, "sine"),
-    Expression("cos", ("x",), lambda o, x: o.cos(x), FLOATS, "cosine"),
-    Expression("rsqrt", ("x",), lambda o, x: 1.0 / o.sqrt(x), FLOATS, "1 / square root"),
-    Expression("square", ("x",), lambda o, x: x * x, NUMERIC, "x * x"),
-    Expression("floor_divide", PAIR, lambda o, a, b: o.floor_divide(a, b), WHOLE, "a / b, down"),
-    Expression("remainder", PAIR, lambda o, a, b: o.remainder(a, b), WHOLE, "a - b floor(a / b)"),
-    Expression("eq", PAIR, lambda o, a, b: o.equal(a, b), EVERY, "a == b", compares=True),
-    Expression("ne", PAIR, lambda o, a, b: ~o.equal(a, b), EVERY, "a != b", compares=True),
-    Expression("lt", PAIR, lambda o, a, b: o.less(a, b), NUMERIC, "a < b", compares=True),
-    Expression("le", PAIR, lambda o, a, b: o.less_equal(a, b), NUMERIC, "a <= b", compares=True),
-    Expression("gt", PAIR, lambda o, a, b: o.less(b, a), NUMERIC, "a > b", compares=True),
-    Expression("ge", PAIR, lambda o, a, b: o.less_equal(b, a), NUMERIC, "a >= b", compares=True),
-    Expression("logical_and", PAIR, lambda o, a, b: a & b, BOOLS, "a and b"),
-    Expression("logical_or", PAIR, lambda o, a, b: a | b, BOOLS, "a or b"),
-    Expression("logical_not", ("x",), lambda o, x: ~x, BOOLS, "not x"),
+    Expression("where", ("condition", *PAIR), lambda o, c, a, b: o.where(c, a, b), EVERY,
+               "first where the condition holds, else second", conditions=1),
+    Expression("copy", X, lambda o, x: x, EVERY, "x, moved"),
+    Expression("floor_divide", PAIR, lambda o, a, b: o.floor_divide(a, b), WHOLE,
+               "a / b of integers, rounded down as `//` does in Python; a where b is 0."),
+    Expression("remainder", PAIR, lambda o, a, b: o.remainder(a, b), WHOLE,
+               "a - b floor(a / b) of integers: the sign of b, as `%` in Python; 0 where b is 0."),
+    *(Expression(name, PAIR, fn, kinds, f"a {sign} b as bool, broadcasting; {rest}", compares=True)
+      for name, sign, fn, kinds, rest in (
+        ("eq", "==", lambda o, a, b: o.equal(a, b), EVERY,
+         "false with NaN. A number is first rounded to the dtype.\n\n"
+         "`==` itself raises: containers call it to find the objects that they hold."),
+        ("ne", "!=", lambda o, a, b: ~o.equal(a, b), EVERY, "true with NaN."),
+        ("lt", "<", lambda o, a, b: o.less(a, b), NUMERIC, "false with NaN."),
+        ("le", "<=", lambda o, a, b: o.less_equal(a, b), NUMERIC, "false with NaN."),
+        ("gt", ">", lambda o, a, b: o.less(b, a), NUMERIC, "false with NaN."),
+        ("ge", ">=", lambda o, a, b: o.less_equal(b, a), NUMERIC, "false with NaN."))),
+    Expression("logical_and", PAIR, lambda o, a, b: a & b, BOOLS,
+               "a and b, of bools, broadcasting."),
+    Expression("logical_or", PAIR, lambda o, a, b: a | b, BOOLS, "a or b, of bools, broadcasting."),
+    Expression("logical_not", X, lambda o, x: ~x, BOOLS, "Not x, of bools."),
 )  # fmt: skip
 
 
-def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], dict[str, Any]], tuple[Out, ...]]:
+def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], Struct], tuple[Out, ...]]:
     name, split = expression.name, expression.conditions
 
-    def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+    def rule(specs: tuple[Spec, ...], attrs: Struct) -> tuple[Out, ...]:
         for spec in specs[:split]:
             if spec.dtype is not bool_:
                 raise DTypeError(f"{name}: expected a bool condition, got {spec.dtype.name}")
@@ -161,14 +207,14 @@ def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], dict[str, Any]]
         if any(s.dtype is not first for s in specs[split:]):
             got = ", ".join(s.dtype.name for s in specs[split:])
             raise DTypeError(f"{name}: expected operands of one dtype, got {got}")
-        check_numbers(name, attrs, first)
+        check_numbers(name, asdict(attrs), first)
         dtype = bool_ if expression.compares else first
         return ((broadcast(name, *(s.shape for s in specs)), dtype),)
 
     return rule
 
 
-def check_numbers(op: str, attrs: dict[str, Any], dtype: DType) -> None:
+def check_numbers(op: str, attrs: Mapping[str, Any], dtype: DType) -> None:
     """Numbers among the attributes must be values of the dtype.
 
     Raises:
@@ -190,47 +236,30 @@ def _fits(value: int | float, dtype: DType) -> bool:
     return isinstance(value, int) and low <= value <= high
 
 
-def _arguments(
-    expression: Expression, values: list[Any], attrs: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Operands in order, numbers filled in, and the remaining attributes."""
-    rest = dict(attrs)
-    ordered: list[Any] = []
-    left = list(values)
-    for name in expression.operands:
-        ordered.append(rest.pop(name) if name in rest else left.pop(0))
-    return ordered, rest
+def _declare(expression: Expression) -> Op[Struct]:
+    def call(o: Any, values: list[Any], attrs: Mapping[str, Any]) -> Any:
+        """The expression of its operands in order, numbers filled in, and its attributes."""
+        left, numbers = iter(values), {n: v for n, v in attrs.items() if v is not None}
+        ordered = [numbers.pop(n) if n in numbers else next(left) for n in expression.operands]
+        return expression.fn(o, *ordered, **numbers)
 
+    def compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
+        return call(KERNEL, values, {**scalars, **attrs})
 
-def _formula(expression: Expression) -> Callable[[Any, list[Any], dict[str, Any]], Any]:
-    def formula(o: Any, values: list[Any], attrs: dict[str, Any]) -> Any:
-        ordered, rest = _arguments(expression, values, attrs)
-        return expression.fn(o, *ordered, **rest)
+    def formula(o: Any, values: list[Any], attrs: Struct) -> Any:
+        return call(o, values, asdict(attrs))
 
-    return formula
-
-
-def _lower(kernel: Kernel) -> Lower[dict[str, Any]]:
-    def lower(form: Form[dict[str, Any]], caps: Caps) -> Lowered:
-        numbers, rest = split_numbers(form.attrs, form.inputs[-1].dtype)
+    def lower(form: Form[Struct], caps: Caps) -> Lowered:
+        numbers, rest = split_numbers(form.named, form.inputs[-1].dtype)
         return Lowered((element_call(kernel, form.inputs, form.outputs[0], numbers, rest),))
 
-    return lower
-
-
-def _declare(expression: Expression) -> Op[dict[str, Any]]:
-    def compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
-        ordered, rest = _arguments(expression, values, {**scalars, **attrs})
-        return expression.fn(KERNEL, *ordered, **rest)
-
     kernel = element_kernel(expression.name, compute)
-    formula = _formula(expression)
     return Op(
         expression.name,
         _rule(expression),
-        lambda *arrays, **attrs: formula(NUMPY, list(arrays), attrs),
-        _lower(kernel),
-        attrs=dict,
+        lambda *arrays, **attrs: call(NUMPY, list(arrays), attrs),
+        lower,
+        attrs=expression.attrs or (Either if "first" in expression.operands else NoAttrs),
         element=compute,
         formula=formula,
         host=on_blocks(expression.name, formula),
@@ -239,4 +268,5 @@ def _declare(expression: Expression) -> Op[dict[str, Any]]:
     )
 
 
-OPS = {e.name: _declare(e) for e in TABLE}
+EXPRESSIONS: dict[str, Expression] = {e.name: e for e in TABLE}
+OPS: dict[str, Op[Struct]] = {e.name: _declare(e) for e in TABLE}

@@ -26,7 +26,7 @@ from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
 from centella.ops.layout import takes_rows
 from centella.ops.operands import TAPE
-from centella.ops.steps import Chain, Step, chain_of, computed
+from centella.ops.steps import Chain, FusedAttrs, Scalars, Step, chain_of, computed
 from centella.specs import Caps, Spec
 
 ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
@@ -45,7 +45,7 @@ def _compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) 
 kernel: Kernel = element_kernel("fused", _compute)
 
 
-def rule(specs: tuple[Spec, ...], attrs: dict[str, Any]) -> tuple[Out, ...]:
+def rule(specs: tuple[Spec, ...], attrs: FusedAttrs) -> tuple[Out, ...]:
     """What the last step makes, by the rules of the steps."""
     last = chain_of(specs, attrs, 1).specs[-1]
     return ((last.shape, last.dtype),)
@@ -63,10 +63,11 @@ def _rounded(value: Any, dtype: DType) -> Any:
     return widen(narrow(value, dtype), dtype)
 
 
-def _chain(xs: list[Any], steps: tuple[Step, ...], numbers: dict[str, Any]) -> Any:
-    have = list(xs)
+def reference(*xs: Any, steps: tuple[Step, ...], numbers: Scalars = ()) -> Any:
+    """The NumPy formula, one step after the other."""
+    have, riding = list(xs), dict(numbers)
     for index, step in enumerate(steps):
-        given = {n: numbers[f"{index}.{n}"] for n in step.numbers}
+        given = {n: riding[f"{index}.{n}"] for n in step.numbers}
         formula = get(step.name).reference
         assert formula is not None, "every op that is fused has one"
         value = formula(*(have[k] for k in step.operands), **dict(step.attrs), **given)
@@ -74,12 +75,7 @@ def _chain(xs: list[Any], steps: tuple[Step, ...], numbers: dict[str, Any]) -> A
     return have[-1]
 
 
-def reference(*xs: Any, steps: tuple[Step, ...], **numbers: Any) -> Any:
-    """The NumPy formula, one step after the other."""
-    return _chain(list(xs), steps, numbers)
-
-
-def host(form: Form[dict[str, Any]]) -> HostProgram | None:
+def host(form: Form[FusedAttrs]) -> HostProgram | None:
     """All steps on one block after the other; None where one makes another dtype or shape."""
     chain = chain_of(form.inputs, form.attrs, 1)
     ops = [get(step.name) for step in chain.steps]
@@ -90,11 +86,13 @@ def host(form: Form[dict[str, Any]]) -> HostProgram | None:
     if at.shape != form.outputs[0].shape:
         return None
 
+    riding = dict(form.attrs.numbers)
+
     def evaluate(values: list[Symbol]) -> Symbol:
         have = list(values)
         for index, (step, op) in enumerate(zip(chain.steps, ops, strict=True)):
             assert op.formula is not None, "looked at above"
-            given = {n: form.attrs[f"{index}.{n}"] for n in step.numbers}
+            given = {n: riding[f"{index}.{n}"] for n in step.numbers}
             operands = [have[k] for k in step.operands]
             have.append(op.formula(TAPE, operands, op.attrs(**dict(step.attrs), **given)))
         return have[-1]
@@ -102,7 +100,7 @@ def host(form: Form[dict[str, Any]]) -> HostProgram | None:
     return block_program("fused", form.inputs, form.outputs[0], evaluate)
 
 
-def lower(form: Form[dict[str, Any]], caps: Caps) -> Lowered:
+def lower(form: Form[FusedAttrs], caps: Caps) -> Lowered:
     """One element kernel, or the kernel of the op that works along rows.
 
     Raises:
@@ -119,9 +117,9 @@ def lower(form: Form[dict[str, Any]], caps: Caps) -> Lowered:
     return Lowered((element_call(kernel, form.inputs, form.outputs[0], chain.numbers, steps),))
 
 
-def axes_of(form: Form[dict[str, Any]]) -> Axes:
+def axes_of(form: Form[FusedAttrs]) -> Axes:
     """Elements; with a norm or a reduction, rows: of a reduction before and after it."""
-    op = along_rows(form.attrs["steps"])
+    op = along_rows(form.attrs.steps)
     if op is None:
         return broadcasting(form)
     if op == "norm":
@@ -134,6 +132,6 @@ def axes_of(form: Form[dict[str, Any]]) -> Axes:
     )
 
 
-FUSED: Op[dict[str, Any]] = Op(
-    "fused", rule, reference, lower, attrs=dict, host=host, axes=axes_of, doc=__doc__ or ""
+FUSED: Op[FusedAttrs] = Op(
+    "fused", rule, reference, lower, attrs=FusedAttrs, host=host, axes=axes_of, doc=__doc__ or ""
 )

@@ -25,7 +25,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
-from centella.ops.elements import index_of, offset_of
+from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.elementwise import OPS
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, merge
@@ -201,11 +201,9 @@ def scatter_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
 
 
 def _call(
-    tensors: tuple[Ref, ...],
-    shape: Shape,
-    strides: tuple[Shape, ...],
+    tensors: tuple[Ref, ...], shape: Shape, strides: tuple[Shape, ...],
     row: tuple[int, int, int, int],
-) -> Call:
+) -> Call:  # fmt: skip
     """The launch of `pick`: tensors x, indices, y and base, with their strides over y's shape.
 
     Args:
@@ -232,11 +230,10 @@ def _call(
     scalars = {
         "items": items, "threads": threads, "columns": sizes[-1], "height": row[0],
         "pitch": row[1], "first": row[2], "wrap": row[3],
-        **{f"n{axis}": n for axis, n in enumerate(sizes)},
     }  # fmt: skip
-    for name, step in zip(names, steps, strict=True):
-        scalars[f"{name}_step"] = step[-1]
-        scalars.update({f"{name}{axis}": s for axis, s in enumerate(step[:-1])})
+    by_name = dict(zip(names, steps, strict=True))
+    scalars.update({f"{name}_step": step[-1] for name, step in by_name.items()})
+    scalars.update(numbered({"n": sizes, **{name: s[:-1] for name, s in by_name.items()}}))
     reads: dict[str, int] = dict.fromkeys(("x", "indices", *names[3:]), 1)
     result = {"y": 1}
     form = face(reads, {}, result) if keep else face(reads, result)
@@ -263,12 +260,8 @@ def scatter_axes(form: Form[NoAttrs]) -> Axes:
     return axes(["r" + inner, ".", "j" + inner], ["r" + inner], told="r", chosen="j")
 
 
-def scatter_flops(form: Form[NoAttrs]) -> int:
-    """Every element looks at every index."""
-    return form.outputs[0].size * form.inputs[1].size
-
-
 GATHER = Op("gather", gather_rule, gather_reference, gather_lower, attrs=GatherAttrs,
             axes=gather_axes, doc="rows by their index")  # fmt: skip
 SCATTER = Op("scatter", scatter_rule, scatter_reference, scatter_lower, axes=scatter_axes,
-             flops=scatter_flops, doc="rows replaced")  # fmt: skip
+             flops=lambda form: form.outputs[0].size * form.inputs[1].size,  # all look at all
+             doc="rows replaced")  # fmt: skip

@@ -82,9 +82,16 @@ def one_stride(shape: Shape, strides: Shape) -> int | None:
     return kept[-1][1] if kept else 0
 
 
+def repeats(spec: Spec, last: int = 0) -> bool:
+    """Whether one of the last dimensions (0: of all) repeats: a tensor map needs a stride."""
+    pairs = zip(spec.shape[-last:], spec.strides[-last:], strict=True)
+    return spec.size > 0 and any(n > 1 and s == 0 for n, s in pairs)
+
+
 def takes_rows(index: int, spec: Spec) -> bool:
     """Takes tensors that are rows of neighbouring elements, one pitch apart."""
-    return spec.unit_rows and as_rows(spec) is not None
+    rows = as_rows(spec) if spec.unit_rows else None
+    return rows is not None and not repeats(rows)
 
 
 def rows_of(spec: Spec) -> Spec:

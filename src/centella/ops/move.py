@@ -18,7 +18,7 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.elements import element_call, element_kernel, index_of, offset_of
+from centella.ops.elements import element_call, element_kernel, index_of, numbered, offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
@@ -126,10 +126,7 @@ def reshape_lower(form: Form[ReshapeAttrs], caps: Caps) -> Lowered:
     items = -(-columns // y.dtype.per_word)
     threads = items * math.prod(y.shape[:-1])
     values = {"items": items, "threads": threads, "columns": columns}
-    values.update({f"n{i}": n for i, n in enumerate(y.shape)})
-    values.update({f"s{i}": s for i, s in enumerate(y.strides)})
-    values.update({f"m{i}": n for i, n in enumerate(x.shape)})
-    values.update({f"t{i}": s for i, s in enumerate(x.strides)})
+    values.update(numbered({"n": y.shape, "s": y.strides, "m": x.shape, "t": x.strides}))
     parts = bool(form.parts)
     if parts:
         source, target = (
@@ -140,11 +137,9 @@ def reshape_lower(form: Form[ReshapeAttrs], caps: Caps) -> Lowered:
         if high <= origin or end <= low:
             return Lowered(())
         values["origin"] = origin
-        values.update({f"m{i}": p.whole for i, p in enumerate(source)})
-        values.update({f"f{i}": p.first for i, p in enumerate(source)})
-        values.update({f"c{i}": p.extent for i, p in enumerate(source)})
-        steps = dense_strides(tuple(p.whole for p in target))
-        values.update({f"w{i}": s for i, s in enumerate(steps)})
+        values.update(numbered({"m": [p.whole for p in source], "f": [p.first for p in source]}))
+        values.update(numbered({"c": [p.extent for p in source]}))
+        values.update(numbered({"w": dense_strides(tuple(p.whole for p in target))}))
     call = Call(
         reshape_kernel,
         (Ref(0, flat(x)), Ref(1, y)),
@@ -171,12 +166,5 @@ def reshape_axes(form: Form[ReshapeAttrs]) -> Axes:
 
 CAST = Op("cast", cast_rule, cast_reference, cast_lower, attrs=CastAttrs, element=_cast_value,
           axes=broadcasting, doc="x in another dtype")  # fmt: skip
-RESHAPE = Op(
-    "reshape",
-    reshape_rule,
-    lambda x, shape: x.reshape(shape),
-    reshape_lower,
-    attrs=ReshapeAttrs,
-    axes=reshape_axes,
-    doc="x in another shape, moved",
-)
+RESHAPE = Op("reshape", reshape_rule, lambda x, shape: x.reshape(shape), reshape_lower,
+             attrs=ReshapeAttrs, axes=reshape_axes, doc="x in another shape, moved")  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.host.tape import Symbol, choose, larger, row_first, row_max, row_sum, smaller
 from centella.lang import math as formulas
+from centella.ops.formulas import log1p, nearest, power, sign
 
-Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 # erf x = 1 - q(x)^8 for 0 <= x < 4.25, printed by benchmarks/fit_math.py; highest degree first.
 # Beyond, up to 5.88, q falls on to less than 0.001.
@@ -30,64 +31,28 @@ _HALF_END = 5.88 / math.sqrt(2)
 _erf64 = np.frompyfunc(math.erf, 1, 1)
 
 
-class _Float32Bits:
-    """What `centella.lang.math` needs, over float32 arrays."""
-
-    @staticmethod
-    def floor(x: Array) -> Any:
-        return np.floor(x)
-
-    @staticmethod
-    def abs(x: Array) -> Any:
-        return np.abs(x)
-
-    @staticmethod
-    def sqrt(x: Array) -> Any:
-        return np.sqrt(x)
-
-    @staticmethod
-    def where(cond: Any, a: Any, b: Any) -> Any:
-        return np.where(cond, a, b)
-
-    @staticmethod
-    def fma(a: Any, b: Any, c: Any) -> Any:
-        return a * b + c
-
-    @staticmethod
-    def bits(x: Array) -> Array:
-        return np.asarray(x).view(np.uint32)
-
-    @staticmethod
-    def from_bits(u: Array) -> Array:
-        return np.asarray(u).view(np.float32)
-
-    @staticmethod
-    def to_f32(i: Array) -> Array:
-        return np.asarray(i).astype(np.float32)
-
-    @staticmethod
-    def as_i32(u: Array) -> Array:
-        return np.asarray(u).view(np.int32)
+# NumPy's function for each name that an expression may call; a tape calls some of its own.
+_NUMPY: dict[str, Function] = {
+    **{name: getattr(np, name) for name in (
+        "where maximum minimum sqrt abs exp expm1 log log1p tanh sin cos floor sign copysign equal "
+        "less less_equal").split()},
+    "round": np.rint, "pow": np.power,
+}  # fmt: skip
+_TAPE: dict[str, Function] = {
+    **_NUMPY, "where": choose, "maximum": larger, "minimum": smaller,
+    "row_first": row_first, "row_sum": row_sum, "row_max": row_max,
+}  # fmt: skip
+# The language has other names for some of what a kernel calls.
+_LANGUAGE: dict[str, Function] = {
+    "where": lang.select, "round": nearest, "log1p": log1p, "pow": power, "sign": sign,
+}  # fmt: skip
 
 
 class NumpyOperands:
     """Element-wise functions on float32 or float64 arrays (and integers where they fit)."""
 
-    where: Function = staticmethod(np.where)
-    maximum: Function = staticmethod(np.maximum)
-    minimum: Function = staticmethod(np.minimum)
-    sqrt: Function = staticmethod(np.sqrt)
-    abs: Function = staticmethod(np.abs)
-    exp: Function = staticmethod(np.exp)
-    expm1: Function = staticmethod(np.expm1)
-    log: Function = staticmethod(np.log)
-    tanh: Function = staticmethod(np.tanh)
-    sin: Function = staticmethod(np.sin)
-    cos: Function = staticmethod(np.cos)
-    copysign: Function = staticmethod(np.copysign)
-    equal: Function = staticmethod(np.equal)
-    less: Function = staticmethod(np.less)
-    less_equal: Function = staticmethod(np.less_equal)
+    def __getattr__(self, name: str) -> Function:
+        return _NUMPY[name]
 
     @staticmethod
     def erf(x: Any) -> Any:
@@ -95,7 +60,7 @@ class NumpyOperands:
         array = np.asarray(x)
         if array.dtype == np.float64:
             return np.asarray(_erf64(array), np.float64)
-        return formulas.erf(_Float32Bits(), array)
+        return formulas.erf(_FLOAT32, array)
 
     def gelu(self, x: Any) -> Any:
         """x Phi(x): exact in float64, within 2.5e-7 |x| in float32, in few passes.
@@ -138,50 +103,35 @@ class NumpyOperands:
         return np.where(by == 0, 0, wide % np.where(by == 0, 1, by))
 
 
-def _noted(call: Any) -> Function:
-    def function(self: TapeOperands, *args: Any) -> Any:
-        return next(a.tape for a in args if isinstance(a, Symbol)).note(call, *args)
+class _Float32Bits(NumpyOperands):
+    """What `centella.lang.math` needs, over float32 arrays."""
 
-    return function
+    fma: Function = staticmethod(lambda a, b, c: a * b + c)
+    bits: Function = staticmethod(lambda x: np.asarray(x).view(np.uint32))
+    from_bits: Function = staticmethod(lambda u: np.asarray(u).view(np.float32))
+    to_f32: Function = staticmethod(lambda i: np.asarray(i).astype(np.float32))
+    as_i32: Function = staticmethod(lambda u: np.asarray(u).view(np.int32))
 
 
 class TapeOperands(NumpyOperands):
     """The same functions on symbols of a tape, which will call them with memory to write to."""
 
-    where: Function = _noted(choose)
-    maximum: Function = _noted(larger)
-    minimum: Function = _noted(smaller)
-    sqrt: Function = _noted(np.sqrt)
-    abs: Function = _noted(np.abs)
-    exp: Function = _noted(np.exp)
-    expm1: Function = _noted(np.expm1)
-    log: Function = _noted(np.log)
-    tanh: Function = _noted(np.tanh)
-    sin: Function = _noted(np.sin)
-    cos: Function = _noted(np.cos)
-    copysign: Function = _noted(np.copysign)
-    equal: Function = _noted(np.equal)
-    less: Function = _noted(np.less)
-    less_equal: Function = _noted(np.less_equal)
-    row_first: Function = _noted(row_first)
-    row_sum: Function = _noted(row_sum)
-    row_max: Function = _noted(row_max)
     columns: Function = staticmethod(lambda x: x.columns)
+
+    def __getattribute__(self, name: str) -> Function:
+        call = _TAPE.get(name)
+        return super().__getattribute__(name) if call is None else partial(_note, call)
+
+
+def _note(call: Function, *args: Any) -> Symbol:
+    return next(a.tape for a in args if isinstance(a, Symbol)).note(call, *args)
 
 
 class KernelOperands:
-    """Element-wise functions on traced values."""
+    """Element-wise functions on traced values: the language's, but for those that stand here."""
 
-    where: Function = staticmethod(lang.select)
-    maximum: Function = staticmethod(lang.maximum)
-    minimum: Function = staticmethod(lang.minimum)
-    sqrt: Function = staticmethod(lang.sqrt)
-    exp: Function = staticmethod(lang.exp)
-    log: Function = staticmethod(lang.log)
-    tanh: Function = staticmethod(lang.tanh)
-    sigmoid: Function = staticmethod(lang.sigmoid)
-    sin: Function = staticmethod(lang.sin)
-    cos: Function = staticmethod(lang.cos)
+    def __getattr__(self, name: str) -> Function:
+        return _LANGUAGE.get(name) or getattr(lang, name)
 
     @staticmethod
     def abs(x: Any) -> Any:
@@ -243,5 +193,6 @@ def _crosses(a: Any, b: Any) -> Any:
 
 
 NUMPY: NumpyOperands = NumpyOperands()
+_FLOAT32: Any = _Float32Bits()
 TAPE: TapeOperands = TapeOperands()
 KERNEL: KernelOperands = KernelOperands()

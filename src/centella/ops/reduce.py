@@ -262,9 +262,8 @@ def dot_reference(a: Any, b: Any) -> Any:
 
 def dot_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """As `sum` of products."""
-    return lower_chain(
-        single("dot", {}, (), (*form.inputs, form.outputs[0])), form.outputs[0], caps
-    )
+    out = form.outputs[0]
+    return lower_chain(single("dot", {}, (), (*form.inputs, out)), out, caps)
 
 
 def axes_of(form: Form[ReduceAttrs]) -> Axes:
@@ -276,12 +275,7 @@ def axes_of(form: Form[ReduceAttrs]) -> Axes:
     return axes([f"{rows}k"], [rows], fold=fold)
 
 
-def dot_axes(form: Form[NoAttrs]) -> Axes:
-    """The one dimension, summed."""
-    return axes(["k", "k"], [""], fold=Fold("k"))
-
-
 REDUCE = Op("reduce", rule, reference, lower, takes_rows, attrs=ReduceAttrs, axes=axes_of,
             doc="sum, mean, max, min over the end")  # fmt: skip
-DOT = Op("dot", dot_rule, dot_reference, dot_lower, takes_rows, axes=dot_axes,
-         doc="sum of products")  # fmt: skip
+DOT = Op("dot", dot_rule, dot_reference, dot_lower, takes_rows, doc="sum of products",
+         axes=lambda form: axes(["k", "k"], [""], fold=Fold("k")))  # fmt: skip

@@ -23,6 +23,7 @@ from centella.ops.elements import (
     index_of,
     number,
     number_type,
+    numbered,
     offset_of,
     split_numbers,
 )
@@ -50,6 +51,13 @@ class Step(NamedTuple):
     attrs: tuple[tuple[str, Any], ...]
     numbers: tuple[str, ...]
     dtype: str
+
+
+class FusedAttrs(Struct, frozen=True):
+    """Steps, and the numbers that ride with the launch, as "<index of the step>.<name>"."""
+
+    steps: tuple[Step, ...]
+    numbers: Scalars = ()
 
 
 class Chain(Struct, frozen=True):
@@ -107,13 +115,13 @@ class Chain(Struct, frozen=True):
         return found
 
 
-def chain_of(inputs: tuple[Spec, ...], attrs: Mapping[str, Any], row_alignment: int) -> Chain:
+def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) -> Chain:
     """The chain that attributes describe, on a device that aligns rows so."""
-    steps: tuple[Step, ...] = attrs["steps"]
+    steps, given_numbers = attrs.steps, dict(attrs.numbers)
     numbers: list[Number] = []
     specs = list(inputs)
     for index, step in enumerate(steps):
-        given = {n: attrs[f"{index}.{n}"] for n in step.numbers}
+        given = {n: given_numbers[f"{index}.{n}"] for n in step.numbers}
         riding = {f"{index}.{n}": v for n, v in given.items()}
         numbers += split_numbers(riding, specs[step.operands[-1]].dtype)[0]
         operands = tuple(specs[k] for k in step.operands)
@@ -224,9 +232,7 @@ def row_space(
     ends = [*steps, *([] if out is None else [broadcast_strides(out, shape)])]
     sizes, merged = merge(lead, tuple(s[:-1] for s in ends))
     modes = tuple(_mode(s, step, width, columns) for s, step in zip(operands, steps, strict=True))
-    scalars: dict[str, int] = {f"n{axis}": n for axis, n in enumerate(sizes)}
-    for k, outer in enumerate(merged):
-        scalars.update({f"s{k}.{axis}": s for axis, s in enumerate(outer)})
+    scalars = numbered({"n": sizes, **{f"s{k}.": outer for k, outer in enumerate(merged)}})
     scalars.update({f"step{k}": s[-1] for k, s in enumerate(steps)})
     return RowSpace(len(sizes), modes, tuple(scalars.items()))
 

@@ -101,7 +101,7 @@ class Plan(Struct, frozen=True):
     def label(self, node: int) -> str:
         """The op of a node; for a chain that became one launch, those that it is made of."""
         form = self.nodes[node].form
-        steps = form.attrs["steps"] if form.op.name == "fused" else ()
+        steps = form.attrs.steps if form.op.name == "fused" else ()
         return " + ".join(step.name for step in steps) or form.op.name
 
     def explain(self) -> str:

@@ -285,7 +285,7 @@ class Division:
         if out.dtype is not wide:
             dtype = (("dtype", out.dtype.name),)
             steps.append(Step("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
-        attrs = {"steps": tuple(steps), **numbers}
+        attrs = {"steps": tuple(steps), "numbers": tuple(numbers.items())}
         operands = (refs[0].spec, refs[1].spec)
         (call,) = FUSED.form(operands, (out,), attrs).lower(self._caps).calls
         tensors = (replace(refs[r.index], spec=r.spec) for r in call.tensors)

@@ -77,7 +77,7 @@ def label(node: Any) -> str:
     """A node's op; what is fused reads `norm <- add add -> mul`: what it loads and stores by."""
     if node.op.name != "fused":
         return str(node.op.name)
-    steps = node.form.attrs["steps"]
+    steps = node.form.attrs.steps
     op = along_rows(steps)
     if op is None:
         return _names([s.name for s in steps])
@@ -122,5 +122,5 @@ def _operands_of(node: Any, operand: int) -> Iterator[tuple[str, int]]:
     if node.op.name != "fused":
         yield node.op.name, operand
         return
-    for step in node.form.attrs["steps"]:
+    for step in node.form.attrs.steps:
         yield from ((step.name, i) for i, k in enumerate(step.operands) if k == operand)

@@ -19,7 +19,7 @@ from centella.op.form import Form
 from centella.ops import norm, reduce
 from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
-from centella.ops.steps import Step, weight
+from centella.ops.steps import FusedAttrs, Step, weight
 from centella.plan.divide import divisible
 from centella.record.values import Place
 from centella.specs import Caps, Shape, Spec
@@ -304,6 +304,6 @@ def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Fo
     key = (inputs, outputs, exact(tuple(numbers.values())), tuple(steps))
     form = forms.get(key)
     if form is None:
-        attrs = {"steps": tuple(steps), **numbers}
+        attrs = FusedAttrs(tuple(steps), tuple(numbers.items()))
         form = forms[key] = Form(FUSED, inputs, outputs, attrs, last.form.nbytes)
     return replace(last, form=form, inputs=tuple(source for source, _ in outside))

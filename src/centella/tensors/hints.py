@@ -11,13 +11,13 @@ from typing import Any
 
 from centella.errors import DTypeError
 from centella.lang.ufuncs import REFLECTED, reflected
+from centella.ops.elementwise import EXPRESSIONS
 
 # Functions of a tensor that other libraries also have as methods; those of NumPy under its names.
 FUNCTIONS: frozenset[str] = frozenset(
-    "abs add argmax cast chunk clip cos div dot eq exp floor_divide gather ge gelu gt le log "
-    "log_softmax lt matmul max maximum mean min minimum mul ne neg relu remainder rsqrt scatter "
-    "sigmoid sin softmax split sqrt square sub sum tanh where".split()
-)
+    "argmax broadcast_to cast chunk dot gather log_softmax matmul max mean min repeat scatter "
+    "softmax split sum tril var".split()
+) | (EXPRESSIONS.keys() - {"copy", "silu_gate"})
 _DATA = "ct.asarray makes a tensor"
 _GRAPH = "centella is for inference: there are no gradients"
 _WHOLE = "the GPU has no 64-bit types here: f32, i32"
@@ -41,7 +41,8 @@ OF_MODULE: dict[str, str] = {
     "squeeze": "x.reshape(...)", "expand_dims": _NEW_AXIS, "unsqueeze": _NEW_AXIS,
     "cat": "ct.concat", "concatenate": "ct.concat", "take": "ct.gather",
     "mm": "ct.matmul", "bmm": "ct.matmul", "einsum": "ct.matmul of views by x.permute(...)",
-    "argmin": "ct.argmax(-x)", "silu": "ct.swish", "pow": "x ** n", "power": "x ** n",
+    "argmin": "ct.argmax(-x)", "silu": "ct.swish", "power": "ct.pow", "expand": "ct.broadcast_to",
+    "rint": "ct.round", "repeat_interleave": "ct.repeat",
     "multiply": "ct.mul", "subtract": "ct.sub", "negative": "ct.neg",
     "equal": "ct.eq", "not_equal": "ct.ne", "clamp": "ct.clip", "norm": "ct.sqrt(ct.sum(x * x))",
     "scaled_dot_product_attention": "ct.attention", "no_grad": _GRAPH, "inference_mode": _GRAPH,
@@ -56,10 +57,10 @@ OF_MODULE: dict[str, str] = {
 }  # fmt: skip
 OF_TENSOR: dict[str, str] = {
     **{name: f"ct.{name}(x)" for name in sorted(FUNCTIONS)},
-    "argmin": "ct.argmax(-x)", "pow": "x ** n", "clamp": "ct.clip(x, low, high)",
+    "argmin": "ct.argmax(-x)", "clamp": "ct.clip(x, low, high)",
     "transpose": "x.permute(...), or x.T for the last two axes", "t": "x.T", "mT": "x.T",
     "flatten": "x.reshape(-1)", "ravel": "x.reshape(-1)", "view": "x.reshape(...)",
-    "squeeze": "x.reshape(...)", "unsqueeze": _NEW_AXIS, "expand": "operators broadcast",
+    "squeeze": "x.reshape(...)", "unsqueeze": _NEW_AXIS, "expand": "ct.broadcast_to(x, shape)",
     "cpu": 'x.to("cpu")', "cuda": 'x.to("cuda")', "to_device": "x.to(device)",
     "float": 'x.astype("f32")', "half": 'x.astype("f16")', "int": 'x.astype("i32")',
     "bool": 'x.astype("bool")', "type": "x.astype(dtype)", "to_numpy": "x.numpy()",
@@ -82,7 +83,7 @@ OF_LAYER: dict[str, str] = {
 }
 _REDUCED = {"add": "ct.sum(x)", "maximum": "ct.max(x)", "minimum": "ct.min(x)"}
 _OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
-_OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg"}
+_OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg", "power": "pow", "rint": "round"}
 
 
 def module_getattr(name: str) -> Any:

@@ -115,8 +115,11 @@ class Tensor(Handle):
     def __rmatmul__(self, other: Any) -> Tensor:
         raise not_a_tensor("matmul", other)
 
-    def __pow__(self, exponent: float) -> Tensor:
+    def __pow__(self, exponent: Tensor | Scalar) -> Tensor:
         return power(self, exponent)
+
+    def __rpow__(self, base: Scalar) -> Tensor:
+        return binary("pow", base, self)
 
     def __abs__(self) -> Tensor:
         return apply("abs", self)
@@ -294,10 +297,10 @@ def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:
 
 
 def power(x: Tensor, exponent: Any) -> Tensor:
-    """x to a whole number or 0.5: by products, which round each, and the square root.
+    """x to the power of a Tensor or a number.
 
-    Args:
-        exponent: up to 64; below 0 for floats, as 1 / x^-n.
+    A whole number up to 64 takes products, which round each, and 0.5 the square root; below 0 it
+    is 1 / x^-n. Any other number, and a Tensor, is for floats.
 
     Raises:
         DTypeError: another exponent.
@@ -307,10 +310,12 @@ def power(x: Tensor, exponent: Any) -> Tensor:
         return apply("sqrt", x)
     if isinstance(n, float) and n.is_integer():
         n = int(n)
-    if type(n) is not int or abs(n) > 64 or (n < 0 and not x.dtype.is_float):
+    if isinstance(n, Tensor) or (x.dtype.is_float and (type(n) is float or _is_large(n))):
+        return binary("pow", x, n)
+    if type(n) is not int or _is_large(n) or (n < 0 and not x.dtype.is_float):
         raise DTypeError(
             f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "
-            f"{exponent!r}; ct.exp(p * ct.log(x)) is any power of x > 0"
+            f"{exponent!r}; floats take any number and a Tensor"
         )
     if n == 0:
         ones = {"shape": x.shape, "dtype": x.dtype.name, "value": 1}
@@ -324,6 +329,10 @@ def power(x: Tensor, exponent: Any) -> Tensor:
         square = apply("square", square) if rest else square
     assert made is not None, "an exponent that is not 0 has a bit"
     return made if n > 0 else binary("div", 1.0, made)
+
+
+def _is_large(n: Any) -> bool:
+    return type(n) is int and abs(n) > 64
 
 
 def compared(name: str, a: Any, b: Any) -> Tensor:

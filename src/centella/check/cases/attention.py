@@ -57,16 +57,13 @@ def attention() -> Row:
             attend(3, 2, 1, 4, 20, 8, "starts"),
             attend(2, 2, 2, 70, 80, 5, "lengths", "starts", small=False),
             attend(2, 2, 1, 4, 9, 8, "lengths", "key_mask", "mask", "starts"),
-            *split_keys(),
             attend(2, 4, 2, 40, 70, 40, "starts", variant="tiled"),
             attend(2, 2, 1, 9, 33, 5, "lengths", "key_mask", "mask", variant="tiled", causal=True),
             attend(2, 2, 1, 9, 33, 5, "mask", added=(2, 1, 9, 33), seen=True, variant="tiled"),
             attend(1, 1, 1, 3, 0, 4, variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 1, 1, 3, 5, 8, values="large", variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
-            *tensor_cores(),
-            *warpgroups(),
-            *split_on_tensor_cores(),
+            *of_variants(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
@@ -81,9 +78,9 @@ def many_keys() -> list[Case]:
     return [Case((In((1, 1, n, 4), (0, 1)), *keys), attrs, ("f32",), small=False) for n in (2, 40)]
 
 
-def tensor_cores() -> list[Case]:
-    """The variant for 16-bit dtypes: tiles begun and full, heads that are padded, every mask."""
-    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+Sizes = tuple[int, int, int, int, int, int]
+FORCED: dict[str, list[tuple[Sizes, tuple[str, ...], dict[str, Any]]]] = {
+    "mma": [  # tiles begun and full, heads that are padded, every mask
         ((1, 1, 1, 1, 1, 16), (), {}),
         ((1, 2, 1, 33, 48, 32), (), {"sweep": True}),
         ((2, 4, 2, 18, 50, 20), ("lengths",), {"causal": True}),
@@ -97,26 +94,16 @@ def tensor_cores() -> list[Case]:
         ((1, 2, 1, 130, 200, 128), (), {"small": False}),
         ((2, 2, 1, 300, 300, 64), ("lengths",), {"causal": True, "small": False}),
         ((1, 1, 1, 70, 90, 256), (), {"causal": True, "small": False}),
-    ]
-    return [attend(*shape, *masks, variant="mma", **more) for shape, masks, more in shapes]
-
-
-def warpgroups() -> list[Case]:
-    """The variant for Hopper: tiles begun and full, heads that are padded, every mask it takes."""
-    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+    ],
+    "wgmma": [  # the same, with the masks that it takes
         ((1, 1, 1, 1, 1, 16), (), {}),
         ((2, 4, 2, 130, 300, 64), ("lengths",), {"causal": True, "small": False}),
         ((2, 2, 2, 70, 90, 40), ("starts",), {}),
         ((1, 1, 1, 70, 200, 72), (), {"values": "large", "sweep": True}),
         ((1, 2, 1, 300, 700, 128), (), {"small": False}),
         ((2, 2, 1, 200, 200, 128), ("lengths", "starts"), {"small": False, "sweep": True}),
-    ]
-    return [attend(*shape, *masks, variant="wgmma", **more) for shape, masks, more in shapes]
-
-
-def split_on_tensor_cores() -> list[Case]:
-    """Few queries in 16-bit dtypes: warps without a key, parts without one, groups of heads."""
-    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+    ],
+    "split_mma": [  # warps without a key, parts without one, groups of heads
         ((1, 1, 1, 1, 1, 8), (), {}),
         ((3, 4, 1, 1, 150, 24), ("lengths",), {}),
         ((2, 6, 2, 3, 70, 64), ("starts",), {"sweep": True}),
@@ -125,13 +112,8 @@ def split_on_tensor_cores() -> list[Case]:
         ((2, 3, 1, 2, 70, 40), ("mask",), {"added": (2, 1, 2, 70), "seen": True}),
         ((1, 1, 1, 1, 70, 16), (), {"values": "large", "sweep": True}),
         ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
-    ]
-    return [attend(*shape, *masks, variant="split_mma", **more) for shape, masks, more in shapes]
-
-
-def split_keys() -> list[Case]:
-    """The variant for few queries: parts with no key, groups of heads, every mask and layout."""
-    shapes: list[tuple[tuple[int, int, int, int, int, int], tuple[str, ...], dict[str, Any]]] = [
+    ],
+    "split": [  # parts with no key, groups of heads, every mask
         ((1, 1, 1, 1, 1, 4), (), {}),
         ((1, 1, 1, 1, 700, 8), (), {}),
         ((3, 2, 2, 1, 300, 16), ("lengths",), {}),
@@ -149,10 +131,17 @@ def split_keys() -> list[Case]:
         ((1, 2, 2, 0, 3, 4), (), {}),
         ((0, 2, 2, 1, 70, 4), (), {}),
         ((1, 4, 2, 1, 9000, 32), ("lengths",), {"small": False}),
-    ]
-    made = [attend(*shape, *masks, variant="split", **more) for shape, masks, more in shapes]
+    ],
+}  # fmt: skip
+
+
+def of_variants() -> list[Case]:
+    """Cases that force a variant; views of operands where the keys are split."""
+    made = [
+        attend(*sizes, *masks, variant=variant, **more)
+        for variant, rows in FORCED.items() for sizes, masks, more in rows
+    ]  # fmt: skip
     made += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
-    return [
-        *made,
-        *(attend(1, 2, 2, 5, 70, 8, layout=x, variant="split", sweep=True) for x in LAYOUTS[1:]),
+    return made + [
+        attend(1, 2, 2, 5, 70, 8, layout=x, variant="split", sweep=True) for x in LAYOUTS[1:]
     ]

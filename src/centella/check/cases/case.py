@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from centella.dtypes import dtype_of, narrow, widen
 from centella.runtime.device import Device
 from centella.tensors.creation import asarray
+from centella.tensors.functional import broadcast_to
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
@@ -45,7 +46,8 @@ class In(Struct, frozen=True):
             (0 and -inf), or `(low, high)` for whole numbers.
         layout: plain; pads (NaN after each row); offset (a slice that starts off every boundary);
             strided (every second element); transposed (a view of the last two axes swapped);
-            rows (every second row, from the second); state (a State's memory).
+            rows (every second row, from the second); state (a State's memory); repeated (a view
+            whose rows along the first axis are one in memory).
     """
 
     shape: Shape
@@ -99,6 +101,8 @@ def values_of(spec: In, dtype: str, rng: np.random.Generator) -> Array:
     if not kind.is_float and kind.kind != "bool" and spec.values == "normal":
         info = np.iinfo(kind.numpy)
         made = rng.integers(info.min, info.max, spec.shape, np.int64, endpoint=True)
+    if spec.layout == "repeated":
+        made = np.repeat(made[:1], spec.shape[0], 0)
     with np.errstate(over="ignore"):
         return widen(narrow(np.asarray(made), kind), kind)
 
@@ -135,6 +139,8 @@ def tensor_of(spec: In, value: Array, dtype: str, device: Device) -> Tensor:
     if spec.layout == "transposed":
         turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
         return asarray(turned, dtype=kind, device=device).T
+    if spec.layout == "repeated":
+        return broadcast_to(asarray(stored[:1], dtype=kind, device=device), stored.shape)
     if spec.layout == "state":
         state = State(stored, kind, device)
         made = state.value

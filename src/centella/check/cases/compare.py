@@ -111,7 +111,8 @@ def difference(value: Array, wanted: Array, dtype: DType, limit: float) -> Diffe
         limit: of the squared error over the squares.
     """
     assert value.shape == wanted.shape, f"expected {list(wanted.shape)}, got {list(value.shape)}"
-    stored = widen(narrow(wanted, dtype), dtype)
+    with np.errstate(over="ignore"):  # beyond the dtype is infinite
+        stored = widen(narrow(wanted, dtype), dtype)
     unequal = (value != stored) & ~((value != value) & (stored != stored))
     if limit == 0 or not dtype.is_float:
         return _at(unequal, stored, value)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from centella.check.cases.case import (
     ALL,
     BRIEF,
@@ -22,21 +20,40 @@ from centella.check.cases.case import (
     cases,
     laid_out,
 )
+from centella.ops.elementwise import BOOLS, TABLE, WHOLE, Expression
 from centella.ops.steps import Step
 
 
-def floats_of(values: str = "normal", **attrs: Any) -> Row:
-    """The row of an elementwise op of one float operand, briefly: `exp` is tested at length."""
+def expressions() -> dict[str, Row]:
+    """The row of each element-wise op, as its line says; some are tested at length."""
+    kinds = [floats_of(kind=k).cases for k in ("none", "tanh", "quick")]
+    return {
+        **{e.name: _row_of(e) for e in TABLE},
+        "add": two(NUMBERS, brief=False),
+        "exp": Row(FLOATS, at_length(FLOATS)),
+        "gelu": Row(FLOATS, tuple(case for some in kinds for case in some)),
+        "where": where(),
+        "copy": Row(ALL, at_length(ALL), exact=True),
+    }
+
+
+def _row_of(e: Expression) -> Row:
+    if e.compares:
+        return compared(ALL if "bool" in e.kinds else NUMBERS)
+    if e.kinds in (BOOLS, WHOLE):
+        return logical(len(e.operands)) if e.kinds == BOOLS else divided()
+    dtypes = NUMBERS if "int" in e.kinds else FLOATS
+    if len(e.operands) > 1:
+        return two(dtypes, e.domain) if "first" in e.operands else gated()
+    return floats_of(e.domain, dtypes, **e.example)
+
+
+def floats_of(values: str = "normal", dtypes: tuple[str, ...] = FLOATS, **attrs: Any) -> Row:
+    """The row of an op of one operand, briefly; extremes of floats."""
     plain = cases(BRIEF, values, attrs)
     odd = laid_out(Case((In((3, 5), values),), attrs), "offset")
-    return Row(FLOATS, (*plain, *odd, Case((In((21,), "extremes"),), attrs)))
-
-
-def numbers_of(**attrs: Any) -> Row:
-    """The same for an op that takes integers too."""
-    row = floats_of(**attrs)
-    extremes = replace(row.cases[-1], dtypes=FLOATS)
-    return replace(row, dtypes=NUMBERS, cases=(*row.cases[:-1], extremes))
+    extremes = Case((In((21,), "extremes"),), attrs, () if dtypes == FLOATS else FLOATS)
+    return Row(dtypes, (*plain, *odd, extremes))
 
 
 def at_length(dtypes: tuple[str, ...], values: str = "normal", **attrs: Any) -> tuple[Case, ...]:
@@ -52,13 +69,13 @@ def at_length(dtypes: tuple[str, ...], values: str = "normal", **attrs: Any) -> 
     return (*plain, *odd, *rank1, extremes) if extremes.dtypes else (*plain, *odd, *rank1)
 
 
-def two(dtypes: tuple[str, ...], brief: bool = True) -> Row:
-    """The row of an elementwise op of two operands, or one and a number."""
+def two(dtypes: tuple[str, ...], values: str = "normal", brief: bool = True) -> Row:
+    """The row of an op of two operands, the first with these values, or one and a number."""
     pairs = BROADCASTS[:4] if brief else BROADCASTS
-    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *pairs)]
+    made = [Case((In(a, values), In(b))) for a, b in (((3, 5), (3, 5)), *pairs)]
     number = {"second": 3} if "i8" in dtypes else {"second": 2.5}
     made += [
-        Case((In((33,)),), number),
+        Case((In((33,), values),), number),
         Case((In((33,)),), {"first": number["second"]}),
         Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")), dtypes=FLOATS),
         Case((In((21, 1), "extremes"), In((21,), "extremes")), dtypes=FLOATS),
@@ -153,7 +170,7 @@ def fused() -> Row:
             Step("lt", (4,), (), ("second",), "bool"),
             Step("where", (5, 2), (), ("first",), dtype),
         )
-        attrs = {"steps": steps, "3.second": 0.7, "4.first": -1.5}
+        attrs = {"steps": steps, "numbers": (("3.second", 0.7), ("4.first", -1.5))}
         shapes: list[tuple[Shape, Shape]] = [
             *(((), ()), ((0,), ()), ((33,), (33,)), ((3, 5), (5,)), ((5, 8), (5, 8))),
             *(((5, 8), (5, 1)), ((2, 3, 7), (3, 1))),
@@ -165,5 +182,5 @@ def fused() -> Row:
         Step("mul", (0,), (), ("second",), "i8"),
         Step("remainder", (1, 0), (), (), "i8"),
     )
-    made += [Case((In((3, 37)),), {"steps": wrap, "0.second": 3}, ("i8",))]
+    made += [Case((In((3, 37)),), {"steps": wrap, "numbers": (("0.second", 3),)}, ("i8",))]
     return Row((*FLOATS, "i8"), tuple(made))

@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from centella.check.cases.attention import attention
-from centella.check.cases.case import ALL, FLOATS, NUMBERS, Case, Row
-from centella.check.cases.elementwise import (
-    at_length,
-    cast,
-    compared,
-    divided,
-    floats_of,
-    fused,
-    gated,
-    logical,
-    numbers_of,
-    two,
-    where,
-)
+from centella.check.cases.case import Case, Row
+from centella.check.cases.elementwise import cast, expressions, fused
 from centella.check.cases.move import (
     arange,
     assign,
@@ -37,30 +25,7 @@ from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, soft
 from centella.specs import Caps
 
 TABLE: dict[str, Row] = {
-    "add": two(NUMBERS, brief=False),
-    "sub": two(NUMBERS),
-    "mul": two(NUMBERS),
-    "div": two(FLOATS),
-    "maximum": two(NUMBERS),
-    "minimum": two(NUMBERS),
-    "neg": numbers_of(),
-    "abs": numbers_of(),
-    "relu": numbers_of(),
-    "clip": numbers_of(low=2, high=100),
-    "sqrt": floats_of("positive"),
-    "exp": Row(FLOATS, at_length(FLOATS)),
-    "log": floats_of("positive"),
-    "tanh": floats_of(),
-    "sigmoid": floats_of(),
-    "swish": floats_of(),
-    "elu": floats_of(alpha=0.7),
-    "gelu": Row(
-        FLOATS, tuple(c for k in ("none", "tanh", "quick") for c in floats_of(kind=k).cases)
-    ),
-    "scale": floats_of(factor=-1.5),
-    "leaky_relu": floats_of(slope=0.01),
-    "where": where(),
-    "copy": Row(ALL, at_length(ALL), exact=True),
+    **expressions(),
     "cast": cast(),
     "reshape": reshape(),
     "concat": concat(),
@@ -76,22 +41,6 @@ TABLE: dict[str, Row] = {
     "linear": linear(),
     "dequantize": dequantize(),
     "attention": attention(),
-    "silu_gate": gated(),
-    "sin": floats_of(),
-    "cos": floats_of(),
-    "rsqrt": floats_of("positive"),
-    "square": numbers_of(),
-    "floor_divide": divided(),
-    "remainder": divided(),
-    "eq": compared(ALL),
-    "ne": compared(ALL),
-    "lt": compared(),
-    "le": compared(),
-    "gt": compared(),
-    "ge": compared(),
-    "logical_and": logical(2),
-    "logical_or": logical(2),
-    "logical_not": logical(1),
     "arange": arange(),
     "gather": gather(),
     "scatter": scatter(),

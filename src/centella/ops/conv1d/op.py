@@ -13,6 +13,7 @@ from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.layout import repeats
 from centella.ops.matmul.problem import ALONG_K
 from centella.ops.operands import NUMPY
 from centella.specs import Spec
@@ -67,8 +68,8 @@ def reference(x: Any, weight: Any, *bias: Any, stride: int, padding: int, activa
 
 
 def takes(index: int, spec: Spec) -> bool:
-    """x and weights as they lie; a bias of neighbouring elements."""
-    return index < 2 or spec.unit_rows
+    """x and weights as they lie, if nothing repeats; a bias of neighbouring elements."""
+    return not repeats(spec) if index < 2 else spec.unit_rows
 
 
 def axes_of(form: Form[Conv1dAttrs]) -> Axes:

@@ -22,6 +22,7 @@ from centella.ops.layout import (
     as_rows,
     broadcast,
     one_stride,
+    repeats,
     rows_of,
     takes_rows,
 )
@@ -234,7 +235,9 @@ def matrix(spec: Spec) -> Lie | None:
 
 def takes_matrix(index: int, spec: Spec) -> bool:
     """Takes matrices with one contiguous dimension and one batch stride."""
-    return len(spec.shape) < 2 or spec.size == 0 or matrix(spec) is not None
+    if len(spec.shape) < 2 or spec.size == 0:
+        return True
+    return matrix(spec) is not None and not repeats(spec, 2)
 
 
 def matmul_axes(form: Form[MatmulAttrs]) -> Axes:

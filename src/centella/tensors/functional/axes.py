@@ -8,9 +8,14 @@ from typing import Never
 
 from centella.errors import DTypeError, ShapeError
 from centella.ops.norm import NAMES as NORMS
-from centella.tensors.arguments import check_tensors, epsilon, flag, refuse_names
-from centella.tensors.tensor import Tensor, apply, apply_with
+from centella.tensors.arguments import check_tensors, epsilon, flag, real, refuse_names
+from centella.tensors.tensor import Tensor, apply, apply_with, binary
 from centella.tensors.views import axis_of, integers
+
+__all__ = [
+    "argmax", "l2_normalize", "layer_norm", "log_softmax", "max", "mean", "mean_pool", "min",
+    "rms_norm", "softmax", "sum", "var",
+]  # fmt: skip
 
 Axes = int | tuple[int, ...] | None
 CHOICES = ("max", "min", "argmax")  # one of the elements, of which there has to be one
@@ -99,6 +104,31 @@ def sum(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) ->
 def mean(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Mean of floats over one axis, several, or all; of no elements NaN. Raises as `sum` does."""
     return _reduced("mean", x, axis, keepdims, other)
+
+
+def var(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, correction: float = 0.0, **other: Never
+) -> Tensor:
+    """Variance of floats over one axis, several, or all: sum((x - mean)^2) / (n - correction).
+
+    It is computed in f32, the mean first. `correction=1` estimates that of a population, and gives
+    NaN for one element.
+
+    Raises:
+        ShapeError: there is no such axis, or one twice; DTypeError: x is no tensor of floats.
+    """
+    check_tensors("var", x)
+    less = real("var", "correction", correction)
+    if not x.dtype.is_float:
+        raise DTypeError(f"var: expected a float dtype, got {x.dtype.name}")
+
+    def of_rows(rows: Tensor) -> Tensor:
+        wide, count = rows.astype("f32"), rows.shape[-1] - less
+        apart = wide - apply("reduce", wide, op="mean")[..., None]
+        total = apply("reduce", apply("square", apart), op="sum")
+        return binary("div", total, count if count > 0 else 0.0).astype(x.dtype)
+
+    return _over("var", x, axis, keepdims, of_rows, other)
 
 
 def max(x: Tensor, axis: Axes = None, keepdims: bool = False, **other: Never) -> Tensor:

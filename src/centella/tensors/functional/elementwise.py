@@ -1,114 +1,130 @@
-"""Element by element: arithmetic, activations, conversion.
+"""Element by element: arithmetic, comparisons, logic, activations, conversion.
 
 Operands have one dtype (or are f32 and a narrower float) and shapes that broadcast; one of two may
 be a number that fits the dtype. Anything else is a ShapeError or DTypeError that names the
-function and what came.
+function and what came. A function without attributes is one line here: its row in
+`ops/elementwise.py` has its formula and its docstring.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from centella.dtypes import promote
 from centella.errors import DTypeError
+from centella.ops.elementwise import EXPRESSIONS
 from centella.tensors.arguments import check_tensors, number, one_of, real
-from centella.tensors.tensor import Tensor, apply, binary
+from centella.tensors.tensor import Tensor, apply, binary, compared, power
+
+__all__ = [
+    "abs", "add", "cast", "clip", "cos", "div", "elu", "eq", "exp", "floor", "floor_divide", "ge",
+    "gelu", "gt", "le", "leaky_relu", "log", "log1p", "logical_and", "logical_not", "logical_or",
+    "lt", "maximum", "minimum", "mul", "ne", "neg", "pow", "relu", "remainder", "round", "rsqrt",
+    "scale", "sigmoid", "sign", "silu_gate", "sin", "softplus", "sqrt", "square", "sub", "swish",
+    "tanh", "where",
+]  # fmt: skip
 
 Number = int | float
+F = TypeVar("F", "Unary", "Binary")
 
 
-def add(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """a + b, broadcasting."""
-    return binary("add", a, b)
+class Unary(Protocol):
+    """A function of one tensor."""
+
+    __name__: str
+    __qualname__: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Record the operation."""
+        ...
 
 
-def sub(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """a - b, broadcasting."""
-    return binary("sub", a, b)
+class Binary(Protocol):
+    """A function of two tensors, of which one may be a number."""
+
+    __name__: str
+    __qualname__: str
+
+    def __call__(self, a: Tensor | Number, b: Tensor | Number) -> Tensor:
+        """Record the operation."""
+        ...
 
 
-def mul(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """a * b, broadcasting."""
-    return binary("mul", a, b)
+def _unary(name: str) -> Unary:
+    def function(x: Tensor) -> Tensor:
+        return apply(name, x)
+
+    return _documented(function, name)
 
 
-def div(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """a / b for floats, broadcasting."""
-    return binary("div", a, b)
+def _binary(name: str) -> Binary:
+    record = compared if EXPRESSIONS[name].compares else binary
+
+    def function(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+        return record(name, a, b)
+
+    return _documented(function, name)
 
 
-def floor_divide(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """a / b of integers, rounded down as `//` does in Python; a where b is 0."""
-    return binary("floor_divide", a, b)
+def _documented(function: F, name: str) -> F:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = EXPRESSIONS[name].doc
+    return function
 
 
-def remainder(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """a - b floor(a / b) of integers: the sign of b, as `%` in Python; 0 where b is 0."""
-    return binary("remainder", a, b)
+add: Binary = _binary("add")
+sub: Binary = _binary("sub")
+mul: Binary = _binary("mul")
+div: Binary = _binary("div")
+floor_divide: Binary = _binary("floor_divide")
+remainder: Binary = _binary("remainder")
+maximum: Binary = _binary("maximum")
+minimum: Binary = _binary("minimum")
+eq: Binary = _binary("eq")
+ne: Binary = _binary("ne")
+lt: Binary = _binary("lt")
+le: Binary = _binary("le")
+gt: Binary = _binary("gt")
+ge: Binary = _binary("ge")
+logical_and: Binary = _binary("logical_and")
+logical_or: Binary = _binary("logical_or")
+
+neg: Unary = _unary("neg")
+abs: Unary = _unary("abs")
+sign: Unary = _unary("sign")
+square: Unary = _unary("square")
+sqrt: Unary = _unary("sqrt")
+rsqrt: Unary = _unary("rsqrt")
+floor: Unary = _unary("floor")
+round: Unary = _unary("round")
+exp: Unary = _unary("exp")
+log: Unary = _unary("log")
+log1p: Unary = _unary("log1p")
+sin: Unary = _unary("sin")
+cos: Unary = _unary("cos")
+relu: Unary = _unary("relu")
+sigmoid: Unary = _unary("sigmoid")
+tanh: Unary = _unary("tanh")
+swish: Unary = _unary("swish")
+softplus: Unary = _unary("softplus")
+logical_not: Unary = _unary("logical_not")
 
 
-def maximum(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """The larger of each pair; NaN where either is NaN."""
-    return binary("maximum", a, b)
+def pow(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """x^y, broadcasting, as `x ** y` records it.
 
+    A number y that is whole and at most 64 takes products, which round each, and 0.5 the square
+    root. Any other y, and a tensor, is for floats: NaN for a fraction y of x < 0, and what C says
+    of 0, 1 and infinities; on a GPU within 4 + |y| ulp.
 
-def minimum(a: Tensor | Number, b: Tensor | Number) -> Tensor:
-    """The smaller of each pair; NaN where either is NaN."""
-    return binary("minimum", a, b)
-
-
-def neg(x: Tensor) -> Tensor:
-    """-x."""
-    return apply("neg", x)
-
-
-def abs(x: Tensor) -> Tensor:
-    """|x|."""
-    return apply("abs", x)
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Square root; NaN below zero."""
-    return apply("sqrt", x)
-
-
-def rsqrt(x: Tensor) -> Tensor:
-    """1 / sqrt(x); NaN below zero."""
-    return apply("rsqrt", x)
-
-
-def square(x: Tensor) -> Tensor:
-    """x * x."""
-    return apply("square", x)
-
-
-def exp(x: Tensor) -> Tensor:
-    """e^x."""
-    return apply("exp", x)
-
-
-def log(x: Tensor) -> Tensor:
-    """Natural logarithm."""
-    return apply("log", x)
-
-
-def sin(x: Tensor) -> Tensor:
-    """Sine of radians; on a GPU within 2 ulp + 1e-8 to 2^16, and NaN from 2^15 pi on."""
-    return apply("sin", x)
-
-
-def cos(x: Tensor) -> Tensor:
-    """Cosine of radians; on a GPU within 2 ulp + 1e-8 to 2^16, and NaN from 2^15 pi on."""
-    return apply("cos", x)
-
-
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays NaN."""
-    return apply("relu", x)
+    Raises:
+        ShapeError, DTypeError: for operands that do not fit; for integers and such a y.
+    """
+    return power(x, y) if isinstance(x, Tensor) else binary("pow", x, y)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -119,21 +135,6 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x above 0, `alpha * (exp(x) - 1)` below (Clevert et al. 2016)."""
     return apply("elu", x, alpha=real("elu", "alpha", alpha))
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
-    return apply("sigmoid", x)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
-    return apply("tanh", x)
-
-
-def swish(x: Tensor) -> Tensor:
-    """x sigmoid(x), also called SiLU."""
-    return apply("swish", x)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

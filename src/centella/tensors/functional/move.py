@@ -9,10 +9,18 @@ import numpy as np
 
 from centella.errors import DTypeError, ShapeError
 from centella.ops.concat import most
-from centella.tensors.arguments import check_tensors, refuse_names, whole
+from centella.ops.elementwise import check_numbers
+from centella.ops.layout import broadcast_strides
+from centella.tensors.arguments import check_tensors, number, refuse_names, whole
+from centella.tensors.creation import arange, full
 from centella.tensors.qtensor import QTensor, float_dtype
-from centella.tensors.tensor import Tensor, apply
-from centella.tensors.views import axis_of, counted, integers
+from centella.tensors.tensor import Tensor, apply, binary, compared
+from centella.tensors.views import axis_of, counted, extents, integers
+
+__all__ = [
+    "broadcast_to", "chunk", "concat", "embedding", "gather", "interleaved_to_head_first", "pad",
+    "repeat", "scatter", "split", "stack", "tril",
+]  # fmt: skip
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0, **other: Never) -> Tensor:
@@ -104,6 +112,89 @@ def chunk(x: Tensor, chunks: int, axis: int = 0, **other: Never) -> tuple[Tensor
     count = whole("chunk", "chunks", chunks, 1)
     extent = x.shape[axis_of("chunk", x.shape, axis)] if x.ndim else 0
     return split(x, max(-(-extent // count), 1), axis)
+
+
+def broadcast_to(x: Tensor, shape: int | Sequence[int]) -> Tensor:
+    """x in a shape that it broadcasts to: a view, whose elements lie in memory once.
+
+    Raises:
+        ShapeError: it does not broadcast to this shape.
+    """
+    check_tensors("broadcast_to", x)
+    wanted = extents("broadcast_to", shape)
+    pairs = zip(reversed(x.shape), reversed(wanted), strict=False)
+    if x.ndim > len(wanted) or any(n not in (1, m) for n, m in pairs):
+        raise ShapeError(
+            f"broadcast_to: expected a shape that {list(x.shape)} broadcasts to, got {list(wanted)}"
+        )
+    return x._view(wanted, broadcast_strides(x.spec, wanted), x._offset)
+
+
+def repeat(x: Tensor, repeats: int, axis: int | None = None, **other: Never) -> Tensor:
+    """Each element of x so many times along an axis, one beside the other; None: of x as a vector.
+
+    Raises:
+        ShapeError: there is no such axis, or fewer than 0 repeats.
+    """
+    refuse_names("repeat", other)
+    check_tensors("repeat", x)
+    times = whole("repeat", "repeats", repeats)
+    if axis is None or not x.ndim:
+        x = x.reshape(x.size)
+    place = axis_of("repeat", x.shape, 0 if axis is None else axis)
+    lead, extent, rest = x.shape[:place], x.shape[place], x.shape[place + 1 :]
+    apart = x[(slice(None),) * (place + 1) + (None,)]
+    return broadcast_to(apart, (*lead, extent, times, *rest)).reshape(*lead, extent * times, *rest)
+
+
+def pad(
+    x: Tensor, pad_width: int | Sequence[int] | Sequence[Sequence[int]], value: int | float = 0
+) -> Tensor:
+    """x with a number around it.
+
+    Args:
+        pad_width: elements before and after, a pair for each axis; one pair, or one number, is for
+            all axes, as in NumPy.
+        value: of the elements around, which fits the dtype.
+
+    Raises:
+        ShapeError: for other widths, or below 0; DTypeError: for a value that does not fit.
+    """
+    check_tensors("pad", x)
+    fill = number("pad", "value", value)
+    check_numbers("pad", {"value": fill}, x.dtype)
+    for axis, pair in enumerate(_widths(pad_width, x.ndim)):
+        sides = [(*x.shape[:axis], n, *x.shape[axis + 1 :]) for n in pair]
+        before, after = ([full(s, fill, x.dtype, x.device)] if s[axis] else [] for s in sides)
+        x = concat([*before, x, *after], axis) if before or after else x
+    return x
+
+
+def _widths(given: Any, rank: int) -> list[list[int]]:
+    """Elements before and after, for each axis."""
+    text = f"pad: expected widths of 0 or more, a pair for each axis, got {given!r:.80}"
+    try:
+        pairs = np.broadcast_to(np.asarray(given), (rank, 2))
+    except ValueError as error:
+        raise ShapeError(text) from error
+    if pairs.dtype.kind not in "iu" or (pairs < 0).any():
+        raise ShapeError(text)
+    return pairs.tolist()  # type: ignore[no-any-return]  # NumPy's type is Any
+
+
+def tril(x: Tensor, k: int = 0) -> Tensor:
+    """x [..., n, m] with 0 above a diagonal: y[.., i, j] = x[.., i, j] where j <= i + k.
+
+    Raises:
+        ShapeError: for a rank below 2.
+    """
+    check_tensors("tril", x)
+    if x.ndim < 2:
+        raise ShapeError(f"tril: expected rank 2 or more, got {list(x.shape)}")
+    rows, columns = x.shape[-2:]
+    above = min(max(whole("tril", "k", k, -(1 << 31)), -rows), columns)
+    row = arange(above, rows + above, device=x.device)[:, None]
+    return binary("where", x, 0, compared("ge", row, arange(columns, device=x.device)))
 
 
 def interleaved_to_head_first(x: Tensor, num_heads: int, head_dim: int) -> Tensor:

@@ -10,6 +10,8 @@ from centella.errors import ShapeError
 from centella.tensors.arguments import real, whole
 from centella.tensors.tensor import Tensor, apply
 
+__all__ = ["rope", "rope_tables"]
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 

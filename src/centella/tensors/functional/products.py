@@ -19,6 +19,10 @@ from centella.tensors.functional.elementwise import gelu, relu, sigmoid, silu_ga
 from centella.tensors.qtensor import QTensor, float_dtype, of_pair
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
+__all__ = [
+    "attention", "conv1d", "dequantize", "dot", "linear", "matmul", "normed_linear",
+]  # fmt: skip
+
 
 def matmul(
     a: Tensor, b: Tensor, *, alpha: float = 1.0, dtype: Any = None, variant: str | None = None
