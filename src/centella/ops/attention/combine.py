@@ -15,13 +15,10 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.op.form import Form
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, reach
 from centella.ops.attention.parts import Parts, Place, part_of
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import AttentionAttrs, launch, operands
 from centella.ops.attention.table import row_of
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
 from centella.specs import Caps
 
 CHUNK = 4
@@ -128,14 +125,10 @@ kernel: Kernel = Kernel(_combine, workgroup=MOST_THREADS, name="attention_combin
 
 def combine(parts: Parts, form: Form[AttentionAttrs], caps: Caps) -> Call:
     """The call: a group for each query."""
-    inputs, y = form.inputs, form.outputs[0]
     lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
-    named = {n: i for i, n in enumerate(form.attrs.masks, 3) if n in ("lengths", "starts")}
-    refs = (Ref(len(inputs) + 1, parts.spec), *(Ref(i, flat(inputs[i])) for i in named.values()))
-    scalars = {**extents(form), **parts.scalars, **out_steps(y), "dim": y.shape[3]}
-    params = face(dict.fromkeys(("partial", *named), 1), {"y": 1})
-    constants = (("early", caps.sm >= 90), ("lay", lay))
-    return Call(
-        kernel, (*refs, Ref(len(inputs), y)), tuple(scalars.items()), constants,
-        parts.all_queries, workgroup=lay.threads, face=params,
+    partial = Ref(len(form.inputs) + 1, parts.spec)
+    return launch(
+        kernel, form, parts.all_queries, (("early", caps.sm >= 90), ("lay", lay)),
+        {"partial": partial, **operands(form, "lengths", "starts")},
+        {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip

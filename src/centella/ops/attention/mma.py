@@ -24,26 +24,31 @@ from itertools import product
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import f32, u32
-from centella.emit.program import Call, Kernel, Ref
-from centella.errors import LimitError
+from centella.dtypes import bf16, f32, u32
+from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import (
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    rows_of_16_bits,
+)
 from centella.ops.attention.weights import put
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
+from centella.specs import Caps
 
 WARP = 32
 M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
 UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
 FOLDED = (2.0**-6, math.log(2))
 SLACK = 8.0  # powers of two by which a maximum may be passed
+HEADS = (16, 256)  # sizes of a head that are worth its padding
+FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
 
 
 class MmaTile(Struct, frozen=True):
@@ -80,6 +85,16 @@ class MmaTile(Struct, frozen=True):
     def shared_bytes(self, dim: int) -> int:
         """Workgroup memory: queries, and keys and values in every stage."""
         return 2 * self.width(dim) * (self.queries + 2 * self.stages * self.keys)
+
+
+# By the largest head of each row; then the tile of little memory.
+MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
+    (32, MmaTile(128, 64, 4, 2, together=3), MmaTile(64, 32, 4, 2)),
+    (64, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
+    (128, MmaTile(128, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+    (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+)
+LEAST_TILE = MmaTile(32, 16, 2, 2)
 
 
 class _Sixteen:
@@ -325,33 +340,37 @@ class _Attend:
                         lang.ptx.mma_sync(row.out[2 * n + e], part, pair[e])
 
 
-attention_mma: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
+kernel: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
 
 
-def lower_mma(form: Form[AttentionAttrs], tile: MmaTile | None) -> Lowered:
-    """One launch: a group has the queries of a tile, of one head.
+def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
+    """The first tile that a device has room for."""
+    q, masks = form.inputs[0], form.attrs.masks
+    lq, dim = q.shape[2:]
+    sizes = next((tiles for most, *tiles in MMA_TILES if dim <= most), None)
+    if sizes is None or not caps.tensor_cores or not rows_of_16_bits(form):
+        return None
+    smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
+    for tile in (sizes[smaller], LEAST_TILE):
+        if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return replace(tile, parts=2) if q.dtype is bf16 else tile
+    return None
 
-    Raises:
-        LimitError: there is no tile.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    if tile is None:
-        raise LimitError(
-            f"attention: variant 'mma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
-            f"256, and tensor cores; got {[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}"
-        )
-    batch, lq, heads, dim = y.shape
-    blocks = -(-lq // tile.queries)
-    constants = (
-        ("causal", form.attrs.causal),
-        ("dim", dim),
-        ("fold", "mask" not in form.attrs.masks and FOLDED[0] <= form.attrs.scale <= FOLDED[1]),
-        ("tile", tile),
-    )
-    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
-    groups, given = batch * heads * blocks, tuple(scalars.items())
-    return Lowered((
-        Call(attention_mma, tensors, given, constants, groups, workgroup=tile.threads, face=params),
-    ))  # fmt: skip
+
+def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
+    """One launch: a group has the queries of a tile, of one head."""
+    fold = "mask" not in form.attrs.masks and FOLDED[0] <= form.attrs.scale <= FOLDED[1]
+    constants = (("fold", fold), ("tile", tile))
+    return Lowered((launch_by_head(kernel, form, tile.queries, constants, tile.threads),))
+
+
+def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    """More queries than fill a fragment, of heads that are worth their padding."""
+    lq, dim = form.inputs[0].shape[2:]
+    return lq > M and HEADS[0] <= dim <= HEADS[1] and caps.fast_tensor_cores
+
+
+MMA = AttentionVariant(
+    "mma", tile_of, _launches, _preferred,
+    needs="takes f16 or bf16 with rows on 16 bytes, heads of at most 256, and tensor cores",
+)  # fmt: skip

@@ -19,11 +19,8 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
-from centella.ops.attention.launch import extents
 from centella.ops.attention.masks import added, counting, reach, sees, shows
-from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
+from centella.ops.attention.problem import AttentionAttrs, launch, operands
 from centella.ops.rows import power_above
 from centella.specs import Spec
 
@@ -172,17 +169,16 @@ class Work:
 
 def first_call(
     kernel: Kernel, parts: Parts, form: Form[AttentionAttrs], constants: Constants,
-    workgroup: int | None = None,
+    threads: int | None = None,
 ) -> Call:  # fmt: skip
     """The launch that computes the parts: a group for each.
 
     What it writes counts as changed in place: of parts without keys nobody writes anything.
     """
-    refs = (
-        *(Ref(i, flat(s)) for i, s in enumerate(form.inputs)),
-        Ref(len(form.inputs) + 1, parts.spec),
-    )
-    given = (("causal", form.attrs.causal), ("rows", parts.rows), *constants)
-    scalars = tuple({**extents(form), **parts.scalars}.items())
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {}, {"partial": 1})
-    return Call(kernel, refs, scalars, given, parts.groups, workgroup=workgroup, face=params)
+    return launch(
+        kernel, form, parts.groups,
+        (("causal", form.attrs.causal), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows),
+         *constants),
+        operands(form), {}, changes={"partial": Ref(len(form.inputs) + 1, parts.spec)},
+        scalars=parts.scalars, threads=threads,
+    )  # fmt: skip

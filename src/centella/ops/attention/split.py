@@ -13,13 +13,12 @@ from typing import Any
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
-from centella.errors import LimitError
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.parts import Parts, Work, first_call
-from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.attention.table import row_of
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
+from centella.ops.attention.table import FEW_QUERIES, row_of
 from centella.ops.attention.teams import (
     EACH,
     THREADS,
@@ -38,6 +37,7 @@ from centella.specs import Caps
 
 MOST_DIM = THREADS * EACH
 FEWEST_KEYS = 64  # of a part
+ENOUGH_KEYS = 64
 
 
 def _split(
@@ -93,18 +93,27 @@ def _read(work: Work, my: Thread, q: Any, k: Any, v: Any) -> None:
 kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)
 
 
-def lower_split(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
-    """Two launches: a group for each part of the keys of a head; one for each query.
+def _fits(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
+    """The parts, where the threads of a group hold a head."""
+    q, k = form.inputs[:2]
+    if not 0 < q.shape[3] <= MOST_DIM:
+        return None
+    return Parts.of(q, k, FEWEST_KEYS, most=row_of(caps).rows)
 
-    Raises:
-        LimitError: for a head that has more elements than the threads of a group hold.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    dim = y.shape[3]
-    if not 0 < dim <= MOST_DIM:
-        raise LimitError(f"attention: variant 'split' takes head_dim 1 to {MOST_DIM}, got {dim}")
-    row = row_of(caps)
-    parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row.rows)
-    constants = (("dim", dim), ("vector", all(s.aligned for s in inputs[:3])))
+
+def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
+    """Two launches: a group for each part of the keys of a head; one for each query."""
+    constants = (("vector", all(s.aligned for s in form.inputs[:3])),)
     first = first_call(kernel, parts, form, constants)
     return Lowered((first, combine(parts, form, caps)), (parts.spec,))
+
+
+def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    """Few queries of many keys, of a head that a group holds."""
+    lq, dim = form.inputs[0].shape[2:]
+    return lq <= FEW_QUERIES and form.inputs[1].shape[2] >= ENOUGH_KEYS and dim <= MOST_DIM
+
+
+SPLIT = AttentionVariant(
+    "split", _fits, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}"
+)

@@ -27,13 +27,13 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
-from centella.errors import LimitError
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
+from centella.ops.attention.split import few_queries
 from centella.ops.attention.weights import put
 from centella.specs import Caps
 
@@ -286,20 +286,26 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
 kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")
 
 
-def lower_split_mma(form: Form[AttentionAttrs], tile: SplitTile | None, caps: Caps) -> Lowered:
-    """Two launches: a group for each part of the keys of a head; one for each query.
+def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
+    """The tile of 16-bit rows in whole chunks."""
+    dim = form.inputs[0].shape[3]
+    chunks = dim <= MOST_DIM and dim % CHUNK == 0
+    return SplitTile() if chunks and caps.tensor_cores and rows_of_16_bits(form) else None
 
-    Raises:
-        LimitError: there is no tile.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    if tile is None:
-        raise LimitError(
-            f"attention: variant 'split_mma' takes f16 or bf16 with rows on 16 bytes, heads of "
-            f"multiples of 8 up to {MOST_DIM}, and tensor cores; got "
-            f"{[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}"
-        )
-    parts = Parts.of(inputs[0], inputs[1], tile.step, tile.groups)
-    constants = (("dim", y.shape[3]), ("tile", tile))
-    first = first_call(kernel, parts, form, constants, tile.threads)
+
+def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
+    """Two launches: a group for each part of the keys of a head; one for each query."""
+    parts = Parts.of(form.inputs[0], form.inputs[1], tile.step, tile.groups)
+    first = first_call(kernel, parts, form, (("tile", tile),), tile.threads)
     return Lowered((first, combine(parts, form, caps)), (parts.spec,))
+
+
+def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    return few_queries(form, caps) and caps.fast_tensor_cores
+
+
+SPLIT_MMA = AttentionVariant(
+    "split_mma", _tile_of, _launches, _preferred,
+    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} up to "
+          f"{MOST_DIM}, and tensor cores",
+)  # fmt: skip

@@ -12,16 +12,13 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, launch_by_head
 from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
 from centella.ops.rows import fold
 from centella.specs import Caps
 
@@ -179,31 +176,32 @@ def _dots(queries: list[list[Any]], tile: Any, at: Any, dim: int) -> list[Any]:
     return [a if b is None else a + b for a, b in sums]
 
 
-stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention", rewritable=True)
+kernel: Kernel = Kernel(_attention, workgroup=THREADS, name="attention", rewritable=True)
 
 
-def lower_stream(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
+def _launches(form: Form[AttentionAttrs], part: int, caps: Caps) -> Lowered:
     """One launch: a group has 64 (or 128) queries of one head."""
-    inputs, y = form.inputs, form.outputs[0]
-    batch, lq, heads, dim = y.shape
-    part = min(-(-dim // 8) * 8, 64)
+    lq, dim = form.inputs[0].shape[2:]
     queries = 2 if dim <= 32 and lq > THREADS else 1
-    blocks = -(-lq // (THREADS * queries))
     row = row_of(caps)
     keys, together = row.stream if dim <= 32 else (16 if dim <= 128 else 8 if dim <= 384 else 4, 4)
     constants = (
-        ("causal", form.attrs.causal),
-        ("dim", dim),
         ("keys", keys),  # what fits 16 KB
         ("native", caps.native_exp2),
         ("part", part),
         ("queries", queries),
         ("together", 1 if row.rolled else together),
-        ("vector", all(s.aligned for s in inputs[:3])),
-        ("vector_y", y.aligned),
+        ("vector", all(s.aligned for s in form.inputs[:3])),
+        ("vector_y", form.outputs[0].aligned),
     )
-    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    groups = batch * heads * blocks * -(-dim // part)
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
-    return Lowered((Call(stream, tensors, tuple(scalars.items()), constants, groups, face=params),))
+    return Lowered(
+        (launch_by_head(kernel, form, THREADS * queries, constants, pieces=-(-dim // part)),)
+    )
+
+
+def _part_of(form: Form[AttentionAttrs], caps: Caps) -> int:
+    """Elements of the head that a group computes."""
+    return min(-(-form.inputs[0].shape[3] // 8) * 8, 64)
+
+
+STREAM = AttentionVariant("stream", _part_of, _launches)
