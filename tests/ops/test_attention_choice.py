@@ -17,7 +17,7 @@ from centella.ops.attention.mma import LEAST_TILE, MMA_TILES
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.parts import MOST_SPLITS, Parts
 from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.attention.teams import Layout
+from centella.ops.attention.split import Layout
 from centella.specs import Caps, Spec
 from tests.ops.test_choice import CLASSES, LARGE, MINIMUM, adapter, spec, view
 

@@ -8,9 +8,8 @@ registers where they were computed. Their sum is one more column of that product
 does not keep them from adding up to 1. Of bf16 they are the sum of two (`parts`): one would be as
 far off as the rounding of the result. One division at the end.
 
-A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
-16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). Where the scale is
-small and there is no additive mask, it is part of the exponent's only multiplication (`fold`).
+Maxima are replaced late (`rows.py`). Where the scale is small and there is no additive mask, it is
+part of the exponent's only multiplication (`fold`).
 Hidden scores are `LOWEST`, and a query whose scores are all below `UNSEEN` has seen no key; tiles
 that every query of a warp sees whole are not looked through.
 Heads are padded with zeros in shared memory, to a power of two; computed are multiples of 16.
@@ -34,19 +33,20 @@ from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
 from centella.ops.attention.problem import (
+    BY_HEAD,
     AttentionAttrs,
     AttentionVariant,
     launch_by_head,
+    parameters,
     rows_of_16_bits,
 )
+from centella.ops.attention.rows import UNSEEN, grow, store_row
 from centella.ops.attention.weights import put
 from centella.specs import Caps
 
 WARP = 32
 M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
-UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
 FOLDED = (2.0**-6, math.log(2))
-SLACK = 8.0  # powers of two by which a maximum may be passed
 HEADS = (16, 256)  # sizes of a head that are worth its padding
 FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
 
@@ -124,21 +124,10 @@ class _Sixteen:
 
     def soften(self, factor: Any, fold: bool) -> None:
         """Look for new maxima; rescale what was summed where one grew too much."""
-        grown, shrinks = [], []
-        for h in range(2):
-            highs = [self.scores[0][2 * h + e] for e in range(2)]
-            for held in self.scores[1:]:
-                highs = [lang.fmax(x, held[2 * h + e]) for e, x in enumerate(highs)]
-            high = lang.fmax(highs[0], highs[1])
-            high = lang.fmax(high, lang.shuffle_xor(high, 1))
-            high = lang.fmax(high, lang.shuffle_xor(high, 2))
-            high = high * factor if fold else high
-            grows = high - self.base[h] > (SLACK if fold else SLACK * math.log(2))
-            base = lang.select(grows, high, self.base[h])
-            shrink = self.base[h] - base
-            shrinks.append(lang.exp2_native(shrink if fold else shrink * factor))
-            grown.append(grows)
-            self.base[h].set(base)
+        grown, shrinks = grow(
+            lambda h: (held[2 * h + e] for held in self.scores for e in range(2)),
+            self.base, factor, fold,
+        )  # fmt: skip
         with lang.if_(grown[0] | grown[1]):
             for h in range(2):
                 for held in (*self.out, self.total):
@@ -168,13 +157,8 @@ class _Sixteen:
             factor = lang.select(total > 0.0, 1.0 / total, 0.0)
             with lang.if_(self.queries[h] < lq):
                 row = place + self.queries[h] * pitch + self.column
-                for j, held in enumerate(self.out):
-                    values = [held[2 * h + e] * factor for e in range(2)]
-                    if (j + 1) * N <= dim:
-                        y.store(row + j * N, values)
-                    else:
-                        with lang.if_(self.column + j * N < dim):
-                            y.store(row + j * N, values)
+                pairs = ([held[2 * h + e] * factor for e in range(2)] for held in self.out)
+                store_row(y, row, self.column, dim, pairs)
 
 
 def _attention_mma(
@@ -182,9 +166,7 @@ def _attention_mma(
     **masks: Any,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
-    p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
-        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(BY_HEAD)
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]

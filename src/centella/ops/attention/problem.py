@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from centella.dtypes import bf16, f16
+from centella import lang
+from centella.dtypes import bf16, f16, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.variant import Variant
@@ -18,6 +19,7 @@ from centella.specs import Spec
 VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
+BY_HEAD = "heads share lq lk qb qh ql kb kh kl vb vh vl yb yh yl blocks"
 NONE: Mapping[str, Any] = {}
 
 
@@ -39,6 +41,11 @@ class AttentionVariant(Variant[Form[AttentionAttrs], T], Generic[T], frozen=True
     """
 
     needs: str = ""
+
+
+def parameters(names: str) -> dict[str, Any]:
+    """Launch parameters of a kernel, u32, by name."""
+    return {name: lang.parameter(name, u32) for name in names.split()}
 
 
 def rows_of_16_bits(form: Form[AttentionAttrs]) -> bool:

@@ -1,23 +1,62 @@
-"""The softmax of a warpgroup's 64 queries, kept up in the registers that scores come in.
+"""The softmax of fragments of scores: a thread has parts of two rows, 8 apart, as three others do.
 
-That of `mma.py`: maxima replaced late, weights as powers of two, a factor folded into the
-exponent's multiplication. Of 64 queries a thread has parts of two rows, 8 apart, and shares each
-with three others. Summed are the weights as they are used, rounded, so that they add up to 1.
+A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
+16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). `grow` and
+`store_row` serve `mma.py` too; `Rows` has a warpgroup's 64 queries, in the registers that scores
+come in. Summed are the weights as they are used, rounded, so that they add up to 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.mma import SLACK, UNSEEN
 from centella.ops.attention.weights import put
 
 M, K = 64, 16  # of one product: queries, keys
+UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
+SLACK = 8.0  # powers of two by which a maximum may be passed
+
+
+def grow(
+    scores_of: Callable[[int], Iterable[Any]], base: list[Any], factor: Any, fold: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Look for new maxima: of both rows, whether one grew too much, and what sums shrink by.
+
+    Args:
+        base: what weights are relative to, which is replaced where a maximum grew too much.
+        factor: of scores, as the exponent to base 2; `fold`: maxima are multiplied by it.
+    """
+    grown, shrinks = [], []
+    for h in range(2):
+        scores = iter(scores_of(h))
+        highs = [next(scores), next(scores)]
+        for n, score in enumerate(scores):
+            highs[n % 2] = lang.fmax(highs[n % 2], score)
+        high = lang.fmax(highs[0], highs[1])
+        for mask in (1, 2):
+            high = lang.fmax(high, lang.shuffle_xor(high, mask))
+        high = high * factor if fold else high
+        grown.append(high - base[h] > (SLACK if fold else SLACK * math.log(2)))
+        new = lang.select(grown[h], high, base[h])
+        shrink = base[h] - new
+        shrinks.append(lang.exp2_native(shrink if fold else shrink * factor))
+        base[h].set(new)
+    return grown, shrinks
+
+
+def store_row(y: Any, row: Any, column: Any, dim: int, pairs: Iterable[list[Any]]) -> None:
+    """Store a thread's pairs of a row from its column on, 8 apart, those within the head."""
+    for j, pair in enumerate(pairs):
+        if (j + 1) * 8 <= dim:
+            y.store(row + j * 8, pair)
+        else:
+            with lang.if_(column + j * 8 < dim):
+                y.store(row + j * 8, pair)
 
 
 class Rows:
@@ -64,19 +103,9 @@ class Rows:
 
     def soften(self) -> tuple[Any, list[Any]]:
         """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
-        grown, shrinks = [], []
-        for h in range(2):
-            highs = [self.scores[r] for r in self._of(h)[:2]]
-            for n, r in enumerate(self._of(h)[2:]):
-                highs[n % 2] = lang.fmax(highs[n % 2], self.scores[r])
-            high = lang.fmax(highs[0], highs[1])
-            high = lang.fmax(high, lang.shuffle_xor(high, 1))
-            high = lang.fmax(high, lang.shuffle_xor(high, 2)) * self.factor
-            grows = high - self.base[h] > SLACK
-            base = lang.select(grows, high, self.base[h])
-            shrinks.append(lang.exp2_native(self.base[h] - base))
-            grown.append(grows)
-            self.base[h].set(base)
+        grown, shrinks = grow(
+            lambda h: (self.scores[r] for r in self._of(h)), self.base, self.factor
+        )
         for h in range(2):
             base = self.base[h].get()
             for r in self._of(h):
@@ -119,13 +148,12 @@ class Rows:
             factor = lang.select(total > 0.0, 1.0 / total, 0.0)
             with lang.if_(self.queries[h] < lq):
                 row = place + self.queries[h] * pitch + self.column
-                for j in range(-(-dim // 8)):
-                    values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
-                    if scale_of is not None:
-                        scale = scale_of(8 * j)
-                        values = [value * scale for value in values]
-                    if (j + 1) * 8 <= dim:
-                        y.store(row + j * 8, values)
-                    else:
-                        with lang.if_(self.column + j * 8 < dim):
-                            y.store(row + j * 8, values)
+                store_row(y, row, self.column, dim, self._results(h, factor, dim, scale_of))
+
+    def _results(self, h: int, factor: Any, dim: int, scale_of: Any) -> Iterable[list[Any]]:
+        for j in range(-(-dim // 8)):
+            values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
+            if scale_of is not None:
+                scale = scale_of(8 * j)
+                values = [value * scale for value in values]
+            yield values

@@ -16,7 +16,7 @@ from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import reach
-from centella.ops.attention.problem import AttentionAttrs, launch, operands, steps_of
+from centella.ops.attention.problem import AttentionAttrs, launch, operands, parameters, steps_of
 from centella.ops.layout import flat
 from centella.specs import Spec, make_spec
 
@@ -30,8 +30,7 @@ LEAST = 16  # exponent below which scales would not be normal numbers
 
 def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
     """A group has sixteen elements of all keys of one head: their largest, then each scaled."""
-    p = {n: lang.parameter(n, u32) for n in (
-        "kv_heads", "slabs", "lq", "lk", "vb", "vh", "vl", "fb", "fh", "fl")}  # fmt: skip
+    p = parameters("kv_heads slabs lq lk vb vh vl fb fh fl")
     number = lang.group_id()
     slab, group = number % p["slabs"], number // p["slabs"]
     head, b = group % p["kv_heads"], group // p["kv_heads"]

@@ -29,11 +29,11 @@ from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
+from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
 from centella.ops.attention.split import few_queries
+from centella.ops.attention.table import MOST_ROWS
 from centella.ops.attention.weights import put
 from centella.specs import Caps
 
@@ -294,10 +294,8 @@ def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
 
 
 def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
-    """Two launches: a group for each part of the keys of a head; one for each query."""
     parts = Parts.of(form.inputs[0], form.inputs[1], tile.step, tile.groups)
-    first = first_call(kernel, parts, form, (("tile", tile),), tile.threads)
-    return Lowered((first, combine(parts, form, caps)), (parts.spec,))
+    return launches_of(kernel, parts, form, (("tile", tile),), caps, tile.threads)
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:

@@ -16,7 +16,13 @@ from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, launch_by_head
+from centella.ops.attention.problem import (
+    BY_HEAD,
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    parameters,
+)
 from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
 from centella.ops.rows import fold
@@ -58,9 +64,7 @@ def _attention(
     *, dim: int, part: int, queries: int, keys: int, together: int, causal: bool, native: bool,
     vector: bool, vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
-        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(BY_HEAD)
     words = -(-dim // 8) * 8
     parts = -(-dim // part)
     group = lang.group_id()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from centella.ops.attention.parts import MOST_ROWS
 from centella.ops.attention.tiles import Tile
 from centella.specs import Caps
 
 LEAST = Tile(32, 32, 8, 4, 4)  # for few queries on every class
 WIDE = Tile(16, 64, 8, 4, 4)  # for heads past 128
+MOST_ROWS = 8  # of queries that share keys, in a group
 FEW_QUERIES = 8  # whose keys are split, where there are many
 
 Tiles = dict[int, tuple[Tile, ...]]

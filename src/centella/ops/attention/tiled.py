@@ -21,7 +21,13 @@ from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, launch_by_head
+from centella.ops.attention.problem import (
+    BY_HEAD,
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    parameters,
+)
 from centella.ops.attention.slabs import Rows, steps
 from centella.ops.attention.table import FEW_QUERIES, tile_of
 from centella.ops.attention.tiles import Tile
@@ -35,9 +41,7 @@ def _attention(
     *, tile: Tile, dim: int, causal: bool, native: bool, vector: bool, vector_y: bool, q: Any,
     k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
-        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(BY_HEAD)
     block, group = lang.group_id() % p["blocks"], lang.group_id() // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
     first = (p["blocks"] - 1 - block) * tile.bq  # of causal queries the last have most to do

@@ -31,6 +31,7 @@ from centella.ops.attention.problem import (
     AttentionAttrs,
     AttentionVariant,
     launch_by_head,
+    parameters,
     rows_of_16_bits,
     steps_of,
 )
@@ -128,9 +129,9 @@ def _attention_wgmma(
     *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any,
     scales: Any = None, **masks: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "batch", "heads", "kv_heads", "share", "lq", "lk", "dim", "qb", "qh", "ql", "kb", "kh",
-        "kl", "vb", "vh", "vl", "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(
+        "batch heads kv_heads share lq lk dim qb qh ql kb kh kl vb vh vl yb yh yl blocks"
+    )
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
