@@ -223,39 +223,6 @@ def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
     assert not nothing.numpy().any()
 
 
-# Of the third kernel see `test_attention_wgmma.py`.
-TENSOR_CORES = pytest.mark.parametrize("variant", ["mma", "split_mma"])
-
-
-@pytest.mark.devices("simulator", "cuda")
-@TENSOR_CORES
-def test_an_infinite_value_is_no_nan(device: ct.Device, variant: str) -> None:
-    """A weight of bf16 is the sum of two numbers, both of which meet the infinity."""
-    rng = rng_of("infinite", variant)
-    q, k, v = (rng.standard_normal((1, 1, n, 16)).astype(np.float32) for n in (3, 70, 70))
-    v[0, 0, 20, 3], v[0, 0, 40, 5] = np.inf, -np.inf
-    got = ct.attention(
-        *(ct.asarray(x, "bf16", device) for x in (q, k, v)), variant=variant
-    ).astype("f32").numpy()  # fmt: skip
-    assert (got[..., 3] == np.inf).all() and (got[..., 5] == -np.inf).all()
-    assert np.isfinite(np.delete(got, (3, 5), -1)).all()
-
-
-@pytest.mark.devices("simulator", "cuda")
-@TENSOR_CORES
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_the_weights_that_are_used_add_up_to_one(
-    device: ct.Device, dtype: str, variant: str
-) -> None:
-    """Nearly all weights are one number that is rounded down, as the maximum comes last."""
-    q, k = np.zeros((1, 1, 3, 16), np.float32), np.zeros((1, 1, 400, 16), np.float32)
-    q[..., 0], k[..., :300, 0] = 1.0, 0.0038
-    ones = ct.ones((1, 1, 400, 16), dtype, device)
-    given = (ct.asarray(x, dtype, device) for x in (q, k))
-    got = ct.attention(*given, ones, scale=0.125, variant=variant).astype("f32").numpy()
-    np.testing.assert_array_equal(got, 1.0)
-
-
 @pytest.mark.parametrize("variant", ["stream", "split", "tiled"])
 @pytest.mark.parametrize("name", ["lengths", "starts"])
 def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, variant: str) -> None:

@@ -118,43 +118,38 @@ class Work:
     def __init__(self, masks: dict[str, Any], causal: bool, rows: int) -> None:
         p = parameters("heads share lq lk blocks splits qb qh ql kb kh vb vh")
         group = lang.group_id()
-        self.split: Any
-        self.kv_head: Any
-        self.b: Any
-        self.queries: Any
-        self.start: Any
-        self.split, group = group % p["splits"], group // p["splits"]
+        self._split, group = group % p["splits"], group // p["splits"]
         block, group = group % p["blocks"], group // p["blocks"]
-        heads, self.queries = p["heads"] // p["share"], p["share"] * p["lq"]
-        self.kv_head, self.b = group % heads, group // heads
-        count, self.start = reach(masks, causal, self.b, p["lq"], p["lk"])
+        heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
+        self._kv_head, self._b = group % heads, group // heads
+        count, self._start = reach(masks, causal, self._b, p["lq"], p["lk"])
         part, _ = part_of(count, p["splits"])
-        self.begin: Any = lang.minimum(self.split * part, count)
+        self.begin: Any = lang.minimum(self._split * part, count)
         self.end: Any = lang.minimum(self.begin + part, count)
-        self.counts: Any = counting(masks, self.b, self.end)
-        self.keys: Any = self.b * p["kb"] + self.kv_head * p["kh"]
-        self.values: Any = self.b * p["vb"] + self.kv_head * p["vh"]
+        self.counts: Any = counting(masks, self._b, self.end)
+        self.keys: Any = self._b * p["kb"] + self._kv_head * p["kh"]
+        self.values: Any = self._b * p["vb"] + self._kv_head * p["vh"]
         self._first = block * rows
-        self._all = (self.b * heads + self.kv_head) * self.queries
+        self._all = (self._b * heads + self._kv_head) * self._queries
         self._p, self._masks = p, masks
 
     def place(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""
-        at = lang.minimum(self._first + row, self.queries - 1)
-        return self.kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
+        at = lang.minimum(self._first + row, self._queries - 1)
+        return self._kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
 
     def query(self, row: Any) -> Any:
         """Where a row of q begins."""
         p, (head, i) = self._p, self.place(row)
-        return self.b * p["qb"] + head * p["qh"] + i * p["ql"]
+        return self._b * p["qb"] + head * p["qh"] + i * p["ql"]
 
     def has(self, row: Any) -> Any:
         """Whether there is such a row."""
-        return row < self.queries - self._first
+        return row < self._queries - self._first
 
     def results(self, row: Any) -> Place:
         """Where a row's results go."""
-        return Place(self._all + self._first + row, self.split)
+        return Place(self._all + self._first + row, self._split)
 
     def seen(self, row: Any, key: Any, counted: Any, score: Any) -> tuple[Any, Any]:
         """The score of a row and a key with the additive mask, and whether the row sees the key.
@@ -162,14 +157,14 @@ class Work:
         Args:
             counted: whether the key counts for any.
         """
-        if self.start is None and "mask" not in self._masks:
+        if self._start is None and "mask" not in self._masks:
             return score, counted
         head, i = self.place(row)
-        if self.start is not None:
-            counted = counted & sees(self.start, i, key)
+        if self._start is not None:
+            counted = counted & sees(self._start, i, key)
         if "mask" in self._masks:
             inside = lang.minimum(key, self._p["lk"] - 1)
-            value = added(self._masks, self.b, head, i, inside)
+            value = added(self._masks, self._b, head, i, inside)
             score = lang.fma(value, math.log2(math.e), score)
             counted = counted & shows(value)
         return score, counted

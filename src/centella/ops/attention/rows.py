@@ -78,20 +78,19 @@ class Rows:
         self.weights: list[list[Any]] = [
             [lang.ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
         ]
-        self.base: list[Any] = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
-        self.total: list[Any] = lang.vars(f32, 2)
-        self.factor: Any = lang.parameter("scale", f32) * math.log2(math.e)
-        self.column: Any
-        row, self.column = self.scores.place(0)
-        self.queries: list[Any] = [first + row + 8 * h for h in range(2)]
+        self._base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
+        self._total = lang.vars(f32, 2)
+        self._factor = lang.parameter("scale", f32) * math.log2(math.e)
+        row, self._column = self.scores.place(0)
+        self._queries = [first + row + 8 * h for h in range(2)]
 
     def hide(self, key0: Any) -> None:
         """Lower the scores of keys that do not count for a query."""
         for h in range(2):
             most = lang.bitcast(self.end, i32)
             if self.start is not None:
-                most = lang.minimum(most, self.start + lang.bitcast(self.queries[h] + 1, i32))
-            left = most - lang.bitcast(key0 + self.column, i32)
+                most = lang.minimum(most, self.start + lang.bitcast(self._queries[h] + 1, i32))
+            left = most - lang.bitcast(key0 + self._column, i32)
             for register in self._of(h):
                 ahead = register // 4 * 8 + register % 2
                 score = self.scores[register]
@@ -104,13 +103,13 @@ class Rows:
     def soften(self) -> tuple[Any, list[Any]]:
         """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
         grown, shrinks = grow(
-            lambda h: (self.scores[r] for r in self._of(h)), self.base, self.factor
+            lambda h: (self.scores[r] for r in self._of(h)), self._base, self._factor
         )
         for h in range(2):
-            base = self.base[h].get()
+            base = self._base[h].get()
             for r in self._of(h):
-                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self.factor, -base))
-            self.total[h].set(self.total[h] * shrinks[h])
+                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self._factor, -base))
+            self._total[h].set(self._total[h] * shrinks[h])
         return grown[0] | grown[1], shrinks
 
     def round(self) -> None:
@@ -118,7 +117,7 @@ class Rows:
 
         Two parts are as exact as the weight, one is read again as it was rounded.
         """
-        sums = [[self.total[h].get(), lang.const(0.0, f32)] for h in range(2)]
+        sums = [[self._total[h].get(), lang.const(0.0, f32)] for h in range(2)]
         for i, parts in enumerate(self.weights):
             for n in range(4):
                 pair = [self.scores[8 * i + 2 * n + e] for e in range(2)]
@@ -127,7 +126,7 @@ class Rows:
                 of_row = sums[n % 2]
                 for e, weight in enumerate(used):
                     of_row[e] = of_row[e] + weight
-        for total, of_row in zip(self.total, sums, strict=True):
+        for total, of_row in zip(self._total, sums, strict=True):
             total.set(of_row[0] + of_row[1])
 
     def shrink(self, grown: Any, shrinks: list[Any]) -> None:
@@ -142,13 +141,13 @@ class Rows:
     ) -> None:  # fmt: skip
         """Divide and store; `scale_of`: what columns from one on are multiplied by."""
         for h in range(2):
-            total = self.total[h].get()
+            total = self._total[h].get()
             for mask in (1, 2):
                 total = total + lang.shuffle_xor(total, mask)
             factor = lang.select(total > 0.0, 1.0 / total, 0.0)
-            with lang.if_(self.queries[h] < lq):
-                row = place + self.queries[h] * pitch + self.column
-                store_row(y, row, self.column, dim, self._results(h, factor, dim, scale_of))
+            with lang.if_(self._queries[h] < lq):
+                row = place + self._queries[h] * pitch + self._column
+                store_row(y, row, self._column, dim, self._results(h, factor, dim, scale_of))
 
     def _results(self, h: int, factor: Any, dim: int, scale_of: Any) -> Iterable[list[Any]]:
         for j in range(-(-dim // 8)):
