@@ -98,7 +98,6 @@ class Turn(Struct, frozen=True):
 
 
 def _entries(table: Any, at: Any, pair: list[Any], chunk: bool) -> list[Any]:
-    """Entries of a position's row."""
     if not chunk:
         return [table[at, p] for p in pair]
     width = table.dtype.per_chunk

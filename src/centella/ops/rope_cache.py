@@ -66,7 +66,6 @@ class _Head:
         ]
 
     def load(self, column: Any) -> list[Any]:
-        """The chunk from a column."""
         values = self._x.load(self._place + column)
         if self._factor is None:
             return values  # type: ignore[no-any-return]  # traced

@@ -283,7 +283,6 @@ class _Attend:
         ]
 
     def hold(self) -> None:
-        """Load the queries that stay in registers."""
         if self.held:
             for i in range(self.depth):
                 self._load_queries(i)
@@ -293,7 +292,6 @@ class _Attend:
             lang.ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), held)
 
     def score(self, stage: Any) -> None:
-        """Scores of the keys of a stage."""
         for row in self.rows:
             for held in row.scores:
                 held.fill(0.0)

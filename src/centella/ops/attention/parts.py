@@ -15,6 +15,7 @@ order is fixed, so equal inputs give equal bits. Parts without keys wrote nothin
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 from msgspec import Struct
@@ -225,9 +226,7 @@ def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -
         tops = [partial[place.stats] for place in places]
         wholes = [partial[place.stats + 1] for place in places]
         found = [partial.load(place.sums + lane * CHUNK) for place in places]
-        highest = high + 0.0
-        for top in tops:  # one that is not there is the last again
-            highest = lang.fmax(highest, top)
+        highest = reduce(lang.fmax, tops, high + 0.0)  # one that is not there is the last again
         weights = [lang.exp2(x - highest) for x in (high, *tops)]
         total *= weights[0]
         for into in mine:
@@ -246,9 +245,7 @@ def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -
             stats[team + lay.teams] = total
     lang.barrier()
     tops = [stats[n] for n in range(lay.teams)]
-    highest = tops[0]
-    for top in tops[1:]:
-        highest = lang.fmax(highest, top)
+    highest = reduce(lang.fmax, tops)
     weights = [lang.exp2(top - highest) for top in tops]
     whole = lang.const(0.0, f32)
     for n, weight in enumerate(weights):

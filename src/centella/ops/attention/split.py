@@ -9,6 +9,7 @@ the running maximum and sum of a team and query. Scores are base 2 logarithms.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 from msgspec import Struct
@@ -103,16 +104,13 @@ class _Thread:
 
     @property
     def works(self) -> Any:
-        """Whether the thread is part of a team."""
         return self.me < self.lay.lanes * self.lay.teams
 
     @property
     def leads(self) -> Any:
-        """Whether it leads."""
         return self.me < self.lay.teams * self.lay.rows
 
     def read(self, work: Work, q: Any, k: Any, v: Any) -> None:
-        """The keys and values of the part."""
         lay, scale = self.lay, lang.parameter("scale", f32) * math.log2(math.e)
         query = []
         for row in range(lay.rows):
@@ -177,10 +175,7 @@ class _Thread:
             found: scores, and whether each counts.
         """
         scores = [lang.select(seen, score, LOWEST) for score, seen in found]
-        high = scores[0]
-        for score in scores[1:]:
-            high = lang.fmax(high, score)
-        high = lang.fmax(self.top, high)
+        high = lang.fmax(self.top, reduce(lang.fmax, scores))
         shrink = lang.exp2(self.top - high)
         total = self.total * shrink
         for j, ((_, seen), score) in enumerate(zip(found, scores, strict=True)):
@@ -192,7 +187,6 @@ class _Thread:
         self.top.set(high)
 
     def _accumulate(self, values: list[list[Any]]) -> None:
-        """Add the new keys' values to what is summed."""
         lay, weights = self.lay, list[Any]()
         for n in range(0, lay.scores, 4):
             weights += self.weights.load(self.team * lay.scores + n)

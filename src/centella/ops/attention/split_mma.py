@@ -20,6 +20,8 @@ Of bf16 weights are the sum of two numbers, as in `mma`.
 from __future__ import annotations
 
 import math
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
@@ -141,7 +143,6 @@ class _Warp:
                         var.set(word)
 
     def score(self) -> None:
-        """Scores of the keys."""
         for n, held in enumerate(self.scores):
             held.fill(0.0)
             for i, query in enumerate(self.queries):
@@ -160,7 +161,7 @@ class _Warp:
             for n, held in enumerate(self.scores)
         ]
         high = lang.const(LOWEST, f32)
-        for score, shown in (pair for pairs in found for pair in pairs):
+        for score, shown in chain.from_iterable(found):
             high = lang.fmax(high, lang.select(shown, score, LOWEST))
         for mask in (1, 2):
             high = lang.fmax(high, lang.shuffle_xor(high, mask))
@@ -244,9 +245,7 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
     def weights_of(query: Any) -> tuple[Any, list[Any]]:
         """The maximum of a query, and what each warp's sums are to be multiplied with."""
         each = [tops[n * MOST_ROWS + query] for n in range(tile.warps)]
-        high = each[0]
-        for top in each[1:]:
-            high = lang.fmax(high, top)
+        high = reduce(lang.fmax, each)
         return high, [lang.exp2_native(top - high) for top in each]
 
     with lang.if_((me < rows) & work.has(me)):
