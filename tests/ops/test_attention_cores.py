@@ -20,7 +20,7 @@ from centella.ops.attention.mma import LEAST_TILE, MMA_TILES, MmaTile
 from centella.ops.attention.split_mma import SplitTile
 from centella.ops.attention.wgmma import WgmmaTile
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
-from tests.support.attention import CAPS, Plan, error, exact, on_device, planned
+from tests.support.attention import CAPS, Plan, error, exact, on_device, planned, steep
 from tests.support.lang_common import ORDERS
 
 # Head sizes and tiles that the sweep on a card may try, beside the shipped ones.
@@ -156,12 +156,6 @@ def test_it_is_refused_where_it_does_not_fit(
 
 
 # -- numbers --------------------------------------------------------------------------------------
-
-
-def steep(keys: int) -> np.ndarray[Any, Any]:
-    """First elements of keys: scores that rise, fall, and grow by less than the slack, or more."""
-    rise = np.linspace(-800, 800, keys)
-    return np.stack([rise, rise[::-1], rise / 50, np.arange(keys) // 16 * 4.0])
 
 
 @pytest.mark.parametrize("variant", ["mma", "wgmma"])
