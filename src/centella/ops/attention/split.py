@@ -130,10 +130,10 @@ class _Thread:
             self._multiply(query, keys)
             lang.barrier()
             with lang.if_(self.leads):
-                row = self.me % lay.rows
+                led = self.me % lay.rows
                 theirs = [at + self.me // lay.rows for at in ahead]
                 pairs = zip(theirs, self._gather(), strict=True)
-                self._soften([work.seen(row, key, work.counts(key), x) for key, x in pairs])
+                self._soften([work.seen(led, key, work.counts(key), x) for key, x in pairs])
             lang.barrier()
             self._accumulate(values)
 
