@@ -12,18 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32
+from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
-from centella.op import op
 from centella.ops import argmax, softmax
 from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
 from centella.simulator.run import simulate
-from centella.specs import Caps, Spec, make_spec
+from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
-from tests.ops.test_thin import laid_out
-from tests.support.lang_common import Tensor
+from tests.support.launched import laid_out, one_launch, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -48,16 +46,7 @@ def lowered(
     x, vector = make_spec((rows, columns), dtype, 16), make_spec((columns,), dtype, 16)
     inputs = (x, vector, vector) if name == "norm" else (x,)
     y = make_spec((rows,), i32, 4) if name == "argmax" else x
-    return planned(name, inputs, y, caps, OPS.get(name, {}))
-
-
-def planned(
-    name: str, inputs: tuple[Spec, ...], y: Spec, caps: Caps, attrs: dict[str, Any]
-) -> tuple[Call, KernelIR]:
-    """The one launch of an op, and its kernel."""
-    (call,) = op.get(name).form(inputs, (y,), attrs).lower(caps).calls
-    kinds = tuple(r.spec.dtype for r in call.tensors)
-    return call, call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+    return one_launch(name, inputs, y, caps, **OPS.get(name, {}))
 
 
 def simulated(call: Call, ir: KernelIR, *given: Array) -> Array:
@@ -65,9 +54,9 @@ def simulated(call: Call, ir: KernelIR, *given: Array) -> Array:
     *inputs, y = (r.spec for r in call.tensors)
     pairs = zip(given, inputs, strict=True)
     words = [laid_out(value, make_spec(value.shape, s.dtype, 16)) for value, s in pairs]
-    words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
-    simulate(ir, words, np.array(parameter_words(call, ir)[0], np.uint32), call.groups)
-    return Tensor(words[-1], y.dtype, y.shape, y.strides, 0).numpy()
+    words.append(laid_out(None, y))
+    simulate(ir, words, parameters(call, ir), call.groups)
+    return result(call, words)
 
 
 def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) -> Array:
@@ -80,7 +69,7 @@ def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) ->
         mock.patch.object(argmax, "MANY", 1),
     ):
         attrs = {} if name == "argmax" else {"log": log}
-        return simulated(*planned(name, (spec,), out, CUDA, attrs), x)
+        return simulated(*one_launch(name, (spec,), out, CUDA, **attrs), x)
 
 
 def softmax_of(x: Array, log: bool = False) -> Array:
@@ -139,13 +128,13 @@ def test_a_row_is_right_wherever_it_is(dtype: DType, log: bool) -> None:
         x[1, 5], x[2, 9], x[3], x[4], x[4, 70:90], x[5], x[6, 3] = (
             np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
         )  # fmt: skip
-        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        x = rounded(x.astype(np.float32), dtype)
         held = -(-columns // (64 * width))
         parted = columns % width > 0
         in_registers = Team(64, 128, held, columns // (64 * width), parted, True, 3)
         in_memory = replace(in_registers, stored=True)
         near, wanted = max(dtype.epsilon, 2e-6), softmax_of(x, log)
-        stored_as = widen(narrow(wanted.astype(np.float32), dtype), dtype)
+        stored_as = rounded(wanted.astype(np.float32), dtype)
         wanted = np.where(np.isinf(stored_as), stored_as, wanted)  # past the dtype's range
         for team in (in_registers, in_memory, Team(64, 64, 0, 0, parted, False)):
             got = rows_by("softmax", x, dtype, team, log)
@@ -162,7 +151,7 @@ def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
         x[0, 7], x[0, 17], x[1, 40], x[2], x[2, -1], x[3] = -np.nan, np.nan, np.nan, -np.inf, -7, -9
         x[4, -1], x[5], x[5, 90], x[5, 1], x[6, 100], x[6, 50] = 99, -0.0, 0, -1, np.inf, np.inf
         x[7], x[7, 300:] = -5, -4
-        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        x = rounded(x.astype(np.float32), dtype)
         parted, sure = columns % width > 0, columns // (64 * width)
         for team in (
             Team(64, 128, -(-columns // (64 * width)), sure, parted, shuffle),
@@ -184,7 +173,7 @@ def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> No
     """Run it on random numbers far from zero; pads hold NaN."""
     rng = np.random.default_rng(columns)
     x, *vectors = (
-        widen(narrow(rng.standard_normal(s) + shift, dtype), dtype).astype(np.float64)
+        rounded(rng.standard_normal(s) + shift, dtype)
         for s, shift in (((ROWS, columns), 7), ((columns,), 1), ((columns,), 0))
     )
     got = simulated(call, ir, *[x, *vectors][: len(call.tensors) - 1])
@@ -265,7 +254,7 @@ def test_masks_of_large_numbers(device: ct.Device, dtype: str) -> None:
     most = 65504.0 if dtype == "f16" else 3e38
     for i, number in enumerate(LARGE_NUMBERS):
         x[i, i + 1 :: 2] = x[i + 6] = np.clip(number, -most, most)
-    x = widen(narrow(x, kind), kind)
+    x = rounded(x, kind)
     got = ct.softmax(ct.asarray(x, kind, device)).astype("f32").numpy()
     np.testing.assert_allclose(got, softmax_of(x), rtol=max(kind.epsilon, 2e-6), atol=1e-7)
 
@@ -289,7 +278,7 @@ def test_long_rows(device: ct.Device, dtype: str, columns: int) -> None:
         np.nan, np.inf, -np.inf, -np.inf, 300, 300,
     )  # fmt: skip
     kind = dtype_of(dtype)
-    x = widen(narrow(x, kind), kind)
+    x = rounded(x, kind)
     given = ct.asarray(x, kind, device)
     got = ct.softmax(given).astype("f32").numpy()
     np.testing.assert_allclose(got, softmax_of(x), rtol=max(kind.epsilon, 2e-6), atol=1e-7)

@@ -8,16 +8,16 @@ import numpy as np
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, dtype_of, f16, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, bf16, dtype_of, f16
+from centella.emit.program import Call
 from centella.lang import KernelIR
 from centella.ops.attention.choice import ORDER
 from centella.ops.attention.mma import MmaTile
 from centella.ops.attention.op import ATTENTION, reference
 from centella.simulator.run import Report, simulate
 from centella.specs import Caps, Spec, make_spec
-from tests.ops.test_thin import laid_out
 from tests.support.lang_common import Tensor
+from tests.support.launched import laid_out, parameters, rounded, traced
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int, int, int, int]
@@ -40,19 +40,16 @@ class Plan(NamedTuple):
 
     def ir(self, n: int = -1) -> KernelIR:
         """The kernel of a launch, else of the last."""
-        call = self.calls[n]
-        dtypes = tuple(r.spec.dtype for r in call.tensors)
-        return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+        return traced(self.calls[n])
 
     def params(self, n: int = -1) -> Array:
         """The parameters of a launch."""
-        return np.array(parameter_words(self.calls[n], self.ir(n))[0], np.uint32)
+        return parameters(self.calls[n], self.ir(n))
 
     def words(self, q: Array, k: Array, v: Array) -> list[Array]:
         """The memory of inputs, result and temporaries, which begin as NaN."""
         pairs = zip((q, k, v, *self.masks.values()), self.inputs, strict=True)
-        unwritten = (np.full(s.storage_bytes // 4, 0x7FC07FC0, np.uint32)
-                     for s in (self.y, *self.kept))  # fmt: skip
+        unwritten = [laid_out(None, spec) for spec in (self.y, *self.kept)]
         return [*(laid_out(value, spec) for value, spec in pairs), *unwritten]
 
     def simulated(self, words: list[Array], n: int = -1, **options: Any) -> Report:
@@ -112,8 +109,7 @@ def exact(
     arrays: Any, dtype: DType, masks: dict[str, Any], causal: bool = False, scale: float = 0.0
 ) -> Array:
     """Attention in float64 of what a dtype stores, [batch, query, head, element]."""
-    wide = [widen(narrow(np.asarray(x, np.float32), dtype), dtype).astype(np.float64)
-            for x in arrays]  # fmt: skip
+    wide = [rounded(np.asarray(x, np.float32), dtype) for x in arrays]
     scale = scale or wide[0].shape[-1] ** -0.5
     given = (*wide, *masks.values())
     return np.asarray(reference(*given, masks=tuple(masks), causal=causal, scale=scale))
