@@ -21,7 +21,7 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -92,11 +92,6 @@ def write_reference(keys: Any, values: Any, k: Any, v: Any, starts: Any) -> Any:
         keys[b, :, start : start + room] = k[b, :, :room]
         values[b, :, start : start + room] = v[b, :, :room]
     return keys, values
-
-
-def takes_unit_rows(index: int, spec: Spec) -> bool:
-    """k and v: rows of neighbouring elements."""
-    return spec.unit_rows
 
 
 def write_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
@@ -171,7 +166,7 @@ def write_axes(form: Form[NoAttrs]) -> Axes:
     return axes(["bh.."] * 4 + ["b"], ["bh.."] * 2)
 
 
-WRITE = Op("cache_write", write_rule, write_reference, write_lower, takes_unit_rows,
+WRITE = Op("cache_write", write_rule, write_reference, write_lower, unit_rows,
            mutates=(0, 1), axes=write_axes, doc="rows of k and v into a KV cache")  # fmt: skip
 STEP = Op("cache_step", step_rule, step_reference, step_lower, attrs=StepAttrs, mutates=(0,),
           doc="the positions of a KV cache's next step")  # fmt: skip

@@ -22,7 +22,7 @@ from centella.emit.program import HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Lowered, Op, Out, unit_rows
 from centella.ops.cache import write_reference
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
@@ -195,11 +195,6 @@ def host(form: Form[RopeCacheAttrs]) -> HostProgram:
     return HostProgram("numpy:rope_cache_write", "rope_cache_write", call)
 
 
-def takes(index: int, spec: Spec) -> bool:
-    """x, tables and norms: rows of neighbouring elements."""
-    return spec.unit_rows
-
-
 def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     """One launch."""
     keys, values, x, cos, sin, starts, *norms = form.inputs
@@ -230,6 +225,6 @@ def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
 
 
 ROPE_CACHE = Op(
-    "rope_cache_write", rule, reference, lower, takes, attrs=RopeCacheAttrs, mutates=(0, 1),
+    "rope_cache_write", rule, reference, lower, unit_rows, attrs=RopeCacheAttrs, mutates=(0, 1),
     host=host, axes=axes_of, doc="q, k and v of a step: rotated, k and v into a KV cache",
 )  # fmt: skip

@@ -78,8 +78,9 @@ def _attention(
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     scale = lang.parameter("scale", f32)
     scale = scale if "mask" in masks else scale * LOG2E  # scores are to base 2 but for a mask
-    query = [_query(q, b * p["qb"] + head * p["qh"], row, p, dim, words, vector, scale)
-             for row in mine]  # fmt: skip
+    place, last = b * p["qb"] + head * p["qh"], p["lq"] - 1
+    starts = (place + lang.minimum(row, last) * p["ql"] for row in mine)
+    query = [_query(q, at, dim, vector, scale) for at in starts]
     top = lang.vars(f32, queries, init=LOWEST)
     total = lang.vars(f32, queries, init=0.0)
     out = lang.vars(f32, queries, part, init=0.0)
@@ -117,11 +118,8 @@ def _store(y: Any, place: Any, first: Any, values: list[Any], dim: int, vector: 
                 y.store(place + first + d, lanes)
 
 
-def _query(
-    q: Any, place: Any, row: Any, p: dict[str, Any], dim: int, words: int, vector: bool, scale: Any
-) -> list[Any]:
-    """One query row, scaled, in registers; zeros past the head."""
-    start = place + lang.minimum(row, p["lq"] - 1) * p["ql"]
+def _query(q: Any, start: Any, dim: int, vector: bool, scale: Any) -> list[Any]:
+    """One query row, scaled, in registers."""
     width = q.dtype.per_chunk if vector else 1
     values: list[Any] = []
     for d in range(0, dim, width):
