@@ -25,10 +25,9 @@ from msgspec.structs import replace
 import centella as ct
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
 from centella.op import op
-from centella.ops.attention import lower as attention_lower
-from centella.ops.attention.choice import LEAST_TILE, MMA_TILES, WGMMA_TILES
-from centella.ops.attention.mma import MmaTile
-from centella.ops.attention.wgmma import WgmmaTile
+from centella.ops.attention import choice
+from centella.ops.attention.mma import LEAST_TILE, MMA, MMA_TILES, MmaTile
+from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
 from centella.specs import make_spec
 from centella.tensors.tensor import apply
 
@@ -132,20 +131,21 @@ def attend(tile: AnyTile | None, causal: bool, *tensors: ct.Tensor) -> ct.Tensor
     masks = ("lengths",) if len(tensors) > 3 else ()
     scale = tensors[0].shape[3] ** -0.5
     return apply("attention", *tensors, masks=masks, causal=causal, scale=scale,
-                 variant=variant_of(tile), tile=repr(tile))  # fmt: skip
+                 variant=variant_of(tile))  # fmt: skip
 
 
 def variant_of(tile: AnyTile | None) -> str | None:
-    """The variant that has such tiles; None: the choice is the library's."""
-    return None if tile is None else "mma" if isinstance(tile, MmaTile) else "wgmma"
+    """The variant that `forcing` a tile adds, whose plans are its own; None: as is chosen."""
+    return None if tile is None else repr(tile)
 
 
 def forcing(tile: AnyTile | None) -> Any:
-    """Give this tile to every attention of its variant."""
+    """Add a variant that has this tile alone."""
     if tile is None:
         return nullcontext()
-    name = f"{variant_of(tile)}_tile_of"
-    return mock.patch.object(attention_lower, name, lambda q, masks, caps: tile)
+    kernel: Any = MMA if isinstance(tile, MmaTile) else WGMMA
+    forced = replace(kernel, name=variant_of(tile), tile=lambda form, caps: tile)
+    return mock.patch.object(choice, "ORDER", (forced, *choice.ORDER))
 
 
 def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:

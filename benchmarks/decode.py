@@ -17,12 +17,13 @@ import numpy as np
 from attention import Shape, Timed, error_of, forced, operands, ours, resident, sdpa, timed
 from gemv import round_of
 from measure import Row, alternate, cost, of_launch, torch_or_none
+from msgspec.structs import replace
 
 import centella as ct
 from centella.dtypes import DType, dtype_of
 from centella.op import op
-from centella.ops.attention import lower as attention_lower
-from centella.ops.attention.split_mma import SplitTile
+from centella.ops.attention import choice
+from centella.ops.attention.split_mma import SPLIT_MMA, SplitTile
 from centella.specs import make_spec
 
 SHAPES = (
@@ -131,8 +132,11 @@ def decode_sweep(args: argparse.Namespace) -> Iterator[Row]:
             contestants: dict[str, Timed] = {}
             for tile in TILES:
                 attrs = {"masks": (), "causal": False, "scale": shape.dim**-0.5,
-                         "variant": "split_mma", "tile": title(tile)}  # fmt: skip
-                with mock.patch.object(attention_lower, "split_tile_of", lambda *_, t=tile: t):
+                         "variant": title(tile)}  # fmt: skip
+                forced_tile = replace(
+                    SPLIT_MMA, name=title(tile), tile=lambda form, caps, t=tile: t
+                )
+                with mock.patch.object(choice, "ORDER", (forced_tile,)):
                     contestants[title(tile)] = ours(
                         device, shape, sets, dtype, tensors, forced(attrs)
                     )

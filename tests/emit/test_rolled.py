@@ -16,8 +16,6 @@ from centella.dtypes import f16, i8, i32, u32
 from centella.emit.program import program_of
 from centella.lang import KernelIR
 from centella.op import op
-from centella.ops.attention.split import lower_split
-from centella.ops.attention.stream import lower_stream
 from centella.specs import Caps, Spec, make_spec
 from tests.ops.test_tiles import roomy
 from tests.support.lang_common import empty, record, tensor
@@ -67,12 +65,12 @@ def planes(m: int, caps: Caps) -> int:
     return accesses(op.get("linear").form((x, stored, scale), (y,), attrs).lower(caps).calls)
 
 
-def attention(lower: Callable[..., Any], queries: int, caps: Caps) -> int:
+def attention(variant: str, queries: int, caps: Caps) -> int:
     """Of a variant of attention."""
     q, k = make_spec((1, 2, queries, 64), f32, 16), make_spec((1, 2, 512, 64), f32, 16)
-    attrs = {"masks": (), "causal": False, "scale": 1.0}
+    attrs = {"masks": (), "causal": False, "scale": 1.0, "variant": variant}
     y = make_spec((1, queries, 2, 64), f32, 16)
-    return accesses(lower(op.get("attention").form((q, k, k), (y,), attrs), caps).calls)
+    return accesses(op.get("attention").form((q, k, k), (y,), attrs).lower(caps).calls)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +81,8 @@ def attention(lower: Callable[..., Any], queries: int, caps: Caps) -> int:
         (lambda caps: product(16, f16, caps, n=256), 0.7),  # of larger ones a thread has more
         (lambda caps: product(16, f16, caps, across=True), 0.5),
         (lambda caps: planes(16, caps), 0.5),
-        (lambda caps: attention(lower_stream, 64, caps), 0.5),
-        (lambda caps: attention(lower_split, 8, caps), 0.5),
+        (lambda caps: attention("stream", 64, caps), 0.5),
+        (lambda caps: attention("split", 8, caps), 0.5),
     ],
     ids=["tiles", "small", "thin", "columns", "blocks", "stream", "split"],
 )

@@ -13,16 +13,7 @@ from centella.check.cases.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
 from centella.emit.program import Call
 from centella.op import op, variant
-from centella.ops.attention import choice as attention_choice
 from centella.ops.attention import table as attention_table
-from centella.ops.attention.choice import LEAST_TILE, fits_mma
-from centella.ops.attention.choice import MMA_TILES as ATTENTION_TILES
-from centella.ops.attention.choice import mma_tile_of as attention_tile_of
-from centella.ops.attention.choice import tile_of as attention_tile
-from centella.ops.attention.lower import LOWER
-from centella.ops.attention.op import ATTENTION
-from centella.ops.attention.parts import MOST_SPLITS, Parts
-from centella.ops.attention.teams import Layout
 from centella.ops.matmul import table
 from centella.ops.matmul.choice import EVERY
 from centella.ops.matmul.columns import columns_of
@@ -81,12 +72,6 @@ def view(shape: Shape, strides: Shape, dtype: DType = f32, offset: int = 0) -> S
     return Spec(shape, dtype, strides, rows_aligned(shape, strides, dtype.itemsize, offset))
 
 
-def choose_attention(inputs: tuple[Spec, ...], caps: Caps, **attrs: Any) -> str:
-    """The variant, without masks unless said otherwise."""
-    form = ATTENTION.form(inputs, (), {"masks": (), "scale": 0.125, **attrs})
-    return attention_choice.choose(form, caps)
-
-
 def calls(name: str, *inputs: Spec, **attrs: Any) -> tuple[Call, ...]:
     declared = op.get(name)
     outs = tuple(spec(*s, dtype=d) for s, d in declared.rule(inputs, declared.attrs(**attrs)))
@@ -101,7 +86,6 @@ def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
 def test_names_of_variants_are_those_of_kernels() -> None:
     assert tuple(v for v in VARIANTS if v in TILES) == tuple(TILES)
     assert {v.name for v in EVERY} == set(VARIANTS)
-    assert set(LOWER) < set(ATTENTION.variants)
 
 
 # -- tiles ----------------------------------------------------------------------------------------
@@ -433,17 +417,6 @@ def test_long_rows_are_split(name: str) -> None:
     assert all(c.groups == 1 for c in calls("reduce", spec(4, 9, dtype=i8), op="max"))
 
 
-def test_heads_wide_and_narrow() -> None:
-    def of(dim: int, length: int, dtype: DType = f16) -> dict[str, Any]:
-        qkv = (spec(1, 2, length, dim, dtype=dtype),) * 3
-        return constants("attention", *qkv, masks=(), causal=False, scale=1.0, variant="stream")
-
-    assert (of(64, 9)["part"], of(64, 9)["queries"]) == (64, 1)
-    assert (of(32, 65)["part"], of(32, 65)["queries"]) == (32, 2)
-    assert (of(128, 9)["part"], of(5, 9)["part"]) == (64, 8)
-    assert of(64, 9)["vector"] and not of(3, 9)["vector"]
-
-
 def test_a_convolution_copies_only_what_does_not_lie_for_it() -> None:
     def names(x: Spec, weight: Spec, padding: int) -> list[str]:
         attrs = {"stride": 1, "padding": padding, "activation": ""}
@@ -492,22 +465,6 @@ def test_rows_are_gathered_in_chunks() -> None:
     assert [c.kernel.name for c in both] == ["last_index", "gather"]
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "dim", "variant"),
-    [
-        *((1, 64, 128, "split"), (1, 32768, 64, "split"), (8, 1500, 64, "split")),
-        *((9, 1500, 64, "tiled"), (1, 63, 64, "stream"), (0, 64, 64, "split")),
-        *((1, 500, 1024, "split"), (1, 500, 1025, "stream"), (1, 500, 0, "stream")),
-        *((9, 9, 32, "stream"), (9, 9, 128, "tiled"), (9, 9, 129, "stream"), (9, 9, 0, "stream")),
-    ],
-)
-def test_few_queries_of_many_keys_are_split(
-    queries: int, keys: int, dim: int, variant: str
-) -> None:
-    k = spec(2, 2, keys, dim)
-    assert choose_attention((spec(2, 4, queries, dim), k, k), MINIMUM) == variant
-
-
 CLASSES = (
     "cuda", "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu", "unheard of",
 )  # fmt: skip
@@ -522,19 +479,7 @@ def adapter(name: str, shared: int = 48 << 10) -> Caps:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_tiles_of_every_class_fit(name: str) -> None:
-    """What the table has for a class fits its devices, the least of them too."""
     for caps in (adapter(name), adapter(name, 16 << 10)):
-        for dim in (1, 31, 32, 33, 64, 65, 80, 128, 129, 192, 256):
-            q = spec(1, 2, 40, dim)
-            chosen = choose_attention((q, q, q), caps)
-            tile = attention_tile(40, dim, caps)
-            if tile is None:
-                assert dim > 128 and caps.max_shared == 16 << 10 and chosen == "stream"
-                continue
-            assert tile.fits(caps) and tile.columns >= dim
-            assert tile.threads >= tile.bq and tile.across % 8 == 0 == tile.bq // tile.tq % 4
-            assert name not in ("software", "simulator") or chosen == "stream"
-        assert attention_tile(40, 257, caps) is attention_tile(40, 0, caps) is None
         large = tile_of("large", 4, caps)
         assert large is not None and large.shared_bytes <= caps.max_shared
 
@@ -550,13 +495,6 @@ def test_a_class_without_a_measurement_says_so_and_is_conservative() -> None:
     assert all(table.row_of(adapter(n)) == table.CONSERVATIVE for n in unmeasured)
     assert attention_table.row_of(adapter("unheard of")) == attention_table.CONSERVATIVE
     assert tile_of("large", 4, adapter("nvidia")) != tile_of("large", 4, adapter("amd"))
-
-
-def test_few_queries_take_the_smallest_tile() -> None:
-    caps = adapter("cuda")
-    for dim in (32, 64, 128):
-        few, many = attention_tile(32, dim, caps), attention_tile(33, dim, caps)
-        assert few is not None and many is not None and few.bq == 32 < many.bq
 
 
 def test_the_depth_of_a_product_of_few_tiles_is_split() -> None:
@@ -575,145 +513,6 @@ def test_the_depth_of_a_product_of_few_tiles_is_split() -> None:
     assert of(0, 1280, 5120) == of(5, 5, 0) == 1
     assert choose(problem(512, 2560, 9728), (f32, f32), caps) == "large"
     assert choose(problem(512, 2560, 9728), (f32, f32), adapter("amd")) == "medium"
-
-
-def test_many_queries_of_16_bits_go_to_tensor_cores() -> None:
-    cuda = {arch: Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch=arch)
-            for arch in ("sm_75", "sm_80", "sm_90a")}  # fmt: skip
-
-    def of(lq: int, lk: int, dim: int, dtype: DType = f16) -> tuple[Spec, ...]:
-        return spec(2, 4, lq, dim, dtype=dtype), *[spec(2, 2, lk, dim, dtype=dtype)] * 2
-
-    for dtype in (f16, bf16):
-        for arch, cores in (("sm_75", False), ("sm_80", True), ("sm_90a", True)):
-            assert (choose_attention(of(17, 5, 64, dtype), cuda[arch]) == "mma") == cores
-    caps = cuda["sm_90a"]
-    for given, cores in (
-        *((of(17, 5, d), True) for d in (16, 20, 256)),
-        *((of(17, 5, d), False) for d in (0, 8, 15, 257)),
-        *((of(n, 5, 64), False) for n in (1, 8, 16)),
-        *((of(17, n, 64), n > 0) for n in (0, 1)),
-        (of(17, 5, 64, f32), False),
-        (of(8, 64, 64), False),
-    ):
-        assert (choose_attention(given, caps) == "mma") == cores
-    assert choose_attention(of(17, 5, 64), Caps("ir")) != "mma"  # it is asked for by name
-    q, k, _ = of(17, 5, 64)
-    whole = view(k.shape, (10 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
-    assert fits_mma((q, whole, whole), caps)
-    assert not fits_mma((q, k, view(k.shape, (10 * 65, 65, 130, 1), f16)), caps)
-
-
-def test_many_queries_on_hopper_go_to_warpgroups() -> None:
-    """What a tensor map describes, with masks and a scale that the softmax folds, heads near 64."""
-    hopper = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
-
-    def of(lq: int, dim: int, dtype: DType = f16, lk: int = 90) -> tuple[Spec, ...]:
-        return spec(2, 4, lq, dim, dtype=dtype), *[spec(2, 2, lk, dim, dtype=dtype)] * 2
-
-    q, k, v = of(65, 64)
-    whole = view(k.shape, (90 * 192, 64, 192, 1), f16)  # of rows that hold q, k and v
-    repeated = view(k.shape, (90 * 64, 0, 64, 1), f16)
-    cases: tuple[tuple[tuple[Spec, ...], dict[str, Any], str], ...] = (
-        *((of(65, d), {}, "wgmma") for d in (56, 64, 104, 128)),
-        *((of(65, d), {}, "mma") for d in (16, 32, 48, 72, 96, 136, 256)),
-        (of(65, 128, bf16), {}, "wgmma"),
-        (of(64, 64), {}, "mma"),
-        (of(65, 64, lk=0), {}, "tiled"),
-        (of(65, 64), {"masks": ("lengths", "starts")}, "wgmma"),
-        *((of(65, 64), {"masks": (m,)}, "mma") for m in ("mask", "key_mask")),
-        *((of(65, 64), {"scale": x}, "mma") for x in (-0.125, 0.0, 0.01, 1.0)),
-        ((q, whole, v), {}, "wgmma"),
-        ((q, repeated, v), {}, "mma"),
-        ((q, k, view(k.shape, (90 * 65, 65, 130, 1), f16)), {}, "tiled"),
-    )
-    for given, attrs, chosen in cases:
-        assert choose_attention(given, hopper, **attrs) == chosen, (given[0].shape, attrs)
-    tiles = attention_choice.wgmma_tile_of
-    for lq, lk, dim, parts in ((4096, 1024, 64, 1), (4095, 1024, 64, 2), (4096, 1023, 64, 2),
-                               (4096, 1024, 112, 1), (4096, 1024, 104, 2)):  # fmt: skip
-        form = ATTENTION.form(of(lq, dim, bf16, lk), (), {"masks": (), "scale": 0.125})
-        tile = tiles(form, hopper)
-        assert tile is not None and tile.parts == parts, (lq, lk, dim)
-    for caps in (replace(hopper, arch="sm_89"), replace(hopper, max_shared=64 << 10)):
-        assert choose_attention(of(65, 64), caps) == "mma"
-
-
-def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
-    hopper, turing = (Caps("ptx", arch=arch) for arch in ("sm_90a", "sm_75"))
-
-    def variant(dim: int, dtype: DType, caps: Caps = hopper, queries: int = 1) -> str:
-        q, k = spec(1, 4, queries, dim, dtype=dtype), spec(1, 2, 100, dim, dtype=dtype)
-        return choose_attention((q, k, k), caps)
-
-    assert {variant(dim, dtype) for dim in (8, 64, 128) for dtype in (f16, bf16)} == {"split_mma"}
-    assert {variant(dim, f16) for dim in (4, 20, 136)} == {"split"}
-    assert variant(64, f32) == variant(64, f16, turing) == variant(64, f16, LARGE) == "split"
-    assert variant(64, f16, Caps("ir")) == "split"
-    assert variant(64, f16, queries=8) == "split_mma"
-    k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
-    assert choose_attention((spec(1, 4, 1, 64, dtype=f16), k, k), hopper) == "split"
-
-
-def test_tiles_of_attention() -> None:
-    caps = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
-
-    def q(lq: int, dim: int, dtype: DType = f16) -> Spec:
-        return spec(2, 4, lq, dim, dtype=dtype)
-
-    for most, large, small in ATTENTION_TILES:
-        for dim in (most // 2 + 1, most):
-            assert attention_tile_of(q(65, dim), (), caps) == large
-            assert attention_tile_of(q(65, dim), ("lengths", "starts"), caps) == large
-            assert attention_tile_of(q(64, dim), (), caps) == small
-            assert attention_tile_of(q(65, dim), ("mask",), caps) == small
-            assert attention_tile_of(q(65, dim), ("key_mask",), caps) == small
-            assert attention_tile_of(q(65, dim, bf16), (), caps) == replace(large, parts=2)
-            assert large.shared_bytes(dim) * large.together <= 227 << 10
-    assert attention_tile_of(q(65, 257), (), caps) is None
-    assert attention_tile_of(q(65, 64), (), Caps("ir", max_shared=16 << 10)) == LEAST_TILE
-    assert attention_tile_of(q(65, 128), (), Caps("ir", max_shared=16 << 10)) is None
-
-
-def test_parts_of_the_keys_follow_from_shapes() -> None:
-    def of(heads: int, keys: int, queries: int = 1, enough: int = 512) -> Parts:
-        return Parts.of(spec(1, heads, queries, 64), spec(1, heads, keys, 64), 64, enough)
-
-    assert [of(8, n).splits for n in (0, 1, 64, 65, 4096, 32768)] == [1, 1, 1, 2, 64, 64]
-    assert [of(n, 32768).splits for n in (1, 3, 64, 256, 257, 9000)] == [
-        MOST_SPLITS, MOST_SPLITS, 8, 2, 1, 1,
-    ]  # fmt: skip
-    assert [of(8, 32768, enough=n).splits for n in (7, 396, 528)] == [1, 49, 66]
-    rows = [of(1, 9, n).rows for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)]
-    assert rows == [1, 1, 2, 4, 4, 8, 8, 8, 8]
-    assert Parts.of(spec(1, 8, 1, 64), spec(1, 1, 9, 64), 64, most=2).blocks == 4
-    assert [of(1, 9, n).blocks for n in (0, 1, 8, 9, 64)] == [0, 1, 1, 2, 8]
-
-
-def test_a_buffer_of_another_length_is_no_other_program() -> None:
-    def of(capacity: int, queries: int = 1, batch: int = 1) -> list[Any]:
-        k = spec(batch, 8, capacity, 128, dtype=f16)
-        lengths = spec(batch, dtype=dtype_of("i32"))
-        q = spec(batch, 32, queries, 128, dtype=f16)
-        parts, whole = calls(
-            "attention", q, k, k, lengths, masks=("lengths",), causal=False, scale=1.0
-        )
-        assert parts.groups == batch * 8 * dict(parts.scalars)["splits"]
-        assert whole.groups == batch * 32 * queries
-        return [c.constants for c in (parts, whole)]
-
-    assert of(64) == of(8192) == of(32768, batch=3)
-    assert dict(of(64)[0])["rows"] == 4 and dict(of(64, 2)[0])["rows"] == 8
-    assert dict(of(64)[0])["vector"]
-
-
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
-@pytest.mark.parametrize("dim", [1, 5, 17, 64, 67, 80, 128, 192, 256, 1024])
-def test_the_teams_of_a_group_fit(dim: int, rows: int) -> None:
-    lay = Layout(dim, rows, 1)
-    assert lay.lanes * lay.teams <= 128 and lay.teams * rows <= 128 and lay.lanes * 8 >= dim
-    words = lay.scratch + lay.teams * (lay.scores + rows)
-    assert words * 4 <= MINIMUM.max_shared
 
 
 # -- every case of the table fits the smallest device ---------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,17 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32, narrow, widen
-from centella.emit.program import Call, parameter_words
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32
+from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
-from centella.op import op
 from centella.ops import argmax, softmax
 from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
-from tests.support.lang_common import Tensor, assembler
-from tests.support.launched import laid_out
+from tests.emit.test_lang_ptx import assemble, needs_ptxas
+from tests.support.launched import laid_out, one_launch, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -49,9 +46,17 @@ def lowered(
     x, vector = make_spec((rows, columns), dtype, 16), make_spec((columns,), dtype, 16)
     inputs = (x, vector, vector) if name == "norm" else (x,)
     y = make_spec((rows,), i32, 4) if name == "argmax" else x
-    (call,) = op.get(name).form(inputs, (y,), OPS.get(name, {})).lower(caps).calls
-    kinds = tuple(r.spec.dtype for r in call.tensors)
-    return call, call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
+    return one_launch(name, inputs, y, caps, **OPS.get(name, {}))
+
+
+def simulated(call: Call, ir: KernelIR, *given: Array) -> Array:
+    """The result of a launch, as it is stored; pads hold NaN."""
+    *inputs, y = (r.spec for r in call.tensors)
+    pairs = zip(given, inputs, strict=True)
+    words = [laid_out(value, make_spec(value.shape, s.dtype, 16)) for value, s in pairs]
+    words.append(laid_out(None, y))
+    simulate(ir, words, parameters(call, ir), call.groups)
+    return result(call, words)
 
 
 def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) -> Array:
@@ -64,21 +69,22 @@ def rows_by(name: str, x: Array, dtype: DType, team: Team, log: bool = False) ->
         mock.patch.object(argmax, "MANY", 1),
     ):
         attrs = {} if name == "argmax" else {"log": log}
-        (call,) = op.get(name).form((spec,), (out,), attrs).lower(CUDA).calls
-    kinds = tuple(r.spec.dtype for r in call.tensors)
-    ir = call.kernel.specialise(kinds, (), call.constants, call.workgroup, call.face)
-    words = [laid_out(x, spec), np.full(out.storage_bytes // 4, 0x7FC07FC0, np.uint32)]
-    simulate(ir, words, np.array(parameter_words(call, ir)[0], np.uint32), call.groups)
-    if name == "argmax":
-        return words[1].view(np.int32)[: len(x)]
-    return Tensor(words[1], dtype, spec.shape, spec.strides, 0).numpy()
+        return simulated(*one_launch(name, (spec,), out, CUDA, **attrs), x)
+
+
+def softmax_of(x: Array, log: bool = False) -> Array:
+    """The result in float64."""
+    with np.errstate(all="ignore"):
+        shifted = x - np.asarray(x, np.float64).max(-1, keepdims=True)
+        e = np.exp(shifted)
+        total = e.sum(-1, keepdims=True)
+        return np.asarray(shifted - np.log(total) if log else e / total)
 
 
 def wanted_of(name: str, x: Array, *vectors: Array) -> Array:
     """The result in float64."""
     if name == "softmax":
-        e = np.exp(x - x.max(-1, keepdims=True))
-        return np.asarray(e / e.sum(-1, keepdims=True))
+        return softmax_of(x)
     centred = x - x.mean(-1, keepdims=True)
     y = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
     return np.asarray(y * vectors[0] + vectors[1])
@@ -122,24 +128,16 @@ def test_a_row_is_right_wherever_it_is(dtype: DType, log: bool) -> None:
         x[1, 5], x[2, 9], x[3], x[4], x[4, 70:90], x[5], x[6, 3] = (
             np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
         )  # fmt: skip
-        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        x = rounded(x.astype(np.float32), dtype)
         held = -(-columns // (64 * width))
-        made: list[Array] = []
         parted = columns % width > 0
         in_registers = Team(64, 128, held, columns // (64 * width), parted, True, 3)
         in_memory = replace(in_registers, stored=True)
-        for team in (in_registers, in_memory, Team(64, 64, 0, 0, parted, False)):
-            made.append(rows_by("softmax", x, dtype, team, log))
-        with np.errstate(all="ignore"):
-            e = np.exp(x - x.max(-1, keepdims=True))
-            wanted = e / e.sum(-1, keepdims=True)
-            wanted = (
-                x - x.max(-1, keepdims=True) - np.log(e.sum(-1, keepdims=True)) if log else wanted
-            )
-        near = max(dtype.epsilon, 2e-6)
-        stored_as = widen(narrow(wanted.astype(np.float32), dtype), dtype)
+        near, wanted = max(dtype.epsilon, 2e-6), softmax_of(x, log)
+        stored_as = rounded(wanted.astype(np.float32), dtype)
         wanted = np.where(np.isinf(stored_as), stored_as, wanted)  # past the dtype's range
-        for got in made:
+        for team in (in_registers, in_memory, Team(64, 64, 0, 0, parted, False)):
+            got = rows_by("softmax", x, dtype, team, log)
             np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7 if not log else near)
 
 
@@ -153,7 +151,7 @@ def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
         x[0, 7], x[0, 17], x[1, 40], x[2], x[2, -1], x[3] = -np.nan, np.nan, np.nan, -np.inf, -7, -9
         x[4, -1], x[5], x[5, 90], x[5, 1], x[6, 100], x[6, 50] = 99, -0.0, 0, -1, np.inf, np.inf
         x[7], x[7, 300:] = -5, -4
-        x = widen(narrow(x.astype(np.float32), dtype), dtype).astype(np.float64)
+        x = rounded(x.astype(np.float32), dtype)
         parted, sure = columns % width > 0, columns // (64 * width)
         for team in (
             Team(64, 128, -(-columns // (64 * width)), sure, parted, shuffle),
@@ -175,16 +173,10 @@ def check(name: str, call: Call, ir: KernelIR, columns: int, dtype: DType) -> No
     """Run it on random numbers far from zero; pads hold NaN."""
     rng = np.random.default_rng(columns)
     x, *vectors = (
-        widen(narrow(rng.standard_normal(s) + shift, dtype), dtype).astype(np.float64)
+        rounded(rng.standard_normal(s) + shift, dtype)
         for s, shift in (((ROWS, columns), 7), ((columns,), 1), ((columns,), 0))
     )
-    spec = make_spec((ROWS, columns), dtype, 16)
-    given = [x, *vectors][: len(call.tensors) - 1]
-    words = [laid_out(v, make_spec(v.shape, dtype, 16)) for v in given]
-    words.append(np.full(spec.storage_bytes // 4, 0x7FC07FC0, np.uint32))
-    params, _ = parameter_words(call, ir)
-    simulate(ir, words, np.array(params, np.uint32), call.groups)
-    got = Tensor(words[-1], dtype, spec.shape, spec.strides, 0).numpy()
+    got = simulated(call, ir, *[x, *vectors][: len(call.tensors) - 1])
     near = max(dtype.epsilon * 4, 2e-5)
     np.testing.assert_allclose(got, wanted_of(name, x, *vectors), rtol=near, atol=near)
 
@@ -262,11 +254,9 @@ def test_masks_of_large_numbers(device: ct.Device, dtype: str) -> None:
     most = 65504.0 if dtype == "f16" else 3e38
     for i, number in enumerate(LARGE_NUMBERS):
         x[i, i + 1 :: 2] = x[i + 6] = np.clip(number, -most, most)
-    x = widen(narrow(x, kind), kind)
-    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    x = rounded(x, kind)
     got = ct.softmax(ct.asarray(x, kind, device)).astype("f32").numpy()
-    near = max(kind.epsilon, 2e-6)
-    np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=near, atol=1e-7)
+    np.testing.assert_allclose(got, softmax_of(x), rtol=max(kind.epsilon, 2e-6), atol=1e-7)
 
 
 @pytest.mark.parametrize("columns", [256, 9001])
@@ -275,9 +265,8 @@ def test_small_weights_keep_their_digits(device: ct.Device, columns: int) -> Non
     x = np.linspace(-75, 0, 16 * columns, dtype=np.float32)
     x = np.random.default_rng(1).permutation(x).reshape(16, columns)
     x[:, 7] = 0  # what is taken off is exact
-    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
     got = ct.softmax(ct.asarray(x, device=device)).numpy()
-    np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=6 * 2.0**-23, atol=0)
+    np.testing.assert_allclose(got, softmax_of(x), rtol=6 * 2.0**-23, atol=0)
 
 
 @pytest.mark.parametrize("columns", [32000, 50257])
@@ -289,29 +278,19 @@ def test_long_rows(device: ct.Device, dtype: str, columns: int) -> None:
         np.nan, np.inf, -np.inf, -np.inf, 300, 300,
     )  # fmt: skip
     kind = dtype_of(dtype)
-    x = widen(narrow(x, kind), kind)
-    wide, given = x.astype(np.float64), ct.asarray(x, kind, device)
-    with np.errstate(all="ignore"):
-        e = np.exp(wide - wide.max(-1, keepdims=True))
-        wanted = e / e.sum(-1, keepdims=True)
-    near = max(kind.epsilon, 2e-6)
+    x = rounded(x, kind)
+    given = ct.asarray(x, kind, device)
     got = ct.softmax(given).astype("f32").numpy()
-    np.testing.assert_allclose(got, wanted, rtol=near, atol=1e-7)
+    np.testing.assert_allclose(got, softmax_of(x), rtol=max(kind.epsilon, 2e-6), atol=1e-7)
     with mock.patch.object(argmax, "MANY", 1):
-        np.testing.assert_array_equal(ct.argmax(given, -1).numpy(), np.argmax(wide, -1))
+        np.testing.assert_array_equal(ct.argmax(given, -1).numpy(), np.argmax(x, -1))
 
 
+@needs_ptxas
 @pytest.mark.parametrize("name", [*OPS, "argmax"])
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
 def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
-    tool = assembler()
     for columns in ASSEMBLED[name]:
-        _, ir = lowered(name, columns, dtype_of(dtype.name), CUDA, rows=600)
-        source = tmp_path / f"{columns}.ptx"
-        source.write_text(emit_ptx(ir, CUDA.arch))
-        done = subprocess.run(
-            [tool, f"-arch={CUDA.arch}", "-v", str(source), "-o", os.devnull],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert re.findall(r"(\d+) bytes spill", done.stderr) == ["0", "0"], (columns, done.stderr)
+        _, ir = lowered(name, columns, dtype, CUDA, rows=600)
+        report, _ = assemble(emit_ptx(ir, CUDA.arch), CUDA.arch, tmp_path)
+        assert re.findall(r"(\d+) bytes spill", report) == ["0", "0"], (columns, report)

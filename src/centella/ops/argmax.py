@@ -78,7 +78,6 @@ def _candidate(
     halves = chunk and x.dtype in NAN
 
     def top_of(item: Item) -> Any:
-        """The largest of an item, or its key."""
         if not halves or item.inside is not None:
             top = fold(loaded(item), lang.maximum)
             return order(top) if halves and not pairs else top
@@ -135,7 +134,6 @@ def _choose(*, team: Team, keys: Any, places: Any, y: Any) -> None:
 
 
 def _place(row: Any) -> Any:
-    """Where a row's result is in y."""
     across = lang.parameter("across", u32)
     return row // across * lang.parameter("pitch", u32) + row % across
 

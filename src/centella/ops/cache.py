@@ -21,11 +21,11 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.ops.rows import chunked, place_of, width_of
+from centella.ops.rows import chunked, place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
@@ -94,26 +94,18 @@ def write_reference(keys: Any, values: Any, k: Any, v: Any, starts: Any) -> Any:
     return keys, values
 
 
-def takes_unit_rows(index: int, spec: Spec) -> bool:
-    """k and v: rows of neighbouring elements."""
-    return spec.unit_rows
-
-
 def write_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    keys, _, k, _, _ = form.inputs
-    _, heads, tokens, dim = k.shape
+    keys, values, k, v, _ = form.inputs
+    batch, heads, tokens, dim = k.shape
     chunk = chunked(*form.inputs[:4])
-    items = -(-dim // width_of(keys, chunk))
-    threads = items * k.shape[0] * heads * tokens
-    scalars = {"threads": threads, "items": items, "tokens": tokens, "heads": heads,
-               "capacity": keys.shape[2], "dim": dim}  # fmt: skip
-    for name, spec in zip(("kc", "vc", "k", "v"), form.inputs[:4], strict=True):
-        scalars.update({f"{name}{axis}": s for axis, s in enumerate(spec.strides[:-1])})
+    scalars = {
+        "tokens": tokens, "heads": heads, "capacity": keys.shape[2], "dim": dim,
+        **strides_of(kc=keys, vc=values, k=k, v=v),
+    }  # fmt: skip
     refs = tuple(Ref(i, flat(form.inputs[i])) for i in (2, 3, 4, 0, 1))
-    groups = -(-threads // WORKGROUP)
-    call = Call(write_kernel, refs, tuple(scalars.items()), (("chunk", chunk),), groups)
-    return Lowered((call,))
+    rows, width = batch * heads * tokens, width_of(keys, chunk)
+    return Lowered((rows_call(write_kernel, refs, rows, dim, width, scalars, (("chunk", chunk),)),))
 
 
 def _step(*, steps: Any, **given: Any) -> None:
@@ -174,7 +166,7 @@ def write_axes(form: Form[NoAttrs]) -> Axes:
     return axes(["bh.."] * 4 + ["b"], ["bh.."] * 2)
 
 
-WRITE = Op("cache_write", write_rule, write_reference, write_lower, takes_unit_rows,
+WRITE = Op("cache_write", write_rule, write_reference, write_lower, unit_rows,
            mutates=(0, 1), axes=write_axes, doc="rows of k and v into a KV cache")  # fmt: skip
 STEP = Op("cache_step", step_rule, step_reference, step_lower, attrs=StepAttrs, mutates=(0,),
           doc="the positions of a KV cache's next step")  # fmt: skip

@@ -8,14 +8,14 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import f32, i32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import chunked, load, place_of, width_of
+from centella.ops.rows import chunked, load, place_of, rows_call, width_of
 from centella.specs import Caps, Spec
 
 WORKGROUP = 64
@@ -71,18 +71,10 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     x, y = rows_of(form.inputs[0]), rows_of(form.outputs[0])
     chunk = chunked(x, y)
     batch, columns = y.shape
-    items = -(-columns // width_of(y, chunk))
-    call = Call(
-        mean_pool_rows,
-        (Ref(0, x), Ref(1, form.inputs[1]), Ref(2, y)),
-        (
-            ("threads", batch * items), ("items", items), ("columns", columns),
-            ("seq_len", form.inputs[0].shape[1]),
-        ),
-        (("chunk", chunk),),
-        -(-batch * items // WORKGROUP),
-    )  # fmt: skip
-    return Lowered((call,))
+    refs = (Ref(0, x), Ref(1, form.inputs[1]), Ref(2, y))
+    scalars = {"columns": columns, "seq_len": form.inputs[0].shape[1]}
+    width, constants = width_of(y, chunk), (("chunk", chunk),)
+    return Lowered((rows_call(mean_pool_rows, refs, batch, columns, width, scalars, constants),))
 
 
 def axes_of(form: Form[NoAttrs]) -> Axes:

@@ -18,18 +18,18 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import Array, f32, i32, narrow, u32, widen
-from centella.emit.program import Call, HostProgram, Kernel, Ref
+from centella.emit.program import HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Lowered, Op, Out, unit_rows
 from centella.ops.cache import write_reference
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.ops.rope import NAN, turned
+from centella.ops.rope import Turn, check_tables, layout_of
 from centella.ops.rope import reference as rotate
-from centella.ops.rows import chunked, place_of, width_of
+from centella.ops.rows import place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
@@ -66,7 +66,6 @@ class _Head:
         ]
 
     def load(self, column: Any) -> list[Any]:
-        """The chunk from a column."""
         values = self._x.load(self._place + column)
         if self._factor is None:
             return values  # type: ignore[no-any-return]  # traced
@@ -82,12 +81,13 @@ class _Head:
 
 
 def _run(
-    *, interleaved: bool, partial: bool, chunk: bool, table_chunk: bool, x: Any, cos: Any, sin: Any,
-    starts: Any, y: Any, keys: Any, values: Any, norms: Any = None,
+    *, x: Any, cos: Any, sin: Any, starts: Any, y: Any, keys: Any, values: Any, norms: Any = None,
+    **layout: bool,
 ) -> None:  # fmt: skip
     """A thread has one chunk (or word) of a head of a token."""
-    width = width_of(y, chunk)
-    heads, kv_heads, tokens, dim, rotary, height, capacity = (
+    turn = Turn(cos, sin, **layout)
+    width = width_of(y, turn.chunk)
+    heads, kv_heads, tokens, dim, _, height, capacity = (
         lang.parameter(n, u32)
         for n in ("heads", "kv_heads", "tokens", "dim", "rotary", "height", "capacity")
     )
@@ -101,23 +101,18 @@ def _run(
         fits, turns = position < capacity, head < heads + kv_heads
         with lang.if_(turns):
             which = lang.select(head < heads, 0, lang.const(1, u32))
-            row_of = _Head(x, place, width, chunk, norms, which)
-            own = row_of.load(column) if chunk else [row_of[c] for c in lanes]
-            at = lang.minimum(position, height - 1)
-            made = turned(row_of, cos, sin, own, lang.const(0, u32), at, lanes, rotary // 2, chunk,
-                          table_chunk, interleaved)  # fmt: skip
-            made = [lang.select(position < height, v, NAN) for v in made]
-            if partial:
-                pairs = zip(lanes, made, own, strict=True)
-                made = [lang.select(c < rotary, v, o) for c, v, o in pairs]
+            source = _Head(x, place, width, turn.chunk, norms, which)
+            own = source.load(column) if turn.chunk else [source[c] for c in lanes]
+            at, none = lang.minimum(position, height - 1), lang.const(0, u32)
+            made = turn.turned(source, none, own, at, lanes)
+            made = turn.passed(made, own, lanes, position < height)
             with lang.if_(head < heads):
                 y.store(offset_of([b, head, i], "y") + column, made)
             with lang.else_(), lang.if_(fits):
                 keys.store(offset_of([b, head - heads, position], "kc") + column, made)
         with lang.else_(), lang.if_(fits):
-            own = x.load(place + column) if chunk else [x[place + c] for c in lanes]
-            to = offset_of([b, head - heads - kv_heads, position], "vc")
-            values.store(to + column, own)
+            own = turn.read(x, place, lanes)
+            values.store(offset_of([b, head - heads - kv_heads, position], "vc") + column, own)
 
 
 kernel: Kernel = Kernel(_run, workgroup=WORKGROUP, name="rope_cache_write")
@@ -140,13 +135,7 @@ def rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]:
             f"rope_cache_write: expected x [{b}, more than {2 * kv_heads}, up to {capacity}, {d}], "
             f"got {list(x.shape)}"
         )
-    if len(cos.shape) != 2 or cos.shape != sin.shape or not 1 <= cos.shape[1] <= d // 2:
-        raise ShapeError(
-            f"rope_cache_write: expected cos and sin [positions, 1 to {d // 2}], got "
-            f"{list(cos.shape)} and {list(sin.shape)}"
-        )
-    if not cos.shape[0]:
-        raise ShapeError(f"rope_cache_write: expected tables with rows, got {list(cos.shape)}")
+    check_tables("rope_cache_write", cos, sin, d)
     if starts.shape != (b,) or starts.dtype is not i32:
         raise ShapeError(
             f"rope_cache_write: expected i32 starts [{b}], got {starts.dtype.name} "
@@ -206,31 +195,17 @@ def host(form: Form[RopeCacheAttrs]) -> HostProgram:
     return HostProgram("numpy:rope_cache_write", "rope_cache_write", call)
 
 
-def takes(index: int, spec: Spec) -> bool:
-    """x, tables and norms: rows of neighbouring elements."""
-    return spec.unit_rows
-
-
 def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     """One launch."""
     keys, values, x, cos, sin, starts, *norms = form.inputs
-    y, interleaved = form.outputs[2], form.attrs.interleaved
+    y = form.outputs[2]
     batch, all_heads, tokens, dim = x.shape
-    half = cos.shape[1]
-    chunk = chunked(keys, values, x, y) and (interleaved or half % y.dtype.per_chunk == 0)
-    items = -(-dim // width_of(y, chunk))
-    threads = items * batch * all_heads * tokens
+    layout = layout_of(cos, sin, form.attrs.interleaved, y, keys, values, x)
     scalars: dict[str, int | float] = {
-        "threads": threads, "items": items, "heads": y.shape[1], "kv_heads": keys.shape[1],
-        "tokens": tokens, "dim": dim, "rotary": 2 * half, "height": cos.shape[0],
-        "capacity": keys.shape[2], "eps": form.attrs.eps,
+        "heads": y.shape[1], "kv_heads": keys.shape[1], "tokens": tokens, "dim": dim,
+        "rotary": 2 * cos.shape[1], "height": cos.shape[0], "capacity": keys.shape[2],
+        "eps": form.attrs.eps, **strides_of(x=x, y=y, kc=keys, vc=values),
     }  # fmt: skip
-    for name, spec in (("x", x), ("y", y), ("kc", keys), ("vc", values)):
-        scalars.update({f"{name}{axis}": s for axis, s in enumerate(spec.strides[:-1])})
-    constants = (
-        ("chunk", chunk), ("interleaved", interleaved), ("partial", 2 * half < dim),
-        ("table_chunk", chunk and not interleaved and cos.aligned and sin.aligned),
-    )  # fmt: skip
     reads = {"x": 1, "cos": 2, "sin": 2, "starts": 1, **({"norms": 2} if norms else {})}
     refs = (
         Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, flat(starts)),
@@ -238,8 +213,9 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
         Ref(0, flat(keys)), Ref(1, flat(values)),
     )  # fmt: skip
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
-    groups = -(-threads // WORKGROUP)
-    return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, groups, face=params),))
+    rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
+    call = rows_call(kernel, refs, rows, dim, width, scalars, tuple(layout.items()), params)
+    return Lowered((call,))
 
 
 def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
@@ -249,6 +225,6 @@ def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
 
 
 ROPE_CACHE = Op(
-    "rope_cache_write", rule, reference, lower, takes, attrs=RopeCacheAttrs, mutates=(0, 1),
+    "rope_cache_write", rule, reference, lower, unit_rows, attrs=RopeCacheAttrs, mutates=(0, 1),
     host=host, axes=axes_of, doc="q, k and v of a step: rotated, k and v into a KV cache",
 )  # fmt: skip

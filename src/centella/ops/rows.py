@@ -8,7 +8,7 @@ walked anew in each pass. A kernel says what it does with an item; `Row` gives i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, u32
+from centella.emit.program import Call, Constants, Kernel, Ref
+from centella.lang.kernel_params import Face
 from centella.specs import Caps, Spec
 
 Values = list[Any]
@@ -48,6 +50,24 @@ def chunked(*specs: Spec) -> bool:
 def width_of(y: Any, chunk: bool) -> int:
     """Elements of y (an argument or a Spec) that a thread handles at a time."""
     return int(y.dtype.per_chunk if chunk else y.dtype.per_word)
+
+
+def rows_call(
+    kernel: Kernel, refs: tuple[Ref, ...], rows: int, columns: int, width: int,
+    scalars: Mapping[str, int | float], constants: Constants, face: Face | None = None,
+) -> Call:  # fmt: skip
+    """The launch of a kernel whose threads have an item of `width` columns each (`place_of`)."""
+    items = -(-columns // width)
+    given = {"items": items, "threads": rows * items, **scalars}
+    groups = -(-rows * items // kernel.workgroup)
+    return Call(kernel, refs, tuple(given.items()), constants, groups, face=face)
+
+
+def strides_of(**specs: Spec) -> dict[str, int]:
+    """The strides of all dimensions but the last, as `elements.offset_of` reads them."""
+    return {
+        f"{n}{axis}": s for n, spec in specs.items() for axis, s in enumerate(spec.strides[:-1])
+    }
 
 
 def place_of(width: int) -> tuple[Any, Any]:

@@ -125,11 +125,7 @@ def _each(
 def _powers(
     values: Callable[[Item], Values], m: Any, itemsize: int, native: bool, log: bool
 ) -> Callable[[Item], Values]:
-    """e^(x - m) of the values of an item, as exact as the results are stored.
-
-    Args:
-        native: the target has a power of 2 (`Caps.native_exp2`).
-    """
+    """e^(x - m) of the values of an item, as exact as the results are stored."""
     if not native or itemsize == 4 or log:
         return _each(values, m, _power_of(itemsize, native))
     # All take the same off, so m / ln 2 may be rounded, by at most 0.07 below HUGE. From there on
@@ -140,11 +136,7 @@ def _powers(
 
 
 def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
-    """e^x for x <= 0, as exact as the results are stored.
-
-    Args:
-        native: the target has a power of 2 (`Caps.native_exp2`).
-    """
+    """e^x for x <= 0, as exact as the results are stored; `native` as in `Caps.native_exp2`."""
     if itemsize == 2:
         return lambda x: power(x * LOG2E, native)
     return _power if native else lang.exp

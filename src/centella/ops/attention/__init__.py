@@ -7,13 +7,13 @@ causal), and mask_ij > -3.0e38 (so -inf hides a key); of a bool mask True is 0 a
 softmax is kept up while keys stream by (Milakov and Gimelshein 2018; Dao et al. 2022). A query with
 no key gives zeros. q has a multiple of the heads of k and v (grouped queries).
 
-A variant is a file with a `lower_...`, and a word in `choose`: `wgmma` takes f16 and bf16 on Hopper
-(Shah et al. 2024); `mma` takes queries sixteen at a time, in f16 and bf16 on tensor cores (Dao
-2023); `tiled` computes both products in register tiles
-through shared memory and suits many queries; `stream` has a thread a query, and needs least of a
-device; `split` spreads the keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding)
-and combines them in a second launch; `split_mma` does the same in f16 and bf16 on tensor cores.
-Which tiles suit which class of adapter is in `table`.
+Each kernel is a file with an `AttentionVariant`, and `choice` walks the list of them: `wgmma` takes
+f16 and bf16 on Hopper (Shah et al. 2024); `mma` takes queries sixteen at a time, in f16 and bf16 on
+tensor cores (Dao 2023); `tiled` computes both products in register tiles through shared memory and
+suits many queries; `stream` has a thread a query, and needs least of a device; `split` spreads the
+keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding) and combines them in a
+second launch; `split_mma` does the same in f16 and bf16 on tensor cores. Which register tiles suit
+which class of adapter is in `table`.
 """
 
 from centella.ops.attention.op import ATTENTION

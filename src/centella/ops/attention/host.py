@@ -104,7 +104,6 @@ def _block(q: Array, k: Array, v: Array, scale: np.float32, out: Array) -> None:
 
 
 def _lower(scores: Array, column: Array) -> None:
-    """Subtract from each row its largest."""
     np.maximum.reduce(scores, axis=-1, out=column, keepdims=True)
     np.subtract(scores, column, out=scores)
 

@@ -8,9 +8,8 @@ registers where they were computed. Their sum is one more column of that product
 does not keep them from adding up to 1. Of bf16 they are the sum of two (`parts`): one would be as
 far off as the rounding of the result. One division at the end.
 
-A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
-16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). Where the scale is
-small and there is no additive mask, it is part of the exponent's only multiplication (`fold`).
+Maxima are replaced late (`rows.py`). Where the scale is small and there is no additive mask, it is
+part of the exponent's only multiplication (`fold`).
 Hidden scores are `LOWEST`, and a query whose scores are all below `UNSEEN` has seen no key; tiles
 that every query of a warp sees whole are not looked through.
 Heads are padded with zeros in shared memory, to a power of two; computed are multiples of 16.
@@ -24,26 +23,32 @@ from itertools import product
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import f32, u32
-from centella.emit.program import Call, Kernel, Ref
-from centella.errors import LimitError
+from centella.dtypes import bf16, f32, u32
+from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import (
+    BY_HEAD,
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    parameters,
+    rows_of_16_bits,
+)
+from centella.ops.attention.rows import UNSEEN, grow, store_row
 from centella.ops.attention.weights import put
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
+from centella.specs import Caps
 
 WARP = 32
 M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
-UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
 FOLDED = (2.0**-6, math.log(2))
-SLACK = 8.0  # powers of two by which a maximum may be passed
+HEADS = (16, 256)  # sizes of a head that are worth its padding
+FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
 
 
 class MmaTile(Struct, frozen=True):
@@ -82,6 +87,16 @@ class MmaTile(Struct, frozen=True):
         return 2 * self.width(dim) * (self.queries + 2 * self.stages * self.keys)
 
 
+# By the largest head of each row; then the tile of little memory.
+MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
+    (32, MmaTile(128, 64, 4, 2, together=3), MmaTile(64, 32, 4, 2)),
+    (64, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
+    (128, MmaTile(128, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+    (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+)
+LEAST_TILE = MmaTile(32, 16, 2, 2)
+
+
 class _Sixteen:
     """Sixteen queries of a warp; of two, 8 rows apart, this thread keeps the running maximum.
 
@@ -109,21 +124,10 @@ class _Sixteen:
 
     def soften(self, factor: Any, fold: bool) -> None:
         """Look for new maxima; rescale what was summed where one grew too much."""
-        grown, shrinks = [], []
-        for h in range(2):
-            highs = [self.scores[0][2 * h + e] for e in range(2)]
-            for held in self.scores[1:]:
-                highs = [lang.fmax(x, held[2 * h + e]) for e, x in enumerate(highs)]
-            high = lang.fmax(highs[0], highs[1])
-            high = lang.fmax(high, lang.shuffle_xor(high, 1))
-            high = lang.fmax(high, lang.shuffle_xor(high, 2))
-            high = high * factor if fold else high
-            grows = high - self.base[h] > (SLACK if fold else SLACK * math.log(2))
-            base = lang.select(grows, high, self.base[h])
-            shrink = self.base[h] - base
-            shrinks.append(lang.exp2_native(shrink if fold else shrink * factor))
-            grown.append(grows)
-            self.base[h].set(base)
+        grown, shrinks = grow(
+            lambda h: (held[2 * h + e] for held in self.scores for e in range(2)),
+            self.base, factor, fold,
+        )  # fmt: skip
         with lang.if_(grown[0] | grown[1]):
             for h in range(2):
                 for held in (*self.out, self.total):
@@ -153,13 +157,8 @@ class _Sixteen:
             factor = lang.select(total > 0.0, 1.0 / total, 0.0)
             with lang.if_(self.queries[h] < lq):
                 row = place + self.queries[h] * pitch + self.column
-                for j, held in enumerate(self.out):
-                    values = [held[2 * h + e] * factor for e in range(2)]
-                    if (j + 1) * N <= dim:
-                        y.store(row + j * N, values)
-                    else:
-                        with lang.if_(self.column + j * N < dim):
-                            y.store(row + j * N, values)
+                pairs = ([held[2 * h + e] * factor for e in range(2)] for held in self.out)
+                store_row(y, row, self.column, dim, pairs)
 
 
 def _attention_mma(
@@ -167,9 +166,7 @@ def _attention_mma(
     **masks: Any,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
-    p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
-        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(BY_HEAD)
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
@@ -286,7 +283,6 @@ class _Attend:
         ]
 
     def hold(self) -> None:
-        """Load the queries that stay in registers."""
         if self.held:
             for i in range(self.depth):
                 self._load_queries(i)
@@ -296,7 +292,6 @@ class _Attend:
             lang.ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), held)
 
     def score(self, stage: Any) -> None:
-        """Scores of the keys of a stage."""
         for row in self.rows:
             for held in row.scores:
                 held.fill(0.0)
@@ -325,33 +320,37 @@ class _Attend:
                         lang.ptx.mma_sync(row.out[2 * n + e], part, pair[e])
 
 
-attention_mma: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
+kernel: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
 
 
-def lower_mma(form: Form[AttentionAttrs], tile: MmaTile | None) -> Lowered:
-    """One launch: a group has the queries of a tile, of one head.
+def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
+    """The first tile that a device has room for."""
+    q, masks = form.inputs[0], form.attrs.masks
+    lq, dim = q.shape[2:]
+    sizes = next((tiles for most, *tiles in MMA_TILES if dim <= most), None)
+    if sizes is None or not caps.tensor_cores or not rows_of_16_bits(form):
+        return None
+    smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
+    for tile in (sizes[smaller], LEAST_TILE):
+        if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
+            return replace(tile, parts=2) if q.dtype is bf16 else tile
+    return None
 
-    Raises:
-        LimitError: there is no tile.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    if tile is None:
-        raise LimitError(
-            f"attention: variant 'mma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
-            f"256, and tensor cores; got {[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}"
-        )
-    batch, lq, heads, dim = y.shape
-    blocks = -(-lq // tile.queries)
-    constants = (
-        ("causal", form.attrs.causal),
-        ("dim", dim),
-        ("fold", "mask" not in form.attrs.masks and FOLDED[0] <= form.attrs.scale <= FOLDED[1]),
-        ("tile", tile),
-    )
-    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
-    groups, given = batch * heads * blocks, tuple(scalars.items())
-    return Lowered((
-        Call(attention_mma, tensors, given, constants, groups, workgroup=tile.threads, face=params),
-    ))  # fmt: skip
+
+def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
+    """One launch: a group has the queries of a tile, of one head."""
+    fold = "mask" not in form.attrs.masks and FOLDED[0] <= form.attrs.scale <= FOLDED[1]
+    constants = (("fold", fold), ("tile", tile))
+    return Lowered((launch_by_head(kernel, form, tile.queries, constants, tile.threads),))
+
+
+def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    """More queries than fill a fragment, of heads that are worth their padding."""
+    lq, dim = form.inputs[0].shape[2:]
+    return lq > M and HEADS[0] <= dim <= HEADS[1] and caps.fast_tensor_cores
+
+
+MMA = AttentionVariant(
+    "mma", tile_of, _launches, _preferred,
+    needs="takes f16 or bf16 with rows on 16 bytes, heads of at most 256, and tensor cores",
+)  # fmt: skip

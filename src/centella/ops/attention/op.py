@@ -1,4 +1,4 @@
-"""`attention` as an op: rule, NumPy formula, and the choice of a variant."""
+"""`attention` as an op: rule, NumPy formula, how it is divided."""
 
 from __future__ import annotations
 
@@ -154,6 +154,6 @@ def flops_of(form: Form[AttentionAttrs]) -> int:
     return 4 * form.outputs[0].size * form.inputs[1].shape[2]
 
 
-ATTENTION = Op("attention", rule, reference, "centella.ops.attention.lower:attention",
+ATTENTION = Op("attention", rule, reference, "centella.ops.attention.choice:attention",
                takes, VARIANTS, attrs=AttentionAttrs, host=host, axes=axes_of, flops=flops_of,
                doc="scaled dot-product attention")  # fmt: skip

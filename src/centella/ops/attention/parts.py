@@ -1,4 +1,4 @@
-"""How the keys of a few queries are split, and where the parts leave what they computed.
+"""How the keys of a few queries are split, where the parts leave what they computed, and its sum.
 
 How many parts there are follows from shapes; where each begins, from the lengths on the device. So
 one plan serves every length: a part has `step` keys at least, and the groups of those that have
@@ -6,30 +6,38 @@ none leave at once.
 
 Of each query and part there are `width` sums (the head, up to a chunk), after all of them the
 maximum of its scores (of their base 2 logarithms) and the sum of its weights; f32.
+
+The second launch has few groups, which costs its latency: everything that a thread reads is asked
+for at once, each team weighs its own parts, and one barrier later the teams' sums are weighed. The
+order is fixed, so equal inputs give equal bits. Parts without keys wrote nothing.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.emit.program import Call, Constants, Kernel, Ref
+from centella.emit.program import Constants, Kernel, Ref
 from centella.op.form import Form
-from centella.ops.attention.launch import extents
-from centella.ops.attention.masks import added, counting, reach, sees, shows
-from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
+from centella.op.op import Lowered
+from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows
+from centella.ops.attention.problem import AttentionAttrs, launch, operands, parameters
+from centella.ops.attention.table import MOST_ROWS, row_of
 from centella.ops.rows import power_above
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 MOST_SPLITS = 128
-MOST_ROWS = 8
 ENOUGH_GROUPS = 512
+# Of the second launch:
+CHUNK = 4
+MOST_THREADS, MOST_TEAMS = 256, 16
+TOGETHER = 8  # parts that a thread loads at once
+FEW = 2  # teams where threads are a CPU's; they load one part at a time
 
 
 class Parts(Struct, frozen=True):
@@ -109,47 +117,40 @@ class Work:
     """
 
     def __init__(self, masks: dict[str, Any], causal: bool, rows: int) -> None:
-        p = {n: lang.parameter(n, u32) for n in (
-            "heads", "share", "lq", "lk", "blocks", "splits", "qb", "qh", "ql", "kb", "kh", "vb",
-            "vh")}  # fmt: skip
+        p = parameters("heads share lq lk blocks splits qb qh ql kb kh vb vh")
         group = lang.group_id()
-        self.split: Any
-        self.kv_head: Any
-        self.b: Any
-        self.queries: Any
-        self.start: Any
-        self.split, group = group % p["splits"], group // p["splits"]
+        self._split, group = group % p["splits"], group // p["splits"]
         block, group = group % p["blocks"], group // p["blocks"]
-        heads, self.queries = p["heads"] // p["share"], p["share"] * p["lq"]
-        self.kv_head, self.b = group % heads, group // heads
-        count, self.start = reach(masks, causal, self.b, p["lq"], p["lk"])
+        heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
+        self._kv_head, self._b = group % heads, group // heads
+        count, self._start = reach(masks, causal, self._b, p["lq"], p["lk"])
         part, _ = part_of(count, p["splits"])
-        self.begin: Any = lang.minimum(self.split * part, count)
+        self.begin: Any = lang.minimum(self._split * part, count)
         self.end: Any = lang.minimum(self.begin + part, count)
-        self.counts: Any = counting(masks, self.b, self.end)
-        self.keys: Any = self.b * p["kb"] + self.kv_head * p["kh"]
-        self.values: Any = self.b * p["vb"] + self.kv_head * p["vh"]
+        self.counts: Any = counting(masks, self._b, self.end)
+        self.keys: Any = self._b * p["kb"] + self._kv_head * p["kh"]
+        self.values: Any = self._b * p["vb"] + self._kv_head * p["vh"]
         self._first = block * rows
-        self._all = (self.b * heads + self.kv_head) * self.queries
+        self._all = (self._b * heads + self._kv_head) * self._queries
         self._p, self._masks = p, masks
 
     def place(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""
-        at = lang.minimum(self._first + row, self.queries - 1)
-        return self.kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
+        at = lang.minimum(self._first + row, self._queries - 1)
+        return self._kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
 
     def query(self, row: Any) -> Any:
         """Where a row of q begins."""
         p, (head, i) = self._p, self.place(row)
-        return self.b * p["qb"] + head * p["qh"] + i * p["ql"]
+        return self._b * p["qb"] + head * p["qh"] + i * p["ql"]
 
     def has(self, row: Any) -> Any:
         """Whether there is such a row."""
-        return row < self.queries - self._first
+        return row < self._queries - self._first
 
     def results(self, row: Any) -> Place:
         """Where a row's results go."""
-        return Place(self._all + self._first + row, self.split)
+        return Place(self._all + self._first + row, self._split)
 
     def seen(self, row: Any, key: Any, counted: Any, score: Any) -> tuple[Any, Any]:
         """The score of a row and a key with the additive mask, and whether the row sees the key.
@@ -157,32 +158,133 @@ class Work:
         Args:
             counted: whether the key counts for any.
         """
-        if self.start is None and "mask" not in self._masks:
+        if self._start is None and "mask" not in self._masks:
             return score, counted
         head, i = self.place(row)
-        if self.start is not None:
-            counted = counted & sees(self.start, i, key)
+        if self._start is not None:
+            counted = counted & sees(self._start, i, key)
         if "mask" in self._masks:
             inside = lang.minimum(key, self._p["lk"] - 1)
-            value = added(self._masks, self.b, head, i, inside)
+            value = added(self._masks, self._b, head, i, inside)
             score = lang.fma(value, math.log2(math.e), score)
             counted = counted & shows(value)
         return score, counted
 
 
-def first_call(
-    kernel: Kernel, parts: Parts, form: Form[AttentionAttrs], constants: Constants,
-    workgroup: int | None = None,
-) -> Call:  # fmt: skip
-    """The launch that computes the parts: a group for each.
+# -- the second launch: the parts of each query, weighed and added up ------------------------------
 
-    What it writes counts as changed in place: of parts without keys nobody writes anything.
+
+class Teams(Struct, frozen=True):
+    """A team has the chunks of a head of `width` elements, and every so many parts.
+
+    There are at most so many teams, whose threads load so many parts at once.
     """
-    refs = (
-        *(Ref(i, flat(s)) for i, s in enumerate(form.inputs)),
-        Ref(len(form.inputs) + 1, parts.spec),
-    )
-    given = (("causal", form.attrs.causal), ("rows", parts.rows), *constants)
-    scalars = tuple({**extents(form), **parts.scalars}.items())
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {}, {"partial": 1})
-    return Call(kernel, refs, scalars, given, parts.groups, workgroup=workgroup, face=params)
+
+    width: int
+    most: int = MOST_TEAMS
+    together: int = TOGETHER
+
+    @property
+    def lanes(self) -> int:
+        """Threads a team."""
+        return self.width // CHUNK
+
+    @property
+    def teams(self) -> int:
+        """Teams a group."""
+        return max(min(MOST_THREADS // self.lanes, self.most), 1)
+
+    @property
+    def threads(self) -> int:
+        """Threads a group, whole warps."""
+        return -(-self.lanes * self.teams // 32) * 32
+
+
+def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -> None:
+    """A group has one query.
+
+    Args:
+        early: the next launch may take its places at once: these groups leave most of a GPU free.
+    """
+    if early:
+        lang.ptx.launch_dependents()
+    p = parameters("heads share lq lk dim splits yb yl yh")
+    group, me, width = lang.group_id(), lang.local_id(), lay.width
+    head, group = group % p["heads"], group // p["heads"]
+    i, b = group % p["lq"], group // p["lq"]
+    kv_heads, kv_head = p["heads"] // p["share"], head // p["share"]
+    query = (b * kv_heads + kv_head) * (p["share"] * p["lq"]) + i * p["share"] + head % p["share"]
+    count, _ = reach(lengths, False, b, p["lq"], p["lk"])
+    _, used = part_of(count, p["splits"])
+    team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
+    high, total = lang.var(LOWEST), lang.var(0.0)
+    mine = lang.vars(f32, CHUNK, init=0.0)
+    for first in lang.range(team, used, lay.teams * lay.together):
+        ahead = [first + n * lay.teams for n in range(lay.together)]
+        there = [at < used for at in ahead]
+        places = [Place(query, lang.minimum(at, used - 1)) for at in ahead]
+        tops = [partial[place.stats] for place in places]
+        wholes = [partial[place.stats + 1] for place in places]
+        found = [partial.load(place.sums + lane * CHUNK) for place in places]
+        highest = reduce(lang.fmax, tops, high + 0.0)  # one that is not there is the last again
+        weights = [lang.exp2(x - highest) for x in (high, *tops)]
+        total *= weights[0]
+        for into in mine:
+            into *= weights[0]
+        for inside, weight, whole, values in zip(there, weights[1:], wholes, found, strict=True):
+            total.set(lang.fma(weight, lang.select(inside, whole, 0.0), total))
+            for into, value in zip(mine, values, strict=True):
+                into.set(lang.fma(weight, lang.select(inside, value, 0.0), into))
+        high.set(highest)
+    stats = lang.shared(f32, 2 * lay.teams)
+    sums = lang.shared(f32, lay.teams * width)
+    with lang.if_(me < lay.teams * lay.lanes):
+        sums.store(team * width + lane * CHUNK, [value + 0.0 for value in mine])
+        with lang.if_(lane == 0):
+            stats[team] = high
+            stats[team + lay.teams] = total
+    lang.barrier()
+    tops = [stats[n] for n in range(lay.teams)]
+    highest = reduce(lang.fmax, tops)
+    weights = [lang.exp2(top - highest) for top in tops]
+    whole = lang.const(0.0, f32)
+    for n, weight in enumerate(weights):
+        whole = lang.fma(weight, stats[n + lay.teams], whole)
+    factor = lang.select(whole > 0.0, 1.0 / whole, 0.0)
+    place, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
+    for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
+        values = []
+        for e in range(per):
+            value = lang.const(0.0, f32)
+            for n, weight in enumerate(weights):
+                value = lang.fma(weight, sums[word * per + (n * width + e)], value)
+            values.append(value * factor)
+        y.store(place + word * per, values)
+
+
+combine: Kernel = Kernel(
+    _combine, workgroup=MOST_THREADS, name="attention_combine", rewritable=True
+)
+
+
+def launches_of(
+    kernel: Kernel, parts: Parts, form: Form[AttentionAttrs], constants: Constants, caps: Caps,
+    threads: int | None = None,
+) -> Lowered:  # fmt: skip
+    """Two launches: a group for each part of the keys of a head; one for each query.
+
+    What the first writes counts as changed in place: of parts without keys nobody writes anything.
+    """
+    lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
+    partial = {"partial": Ref(len(form.inputs) + 1, parts.spec)}
+    known = (("causal", form.attrs.causal), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
+    first = launch(
+        kernel, form, parts.groups, (*known, *constants), operands(form), {}, changes=partial,
+        scalars=parts.scalars, threads=threads,
+    )  # fmt: skip
+    second = launch(
+        combine, form, parts.all_queries, (("early", caps.sm >= 90), ("lay", lay)),
+        partial | operands(form, "lengths", "starts"),
+        {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
+    )  # fmt: skip
+    return Lowered((first, second), (parts.spec,))

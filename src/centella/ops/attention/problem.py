@@ -1,10 +1,26 @@
-"""The attributes of attention, and the names of the kernels that may compute it."""
+"""What attention is asked to do: its attributes, and what every kernel of it is given."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
 from msgspec import Struct
 
+from centella import lang
+from centella.dtypes import bf16, f16, u32
+from centella.emit.program import Call, Constants, Kernel, Ref
+from centella.op.form import Form
+from centella.op.variant import Variant
+from centella.ops.kernel_params import face
+from centella.ops.layout import flat
+from centella.specs import Spec
+
 VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
+T = TypeVar("T")
+Scalars = dict[str, int | float]
+BY_HEAD = "heads share lq lk qb qh ql kb kh kl vb vh vl yb yh yl blocks"
+NONE: Mapping[str, Any] = {}
 
 
 class AttentionAttrs(Struct, frozen=True):
@@ -14,3 +30,94 @@ class AttentionAttrs(Struct, frozen=True):
     scale: float
     causal: bool = False
     variant: str | None = None
+
+
+class AttentionVariant(Variant[Form[AttentionAttrs], T], Generic[T], frozen=True, eq=False):
+    """A kernel of attention.
+
+    Attributes:
+        needs: what a form must be for it, as the error of a forced one says it; `{dim}`,
+            `{shared}` and `{threads}` are the form's head and what the device has.
+    """
+
+    needs: str = ""
+
+
+def parameters(names: str) -> dict[str, Any]:
+    """Launch parameters of a kernel, u32, by name."""
+    return {name: lang.parameter(name, u32) for name in names.split()}
+
+
+def rows_of_16_bits(form: Form[AttentionAttrs]) -> bool:
+    """Whether q, k and v are f16 or bf16 in rows on 16 bytes, with something to read."""
+    return all(s.dtype in (f16, bf16) and s.aligned and s.size > 0 for s in form.inputs[:3])
+
+
+def operands(form: Form[AttentionAttrs], *names: str) -> dict[str, Ref]:
+    """The memory of the inputs by name: of all, or of these where they are given."""
+    every = zip(("q", "k", "v", *form.attrs.masks), form.inputs, strict=True)
+    return {n: Ref(i, flat(s)) for i, (n, s) in enumerate(every) if not names or n in names}
+
+
+def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
+    """Scale, extents, and strides: of q, k, v and y along batch, head and position (b, h, l)."""
+    (q, k, _, *more), y = form.inputs, form.outputs[0]
+    (batch, heads, lq, dim), (kv_heads, lk) = q.shape, k.shape[1:3]
+    part = form.part("q", lq)
+    found: Scalars = {
+        "scale": form.attrs.scale, "batch": batch, "heads": heads, "kv_heads": kv_heads,
+        "share": heads // kv_heads, "lq": lq, "lk": lk, "dim": dim,
+        "start": part.first + (lk - part.whole if form.attrs.causal else 0),
+    }  # fmt: skip
+    for name, spec in zip("qkv", form.inputs, strict=False):
+        found.update(steps_of(name, spec))
+    for name, spec in zip(form.attrs.masks, more, strict=True):
+        if name == "key_mask":
+            found["mb"] = spec.strides[0]
+        if name == "mask":
+            repeated = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
+            found.update(zip(("ab", "ah", "al", "ak"), repeated, strict=True))
+    return found | steps_of("y", y, "blh")
+
+
+def steps_of(name: str, spec: Spec, axes: str = "bhl") -> dict[str, int]:
+    """The strides of all dimensions but the last, as kernels call them."""
+    return {f"{name}{axis}": s for axis, s in zip(axes, spec.strides, strict=False)}
+
+
+def launch(
+    kernel: Kernel, form: Form[AttentionAttrs], groups: int, constants: Constants,
+    reads: Mapping[str, Ref], writes: Mapping[str, Ref], *, changes: Mapping[str, Ref] = NONE,
+    scalars: Mapping[str, int | float] = NONE, threads: int | None = None,
+) -> Call:  # fmt: skip
+    """One launch, its operands by name.
+
+    Args:
+        changes: operands of which some is written and the rest stays.
+        scalars: beside those of the form; threads: of a group, else the kernel's.
+    """
+    by_mode = (reads, writes, changes)
+    refs = tuple(ref for named in by_mode for ref in named.values())
+    params = face(*(dict.fromkeys(named, 1) for named in by_mode))
+    given = tuple({**scalars_of(form), **scalars}.items())
+    return Call(kernel, refs, given, constants, groups, workgroup=threads, face=params)
+
+
+def launch_by_head(
+    kernel: Kernel, form: Form[AttentionAttrs], queries: int, constants: Constants,
+    threads: int | None = None, *, pieces: int = 1, instead: Mapping[str, Ref] = NONE,
+    scalars: Mapping[str, int | float] = NONE,
+) -> Call:  # fmt: skip
+    """The launch of a kernel whose groups have `queries` of a head each, or a piece of them.
+
+    Args:
+        instead: what is read beside the inputs, or for one of the same name.
+    """
+    batch, lq, heads, dim = form.outputs[0].shape
+    blocks = -(-lq // queries)
+    return launch(
+        kernel, form, batch * heads * blocks * pieces,
+        (("causal", form.attrs.causal), ("dim", dim), *constants),
+        {**operands(form), **instead}, {"y": Ref(len(form.inputs), form.outputs[0])},
+        scalars={"blocks": blocks, **scalars}, threads=threads,
+    )  # fmt: skip

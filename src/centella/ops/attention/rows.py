@@ -1,23 +1,62 @@
-"""The softmax of a warpgroup's 64 queries, kept up in the registers that scores come in.
+"""The softmax of fragments of scores: a thread has parts of two rows, 8 apart, as three others do.
 
-That of `mma.py`: maxima replaced late, weights as powers of two, a factor folded into the
-exponent's multiplication. Of 64 queries a thread has parts of two rows, 8 apart, and shares each
-with three others. Summed are the weights as they are used, rounded, so that they add up to 1.
+A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
+16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). `grow` and
+`store_row` serve `mma.py` too; `Rows` has a warpgroup's 64 queries, in the registers that scores
+come in. Summed are the weights as they are used, rounded, so that they add up to 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.mma import SLACK, UNSEEN
 from centella.ops.attention.weights import put
 
 M, K = 64, 16  # of one product: queries, keys
+UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
+SLACK = 8.0  # powers of two by which a maximum may be passed
+
+
+def grow(
+    scores_of: Callable[[int], Iterable[Any]], base: list[Any], factor: Any, fold: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Look for new maxima: of both rows, whether one grew too much, and what sums shrink by.
+
+    Args:
+        base: what weights are relative to, which is replaced where a maximum grew too much.
+        factor: of scores, as the exponent to base 2; `fold`: maxima are multiplied by it.
+    """
+    grown, shrinks = [], []
+    for h in range(2):
+        scores = iter(scores_of(h))
+        highs = [next(scores), next(scores)]
+        for n, score in enumerate(scores):
+            highs[n % 2] = lang.fmax(highs[n % 2], score)
+        high = lang.fmax(highs[0], highs[1])
+        for mask in (1, 2):
+            high = lang.fmax(high, lang.shuffle_xor(high, mask))
+        high = high * factor if fold else high
+        grown.append(high - base[h] > (SLACK if fold else SLACK * math.log(2)))
+        new = lang.select(grown[h], high, base[h])
+        shrink = base[h] - new
+        shrinks.append(lang.exp2_native(shrink if fold else shrink * factor))
+        base[h].set(new)
+    return grown, shrinks
+
+
+def store_row(y: Any, row: Any, column: Any, dim: int, pairs: Iterable[list[Any]]) -> None:
+    """Store a thread's pairs of a row from its column on, 8 apart, those within the head."""
+    for j, pair in enumerate(pairs):
+        if (j + 1) * 8 <= dim:
+            y.store(row + j * 8, pair)
+        else:
+            with lang.if_(column + j * 8 < dim):
+                y.store(row + j * 8, pair)
 
 
 class Rows:
@@ -39,20 +78,19 @@ class Rows:
         self.weights: list[list[Any]] = [
             [lang.ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
         ]
-        self.base: list[Any] = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
-        self.total: list[Any] = lang.vars(f32, 2)
-        self.factor: Any = lang.parameter("scale", f32) * math.log2(math.e)
-        self.column: Any
-        row, self.column = self.scores.place(0)
-        self.queries: list[Any] = [first + row + 8 * h for h in range(2)]
+        self._base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
+        self._total = lang.vars(f32, 2)
+        self._factor = lang.parameter("scale", f32) * math.log2(math.e)
+        row, self._column = self.scores.place(0)
+        self._queries = [first + row + 8 * h for h in range(2)]
 
     def hide(self, key0: Any) -> None:
         """Lower the scores of keys that do not count for a query."""
         for h in range(2):
             most = lang.bitcast(self.end, i32)
             if self.start is not None:
-                most = lang.minimum(most, self.start + lang.bitcast(self.queries[h] + 1, i32))
-            left = most - lang.bitcast(key0 + self.column, i32)
+                most = lang.minimum(most, self.start + lang.bitcast(self._queries[h] + 1, i32))
+            left = most - lang.bitcast(key0 + self._column, i32)
             for register in self._of(h):
                 ahead = register // 4 * 8 + register % 2
                 score = self.scores[register]
@@ -64,24 +102,14 @@ class Rows:
 
     def soften(self) -> tuple[Any, list[Any]]:
         """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
-        grown, shrinks = [], []
+        grown, shrinks = grow(
+            lambda h: (self.scores[r] for r in self._of(h)), self._base, self._factor
+        )
         for h in range(2):
-            highs = [self.scores[r] for r in self._of(h)[:2]]
-            for n, r in enumerate(self._of(h)[2:]):
-                highs[n % 2] = lang.fmax(highs[n % 2], self.scores[r])
-            high = lang.fmax(highs[0], highs[1])
-            high = lang.fmax(high, lang.shuffle_xor(high, 1))
-            high = lang.fmax(high, lang.shuffle_xor(high, 2)) * self.factor
-            grows = high - self.base[h] > SLACK
-            base = lang.select(grows, high, self.base[h])
-            shrinks.append(lang.exp2_native(self.base[h] - base))
-            grown.append(grows)
-            self.base[h].set(base)
-        for h in range(2):
-            base = self.base[h].get()
+            base = self._base[h].get()
             for r in self._of(h):
-                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self.factor, -base))
-            self.total[h].set(self.total[h] * shrinks[h])
+                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self._factor, -base))
+            self._total[h].set(self._total[h] * shrinks[h])
         return grown[0] | grown[1], shrinks
 
     def round(self) -> None:
@@ -89,7 +117,7 @@ class Rows:
 
         Two parts are as exact as the weight, one is read again as it was rounded.
         """
-        sums = [[self.total[h].get(), lang.const(0.0, f32)] for h in range(2)]
+        sums = [[self._total[h].get(), lang.const(0.0, f32)] for h in range(2)]
         for i, parts in enumerate(self.weights):
             for n in range(4):
                 pair = [self.scores[8 * i + 2 * n + e] for e in range(2)]
@@ -98,7 +126,7 @@ class Rows:
                 of_row = sums[n % 2]
                 for e, weight in enumerate(used):
                     of_row[e] = of_row[e] + weight
-        for total, of_row in zip(self.total, sums, strict=True):
+        for total, of_row in zip(self._total, sums, strict=True):
             total.set(of_row[0] + of_row[1])
 
     def shrink(self, grown: Any, shrinks: list[Any]) -> None:
@@ -113,19 +141,18 @@ class Rows:
     ) -> None:  # fmt: skip
         """Divide and store; `scale_of`: what columns from one on are multiplied by."""
         for h in range(2):
-            total = self.total[h].get()
+            total = self._total[h].get()
             for mask in (1, 2):
                 total = total + lang.shuffle_xor(total, mask)
             factor = lang.select(total > 0.0, 1.0 / total, 0.0)
-            with lang.if_(self.queries[h] < lq):
-                row = place + self.queries[h] * pitch + self.column
-                for j in range(-(-dim // 8)):
-                    values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
-                    if scale_of is not None:
-                        scale = scale_of(8 * j)
-                        values = [value * scale for value in values]
-                    if (j + 1) * 8 <= dim:
-                        y.store(row + j * 8, values)
-                    else:
-                        with lang.if_(self.column + j * 8 < dim):
-                            y.store(row + j * 8, values)
+            with lang.if_(self._queries[h] < lq):
+                row = place + self._queries[h] * pitch + self._column
+                store_row(y, row, self._column, dim, self._results(h, factor, dim, scale_of))
+
+    def _results(self, h: int, factor: Any, dim: int, scale_of: Any) -> Iterable[list[Any]]:
+        for j in range(-(-dim // 8)):
+            values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
+            if scale_of is not None:
+                scale = scale_of(8 * j)
+                values = [value * scale for value in values]
+            yield values

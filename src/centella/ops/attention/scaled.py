@@ -12,11 +12,11 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f16, f32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
+from centella.op.op import Lowered
 from centella.ops.attention.masks import reach
-from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.kernel_params import face
+from centella.ops.attention.problem import AttentionAttrs, launch, operands, parameters, steps_of
 from centella.ops.layout import flat
 from centella.specs import Spec, make_spec
 
@@ -30,8 +30,7 @@ LEAST = 16  # exponent below which scales would not be normal numbers
 
 def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
     """A group has sixteen elements of all keys of one head: their largest, then each scaled."""
-    p = {n: lang.parameter(n, u32) for n in (
-        "kv_heads", "slabs", "lq", "lk", "vb", "vh", "vl", "fb", "fh", "fl")}  # fmt: skip
+    p = parameters("kv_heads slabs lq lk vb vh vl fb fh fl")
     number = lang.group_id()
     slab, group = number % p["slabs"], number // p["slabs"]
     head, b = group % p["kv_heads"], group // p["kv_heads"]
@@ -61,24 +60,19 @@ def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any)
                 kept.store(target + row * p["fl"], values)
 
 
-scale_values: Kernel = Kernel(
-    _scale_values, workgroup=THREADS, name="attention_values", rewritable=True
-)
+kernel: Kernel = Kernel(_scale_values, workgroup=THREADS, name="attention_values", rewritable=True)
 
 
-def values_call(
-    form: Form[AttentionAttrs], scalars: dict[str, int | float], place: int
-) -> tuple[Call, tuple[Spec, Spec]]:
-    """The launch that scales values, and what it writes: them and their scales, from `place` on."""
+def values_first(form: Form[AttentionAttrs]) -> Lowered:
+    """The launch that scales values, and what it writes: them and their scales."""
     batch, kv_heads, lk, dim = form.inputs[2].shape
-    slabs = dim // SLAB
-    kept = make_spec((batch, kv_heads, lk, dim), f16, 16)
-    scales = Spec((batch * kv_heads * slabs,), f32, (1,))
-    steps = dict(zip(("fb", "fh", "fl"), kept.strides, strict=False))
-    given = tuple({**scalars, **steps, "slabs": slabs}.items())
-    read = (Ref(i, flat(s)) for i, s in enumerate(form.inputs) if i > 1)
-    tensors = (*read, Ref(place, flat(kept)), Ref(place + 1, scales))
-    params = face(dict.fromkeys(("v", *form.attrs.masks), 1), {"kept": 1, "scales": 1})
-    constants = (("causal", form.attrs.causal),)
+    slabs, place = dim // SLAB, len(form.inputs) + 1
     groups = batch * kv_heads * slabs
-    return Call(scale_values, tensors, given, constants, groups, face=params), (kept, scales)
+    kept, scales = make_spec((batch, kv_heads, lk, dim), f16, 16), Spec((groups,), f32, (1,))
+    call = launch(
+        kernel, form, groups, (("causal", form.attrs.causal),),
+        operands(form, "v", *form.attrs.masks),
+        {"kept": Ref(place, flat(kept)), "scales": Ref(place + 1, scales)},
+        scalars={**steps_of("f", kept), "slabs": slabs},
+    )  # fmt: skip
+    return Lowered((call,), (kept, scales))

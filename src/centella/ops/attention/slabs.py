@@ -24,21 +24,14 @@ class Rows:
         self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, start: Any,
         pitch: Any, dim: int,
     ) -> None:  # fmt: skip
-        self.source: Any = source
-        self.tile: Tile = tile
-        self.rows: int = rows
-        self.turn: bool = turn
-        self.start: Any = start
-        self.pitch: Any = pitch
-        self.dim: int = dim
-        self.width: int = source.dtype.per_chunk if vector else 1
-        each = across // self.width
-        self.total: int = rows * each
-        index = [lang.local_id() + i * tile.threads
-                 for i in range(-(-self.total // tile.threads))]  # fmt: skip
-        self.pieces: list[tuple[Any, Any, Any]] = [
-            (at, at // each, at % each * self.width) for at in index
-        ]
+        self._source, self._start, self._pitch = source, start, pitch
+        self._tile, self._rows, self._turn, self._dim = tile, rows, turn, dim
+        self._width = source.dtype.per_chunk if vector else 1
+        each = across // self._width
+        self._total = rows * each
+        count = -(-self._total // tile.threads)
+        index = [lang.local_id() + i * tile.threads for i in range(count)]
+        self._pieces = [(at, at // each, at % each * self._width) for at in index]
 
     def fetch(self, first: Any, last: Any, element: Any, counts: Any = None) -> list[list[Any]]:
         """This thread's pieces of the slab of rows from `first` on, none past row `last`.
@@ -48,14 +41,14 @@ class Rows:
             counts: which rows count; the others become zeros.
         """
         fetched: list[list[Any]] = []
-        end = (self.dim - 1) // self.width * self.width
-        for _, row, column in self.pieces:
+        end = (self._dim - 1) // self._width * self._width
+        for _, row, column in self._pieces:
             at = element + column
             safe = at if self._whole else lang.minimum(at, end)
-            where = self.start + lang.minimum(first + row, last) * self.pitch + safe
-            values = self.source.load(where) if self.width > 1 else [self.source[where]]
-            if self.turn and not self._whole:
-                values = [lang.select(at + j < self.dim, v, 0.0) for j, v in enumerate(values)]
+            where = self._start + lang.minimum(first + row, last) * self._pitch + safe
+            values = self._source.load(where) if self._width > 1 else [self._source[where]]
+            if self._turn and not self._whole:
+                values = [lang.select(at + j < self._dim, v, 0.0) for j, v in enumerate(values)]
             if counts is not None:
                 counted = counts(first + row)
                 values = [lang.select(counted, v, 0.0) for v in values]
@@ -65,29 +58,29 @@ class Rows:
     @property
     def _whole(self) -> bool:
         """Whether every piece of every slab lies within the head."""
-        return self.dim % (self.tile.depth if self.turn else self.tile.columns) == 0
+        return self._dim % (self._tile.depth if self._turn else self._tile.columns) == 0
 
     def put(self, fetched: list[list[Any]], slab: Any, words: Any) -> None:
         """Store the pieces into the slab that begins at `words`."""
-        for (index, row, column), values in zip(self.pieces, fetched, strict=True):
-            if (len(self.pieces) * self.tile.threads) == self.total:
+        for (index, row, column), values in zip(self._pieces, fetched, strict=True):
+            if (len(self._pieces) * self._tile.threads) == self._total:
                 self._put(values, slab, words, row, column)
             else:
-                with lang.if_(index < self.total):
+                with lang.if_(index < self._total):
                     self._put(values, slab, words, row, column)
 
     def _put(self, values: list[Any], slab: Any, words: Any, row: Any, column: Any) -> None:
-        tile = self.tile
-        if not self.turn:
+        tile = self._tile
+        if not self._turn:
             at = words + row * tile.columns + column
-            if self.width == 1:
+            if self._width == 1:
                 slab[at] = values[0]
-            for j in range(0, self.width if self.width > 1 else 0, 4):
+            for j in range(0, self._width if self._width > 1 else 0, 4):
                 slab.store(at + j, values[j : j + 4])
             return
-        at = words + column * self.rows + column // 4 * tile.pad + row
+        at = words + column * self._rows + column // 4 * tile.pad + row
         for j, value in enumerate(values):
-            slab[at + (j * self.rows + j // 4 * tile.pad)] = value
+            slab[at + (j * self._rows + j // 4 * tile.pad)] = value
 
 
 def steps(

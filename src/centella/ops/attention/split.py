@@ -1,43 +1,255 @@
 """The decoding variant: few queries, whose keys are split among groups.
 
 A group reads one part of the keys and values of one head, once for all queries that share them:
-every position of every head of the group of heads. Its threads form teams; see `teams`. Scores are
-base 2 logarithms.
+every position of every head of the group of heads. A thread has 8 elements of the head; a team is
+as many threads as that takes, and has one key at a time. Thread `team * rows + row` leads: it keeps
+the running maximum and sum of a team and query. Scores are base 2 logarithms.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
-from centella.errors import LimitError
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.combine import combine
-from centella.ops.attention.parts import Parts, Work, first_call
-from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.attention.table import row_of
-from centella.ops.attention.teams import (
-    EACH,
-    THREADS,
-    Layout,
-    Thread,
-    accumulate,
-    add_up,
-    gather,
-    load,
-    multiply,
-    soften,
-    thread,
-    weigh,
-)
+from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.parts import Parts, Work, launches_of
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
+from centella.ops.attention.table import FEW_QUERIES, row_of
 from centella.specs import Caps
 
+THREADS = 128
+EACH = 8  # elements of a head that a thread has
 MOST_DIM = THREADS * EACH
 FEWEST_KEYS = 64  # of a part
+ENOUGH_KEYS = 64
+
+
+class Layout(Struct, frozen=True):
+    """Who has what, for `rows` queries and loads of `width` elements.
+
+    Piece i of a thread is the `width` elements from `(i lanes + lane) width`.
+    """
+
+    dim: int
+    rows: int
+    width: int
+
+    @property
+    def lanes(self) -> int:
+        """Threads a team."""
+        return -(-self.dim // EACH)
+
+    @property
+    def teams(self) -> int:
+        """Teams a group: each needs its threads, and a leader for each query."""
+        return max(min(THREADS // self.lanes, THREADS // self.rows), 1)
+
+    @property
+    def keys(self) -> int:
+        """Keys that a team loads at once."""
+        return 4 if self.rows <= 4 else 2
+
+    @property
+    def scores(self) -> int:
+        """Scores of a team, a multiple of 4."""
+        return self.rows * self.keys
+
+    @property
+    def pitch(self) -> int:
+        """Words from one lane's partial products to the next's: off the banks of the first."""
+        return self.teams * self.scores + 4
+
+    @property
+    def whole(self) -> int:
+        """Words of a query's sums of one team."""
+        return self.lanes * EACH
+
+    @property
+    def scratch(self) -> int:
+        """Words for the partial products; later for one query's sums of every team."""
+        return max(self.lanes * self.pitch, self.teams * self.whole)
+
+    def element(self, lane: Any, piece: int) -> Any:
+        """The first element of a thread's piece; it may lie past the head."""
+        return (lane + piece * self.lanes) * self.width
+
+    def ragged(self, piece: int) -> bool:
+        """True when the piece of some lane reaches past the head."""
+        return (piece + 1) * self.lanes * self.width > self.dim
+
+
+class _Thread:
+    """A thread's place, and what it keeps: sums [rows][8]; a leader's maximum and sum.
+
+    Threads left over repeat the last team's loads and write nothing.
+    """
+
+    def __init__(self, lay: Layout) -> None:
+        self.lay, self.me = lay, lang.local_id()
+        self.team = lang.minimum(self.me // lay.lanes, lay.teams - 1)
+        self.lane = self.me % lay.lanes
+        self.out = lang.vars(f32, lay.rows, EACH, init=0.0)
+        self.top, self.total = lang.var(LOWEST), lang.var(0.0)
+        self.scratch = lang.shared(f32, lay.scratch)
+        self.weights = lang.shared(f32, lay.teams * lay.scores)
+        self.shrinks = lang.shared(f32, lay.teams * lay.rows)
+
+    @property
+    def works(self) -> Any:
+        return self.me < self.lay.lanes * self.lay.teams
+
+    @property
+    def leads(self) -> Any:
+        return self.me < self.lay.teams * self.lay.rows
+
+    def read(self, work: Work, q: Any, k: Any, v: Any) -> None:
+        lay, scale = self.lay, lang.parameter("scale", f32) * math.log2(math.e)
+        query = []
+        for row in range(lay.rows):
+            found = self._load(q, work.query(lang.const(row, u32)), True)
+            query.append([x * scale for x in found])
+        key_pitch, value_pitch = (lang.parameter(n, u32) for n in ("kl", "vl"))
+        for base in lang.range(work.begin, work.end, lay.teams * lay.keys):
+            ahead = [base + j * lay.teams for j in range(lay.keys)]
+            mine = [at + self.team for at in ahead]
+            safe = [lang.minimum(key, work.end - 1) for key in mine]
+            keys = [self._load(k, work.keys + key * key_pitch, True) for key in safe]
+            values = [self._load(v, work.values + key * value_pitch, False) for key in safe]
+            kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
+            values = [
+                [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
+            ]
+            self._multiply(query, keys)
+            lang.barrier()
+            with lang.if_(self.leads):
+                led = self.me % lay.rows
+                theirs = [at + self.me // lay.rows for at in ahead]
+                pairs = zip(theirs, self._gather(), strict=True)
+                self._soften([work.seen(led, key, work.counts(key), x) for key, x in pairs])
+            lang.barrier()
+            self._accumulate(values)
+
+    def _load(self, source: Any, place: Any, clean: bool) -> list[Any]:
+        """A thread's elements of a row; where `clean`, zeros for those past the head."""
+        lay, loaded = self.lay, list[Any]()
+        last = (lay.dim - 1) // lay.width * lay.width
+        for i in range(EACH // lay.width):
+            first = lay.element(self.lane, i)
+            at = place + (lang.minimum(first, last) if lay.ragged(i) else first)
+            piece = source.load(at) if lay.width > 1 else [source[at]]
+            if clean and lay.ragged(i):
+                piece = [lang.select(first + e < lay.dim, x, 0.0) for e, x in enumerate(piece)]
+            loaded += piece
+        return loaded
+
+    def _multiply(self, query: list[list[Any]], keys: list[list[Any]]) -> None:
+        """Leave the partial products of every query and key for the leaders."""
+        lay = self.lay
+        products = [_dot(row, key) for row in query for key in keys]
+        with lang.if_(self.works):
+            for n in range(0, lay.scores, 4):
+                at = self.lane * lay.pitch + self.team * lay.scores + n
+                self.scratch.store(at, products[n : n + 4])
+
+    def _gather(self) -> list[Any]:
+        """A leader's scores: the partial products of its team, in the order of the head."""
+        lay, scores, memory = self.lay, list[Any](), self.scratch
+        for lane in range(lay.lanes):
+            at = self.me * lay.keys + lane * lay.pitch
+            found = memory.load(at) if lay.keys == 4 else [memory[at + j] for j in range(lay.keys)]
+            scores = [a + b for a, b in zip(scores, found, strict=True)] if lane else found
+        return scores
+
+    def _soften(self, found: list[tuple[Any, Any]]) -> None:
+        """A leader's step of the running softmax: weights of the new keys, what shrinks the old.
+
+        Args:
+            found: scores, and whether each counts.
+        """
+        scores = [lang.select(seen, score, LOWEST) for score, seen in found]
+        high = lang.fmax(self.top, reduce(lang.fmax, scores))
+        shrink = lang.exp2(self.top - high)
+        total = self.total * shrink
+        for j, ((_, seen), score) in enumerate(zip(found, scores, strict=True)):
+            weight = lang.select(seen, lang.exp2(score - high), 0.0)
+            self.weights[self.me * self.lay.keys + j] = weight
+            total = total + weight
+        self.shrinks[self.me] = shrink
+        self.total.set(total)
+        self.top.set(high)
+
+    def _accumulate(self, values: list[list[Any]]) -> None:
+        lay, weights = self.lay, list[Any]()
+        for n in range(0, lay.scores, 4):
+            weights += self.weights.load(self.team * lay.scores + n)
+        for row in range(lay.rows):
+            shrink = self.shrinks[self.team * lay.rows + row]
+            for d in range(EACH):
+                value = self.out[row][d] * shrink
+                for j in range(lay.keys):
+                    value = lang.fma(weights[row * lay.keys + j], values[j][d], value)
+                self.out[row][d].set(value)
+
+    def weigh(self) -> tuple[Any, Any]:
+        """Weights of the teams; of query `me % rows` the maximum, and the sum of all its weights.
+
+        Memory `weights` has them by team and query.
+        """
+        lay, row = self.lay, self.me % self.lay.rows
+        highest, whole = lang.var(LOWEST), lang.var(0.0)
+        lang.barrier()
+        with lang.if_(self.leads):
+            self.shrinks[self.me] = self.top
+        lang.barrier()
+        with lang.if_(self.leads):
+            for team in lang.range(lang.const(0, u32), lay.teams):
+                highest.set(lang.fmax(highest, self.shrinks[team * lay.rows + row]))
+            weight = lang.exp2(self.top - highest)
+            self.weights[self.me] = weight
+            self.weights[lay.teams * lay.rows + self.me] = weight * self.total
+        lang.barrier()
+        with lang.if_(self.me < lay.rows):
+            for team in lang.range(lang.const(0, u32), lay.teams):
+                whole += self.weights[(lay.teams + team) * lay.rows + row]
+        return highest, whole
+
+    def add_up(self, row: int, partial: Any, place: Any, wanted: Any) -> None:
+        """Write the sums of a query over all teams, in order, where it is `wanted`."""
+        lay = self.lay
+        with lang.if_(self.works):
+            factor = self.weights[self.team * lay.rows + row]
+            values = [value * factor for value in self.out[row]]
+            for i in range(EACH // lay.width):
+                at = self.team * lay.whole + lay.element(self.lane, i)
+                piece = values[i * lay.width : (i + 1) * lay.width]
+                if lay.width == 1:
+                    self.scratch[at] = piece[0]
+                for e in range(0, lay.width if lay.width > 1 else 0, 4):
+                    self.scratch.store(at + e, piece[e : e + 4])
+        lang.barrier()
+        with lang.if_(wanted):
+            chunks = -(-lay.dim // 4) * 4  # the last one may end with anything
+            for d in lang.range(self.me, chunks, THREADS):
+                value = lang.var(0.0)
+                for team in lang.range(lang.const(0, u32), lay.teams):
+                    value += self.scratch[team * lay.whole + d]
+                partial[place + d] = value
+
+
+def _dot(query: list[Any], key: list[Any]) -> Any:
+    """In two chains, even and odd elements."""
+    parts = [query[0] * key[0], query[1] * key[1]]
+    for d in range(2, EACH):
+        parts[d % 2] = lang.fma(query[d], key[d], parts[d % 2])
+    return parts[0] + parts[1]
 
 
 def _split(
@@ -45,10 +257,10 @@ def _split(
     **masks: Any,
 ) -> None:  # fmt: skip
     work = Work(masks, causal, rows)
-    my = thread(Layout(dim, rows, k.dtype.per_chunk if vector else 1))
+    my = _Thread(Layout(dim, rows, k.dtype.per_chunk if vector else 1))
     with lang.if_(work.begin < work.end):
-        _read(work, my, q, k, v)
-        highest, whole = weigh(my)
+        my.read(work, q, k, v)
+        highest, whole = my.weigh()
         with lang.if_((my.me < rows) & work.has(my.me)):
             at = work.results(my.me).stats
             partial[at] = highest
@@ -57,54 +269,30 @@ def _split(
             if row:
                 lang.barrier()
             place = lang.const(row, u32)
-            add_up(my, row, partial, work.results(place).sums, work.has(place))
-
-
-def _read(work: Work, my: Thread, q: Any, k: Any, v: Any) -> None:
-    """The keys and values of the part."""
-    lay, scale = my.lay, lang.parameter("scale", f32) * math.log2(math.e)
-    query = []
-    for row in range(lay.rows):
-        found = load(my, q, work.query(lang.const(row, u32)), True)
-        query.append([x * scale for x in found])
-    key_pitch, value_pitch = (lang.parameter(n, u32) for n in ("kl", "vl"))
-    for base in lang.range(work.begin, work.end, lay.teams * lay.keys):
-        ahead = [base + j * lay.teams for j in range(lay.keys)]
-        mine = [at + my.team for at in ahead]
-        safe = [lang.minimum(key, work.end - 1) for key in mine]
-        keys = [load(my, k, work.keys + key * key_pitch, True) for key in safe]
-        values = [load(my, v, work.values + key * value_pitch, False) for key in safe]
-        kept = [work.counts(key) for key in mine]  # what hides a key hides any NaN in its value
-        values = [[lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)]
-        multiply(my, query, keys)
-        lang.barrier()
-        with lang.if_(my.leads):
-            row = my.me % lay.rows
-            theirs = [at + my.me // lay.rows for at in ahead]
-            found = [
-                work.seen(row, key, work.counts(key), score)
-                for key, score in zip(theirs, gather(my), strict=True)
-            ]
-            soften(my, [score for score, _ in found], [shown for _, shown in found])
-        lang.barrier()
-        accumulate(my, values)
+            my.add_up(row, partial, work.results(place).sums, work.has(place))
 
 
 kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)
 
 
-def lower_split(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
-    """Two launches: a group for each part of the keys of a head; one for each query.
+def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
+    """The parts, where the threads of a group hold a head."""
+    q, k = form.inputs[:2]
+    fits = 0 < q.shape[3] <= MOST_DIM
+    return Parts.of(q, k, FEWEST_KEYS, most=row_of(caps).rows) if fits else None
 
-    Raises:
-        LimitError: for a head that has more elements than the threads of a group hold.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    dim = y.shape[3]
-    if not 0 < dim <= MOST_DIM:
-        raise LimitError(f"attention: variant 'split' takes head_dim 1 to {MOST_DIM}, got {dim}")
-    row = row_of(caps)
-    parts = Parts.of(inputs[0], inputs[1], FEWEST_KEYS, most=row.rows)
-    constants = (("dim", dim), ("vector", all(s.aligned for s in inputs[:3])))
-    first = first_call(kernel, parts, form, constants)
-    return Lowered((first, combine(parts, form, caps)), (parts.spec,))
+
+def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
+    vector = all(s.aligned for s in form.inputs[:3])
+    return launches_of(kernel, parts, form, (("vector", vector),), caps)
+
+
+def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    """Few queries of many keys, of a head that a group holds."""
+    lq, dim = form.inputs[0].shape[2:]
+    return lq <= FEW_QUERIES and form.inputs[1].shape[2] >= ENOUGH_KEYS and dim <= MOST_DIM
+
+
+SPLIT = AttentionVariant(
+    "split", _parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}"
+)

@@ -20,6 +20,8 @@ Of bf16 weights are the sum of two numbers, as in `mma`.
 from __future__ import annotations
 
 import math
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
@@ -27,13 +29,13 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
-from centella.errors import LimitError
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.combine import combine
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.parts import MOST_ROWS, Parts, Work, first_call
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.parts import Parts, Work, launches_of
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
+from centella.ops.attention.split import few_queries
+from centella.ops.attention.table import MOST_ROWS
 from centella.ops.attention.weights import put
 from centella.specs import Caps
 
@@ -141,7 +143,6 @@ class _Warp:
                         var.set(word)
 
     def score(self) -> None:
-        """Scores of the keys."""
         for n, held in enumerate(self.scores):
             held.fill(0.0)
             for i, query in enumerate(self.queries):
@@ -160,7 +161,7 @@ class _Warp:
             for n, held in enumerate(self.scores)
         ]
         high = lang.const(LOWEST, f32)
-        for score, shown in (pair for pairs in found for pair in pairs):
+        for score, shown in chain.from_iterable(found):
             high = lang.fmax(high, lang.select(shown, score, LOWEST))
         for mask in (1, 2):
             high = lang.fmax(high, lang.shuffle_xor(high, mask))
@@ -244,9 +245,7 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
     def weights_of(query: Any) -> tuple[Any, list[Any]]:
         """The maximum of a query, and what each warp's sums are to be multiplied with."""
         each = [tops[n * MOST_ROWS + query] for n in range(tile.warps)]
-        high = each[0]
-        for top in each[1:]:
-            high = lang.fmax(high, top)
+        high = reduce(lang.fmax, each)
         return high, [lang.exp2_native(top - high) for top in each]
 
     with lang.if_((me < rows) & work.has(me)):
@@ -286,20 +285,24 @@ def _finish(warp: _Warp, tile: SplitTile, rows: int, partial: Any) -> None:
 kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")
 
 
-def lower_split_mma(form: Form[AttentionAttrs], tile: SplitTile | None, caps: Caps) -> Lowered:
-    """Two launches: a group for each part of the keys of a head; one for each query.
+def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
+    """The tile of 16-bit rows in whole chunks."""
+    dim = form.inputs[0].shape[3]
+    chunks = dim <= MOST_DIM and dim % CHUNK == 0
+    return SplitTile() if chunks and caps.tensor_cores and rows_of_16_bits(form) else None
 
-    Raises:
-        LimitError: there is no tile.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    if tile is None:
-        raise LimitError(
-            f"attention: variant 'split_mma' takes f16 or bf16 with rows on 16 bytes, heads of "
-            f"multiples of 8 up to {MOST_DIM}, and tensor cores; got "
-            f"{[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}"
-        )
-    parts = Parts.of(inputs[0], inputs[1], tile.step, tile.groups)
-    constants = (("dim", y.shape[3]), ("tile", tile))
-    first = first_call(kernel, parts, form, constants, tile.threads)
-    return Lowered((first, combine(parts, form, caps)), (parts.spec,))
+
+def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
+    parts = Parts.of(form.inputs[0], form.inputs[1], tile.step, tile.groups)
+    return launches_of(kernel, parts, form, (("tile", tile),), caps, tile.threads)
+
+
+def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    return few_queries(form, caps) and caps.fast_tensor_cores
+
+
+SPLIT_MMA = AttentionVariant(
+    "split_mma", _tile_of, _launches, _preferred,
+    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} up to "
+          f"{MOST_DIM}, and tensor cores",
+)  # fmt: skip

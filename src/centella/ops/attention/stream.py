@@ -12,16 +12,19 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import (
+    BY_HEAD,
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    parameters,
+)
 from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
 from centella.ops.rows import fold
 from centella.specs import Caps
 
@@ -61,9 +64,7 @@ def _attention(
     *, dim: int, part: int, queries: int, keys: int, together: int, causal: bool, native: bool,
     vector: bool, vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
-        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(BY_HEAD)
     words = -(-dim // 8) * 8
     parts = -(-dim // part)
     group = lang.group_id()
@@ -77,8 +78,9 @@ def _attention(
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     scale = lang.parameter("scale", f32)
     scale = scale if "mask" in masks else scale * LOG2E  # scores are to base 2 but for a mask
-    query = [_query(q, b * p["qb"] + head * p["qh"], row, p, dim, words, vector, scale)
-             for row in mine]  # fmt: skip
+    place, last = b * p["qb"] + head * p["qh"], p["lq"] - 1
+    starts = (place + lang.minimum(row, last) * p["ql"] for row in mine)
+    query = [_query(q, at, dim, vector, scale) for at in starts]
     top = lang.vars(f32, queries, init=LOWEST)
     total = lang.vars(f32, queries, init=0.0)
     out = lang.vars(f32, queries, part, init=0.0)
@@ -116,11 +118,8 @@ def _store(y: Any, place: Any, first: Any, values: list[Any], dim: int, vector: 
                 y.store(place + first + d, lanes)
 
 
-def _query(
-    q: Any, place: Any, row: Any, p: dict[str, Any], dim: int, words: int, vector: bool, scale: Any
-) -> list[Any]:
-    """One query row, scaled, in registers; zeros past the head."""
-    start = place + lang.minimum(row, p["lq"] - 1) * p["ql"]
+def _query(q: Any, start: Any, dim: int, vector: bool, scale: Any) -> list[Any]:
+    """One query row, scaled, in registers."""
     width = q.dtype.per_chunk if vector else 1
     values: list[Any] = []
     for d in range(0, dim, width):
@@ -179,31 +178,32 @@ def _dots(queries: list[list[Any]], tile: Any, at: Any, dim: int) -> list[Any]:
     return [a if b is None else a + b for a, b in sums]
 
 
-stream: Kernel = Kernel(_attention, workgroup=THREADS, name="attention", rewritable=True)
+kernel: Kernel = Kernel(_attention, workgroup=THREADS, name="attention", rewritable=True)
 
 
-def lower_stream(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
+def _launches(form: Form[AttentionAttrs], part: int, caps: Caps) -> Lowered:
     """One launch: a group has 64 (or 128) queries of one head."""
-    inputs, y = form.inputs, form.outputs[0]
-    batch, lq, heads, dim = y.shape
-    part = min(-(-dim // 8) * 8, 64)
+    lq, dim = form.inputs[0].shape[2:]
     queries = 2 if dim <= 32 and lq > THREADS else 1
-    blocks = -(-lq // (THREADS * queries))
     row = row_of(caps)
     keys, together = row.stream if dim <= 32 else (16 if dim <= 128 else 8 if dim <= 384 else 4, 4)
     constants = (
-        ("causal", form.attrs.causal),
-        ("dim", dim),
         ("keys", keys),  # what fits 16 KB
         ("native", caps.native_exp2),
         ("part", part),
         ("queries", queries),
         ("together", 1 if row.rolled else together),
-        ("vector", all(s.aligned for s in inputs[:3])),
-        ("vector_y", y.aligned),
+        ("vector", all(s.aligned for s in form.inputs[:3])),
+        ("vector_y", form.outputs[0].aligned),
     )
-    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    groups = batch * heads * blocks * -(-dim // part)
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
-    return Lowered((Call(stream, tensors, tuple(scalars.items()), constants, groups, face=params),))
+    return Lowered(
+        (launch_by_head(kernel, form, THREADS * queries, constants, pieces=-(-dim // part)),)
+    )
+
+
+def _part_of(form: Form[AttentionAttrs], caps: Caps) -> int:
+    """Elements of the head that a group computes."""
+    return min(-(-form.inputs[0].shape[3] // 8) * 8, 64)
+
+
+STREAM = AttentionVariant("stream", _part_of, _launches)

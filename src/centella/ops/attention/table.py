@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from centella.ops.attention.parts import MOST_ROWS
 from centella.ops.attention.tiles import Tile
 from centella.specs import Caps
 
 LEAST = Tile(32, 32, 8, 4, 4)  # for few queries on every class
 WIDE = Tile(16, 64, 8, 4, 4)  # for heads past 128
+MOST_ROWS = 8  # of queries that share keys, in a group
+FEW_QUERIES = 8  # whose keys are split, where there are many
+
+Tiles = dict[int, tuple[Tile, ...]]
 
 
 class Row(Struct, frozen=True):
@@ -32,7 +35,7 @@ class Row(Struct, frozen=True):
     """
 
     measured: str
-    tiles: dict[int, tuple[Tile, ...]]
+    tiles: Tiles
     rows: int = MOST_ROWS
     stream: tuple[int, int] = (16, 4)
     rolled: bool = False
@@ -71,3 +74,20 @@ ROWS: dict[str, Row] = {
 def row_of(caps: Caps) -> Row:
     """The row of a device; the conservative one for a class that has none."""
     return ROWS.get(caps.adapter_class, CONSERVATIVE)
+
+
+def tile_of(queries: int, dim: int, caps: Caps, measured: bool = False) -> Tile | None:
+    """The first tile for a head of `dim` elements that fits the device; of few queries the last.
+
+    Args:
+        measured: of the row of its class alone; else any that fits.
+    """
+    rows: list[Tiles] = [row_of(caps).tiles]
+    if not measured:
+        rows += [CONSERVATIVE.tiles, {32: (LEAST,)}]
+    for row in rows:
+        tiles = next((tiles for most, tiles in row.items() if 0 < dim <= most), ())
+        for tile in tiles if queries > LEAST.bq else tiles[-1:]:
+            if tile.of(dim).fits(caps):
+                return tile.of(dim)
+    return None

@@ -17,19 +17,21 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32, u32
-from centella.emit.program import Call, Kernel, Ref
-from centella.errors import LimitError
+from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.choice import tile_of
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.problem import (
+    BY_HEAD,
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    parameters,
+)
 from centella.ops.attention.slabs import Rows, steps
+from centella.ops.attention.table import FEW_QUERIES, tile_of
 from centella.ops.attention.tiles import Tile
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
 from centella.ops.matmul.tiled import store_words
 from centella.ops.rows import fold
 from centella.specs import Caps
@@ -39,9 +41,7 @@ def _attention(
     *, tile: Tile, dim: int, causal: bool, native: bool, vector: bool, vector_y: bool, q: Any,
     k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "heads", "share", "lq", "lk", "qb", "qh", "ql", "kb", "kh", "kl", "vb", "vh", "vl",
-        "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(BY_HEAD)
     block, group = lang.group_id() % p["blocks"], lang.group_id() // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
     first = (p["blocks"] - 1 - block) * tile.bq  # of causal queries the last have most to do
@@ -264,37 +264,33 @@ class _Thread:
                             store_words(y, at, out, column, dim)
 
 
-tiled: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled", rewritable=True)
+kernel: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled", rewritable=True)
 
 
-def lower_tiled(form: Form[AttentionAttrs], caps: Caps) -> Lowered:
-    """One launch: a group has a tile of queries of one head.
+def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> Tile | None:
+    lq, dim = form.inputs[0].shape[2:]
+    return tile_of(lq, dim, caps)
 
-    Raises:
-        LimitError: no tile for this head fits the device.
-    """
-    inputs, y = form.inputs, form.outputs[0]
-    batch, lq, heads, dim = y.shape
-    tile = tile_of(lq, dim, caps)
-    if tile is None:
-        raise LimitError(
-            f"attention: variant 'tiled' has no tile for head_dim {dim} in {caps.max_shared:,} "
-            f"bytes of workgroup memory and {caps.max_workgroup} threads"
-        )
-    blocks = -(-lq // tile.bq)
+
+def _launches(form: Form[AttentionAttrs], tile: Tile, caps: Caps) -> Lowered:
+    """One launch: a group has a tile of queries of one head."""
     constants = (
-        ("causal", form.attrs.causal),
-        ("dim", dim),
         ("native", caps.native_exp2),
         ("tile", tile),
-        ("vector", all(s.aligned for s in inputs[:3])),
-        ("vector_y", y.aligned),
+        ("vector", all(s.aligned for s in form.inputs[:3])),
+        ("vector_y", form.outputs[0].aligned),
     )
-    scalars = {"blocks": blocks, **extents(form), **out_steps(y)}
-    tensors = (*(Ref(i, flat(s)) for i, s in enumerate(inputs)), Ref(len(inputs), y))
-    params = face(dict.fromkeys(("q", "k", "v", *form.attrs.masks), 1), {"y": 1})
-    call = Call(
-        tiled, tensors, tuple(scalars.items()), constants, batch * heads * blocks,
-        workgroup=tile.threads, face=params,
-    )  # fmt: skip
-    return Lowered((call,))
+    return Lowered((launch_by_head(kernel, form, tile.bq, constants, tile.threads),))
+
+
+def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    """Where the table has a tile for the class of the adapter."""
+    lq, dim = form.inputs[0].shape[2:]
+    return lq > FEW_QUERIES and tile_of(lq, dim, caps, measured=True) is not None
+
+
+TILED = AttentionVariant(
+    "tiled", _tile_of, _launches, _preferred,
+    needs="has no tile for head_dim {dim} in {shared:,} bytes of workgroup memory and {threads} "
+          "threads",
+)  # fmt: skip

@@ -15,26 +15,30 @@ the last key that counts is set to zero where it was copied to: a weight of 0 wo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bf16, u32
-from centella.emit.program import Call, Kernel, Ref
-from centella.errors import LimitError
+from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.launch import extents, out_steps
 from centella.ops.attention.masks import reach, upto
-from centella.ops.attention.mma import FOLDED
-from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.mma import FEWER_QUERIES, FOLDED
+from centella.ops.attention.problem import (
+    AttentionAttrs,
+    AttentionVariant,
+    launch_by_head,
+    parameters,
+    rows_of_16_bits,
+    steps_of,
+)
 from centella.ops.attention.rows import K, M, Rows
-from centella.ops.attention.scaled import SLAB, values_call
-from centella.ops.kernel_params import face
-from centella.ops.layout import flat
+from centella.ops.attention.scaled import SLAB, values_first
 from centella.ops.ring import Ring
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 WARPGROUP = 128  # threads
 PANEL = 64  # elements of a row in shared memory that lie together
@@ -74,6 +78,15 @@ class WgmmaTile(Struct, frozen=True):
         """Workgroup memory: queries, keys and values in every stage, barriers."""
         rows = self.queries + 2 * self.stages * self.keys
         return 2 * self.width(dim) * rows + 8 * (4 * self.stages + 4) + 64
+
+
+# By the largest head of each row; then of bf16 (which are scaled where the first takes them), and
+# the least head that is worth its padding.
+WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
+    (64, WgmmaTile(128, late=True), WgmmaTile(128, parts=2), 49),
+    (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
+)
+MANY = 1 << 15, 1024  # queries of all heads, keys: from here on values of bf16 are scaled to f16
 
 
 class _Shared:
@@ -116,9 +129,9 @@ def _attention_wgmma(
     *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any,
     scales: Any = None, **masks: Any,
 ) -> None:  # fmt: skip
-    p = {n: lang.parameter(n, u32) for n in (
-        "batch", "heads", "kv_heads", "share", "lq", "lk", "dim", "qb", "qh", "ql", "kb", "kh",
-        "kl", "vb", "vh", "vl", "yb", "yh", "yl", "blocks")}  # fmt: skip
+    p = parameters(
+        "batch heads kv_heads share lq lk dim qb qh ql kb kh kl vb vh vl yb yh yl blocks"
+    )
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
@@ -282,14 +295,22 @@ class _Consumer:
         shared.clean.wait(0, 0)
 
 
-attention_wgmma: Kernel = Kernel(_attention_wgmma, workgroup=384, name="attention_wgmma")
+kernel: Kernel = Kernel(_attention_wgmma, workgroup=384, name="attention_wgmma")
 
 
-def takes(form: Form[AttentionAttrs]) -> bool:
-    """Whether copies reach the operands, and the softmax has masks and a scale that are folded."""
-    rows = all(s.aligned and s.size > 0 and _apart(s) for s in form.inputs[:3])
-    folds = FOLDED[0] <= form.attrs.scale <= FOLDED[1]
-    return rows and folds and {"lengths", "starts"}.issuperset(form.attrs.masks)
+def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
+    """The tile for a head, where copies reach the operands and the softmax folds the scale."""
+    q, k, attrs = form.inputs[0], form.inputs[1], form.attrs
+    dim = q.shape[3]
+    tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
+    folds = FOLDED[0] <= attrs.scale <= FOLDED[1] and {"lengths", "starts"}.issuperset(attrs.masks)
+    reached = rows_of_16_bits(form) and all(map(_apart, form.inputs[:3]))
+    if tiles is None or not (caps.warpgroups and folds and reached):
+        return None
+    many = math.prod(q.shape[:3]) >= MANY[0] and k.shape[2] >= MANY[1]
+    tile = tiles[q.dtype is bf16 and not (many and dim % SLAB == 0)]
+    fits = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
+    return tile if fits else None
 
 
 def _apart(spec: Spec) -> bool:
@@ -297,44 +318,32 @@ def _apart(spec: Spec) -> bool:
     return all(s > 0 for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
 
 
-def lower_wgmma(form: Form[AttentionAttrs], tile: WgmmaTile | None) -> Lowered:
+def _launches(form: Form[AttentionAttrs], tile: WgmmaTile, caps: Caps) -> Lowered:
     """One launch, behind that of `scaled.py` for weights of bf16 in one part.
 
     A group has the queries of a tile, of one head.
-
-    Raises:
-        LimitError: there is no tile.
     """
-    inputs, y = form.inputs, form.outputs[0]
-    if tile is None:
-        raise LimitError(
-            f"attention: variant 'wgmma' takes f16 or bf16 with rows on 16 bytes, heads of at most "
-            f"{MOST_DIM}, scales of {FOLDED[0]} to {FOLDED[1]:.2f}, lengths and starts, on sm_90a; "
-            f"got {[f'{s.dtype.name} {list(s.shape)}' for s in inputs[:3]]}, scale "
-            f"{form.attrs.scale:.3g}, {list(form.attrs.masks)}"
-        )
-    batch, lq, heads, dim = y.shape
-    blocks, masks = -(-lq // tile.queries), form.attrs.masks
-    constants = (("causal", form.attrs.causal), ("dim", dim), ("tile", tile))
-    scalars: dict[str, int | float] = {
-        "blocks": blocks, "batch": batch, "dim": dim, "kv_heads": inputs[1].shape[1],
-        **extents(form), **out_steps(y),
-    }  # fmt: skip
-    tensors = [Ref(i, flat(s)) for i, s in enumerate(inputs)]
-    names = ["q", "k", "v", *masks]
-    before: tuple[Call, ...] = ()
-    more: tuple[Spec, ...] = ()
-    if y.dtype is bf16 and tile.parts == 1:
-        call, more = values_call(form, scalars, len(inputs) + 1)
-        values, scales = call.tensors[-2:]
-        scalars |= dict(zip(("vb", "vh", "vl"), more[0].strides, strict=False))
-        before, tensors[2] = (call,), values
-        tensors.append(scales)
-        names.append("scales")
-    params = face(dict.fromkeys(names, 1), {"y": 1})
-    given, groups = tuple(scalars.items()), batch * heads * blocks
-    whole = (*tensors, Ref(len(inputs), y))
-    call = Call(
-        attention_wgmma, whole, given, constants, groups, workgroup=tile.threads, face=params
-    )
-    return Lowered((*before, call), more)
+    instead, scalars, scaled = dict[str, Ref](), dict[str, int](), Lowered(())
+    if form.inputs[0].dtype is bf16 and tile.parts == 1:
+        scaled = values_first(form)
+        instead = dict(zip(("v", "scales"), scaled.calls[0].tensors[-2:], strict=True))
+        scalars = steps_of("v", scaled.temporaries[0])
+    whole = launch_by_head(
+        kernel, form, tile.queries, (("tile", tile),), tile.threads, instead=instead,
+        scalars=scalars,
+    )  # fmt: skip
+    return Lowered((*scaled.calls, whole), scaled.temporaries)
+
+
+def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
+    """Many queries, of heads that are worth their padding."""
+    lq, dim = form.inputs[0].shape[2:]
+    whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
+    return lq > FEWER_QUERIES and whole and caps.fast_tensor_cores
+
+
+WGMMA = AttentionVariant(
+    "wgmma", tile_of, _launches, _preferred,
+    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of at most {MOST_DIM}, scales of "
+          f"{FOLDED[0]} to {FOLDED[1]:.2f}, lengths and starts, on sm_90a",
+)  # fmt: skip

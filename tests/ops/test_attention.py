@@ -1,0 +1,128 @@
+"""What the table of ops does not show of attention in registers: masks, outliers, launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.check.cases.case import rng_of
+from centella.dtypes import f32
+from tests.support.attention import Array, error, exact, on_device, steep
+
+IN_REGISTERS = pytest.mark.parametrize("variant", ["stream", "split", "tiled"])
+
+
+def normal(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[Array]:
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+@IN_REGISTERS
+@pytest.mark.parametrize("name", ["lengths", "key_mask", "mask", "causal", "starts"])
+def test_a_query_without_keys_gives_zeros(device: ct.Device, name: str, variant: str) -> None:
+    q, k, v = normal(rng_of("zeros", name), (2, 2, 3, 8), (2, 2, 2, 8), (2, 2, 2, 8))
+    masks: dict[str, Any] = {
+        "lengths": np.zeros(2, np.int32),
+        "key_mask": np.zeros((2, 2), bool),
+        "mask": np.full((1, 1, 3, 2), -np.inf, np.float32),
+        "causal": True,  # query 0 is before the first key
+        "starts": np.full(2, -1, np.int32),  # so is this one
+    }
+    if name in ("lengths", "key_mask"):
+        v[:] = np.nan  # what does not count may hold anything
+    got = on_device(device, (q, k, v), f32, variant, **{name: masks[name]})
+    assert not got[:, :1].any()
+    if name in ("causal", "starts"):
+        assert got[:, 1:].all()
+    else:
+        assert not got.any()
+
+
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5), (2, 1, 3, 5), (1, 2, 1, 5), (5,)])
+def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
+    device: ct.Device, shape: tuple[int, ...], variant: str | None
+) -> None:
+    """Leading extents may be left out, as everywhere; True is a key that a query sees."""
+    rng = rng_of("bools", *shape)
+    arrays = normal(rng, (2, 2, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8))
+    seen = rng.random(shape) < 0.6
+    seen[..., 0] = seen.size > 5  # where it is a row for all, some query sees no key
+    added = np.where(seen, np.float32(0), np.float32(-np.inf))
+    full = added.reshape((1,) * (4 - len(shape)) + shape)
+    expected = on_device(device, arrays, f32, mask=full)
+    for mask in (seen, added):
+        got = on_device(device, arrays, f32, variant, mask=mask)
+        np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+    assert not on_device(device, arrays, f32, variant, mask=np.zeros((3, 5), bool)).any()
+
+
+@IN_REGISTERS
+@pytest.mark.parametrize("name", ["lengths", "starts"])
+def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, variant: str) -> None:
+    """A buffer with room for 200 keys holds 1, 65 and 150; a NaN among those shows."""
+    counts = np.array((1, 65, 150), np.int32)
+    q, k, v = normal(rng_of("room", name), (3, 4, 2, 16), (3, 2, 200, 16), (3, 2, 200, 16))
+    for b, n in enumerate(counts):
+        k[b, :, n:] = v[b, :, n:] = np.nan
+    k[2, 1, 100, 3] = np.nan
+    masks = {name: counts - np.int32(2 if name == "starts" else 0)}
+    got = on_device(device, (q, k, v), f32, variant, **masks)
+    cut = [
+        exact((q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n]), f32, {}, name == "starts")
+        for b, n in enumerate(counts)
+    ]
+    wanted = np.concatenate(cut)
+    assert np.isnan(wanted[2, :, 2:]).all() and np.isfinite(wanted[2, :, :2]).all()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.devices("cpu", "simulator")
+@pytest.mark.parametrize("dim", [256, 384, 385, 512, 960])
+def test_attention_of_large_heads_fits_the_least_device(device: ct.Device, dim: int) -> None:
+    arrays = normal(rng_of("large heads", dim), (1, 1, 9, dim), (1, 1, 6, dim), (1, 1, 6, dim))
+    got = on_device(device, arrays, f32, "stream", causal=True)
+    assert error(got, exact(arrays, f32, {}, causal=True)) < 1e-11
+    assert not got[:, :3].any()  # queries before the first key
+
+
+@IN_REGISTERS
+@pytest.mark.parametrize("n", [3, 130, 600])
+def test_an_infinite_value_stays_infinite(device: ct.Device, n: int, variant: str) -> None:
+    """Where a key counts; its number of parts is no multiple of what is added at a time."""
+    v = np.ones((1, 1, n, 8), np.float32)
+    v[0, 0, -1, 0], v[0, 0, 0, 1] = np.inf, -np.inf
+    got = on_device(device, (np.zeros((1, 1, 2, 8)), np.zeros_like(v), v), f32, variant)
+    wanted = np.array([np.inf, -np.inf, *[1.0] * 6])
+    np.testing.assert_allclose(got[0, :, 0], [wanted, wanted], rtol=1e-5)
+
+
+@pytest.mark.devices("webgpu", "cuda", "webgpu-hardware")
+def test_every_length_runs_the_same_launches(device: ct.Device) -> None:
+    launches = set[int]()
+    arrays = normal(rng_of("lengths"), (1, 4, 1, 16), (1, 2, 400, 16), (1, 2, 400, 16))
+    tensors = [ct.asarray(x, device=device) for x in arrays]
+    for n in (1, 64, 399, 400):
+        lengths = ct.asarray(np.array([n], np.int32), device=device)
+        with ct.ledger() as led:
+            ct.attention(*tensors, lengths=lengths).numpy()
+        launches.add(led.launches)
+        if n > 1:
+            led.expect(compiles=0, plans=0)
+    assert launches == {2}
+
+
+@IN_REGISTERS
+def test_a_maximum_that_moves_from_part_to_part(device: ct.Device, variant: str) -> None:
+    """Scores rise to 800, fall to -800, and stay equal for a while; one key stands out."""
+    n, rng = 600, rng_of("moves")
+    q = np.zeros((1, 3, 1, 8), np.float32)
+    q[..., 0] = 1
+    k, v = normal(rng, (1, 3, n, 8), (1, 3, n, 8))
+    k *= 0.01
+    k[0, :2, :, 0], k[0, 2, 333, 0] = steep(n)[:2], 90
+    got = on_device(device, (q, k, v), f32, variant, scale=1.0)
+    wanted = exact((q, k, v), f32, {}, scale=1.0)
+    np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
