@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
@@ -33,22 +35,23 @@ from centella.ops.matmul.thin import (
 from centella.ops.operands import KERNEL
 from centella.specs import Caps
 
+LANES, OUTS = 64, 4  # threads of a team, and its rows of W
 
-class _Normed(Rows):
+
+class _Normed(Rows, frozen=True):
     """Rows of x times the norm's weight; what is read adds its squares up."""
 
-    def __init__(self, inputs: Rows, norm: Any, vector: bool, squares: list[Any]) -> None:
-        super().__init__(inputs.source, inputs.starts, inputs.vector, inputs.pace, inputs.k)
-        self._norm = Rows(norm, [lang.const(0, u32)], vector, None, inputs.k)
-        self._squares = squares
+    norm: Rows
+    squares: list[Any]
 
     def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+        """As of `Rows`."""
         values = super().read(row, column, width, masked)
         total = values[0] * values[0]
         for v in values[1:]:
             total = lang.fma(v, v, total)
-        self._squares[row].set(self._squares[row] + total)
-        weights = self._norm.read(0, column, width, masked)
+        self.squares[row].set(self.squares[row] + total)
+        weights = self.norm.read(0, column, width, masked)
         return [v * w for v, w in zip(values, weights, strict=True)]
 
 
@@ -73,7 +76,8 @@ def _normed(
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     if "norm" in extra:
         squares = lang.vars(f32, tile.m, init=0.0)
-        inputs = _Normed(inputs, extra["norm"], vector_norm, squares)
+        norm = Rows(extra["norm"], [lang.const(0, u32)], vector_norm, None, p["k"])
+        inputs = _Normed(x, inputs.starts, vector_x, None, p["k"], norm, squares)
         add_products(sums, tile, weights, inputs, lane, p["k"], depth)
         sums = [*sums, squares]
     else:
@@ -152,6 +156,17 @@ def _store(
 kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)
 
 
+def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
+    """The shape of a group: where a norm is read as well, more outputs share what is read of x."""
+    thin = thin_of(problem, dtypes, caps)
+    steps = problem.k // max(d.per_chunk for d in dtypes)
+    if thin.rolled or thin.m > PARTIAL or steps < LANES:
+        return thin
+    outs = max(OUTS, thin.outs)
+    unroll = 2 if steps % (2 * LANES) == 0 and outs == OUTS else 1
+    return replace(thin, lanes=LANES, outs=outs, unroll=unroll)
+
+
 def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     """One launch."""
     x, w, *more = form.inputs
@@ -162,7 +177,7 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
         batch=1, m=m, n=w.shape[0], k=k, lda=flat_x.strides[0], ldb=w.strides[0],
         ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
-    tile = thin_of(problem, (x.dtype, w.dtype), caps)
+    tile = normed_of(problem, (x.dtype, w.dtype), caps)
     residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
     outputs = tile.outputs // (2 if gate else 1)

@@ -212,6 +212,8 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     lanes, outs, most = THIN_SHAPES[m]
     if smallest == 1 and m <= 2:  # numbers to widen: x is read less often
         lanes, outs, most = 64, 4, 1
+    elif row.mixed and m <= PARTIAL and [d.itemsize for d in dtypes] == [4, 2]:
+        lanes, outs, most = row.mixed
     elif smallest > 1 and m in row.thin_few and problem.n * problem.batch <= FEW:
         lanes, outs, most = row.thin_few[m]
     elif smallest > 1 and m in row.thin:
@@ -220,6 +222,8 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
     for lanes in teams:
         for unroll in range(most, 1, -1):
+            if lanes == 32 and unroll == 2 and m == 1 and caps.sm >= 80 and threads >= 64:
+                lanes, unroll = 64, 1  # as much under way, by threads that wait for less
             if lanes >= 32 and steps % (lanes * unroll) == 0:
                 return Thin(m, lanes, outs, unroll, threads, row.rolled)
     return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads, row.rolled)
