@@ -33,7 +33,7 @@ from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
-from centella.tensors.tensor import apply, apply_all
+from centella.tensors.tensor import apply, apply_all, apply_with
 from tests.support.lang_common import ORDERS, Tensor, assembler, tint, webgpu
 from tests.support.mutations import Mutation, mistakes
 
@@ -309,6 +309,14 @@ rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
 cache_step | begin | i32 | stepped(i)
 cache_step | set | i32 | stepped(i, i.ints(70, low=0))
+sample | short | f32 | sampled(i, 5, 0.7, 2, 0.9)
+sample | long | f32 | sampled(i, 1003, 1.0, 40, 0.95)
+sample | greedy | f32 | sampled(i, 1030, 0.0, 0, 1.0)
+normed_linear | odd | f32 f16 | normed(i, 2, 9, 67)
+normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
+normed_linear | gate, many | f32 f16 | normed(i, 5, 18, 64, "gelu")
+normed_linear | residual | f32 f16 | normed(i, 1, 9, 515, residual=i(1, 9))
+normed_linear | whole | f32 f16 | normed(i, 1, 9, 128 * i.chunk)
 fused | rows | f32 f16 | compared(i(3, 80), i(3, 80))
 fused | odd | f32 bf16 | compared(i(3, 7), i(7))
 fused | integers | i32 i8 | wrapped(i.ints(3, 70))
@@ -472,6 +480,25 @@ def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
     given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
     *_, q = apply_all(get("rope_cache_write"), given, {"interleaved": interleaved, "eps": 1e-6})
     return F.concat([q, *(c.value for c in caches)], 2)
+
+
+def sampled(i: Inputs, vocab: int, *settings: float) -> ct.Tensor:
+    """Tokens of six sequences, half of them with penalties that decide."""
+    seen = np.random.default_rng(7).integers(0, 3, (6, vocab)).astype(np.int32)
+    counts, steps = (ct.State(i.of(a)) for a in (seen, np.arange(6, dtype=np.int32)))
+    rows = 3 * [[*settings, 3.0, 1.0, 0.0, 0.0], [*settings, np.inf, 1.5, 2.0, 3.0]]
+    seeds = i.of(np.arange(40, 46, dtype=np.int32))
+    given = (counts.value, steps.value, i(6, vocab), i.of(np.float32(rows), "f32"), seeds)
+    return apply_all(get("sample"), given, {})[2]
+
+
+def normed(
+    i: Inputs, m: int, n: int, k: int, gate: str = "", residual: ct.Tensor | None = None
+) -> ct.Tensor:
+    """A product with a norm before it in one launch."""
+    attrs = {"gate": gate, "eps": 1e-5, "alpha": 0.5, "dtype": ""}
+    extras = {"norm": i(k), "residual": residual}
+    return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
 
 
 def stepped(i: Inputs, *lengths: ct.Tensor) -> ct.Tensor:

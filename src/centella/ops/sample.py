@@ -129,8 +129,8 @@ def _limit(row: _Row, limit: Any, share: Any, bins: Any, more: Any, chosen: Any)
                     lang.atomic_add(more, at, weight // PART)
                 else:
                     lang.atomic_add(bins, at, lang.const(1, u32))
-        lang.barrier()
         if not level and weighed:
+            lang.barrier()
             total = _sum(bins, more, lang.const(BINS, u32))
             least = lang.maximum(_number(*total) * share, 1.0)
             target.set(lang.workgroup_uniform(least))
@@ -149,7 +149,6 @@ def _limit(row: _Row, limit: Any, share: Any, bins: Any, more: Any, chosen: Any)
         prefix.set((prefix.get() << 8) | lang.workgroup_uniform(chosen[0]))
         low.set(lang.workgroup_uniform(chosen[1]))
         high.set(lang.workgroup_uniform(chosen[2]))
-        lang.barrier()
     return lang.minimum(prefix.get(), limit)
 
 
@@ -305,21 +304,27 @@ def noise(columns: int, step: int, seed: int) -> Array:
     return result
 
 
+def reference(counts: Any, steps: Any, logits: Any, settings: Any, seeds: Any) -> Any:
+    """The NumPy formula, in float32 whatever the arrays: changes `counts` and `steps`."""
+    logits, settings = logits.astype(np.float32), settings.astype(np.float32)
+    tokens = np.empty(len(logits), np.int32)
+    for row, values in enumerate(logits):
+        with np.errstate(all="ignore"):
+            if (settings[row, 4:] != (1, 0, 0)).any():
+                values = penalised(values, counts[row], settings[row])
+            token = choose(values, settings[row], int(steps[row]), int(seeds[row]))
+        tokens[row] = token
+        steps[row] += 1
+        if token >= 0:
+            counts[row, token] += 1
+    return counts, steps, tokens
+
+
 def host(form: Form[NoAttrs]) -> HostProgram:
     """On the CPU."""
 
     def call(arrays: list[Array], outs: list[Array]) -> None:
-        counts, steps, logits, settings, seeds = arrays
-        for row in range(len(logits)):
-            with np.errstate(all="ignore"):
-                values = logits[row]
-                if (settings[row, 4:] != (1, 0, 0)).any():
-                    values = penalised(values, counts[row], settings[row])
-                token = choose(values, settings[row], int(steps[row]), int(seeds[row]))
-            outs[2][row] = token
-            steps[row] += 1
-            if token >= 0:
-                counts[row, token] += 1
+        outs[2][...] = reference(*arrays)[2]
 
     return HostProgram("numpy:sample", "sample", call)
 
@@ -345,5 +350,5 @@ def axes_of(form: Form[NoAttrs]) -> Axes:
     return axes(["b.", "b", "b.", "b.", "b"], ["b.", "b", "b"])
 
 
-SAMPLE = Op("sample", rule, None, lower, takes, mutates=(0, 1), host=host, axes=axes_of,
+SAMPLE = Op("sample", rule, reference, lower, takes, mutates=(0, 1), host=host, axes=axes_of,
             doc=__doc__ or "")  # fmt: skip

@@ -112,6 +112,26 @@ def fused_on_tensor_cores() -> list[Case]:
     return made
 
 
+def normed_linear() -> Row:
+    """Norm, gate, residual; depths of one, odd, past a block; the dtype of the result."""
+    plain = {"extras": ("norm",), "gate": "", "eps": 1e-5, "alpha": 1.0, "dtype": ""}
+    made = []
+    for m, k, n in (*GEMV, (2, 67, 33), (4, 256, 9), (16, 264, 8)):
+        operands = (In((m, k)), In((n, k)))
+        gated = (In((m, k), "positive"), In((2 * n, k), "positive"))  # no two sums near 0
+        norm = In((k,), "positive", "f32")
+        made.append(Case((*operands, norm), plain))
+        made.append(Case((*gated, norm), {**plain, "gate": "silu"}))
+        made.append(Case((*operands, norm, In((m, n))),
+                         {**plain, "extras": ("norm", "residual"), "alpha": 0.5}))  # fmt: skip
+    gate = {**plain, "extras": (), "gate": "gelu_tanh", "dtype": "f32"}
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((2, 36), layout=x), In((10, 36))), gate))
+        made.append(Case((In((2, 36)), In((10, 36), layout=x)), gate))
+    made.append(Case((In((1, 40), "large"), In((9, 40)), In((40,))), plain))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
 def matmul() -> Row:
     """Every variant; transposed operands; batches that broadcast; no depth."""
     made = [

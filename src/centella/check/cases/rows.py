@@ -49,6 +49,17 @@ def argmax() -> Row:
     return Row(NUMBERS, tuple(made))
 
 
+def sample() -> Row:
+    """Short and long vocabularies; settings at random, each of a few sequences; values of 800."""
+    made = []
+    for b, v in ((1, 1), (2, 7), (3, 256), (2, 1003), (1, 5003)):
+        for values in ("normal", "large"):
+            states = (In((b, v), (0, 3), "i32", "state"), In((b,), (0, 999), "i32", "state"))
+            rest = (In((b, v), values), In((b, 7), "positive"), In((b,), (0, 1 << 30), "i32"))
+            made.append(Case((*states, *rest)))
+    return Row(("f32",), tuple(made), exact=True)
+
+
 def dot() -> Row:
     """Vectors short and long."""
     made = [Case((In((n,)), In((n,)))) for n in (0, 1, 7, 255, 257)]

@@ -20,8 +20,8 @@ from centella.check.cases.move import (
     scatter,
 )
 from centella.check.cases.planes import dequantize
-from centella.check.cases.products import conv1d, linear, matmul, variant_fits
-from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, softmax
+from centella.check.cases.products import conv1d, linear, matmul, normed_linear, variant_fits
+from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, sample, softmax
 from centella.specs import Caps
 
 TABLE: dict[str, Row] = {
@@ -33,12 +33,14 @@ TABLE: dict[str, Row] = {
     "reduce": reduce(),
     "dot": dot(),
     "argmax": argmax(),
+    "sample": sample(),
     "softmax": softmax(),
     "norm": norm(),
     "mean_pool": mean_pool(),
     "embedding": embedding(),
     "matmul": matmul(),
     "linear": linear(),
+    "normed_linear": normed_linear(),
     "dequantize": dequantize(),
     "attention": attention(),
     "arange": arange(),
