@@ -52,7 +52,7 @@ def fuse(
         group = _Group(graph, last)
         if len(group.sides) < 2:
             continue
-        chain = _chain(sorted(group.sides), nodes, forms)
+        chain = _chain(sorted(group.sides), graph)
         if not divisible(chain.form, caps):
             continue  # rows of a reduction that one by one are divided, and chains are not
         fused[last] = chain
@@ -101,13 +101,32 @@ class _Graph(Struct, eq=False):
             and not any((s.node, s.index) in self.changed for s in node.inputs)
         )
 
-    def weight(self, form: Form[Any]) -> int:
-        """Statements of an element-wise form for one element."""
-        found: int | None = self.forms.get(form)
-        if found is None:
-            found = weight(_step(form, ()), tuple(s.dtype for s in form.inputs))
-            self.forms[form] = found
-        return found
+    def step(self, form: Form[Any]) -> _FormStep:
+        """A form as a step of a chain, worked out once."""
+        known: _FormStep | None = self.forms.get(form)
+        if known is None:
+            attrs = form.named
+            numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
+            rest = tuple((n, v) for n, v in attrs.items() if n not in numbers)
+            step = Step(form.op.name, (), rest, tuple(numbers), form.outputs[0].dtype.name)
+            counted = form.op.element is not None and self.caps.target != "numpy"
+            dtypes = tuple(spec.dtype for spec in form.inputs)
+            known = _FormStep(step, tuple(numbers.values()), weight(step, dtypes) if counted else 0)
+            self.forms[form] = known
+        return known
+
+
+class _FormStep(NamedTuple):
+    """A form as a step of a chain.
+
+    Attributes:
+        step: without operands; values: of its numbers.
+        statements: of an element-wise one, for one element; 0 on the host.
+    """
+
+    step: Step
+    values: tuple[Any, ...]
+    statements: int
 
 
 class _Size(NamedTuple):
@@ -204,15 +223,13 @@ class _Group:
         if holds:
             lanes = max(lanes, self._held(form)[0])
         reads[BEFORE if holds else side] |= frozenset(_operands(node))
-        numbers = sum([isinstance(v, NUMBERS) for v in form.named.values()])
-        statements = 0
-        if not holds and self._graph.caps.target != "numpy":
-            statements = self._graph.weight(form)
-            if side == BEFORE and self.anchor is not None:
-                statements *= self._held(self._nodes[self.anchor].form)[1]
+        step = self._graph.step(form)
+        statements = step.statements
+        if statements and side == BEFORE and self.anchor is not None:
+            statements *= self._held(self._nodes[self.anchor].form)[1]
         return _Size(
             (reads[BEFORE], reads[AFTER]),
-            size.numbers + numbers,
+            size.numbers + len(step.values),
             size.statements + statements,
             max(size.lanes, lanes),
         )
@@ -274,15 +291,9 @@ def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec
     return found
 
 
-def _step(form: Form[Any], operands: tuple[int, ...]) -> Step:
-    attrs = form.named
-    riding = tuple(n for n, v in attrs.items() if isinstance(v, NUMBERS))
-    rest = tuple((n, v) for n, v in attrs.items() if n not in riding)
-    return Step(form.op.name, operands, rest, riding, form.outputs[0].dtype.name)
-
-
-def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Form[Any]]) -> Any:
+def _chain(group: list[int], graph: _Graph) -> Any:
     """The fused node of a group, in place of its last."""
+    nodes, forms = graph.nodes, graph.forms
     outside = _outside(group, nodes)
     places: dict[int, int] = {}
     steps: list[Step] = []
@@ -293,10 +304,10 @@ def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Fo
             places[source.node] if source.node in places else outside[source, spec]
             for source, spec in _operands(node)
         )
-        step = _step(node.form, operands)
-        steps.append(step)
-        given = node.form.named
-        numbers.update({f"{count}.{n}": given[n] for n in step.numbers})
+        step, values, _ = graph.step(node.form)
+        steps.append(Step(step.name, operands, *step[2:]))
+        for name, value in zip(step.numbers, values, strict=True):
+            numbers[f"{count}.{name}"] = value
         places[index] = len(outside) + count
     last = nodes[group[-1]]
     inputs = tuple(spec for _, spec in outside)

@@ -7,12 +7,11 @@ queue, so that a failure leaves the recording as it was.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from centella.backends.base import Array, Buffer, Launch, Load, Read, Submission
 from centella.errors import CentellaError
@@ -21,7 +20,7 @@ from centella.ledger.counts import permit
 from centella.plan.build import Plan
 from centella.record.recording import Recorded, Upload
 from centella.record.values import DISCARDED, Place, Value
-from centella.runtime.bind_window import ending, narrowed, windowed
+from centella.runtime.bind_window import bound
 from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.workspace import Share
@@ -148,25 +147,10 @@ def loads_of(made: Plan) -> list[Load]:
     ]
 
 
-def shifted(planned: Launch, launch: Launch, offsets: Sequence[int], caps: Caps) -> Launch:
-    """A launch for external buffers of which some begin before their first element.
-
-    Args:
-        planned: the launch as the plan has it.
-    """
-    elements = [offsets[slot] if slot < len(offsets) else 0 for slot in launch.slots]
-    if not launch.windows:
-        return launch.shifted(elements)
-    if not any(elements):
-        return launch
-    planned = replace(planned, pipeline=launch.pipeline)  # offsets of `launch` count from windows
-    return narrowed(planned.shifted(elements), caps)
-
-
 def launches_of(
     planned: Planned, offsets: Sequence[int], slots: Sequence[Buffer], taken: Recorded, caps: Caps
 ) -> list[Launch]:
-    """The launches of a plan on the buffers that it runs with.
+    """The launches of a plan on the buffers that it runs with; its own list where none changes.
 
     Args:
         offsets: elements from each external buffer to its first.
@@ -174,29 +158,19 @@ def launches_of(
     Raises:
         LimitError: one would see more of a buffer than the device can bind.
     """
-    plan, launches = planned.plan, planned.launches
     most = caps.max_binding
-    if planned.narrowed or any(offsets):
-        launches = _each(plan, launches, taken, lambda p, x: shifted(p, x, offsets, caps))
-    if planned.narrowed:
-        launches = _each(plan, launches, taken, lambda _, x: ending(x, slots))
-    if most < caps.max_buffer and any([buffer.nbytes > most for buffer in slots]):
-        launches = _each(plan, launches, taken, lambda _, x: windowed(x, slots, caps))
-    return launches
-
-
-def _each(
-    plan: Plan, launches: list[Launch], taken: Recorded, change: Callable[[Launch, Launch], Launch]
-) -> list[Launch]:
-    """Launches changed one by one, each beside the plan's; the same list where none is."""
-    changed: list[Launch] = []
-    for planned, launch in zip(plan.launches, launches, strict=True):
+    large = most < caps.max_buffer and any([buffer.nbytes > most for buffer in slots])
+    if not (planned.narrowed or large or any(offsets)):
+        return planned.launches
+    launches: list[Launch] = []
+    for launch, compiled in zip(planned.plan.launches, planned.launches, strict=True):
         try:
-            changed.append(change(planned, launch))
+            launches.append(bound(launch, compiled, offsets, slots, caps))
         except CentellaError as error:
-            taken.nodes[planned.node].refuse(error)
+            taken.nodes[launch.node].refuse(error)
             raise
-    return launches if all([a is b for a, b in zip(changed, launches, strict=True)]) else changed
+    same = all([a is b for a, b in zip(launches, planned.launches, strict=True)])
+    return planned.launches if same else launches
 
 
 def allocate(
