@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from centella.errors import ContractError
 from centella.ledger.call_sites import call_site, line_of
-from centella.record.values import DISCARDED, FAILED, PENDING, Value
+from centella.record.values import DISCARDED, FAILED, PENDING, READY, Value
 
 LINES = 64  # events that are told apart; further lines are counted together
 CAME = {"upload": "uploaded", "import_buffer": "imported", "empty": "reserved"}
@@ -78,6 +79,22 @@ def happened(values: Iterable[tuple[Value, int]], kind: str, what: str = "") -> 
                 key = (kind, "", "")
             times, total = events.get(key, (0, 0))
             events[key] = (times + 1, total + nbytes)
+
+
+def launched(value: Value, name: str) -> None:
+    """Note that a kernel of the application's was launched on a value.
+
+    Raises:
+        ContractError: it is not in device memory, or the kernel has no name.
+    """
+    if not name or not isinstance(name, str):
+        raise ContractError(f"record_launch: expected the name of a kernel, got {name!r}")
+    if value.state != READY:
+        raise ContractError(
+            f"record_launch: {name} cannot have run on a tensor that is {value.state}; "
+            f".native computes it"
+        )
+    happened([(value, 0)], "launched", name)
 
 
 def history(value: Value) -> tuple[Event, ...]:
