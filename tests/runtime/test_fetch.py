@@ -383,7 +383,7 @@ def test_captures_compute_in_the_same_memory(device: ct.Device) -> None:
         for n, x in inputs.items():  # by turns, the largest first
             assert np.array_equal(fn.fetch(x).result(), wanted[n])
     new = [b for b in where.executor.workspace.held if id(b) not in before]
-    replays = [compiled._replay for compiled in fn._made.values()]
+    replays = [compiled._replay for compiled in fn._captured.values()]
     used = [{id(b) for b in r._executable.allocated} & {id(b) for b in new} for r in replays]
     assert all(one <= used[0] for one in used)
     largest = max(wanted[n].nbytes for n in sizes)

@@ -18,8 +18,7 @@ import centella as ct
 from centella.backends.base import Submission
 from centella.ledger.call_sites import line_of
 from centella.record.recording import Recording, innermost
-from centella.runtime import executor as running
-from centella.runtime import recorder
+from centella.runtime import plans, recorder
 from centella.tensors.batch import CommandBatch
 from tests.support.devices import own
 
@@ -924,11 +923,11 @@ def test_a_plan_holds_no_tensors(device: ct.Device) -> None:
 
 
 def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PLANS", 4)
+    monkeypatch.setattr(plans, "PLANS", 4)
     device = ct.device("cpu", pool="reuse")
     for n in range(1, 10):
         (ct.zeros(n, device=device) + 1.0).numpy()
-    assert len(device.executor._plans) == 4
+    assert len(device.executor.plans) == 4
     with ct.ledger() as led:
         (ct.zeros(9, device=device) + 1.0).numpy()
         (ct.zeros(1, device=device) + 1.0).numpy()

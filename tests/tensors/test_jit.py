@@ -420,9 +420,9 @@ def test_an_input_that_failed_fails_the_replay(device: ct.Device) -> None:
 def test_a_write_says_nothing_of_the_work_before_it(device: ct.Device) -> None:
     batch = device.batch()
     batch.upload(np.ones(3, np.float32))
-    before = device.executor.flight.finished
+    before = device.executor.in_flight.finished
     batch.execute().result()
-    assert device.executor.flight.finished == before
+    assert device.executor.in_flight.finished == before
 
 
 def test_arrays_stand_for_tensors_in_typed_code(device: ct.Device) -> None:

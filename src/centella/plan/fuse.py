@@ -184,18 +184,18 @@ class _Group:
         readers = self._graph.readers[index, 0]
         if not readers <= self.sides.keys():
             return None
-        made = self._nodes[index].form.outputs[0]
+        result = self._nodes[index].form.outputs[0]
         sides: set[int] = set()
         for reader in readers:
             held = reader == self.anchor
             sides.add(BEFORE if held else self.sides[reader])
             for position, (source, spec) in enumerate(_operands(self._nodes[reader])):
-                other = source.offset or spec != made or (held and position)
+                other = source.offset or spec != result or (held and position)
                 if source.node == index and other:  # a view, or a norm's weight
                     return None
         alike = self._shapes[BEFORE] == self._shapes[AFTER]
         side = min(sides)
-        return side if (len(sides) == 1 or alike) and made.shape == self._shapes[side] else None
+        return side if (len(sides) == 1 or alike) and result.shape == self._shapes[side] else None
 
     def _take(self, index: int, side: int) -> bool:
         """Take a node in, unless the group would become more than a kernel can be."""

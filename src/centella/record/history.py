@@ -110,16 +110,16 @@ def _event(key: Key, times: int, nbytes: int) -> Event:
 
 
 def _beginning(value: Value) -> Event:
-    line, made = line_of(value.site), value.made
+    line, plan = line_of(value.site), value.computed_by
     if value.state in (DISCARDED, FAILED):
         return Event(value.state, value.what, line)
     if value.state == PENDING:
         return Event("recorded", value.what, line)
-    if isinstance(made, Replayed):
-        return Event("replayed", f"{made.name}: {made.op}", line, made.launches)
-    if made is not None:
-        op = made.label(value.place[0])
+    if isinstance(plan, Replayed):
+        return Event("replayed", f"{plan.name}: {plan.op}", line, plan.launches)
+    if plan is not None:
+        op = plan.label(value.place[0])
         kind = "copied" if op in COPIES else "computed"
-        return Event(kind, op, line, made.launches_of(value.place[0]))
+        return Event(kind, op, line, plan.launches_of(value.place[0]))
     nbytes = value.spec.storage_bytes if value.what == "upload" else 0
     return Event(CAME.get(value.what, "reserved"), "", line, 0, nbytes)

@@ -34,7 +34,7 @@ def imported_of(slots: Sequence[Buffer]) -> tuple[Buffer, ...]:
     return tuple([buffer for buffer in slots if buffer.owner is not None])
 
 
-class Flight:
+class InFlight:
     """The submissions of one device that are not known to be done, in the order that they end in.
 
     Args:
@@ -89,10 +89,10 @@ class Watched:
     """
 
     def __init__(
-        self, flight: Flight, ticket: Ticket, serial: int, meant: Sequence[tuple[int, int]],
+        self, submissions: InFlight, ticket: Ticket, serial: int, meant: Sequence[tuple[int, int]],
         held: tuple[Buffer, ...],
     ) -> None:  # fmt: skip
-        self._flight = flight
+        self._submissions = submissions
         self._ticket = ticket
         self._meant = meant
         self.held: tuple[Buffer, ...] = held
@@ -101,12 +101,12 @@ class Watched:
     def done(self) -> bool:
         """True once the device has finished it, or was lost: `wait` says which."""
         try:
-            done = self.serial <= self._flight.finished or self._ticket.done()
+            done = self.serial <= self._submissions.finished or self._ticket.done()
         except DeviceError as error:
-            self._flight.lose(str(error))
+            self._submissions.lose(str(error))
             return True
         if done:
-            self._flight.finished = max(self._flight.finished, self.serial)
+            self._submissions.finished = max(self._submissions.finished, self.serial)
         return done
 
     def wait(self, timeout: float | None = None) -> None:
@@ -114,11 +114,11 @@ class Watched:
         try:
             self._ticket.wait(timeout)
         except DeviceLostError as error:
-            self._flight.lose(str(error))
+            self._submissions.lose(str(error))
             raise
         self.held = ()
-        self._flight.finished = max(self._flight.finished, self.serial)
-        self._flight.landed()
+        self._submissions.finished = max(self._submissions.finished, self.serial)
+        self._submissions.landed()
 
     def data(self, index: int) -> Array:
         """The bytes asked for as read-back `index`; a copy that the caller owns."""

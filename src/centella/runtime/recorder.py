@@ -19,8 +19,8 @@ from centella.plan import build as plan
 from centella.plan.divide import division
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
-from centella.runtime import prepare
 from centella.runtime.executor import Executor
+from centella.runtime.prepare import boundary_of
 from centella.runtime.storage import INDEX_LIMIT, Storage
 from centella.specs import Spec
 
@@ -126,7 +126,8 @@ class Recorder:
             specs += (seen[1],)
         form = self.form(op, specs, attrs)
         if form.copies:
-            return self.record(op, self._copied(form, operands), attrs, target)
+            operands = self._copied(form, operands)
+            form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
         site = call_site(3)  # who called is the library's own as well
         with self._lock:
             if self._executor.barred:
@@ -306,6 +307,6 @@ class Recorder:
                 last: plan.Plan = recording.last_plan or plan.EMPTY
                 return last.explain()
             taken = Recorded(recording.nodes, recording.uploads)
-            results = prepare.results_of(taken, outputs, ())
-            outside = prepare.outside_of(taken)
-            return self._executor.find_plan(taken, outside, results).plan.explain()
+            boundary = boundary_of(taken, outputs)
+            plans = self._executor.plans
+            return plans.find(taken, boundary.slots, boundary.wanted).plan.explain()

@@ -90,12 +90,12 @@ class UserKernel:
         }
         self._check_program(where, pairs, attrs)
         if ins:
-            made = apply_all(self._op, ins, attrs)
+            results = apply_all(self._op, ins, attrs)
         else:
             values = where.recorder.record(self._op, [], attrs)
-            made = tuple(Tensor(v, v.spec) for v in values)
+            results = tuple(Tensor(v, v.spec) for v in values)
         changed = len(self._op.mutates)  # States, which have their next version already
-        for (handle, _), result in zip(outs, made[changed:], strict=True):
+        for (handle, _), result in zip(outs, results[changed:], strict=True):
             shaped = result.reshape(handle.shape)
             handle._value, handle._offset, handle.spec = shaped._value, shaped._offset, shaped.spec
 
@@ -205,8 +205,8 @@ class UserKernel:
         placed = {n: moved(n, value) for n, value in placed.items()}
         given = {n: moved(n, value) for n, value in named.items()}
         self(*placed.values(), *args[count:], threads=threads, groups=groups, **given)
-        made = given | placed
-        return {n: made[n].numpy() for n, p in params.items() if p.mode in ("out", "inout")}
+        results = given | placed
+        return {n: results[n].numpy() for n, p in params.items() if p.mode in ("out", "inout")}
 
 
 def _fit(tensor: Tensor, param: TensorParam) -> Tensor:
