@@ -87,8 +87,7 @@ def axes(
     fold: Fold | None = None,
 ) -> Axes:  # fmt: skip
     """The axes of an op by letters, a string an operand: `axes(["mk", "nk"], ["mn"])`."""
-    made = tuple(map(dims, inputs)), tuple(map(dims, outputs))
-    return Axes(*made, told, chosen, fold)
+    return Axes(tuple(map(dims, inputs)), tuple(map(dims, outputs)), told, chosen, fold)
 
 
 def spread(shape: Shape, letters: str) -> str:

@@ -68,12 +68,12 @@ def _fusable(node: Any) -> bool:
 
 
 def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
-    found: dict[Place, set[int]] = {}
+    readers: dict[Place, set[int]] = {}
     for index, node in enumerate(nodes):
         if alive[index]:
             for source in node.inputs:
-                found.setdefault((source.node, source.index), set()).add(index)
-    return found
+                readers.setdefault((source.node, source.index), set()).add(index)
+    return readers
 
 
 def _changed(nodes: Sequence[Any]) -> set[Place]:
@@ -187,10 +187,10 @@ class _Group:
         result = self._nodes[index].form.outputs[0]
         sides: set[int] = set()
         for reader in readers:
-            held = reader == self.anchor
-            sides.add(BEFORE if held else self.sides[reader])
+            is_anchor = reader == self.anchor
+            sides.add(BEFORE if is_anchor else self.sides[reader])
             for position, (source, spec) in enumerate(_operands(self._nodes[reader])):
-                other = source.offset or spec != result or (held and position)
+                other = source.offset or spec != result or (is_anchor and position)
                 if source.node == index and other:  # a view, or a norm's weight
                     return None
         alike = self._shapes[BEFORE] == self._shapes[AFTER]
@@ -281,14 +281,14 @@ def _operands(node: Any) -> Iterable[tuple[Any, Spec]]:
 
 def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec], int]:
     """The operands of a group that no node of it makes, numbered in order of first use."""
-    found: dict[tuple[Any, Spec], int] = {}
+    operands: dict[tuple[Any, Spec], int] = {}
     members = sorted(group)
     inside = set(members)
     for index in members:
         for source, spec in _operands(nodes[index]):
             if source.node not in inside:
-                found.setdefault((source, spec), len(found))
-    return found
+                operands.setdefault((source, spec), len(operands))
+    return operands
 
 
 def _chain(group: list[int], graph: _Graph) -> Any:

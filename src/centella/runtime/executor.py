@@ -32,7 +32,7 @@ from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.plans import Plans
 from centella.runtime.prepare import Boundary, Executable, Span
-from centella.runtime.workspace import Share, Workspace
+from centella.runtime.workspace import Workspace
 
 
 class Executor:
@@ -181,13 +181,13 @@ class Executor:
 
     def executable(
         self, taken: Recorded, boundary: Boundary, cache: PipelineCache | None = None,
-        temporaries: Share | None = None,
+        temporaries: Callable[[int], Buffer] | None = None,
     ) -> Executable:  # fmt: skip
         """A recording planned, compiled and with its buffers; nothing is submitted.
 
         Args:
             cache: where to compile into, instead of the device's own.
-            temporaries: where to compute, if it is to run more than once.
+            temporaries: gives buffers to compute in, if it is to run more than once.
         """
         caps, planned = self.backend.caps, None
         if taken.nodes:

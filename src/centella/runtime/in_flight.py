@@ -71,9 +71,9 @@ class InFlight:
 
     def sweep(self) -> None:
         """Let go of imported memory whose submissions are done."""
-        holding = self._holding
-        while holding and (not holding[0].held or holding[0].done()):
-            holding.popleft().held = ()
+        waiting = self._holding
+        while waiting and (not waiting[0].imported or waiting[0].done()):
+            waiting.popleft().imported = ()
 
     def clear(self) -> None:
         """Let go of everything: the device is closed."""
@@ -84,18 +84,18 @@ class Watched:
     """A ticket that trims read-backs, keeps imported memory alive and reports a lost device.
 
     Attributes:
-        held: imported memory, until the submission is done.
+        imported: memory of the application, until the submission is done.
         serial: its place in the order of submissions, in which they finish.
     """
 
     def __init__(
         self, submissions: InFlight, ticket: Ticket, serial: int, meant: Sequence[tuple[int, int]],
-        held: tuple[Buffer, ...],
+        imported: tuple[Buffer, ...],
     ) -> None:  # fmt: skip
         self._submissions = submissions
         self._ticket = ticket
         self._meant = meant
-        self.held: tuple[Buffer, ...] = held
+        self.imported: tuple[Buffer, ...] = imported
         self.serial: int = serial
 
     def done(self) -> bool:
@@ -116,7 +116,7 @@ class Watched:
         except DeviceLostError as error:
             self._submissions.lose(str(error))
             raise
-        self.held = ()
+        self.imported = ()
         self._submissions.finished = max(self._submissions.finished, self.serial)
         self._submissions.landed()
 

@@ -6,7 +6,7 @@ queue, so that a failure leaves the recording as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -21,7 +21,6 @@ from centella.record.values import DISCARDED, Place, Value
 from centella.runtime.bind_window import bound
 from centella.runtime.memory import Pool
 from centella.runtime.plans import Planned
-from centella.runtime.workspace import Share
 from centella.specs import Caps
 
 ARENA = 64 << 20
@@ -124,23 +123,23 @@ def launches_of(
 
 
 def allocate(
-    plan: Plan, taken: Recorded, pool: Pool, temporaries: Share | None = None
+    plan: Plan, taken: Recorded, pool: Pool, temporaries: Callable[[int], Buffer] | None = None
 ) -> list[Buffer]:
     """The buffers of a plan.
 
     Args:
-        temporaries: where those come from that do not outlive the plan; default: the pool.
+        temporaries: gives those that do not outlive the plan; default: the pool.
 
     Raises:
         OutOfMemoryError, LimitError, TransferForbidden: names the op and line it was for.
     """
-    inside: Pool | Share = pool if temporaries is None else temporaries
+    inside = temporaries or pool.allocate
     kept = set(plan.results.values())
     buffers: list[Buffer] = []
     for nbytes, maker in zip(plan.buffers, plan.makers, strict=True):
         stays = plan.externals + len(buffers) in kept
         try:
-            buffers.append((pool if stays else inside).allocate(nbytes))
+            buffers.append((pool.allocate if stays else inside)(nbytes))
         except CentellaError as error:
             blame(error, taken.nodes[maker].op.name, taken.nodes[maker].site)
             raise

@@ -66,12 +66,12 @@ class Recorder:
         key: Any = (op, specs)
         if attrs:
             key = (op, specs, *attrs, *map(exact, attrs.values()))
-        found = self._forms.get(key)
-        if found is None:
+        form = self._forms.get(key)
+        if form is None:
             if len(self._forms) >= FORMS:
                 self._forms.clear()
-            found = self._forms[key] = self._new_form(op, specs, attrs)
-        return found
+            form = self._forms[key] = self._new_form(op, specs, attrs)
+        return form
 
     def _new_form(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form[Any]:
         typed = op.attrs(**attrs)
@@ -152,13 +152,13 @@ class Recorder:
                 inputs.append((value, OUTSIDE, offset))
             changed = self._changed(form, operands, target) if form.op.mutates else ()
             # From here on nothing fails: an op that raises is not recorded.
-            made = target.add(form, inputs, site)
+            values = target.add(form, inputs, site)
             if read:
                 for cell in read:
                     cell.read_by(target)
-                for cell, value in zip(changed, made, strict=False):
+                for cell, value in zip(changed, values, strict=False):
                     cell.advance(value)
-        return made
+        return values
 
     def _copied(self, form: Form[Any], operands: Sequence[Seen]) -> list[Seen]:
         """The operands, with copies of those whose layout the op does not take."""

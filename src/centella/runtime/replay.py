@@ -120,8 +120,8 @@ class Replay:
         for value in (*self._inputs.values, *outputs):
             if boundary.place_of(value) is None:
                 boundary.add(value)
-        share = executor.workspace.share()
-        self._executable = executor.executable(taken, boundary, temporaries=share)
+        shared = executor.workspace.share()
+        self._executable = executor.executable(taken, boundary, temporaries=shared)
         work = self._executable.work
         self._slots: list[Buffer] = work.slots
         self.plan: Plan | None = self._executable.plan

@@ -322,6 +322,3 @@ def jit(
     if fn is not None:
         return Jitted(fn, device, maxsize)
     return lambda function: Jitted(function, device, maxsize)
-
-
-__all__ = ["Compiled", "Jitted", "jit"]

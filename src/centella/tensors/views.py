@@ -107,20 +107,20 @@ def reshaped(spec: Spec, shape: Shape) -> Shape | None:
     new_strides: list[int] = []
     i = j = 0
     while j < len(new):
-        group, made = [old[i]], [new[j]]
+        group, parts = [old[i]], [new[j]]
         i, j = i + 1, j + 1
-        have, want = group[0][0], made[0]
+        have, want = group[0][0], parts[0]
         while have != want:
             if have < want:
                 group.append(old[i])
                 have, i = have * old[i][0], i + 1
             else:
-                made.append(new[j])
+                parts.append(new[j])
                 want, j = want * new[j], j + 1
         if any(s0 != n1 * s1 for (_, s0), (n1, s1) in pairwise(group)):
             return None
         step, steps = group[-1][1], []
-        for n in reversed(made):
+        for n in reversed(parts):
             steps.append(step)
             step *= n
         new_strides += reversed(steps)
