@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,24 +15,15 @@ import centella as ct
 from centella.runtime.workspace import Workspace
 from centella.tensors import functional
 from tests.runtime.test_device import ends
+from tests.tensors.test_jit import expected, layer
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
-W = RNG.standard_normal((5, 7)).astype(np.float32)
 THREADS = 8
-
-
-def layer(device: ct.Device) -> Callable[[Any], ct.Tensor]:
-    w = ct.asarray(W, device=device)
-    return lambda x: functional.relu(functional.linear(x, w) + 1.0)
 
 
 def random(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def expected(x: Array) -> Array:
-    return np.maximum(x.astype(np.float64) @ W.T.astype(np.float64) + 1, 0)
 
 
 def own(device: ct.Device) -> ct.Device:
@@ -142,22 +132,6 @@ def test_launches_are_timed(device: ct.Device) -> None:
 # -- ownership ------------------------------------------------------------------------------------
 
 
-def test_a_fetch_ends_the_outputs_of_the_call_before(device: ct.Device) -> None:
-    fn = device.compile(layer(device), random(3, 7))
-    a, b = random(3, 7), random(3, 7)
-    y = fn(a)
-    doubled = y * 2.0
-    fn.fetch(b).result()
-    with pytest.raises(ct.ContractError, match="a stale version"):
-        y.numpy()
-    assert np.allclose(doubled.numpy(), expected(a) * 2, atol=1e-5)
-    batch = device.batch()
-    batch.relu(fn(a))
-    with pytest.raises(ct.ContractError, match="a batch that has not been executed reads it"):
-        fn.fetch(b)
-    batch.execute()
-
-
 def test_several_are_under_way_at_once(device: ct.Device) -> None:
     fn = device.compile(layer(device), random(3, 7))
     xs = [random(3, 7) for _ in range(5)]
@@ -233,24 +207,6 @@ def test_a_fetch_of_another_signature(device: ct.Device) -> None:
     with pytest.raises(ct.DTypeError, match="pass dtype="):
         fn.fetch(np.ones((3, 7)))
     assert fn.fetch(random(3, 7)).result().shape == (3, 5)
-
-
-def test_a_failed_note_reads_nothing(device: ct.Device) -> None:
-    cache = ct.KVCache(1, 1, 4, 2, device=device)
-
-    def step(k: ct.Tensor) -> ct.Tensor:
-        cache.append(k, k)
-        return k * 1.0
-
-    one = np.ones((1, 1, 1, 4), np.float32)
-    fn = device.compile(step, one)
-    for n in (1, 2):
-        assert np.array_equal(fn.fetch(n * one).result(), n * one)
-    with ct.ledger() as led:
-        with pytest.raises(ct.KVCacheFullError):
-            fn.fetch(one)
-        led.expect(submissions=0, uploads=0, downloads=0)
-    assert cache.lengths == (2,)
 
 
 def test_an_input_is_not_kept_by_the_capture(device: ct.Device) -> None:

@@ -87,7 +87,9 @@ class Division:
     def __init__(self, form: Form[Any], caps: Caps, boundary: int = CHUNK) -> None:
         self._form, self._caps = form, caps
         axes = form.op.axes
-        self._axes: Axes = _none(form) if axes is None else axes(form)
+        whole = [tuple((None,) * len(s.shape) for s in specs) for specs in
+                 (form.inputs, form.outputs)]  # fmt: skip
+        self._axes: Axes = Axes(*whole) if axes is None else axes(form)
         self._operands: list[tuple[Spec, Dims]] = [
             *zip(form.inputs, self._axes.inputs, strict=True),
             *zip(form.outputs, self._axes.outputs, strict=True),
@@ -297,14 +299,6 @@ class Division:
             f"{spec.storage_bytes:,} bytes, of which this device binds {self._caps.max_binding:,} "
             f"at once; {why}"
         )
-
-
-def _none(form: Form[Any]) -> Axes:
-    """Nothing can be divided."""
-    return Axes(
-        tuple((None,) * len(s.shape) for s in form.inputs),
-        tuple((None,) * len(s.shape) for s in form.outputs),
-    )
 
 
 def _view(spec: Spec, dims: Dims, ranges: Mapping[str, Range]) -> View:

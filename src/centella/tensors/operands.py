@@ -108,9 +108,16 @@ def power(x: T, exponent: Any) -> T:
     Raises:
         DTypeError: another exponent.
     """
-    n = exponent_of(exponent, x.dtype)
-    if isinstance(n, float):
+    n = exponent.item() if isinstance(exponent, np.generic) else exponent
+    if isinstance(n, float) and n == 0.5:
         return apply("sqrt", x)
+    if isinstance(n, float) and n.is_integer():
+        n = int(n)
+    if type(n) is not int or abs(n) > 64 or (n < 0 and not x.dtype.is_float):
+        raise DTypeError(
+            f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "
+            f"{exponent!r}; ct.exp(p * ct.log(x)) is any power of x > 0"
+        )
     if n == 0:
         ones = {"shape": x.shape, "dtype": x.dtype.name, "value": 1}
         (value,) = x._value.device.recorder.record(get("fill"), [], ones)
@@ -206,22 +213,3 @@ def number_of(name: str, value: Any, dtype: DType) -> Scalar:
     raise DTypeError(
         f"{name}: expected a Tensor or a Python number that fits {dtype.name}, got {value!r}"
     )
-
-
-def exponent_of(given: Any, dtype: DType) -> int | float:
-    """The exponent of `x ** given`: 0.5, or a whole number to 64.
-
-    Raises:
-        DTypeError: another, or one below 0 for integers.
-    """
-    n = given.item() if isinstance(given, np.generic) else given
-    if isinstance(n, float) and n == 0.5:
-        return n
-    if isinstance(n, float) and n.is_integer():
-        n = int(n)
-    if type(n) is not int or abs(n) > 64 or (n < 0 and not dtype.is_float):
-        raise DTypeError(
-            f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "
-            f"{given!r}; ct.exp(p * ct.log(x)) is any power of x > 0"
-        )
-    return n
