@@ -87,9 +87,10 @@ class Division:
     def __init__(self, form: Form[Any], caps: Caps, boundary: int = CHUNK) -> None:
         self._form, self._caps = form, caps
         axes = form.op.axes
-        whole = [tuple((None,) * len(s.shape) for s in specs) for specs in
-                 (form.inputs, form.outputs)]  # fmt: skip
-        self._axes: Axes = Axes(*whole) if axes is None else axes(form)
+        if axes is None:
+            self._axes: Axes = Axes(_whole(form.inputs), _whole(form.outputs))
+        else:
+            self._axes = axes(form)
         self._operands: list[tuple[Spec, Dims]] = [
             *zip(form.inputs, self._axes.inputs, strict=True),
             *zip(form.outputs, self._axes.outputs, strict=True),
@@ -299,6 +300,11 @@ class Division:
             f"{spec.storage_bytes:,} bytes, of which this device binds {self._caps.max_binding:,} "
             f"at once; {why}"
         )
+
+
+def _whole(specs: Sequence[Spec]) -> tuple[Dims, ...]:
+    """The axes of operands that cannot be divided."""
+    return tuple((None,) * len(spec.shape) for spec in specs)
 
 
 def _view(spec: Spec, dims: Dims, ranges: Mapping[str, Range]) -> View:

@@ -10,15 +10,13 @@ import numpy as np
 from msgspec.structs import astuple
 
 from centella import lang
-from centella.dtypes import Array, DType, narrow, promote, widen
+from centella.dtypes import DType, narrow, promote, widen
 from centella.errors import DTypeError
 from centella.lang.values import Operand
 from centella.op.op import Op, get
 from centella.record.recording import Recording
 from centella.record.values import Value
 from centella.runtime.device import Device
-from centella.runtime.pending import Pending
-from centella.runtime.readback import read_back
 from centella.specs import Described, Spec
 
 Scalar = int | float | bool
@@ -139,22 +137,6 @@ def compared(name: str, a: T | Scalar, b: T | Scalar) -> T:
     elif isinstance(b, Viewed) and isinstance(a, (float, np.floating)):
         a = rounded(float(a), b.dtype)
     return binary(name, a, b)
-
-
-def fetch(*tensors: Viewed) -> Pending[list[Array]]:
-    """Several results on the host, in one submission a device.
-
-    Returns:
-        A Pending of NumPy arrays, in order; `.result()` waits, or await it.
-
-    Raises:
-        ContractError: for a tensor of a batch that has not been executed.
-        TransferForbidden: inside `ct.forbid("transfer")`.
-    """
-    for tensor in tensors:
-        if not isinstance(tensor, Viewed):
-            raise not_a_tensor("fetch", tensor)
-    return read_back([_fields(t) for t in tensors])
 
 
 def not_a_tensor(op: str, got: Any) -> DTypeError:

@@ -15,6 +15,7 @@ from centella.record.recording import Recording
 from centella.record.values import READY, Value
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
+from centella.runtime.pending import Pending
 from centella.runtime.readback import read_back
 from centella.runtime.recorder import Seen
 from centella.specs import Shape, Spec, view_spec
@@ -29,7 +30,6 @@ from centella.tensors.operands import (
     apply_with,
     binary,
     compared,
-    fetch,
     no_equality,
     no_item_assignment,
     not_a_tensor,
@@ -48,15 +48,13 @@ def _refused() -> Any:
 Operator = Callable[["Tensor", "Tensor | Scalar"], "Tensor"]
 
 
-def _operator(name: str, *, swapped: bool = False) -> Operator:
+def _operator(
+    name: str, function: Callable[..., Tensor] = binary, *, swapped: bool = False
+) -> Operator:
     """The method of a binary operator."""
     if swapped:
-        return lambda x, other: binary(name, other, x)
-    return lambda x, other: binary(name, x, other)
-
-
-def _comparison(name: str) -> Operator:
-    return lambda x, other: compared(name, x, other)
+        return lambda x, other: function(name, other, x)
+    return lambda x, other: function(name, x, other)
 
 
 def _unary(name: str) -> Callable[[Tensor], Tensor]:
@@ -104,8 +102,6 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
         """
         value = interop.imported(native, shape, dtype_of(dtype), offset, device)
         return cls(value, value.spec)
-
-    # -- what it is -------------------------------------------------------------------------------
 
     @property
     def device(self) -> Device:
@@ -175,8 +171,6 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
     def _repr_html_(self) -> str:
         return as_html(*shown(type(self).__name__, *self._seen))
 
-    # -- values -----------------------------------------------------------------------------------
-
     @property
     def _seen(self) -> Seen:
         """Its value, as it is seen."""
@@ -238,8 +232,6 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
     def __hash__(self) -> int:
         return object.__hash__(self)
 
-    # -- views ------------------------------------------------------------------------------------
-
     def _view(self, shape: Shape, strides: Shape, offset: int) -> Tensor:
         value, kind = self._value, self.spec.dtype
         whole = (value.offset + offset) * kind.itemsize % 16 == 0
@@ -259,9 +251,7 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
     @property
     def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
         """The last two dimensions swapped: a view."""
-        if self.ndim < 2:
-            return self
-        return self.permute(*range(self.ndim - 2), -1, -2)
+        return self if self.ndim < 2 else self.permute(*range(self.ndim - 2), -1, -2)
 
     def __getitem__(self, key: Any) -> Tensor:
         """Basic indexing (integers, slices with positive step, None, ...): a view."""
@@ -274,9 +264,7 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
     def to(self, where: str | Device) -> Tensor:
         """This tensor on another device: a counted copy through the host."""
         target = open_device(where)
-        if target is self.device:
-            return self
-        return upload("to", self.numpy(), self.dtype, target)
+        return self if target is self.device else upload("to", self.numpy(), self.dtype, target)
 
     def copy(self) -> Tensor:
         """A copy in memory of its own."""
@@ -322,10 +310,10 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
     __rmod__ = _operator("remainder", swapped=True)
     __and__ = _operator("logical_and")
     __or__ = _operator("logical_or")
-    __lt__ = _comparison("lt")
-    __le__ = _comparison("le")
-    __gt__ = _comparison("gt")
-    __ge__ = _comparison("ge")
+    __lt__ = _operator("lt", compared)
+    __le__ = _operator("le", compared)
+    __gt__ = _operator("gt", compared)
+    __ge__ = _operator("ge", compared)
 
     __neg__ = _unary("neg")
     __abs__ = _unary("abs")
@@ -387,11 +375,23 @@ def upload(
     op: str, data: Any, dtype: Any, device: Device, target: Recording | None = None,
     stays: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Host data as a tensor of a device, or of a recording on it; a snapshot is taken now.
-
-    Args:
-        stays: the data changes no more, so it need not be copied where it can be read.
-    """
+    """Host data as a tensor of a device, or of a recording on it; `stays`: it changes no more."""
     array, kind = from_host_array(op, data, dtype)
     spec = device.storage.spec(array.shape, kind)
     return Tensor(device.recorder.upload(array, spec, target, stays), spec)
+
+
+def fetch(*tensors: Tensor) -> Pending[list[Array]]:
+    """Several results on the host, in one submission a device.
+
+    Returns:
+        A Pending of NumPy arrays, in order; `.result()` waits, or await it.
+
+    Raises:
+        ContractError: for a tensor of a batch that has not been executed.
+        TransferForbidden: inside `ct.forbid("transfer")`.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise not_a_tensor("fetch", tensor)
+    return read_back([t._seen for t in tensors])
