@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -140,3 +141,15 @@ def test_recording_an_op_calls_few_functions(device: ct.Device, op: str, most: i
     with device.batch():
         kept = [record(), record()]
         assert calls_of(lambda: kept.append(record())) <= 2 + most
+
+
+@pytest.mark.devices("cpu", "simulator")
+def test_a_capture_keeps_buffers_and_no_values(device: ct.Device) -> None:
+    w = ct.asarray(X, device=device) * 2.0
+    w.numpy()
+    fn = device.compile(lambda x: x * w, X)
+    value = weakref.ref(w._value)
+    del w
+    gc.collect()
+    assert value() is None
+    np.testing.assert_array_equal(fn(X).numpy(), 2 * X)

@@ -160,7 +160,7 @@ class Executor:
             executable = self.executable(taken, boundary, cache)
             work = executable.work
             work.whole = recording.explicit
-            meant = executable.add_reads(reads, self.backend.unit)
+            meant = executable.add_reads(reads, boundary, self.backend.unit)
         except BaseException:
             recording.restore(taken)
             raise
@@ -201,13 +201,13 @@ class Executor:
         work = Submission(slots, packed.writes)
         sites = [node.site for node in taken.nodes]
         if planned is None:
-            return Executable(boundary, packed, sites, work)
+            return Executable(packed, sites, work)
         slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
         work.launches = prepare.launches_of(planned, boundary.offsets, slots, taken, caps)
         work.loads, work.total = planned.loads, planned.total
         if temporaries is None and work.launches is planned.launches:
             work.again = planned.again
-        return Executable(boundary, packed, sites, work, planned.plan)
+        return Executable(packed, sites, work, planned.plan)
 
     def hand_over(
         self, executable: Executable, work: Submission, meant: Sequence[tuple[int, int]],

@@ -212,14 +212,12 @@ class Executable(Struct, eq=False):
     """A plan with its buffers and launches: a recording uses one once, a replay keeps one.
 
     Attributes:
-        boundary: what it reads and computes.
         uploads: what is written with the first submission.
         sites: the line that recorded each node.
         work: its buffers and launches, as the backend gets them.
         plan: None where nothing is computed.
     """
 
-    boundary: Boundary
     uploads: Packed
     sites: list[Site]
     work: Submission
@@ -230,15 +228,17 @@ class Executable(Struct, eq=False):
         """The buffers that the plan asked for: results and temporaries."""
         return [] if self.plan is None else self.work.slots[self.plan.externals :]
 
-    def slot_of(self, value: Value) -> tuple[int, int] | None:
+    def slot_of(self, value: Value, boundary: Boundary) -> tuple[int, int] | None:
         """The slot of a value that it computes or reads, and its first element there."""
-        place = self.boundary.place_of(value)
+        place = boundary.place_of(value)
         if place is not None and self.plan is not None:
             return self.plan.results[place], 0
-        slot = self.boundary.slots.get(value)
-        return None if slot is None else (slot, self.boundary.offsets[slot])
+        slot = boundary.slots.get(value)
+        return None if slot is None else (slot, boundary.offsets[slot])
 
-    def add_reads(self, reads: Sequence[Span], unit: int) -> list[tuple[int, int]]:
+    def add_reads(
+        self, reads: Sequence[Span], boundary: Boundary, unit: int
+    ) -> list[tuple[int, int]]:
         """Add read-backs.
 
         Args:
@@ -251,7 +251,7 @@ class Executable(Struct, eq=False):
         meant: list[tuple[int, int]] = []
         slots = self.work.slots
         for value, first, nbytes in reads:
-            known = self.slot_of(value)
+            known = self.slot_of(value, boundary)
             if known is None:
                 known = len(slots), value.offset
                 slots.append(value.require())

@@ -146,10 +146,10 @@ class Replay:
                 continue
             cell = Cell(f"a result of {self._what}")
             computed_by = self._replayed(value, boundary.place_of(value))
-            known = self._executable.slot_of(value)
+            known = self._executable.slot_of(value, boundary)
             assert known is not None, "it is computed or has a slot"
             self._results.append(Result(value, *known, cell, computed_by))
-        self._meant = self._executable.add_reads(reads, executor.backend.unit)
+        self._meant = self._executable.add_reads(reads, boundary, executor.backend.unit)
         self._reads: list[Read] = work.reads
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
