@@ -201,7 +201,7 @@ class Device:
 
 _opened: dict[str, Device] = {}
 _opened_lock = threading.Lock()
-_devices_opened: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a lock
+_made: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a lock
 _default: Device | None = None
 
 
@@ -269,7 +269,7 @@ def _open_native(name: str, native: Any, options: dict[str, Any]) -> Device:
 
 
 def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
-    global _devices_opened
+    global _made
     own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
     if own.get("memory_limit") is not None:
         own["memory_limit"] = byte_count(own["memory_limit"])
@@ -286,7 +286,7 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
         raise
     guard()
     _watch_process()
-    _devices_opened = (*[r for r in _devices_opened if r() is not None], ref(opened))
+    _made = (*[r for r in _made if r() is not None], ref(opened))
     return opened
 
 
@@ -298,7 +298,7 @@ def _first_use(opened: Device) -> str:
 
 def devices() -> list[Device]:
     """The devices that are open."""
-    return [d for r in _devices_opened if (d := r()) is not None and not d.lost]
+    return [d for r in _made if (d := r()) is not None and not d.lost]
 
 
 @uninterrupted
@@ -348,7 +348,7 @@ def default_device() -> Device:
 # -- the process: its end, and forks. A child lacks the threads that might hold a lock, so whoever
 # forks holds them all
 
-_locked: list[Device] = []
+_held: list[Device] = []
 _watched = False
 
 
@@ -380,15 +380,15 @@ def _before_fork() -> None:
     _opened_lock.acquire()
     for opened in devices():
         opened.lock.acquire()
-        _locked.append(opened)
+        _held.append(opened)
         opened.backend.before_fork()
 
 
 def _after_fork(*, child: bool) -> None:
-    for opened in _locked:
+    for opened in _held:
         if not opened.backend.after_fork(child=child):
             forked.add(opened.name.partition(":")[0])
             opened.executor.lose("the process was forked", AFTER_FORK)
         opened.lock.release()
-    _locked.clear()
+    _held.clear()
     _opened_lock.release()
