@@ -145,11 +145,11 @@ def test_recording_an_op_calls_few_functions(device: ct.Device, op: str, most: i
 
 @pytest.mark.devices("cpu", "simulator")
 def test_a_capture_keeps_buffers_and_no_values(device: ct.Device) -> None:
-    w = ct.asarray(X, device=device) * 2.0
-    w.numpy()
-    fn = device.compile(lambda x: x * w, X)
-    value = weakref.ref(w._value)
-    del w
+    factor = [ct.asarray(X, device=device) * 2.0]
+    factor[0].numpy()
+    fn = device.compile(lambda x: x * factor[0], X)
+    value = weakref.ref(factor[0]._value)
+    factor.clear()
     gc.collect()
     assert value() is None
     np.testing.assert_array_equal(fn(X).numpy(), 2 * X)
