@@ -83,17 +83,6 @@ LATE: dict[tuple[str, str], str] = {
     ("__pyinstaller", ANY): "a function that runs in a process of its own",
 }
 
-# Imports that close a circle, inside a function or for type checkers: (who, what) and why.
-CLOSING: dict[tuple[str, str], str] = {
-    ("op.form", "op.op"): "a Form names its Op, and an Op is asked what it makes of a Form",
-    ("lang.values", "lang.tracer"): "an operand records on its tracer, which gives operands",
-    ("runtime.device", "tensors.jit"): "device.compile() captures tensors, which are on a device",
-    ("runtime.device", "tensors.batch"): "device.batch(), the same",
-    ("runtime.device", "check.self_check"): "a GPU computes cases, with operations, when it opens",
-    ("tensors.hints", "serving"): "`ct.serving` loads when it is asked for, and serves tensors",
-    ("cli.output", "cli.drawing"): "what is drawn, and how plain text is printed",
-}
-
 # Packages beyond the standard library that a room may import when it is imported itself.
 # `runtime` imports backends late, so their drivers load only then.
 # `cli` is imported by the command line alone, which looks for both first.
@@ -248,18 +237,6 @@ def test_modules_import_in_no_circle() -> None:
     for i in INSIDE:
         if i.when == "import" and i.target != module_name(i.path):
             graph[module_name(i.path)].add(i.target)
-    graphlib.TopologicalSorter(graph).prepare()
-
-
-def test_other_circles_are_named_with_a_reason() -> None:
-    graph: dict[str, set[str]] = {module_name(path): set() for path in FILES}
-    for i in INSIDE:
-        graph[module_name(i.path)].add(i.target)
-    for who, what in CLOSING:
-        assert f"centella.{what}" in graph[f"centella.{who}"], f"no such import: {who}, {what}"
-        graph[f"centella.{who}"].discard(f"centella.{what}")
-    for module, imported in graph.items():
-        imported.discard(module)
     graphlib.TopologicalSorter(graph).prepare()
 
 

@@ -87,7 +87,8 @@ def axes(
     fold: Fold | None = None,
 ) -> Axes:  # fmt: skip
     """The axes of an op by letters, a string an operand: `axes(["mk", "nk"], ["mn"])`."""
-    return Axes(tuple(map(dims, inputs)), tuple(map(dims, outputs)), told, chosen, fold)
+    made = tuple(map(dims, inputs)), tuple(map(dims, outputs))
+    return Axes(*made, told, chosen, fold)
 
 
 def spread(shape: Shape, letters: str) -> str:

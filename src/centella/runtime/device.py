@@ -290,10 +290,10 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     return opened
 
 
-def _first_use(opened: Device) -> str:
+def _first_use(made: Device) -> str:
     from centella.check.self_check import check_first_use
 
-    return check_first_use(opened)
+    return check_first_use(made)
 
 
 def devices() -> list[Device]:

@@ -91,7 +91,9 @@ class Plans:
         noted("plan", begin, operations=len(taken.nodes), launches=len(built.launches))
         planned = self._planned[key] = Planned(built, [])
         planned.loads = loads_of(built)
-        planned.total = Load(*map(sum, zip(*planned.loads, strict=True)))
+        planned.total = Load(
+            sum(x.flops for x in planned.loads), sum(x.nbytes for x in planned.loads)
+        )
         if len(self._planned) > PLANS:
             self._planned.popitem(last=False)
         return planned
