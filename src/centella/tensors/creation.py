@@ -129,8 +129,8 @@ def full(
     extents = views.extents("full", shape)
     value = number("full", "fill", fill)
     attrs = {"shape": extents, "dtype": dtype_of(dtype).name, "value": value}
-    (filled,) = target.recorder.record(get("fill"), [], attrs)
-    return Tensor(filled, filled.spec)
+    (made,) = target.recorder.record(get("fill"), [], attrs)
+    return Tensor(made, made.spec)
 
 
 def zeros(
