@@ -240,7 +240,7 @@ def test_few_plans_are_encoded_ahead(device: ct.Device, monkeypatch: pytest.Monk
         for plan, n in zip(plans, lengths, strict=True):
             np.testing.assert_allclose(plan(X).numpy(), softmaxed(X, n), rtol=1e-5)
             backend.ahead.encode()
-    ahead = [type(fn._replay._executable.prepared.spare) for fn in plans]
+    ahead = [type(fn._replay._executable.work.prepared.spare) for fn in plans]
     none = type(None)  # a short one is encoded when it runs
     assert ahead == [Commands, Commands, none, Encoder, Encoder, none]
     del plans[3], plan

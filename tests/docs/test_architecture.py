@@ -454,7 +454,7 @@ SHOWN = {
     "architecture.scopes_and_synchronize_flush_a_recording_and_no_batch",
     # what survives
     "A recording refers": "batch.a_tensor_nobody_holds_is_not_computed",
-    "A result that some tensor refers to": "batch.every_recorded_tensor_is_readable_after_execute "
+    "A result that some tensor refers to": "contracts.every_intermediate_reads_right "
     "batch.outputs_discard_the_rest batch.keep_serves_one_execution",
     "Every other result is a temporary": "batch.temporaries_are_reused_and_never_read_and_written_at_once",
     "Operands from outside are kept alive": "architecture.operands_are_held_until_the_recording_has_run "

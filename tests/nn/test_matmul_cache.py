@@ -171,19 +171,19 @@ def test_captures_are_few_however_many_shapes_there_are(device: ct.Device) -> No
             cache.matmul("f32", random(m, IN)), random(m, IN) @ weight_of("f32").T, 1e-5, 1e-4
         )
     assert captures.signatures == 8
-    first = set(captures._made)
+    first = set(captures._captured)
     cache.matmul("f32", random(3, IN))
-    assert set(captures._made) == first
+    assert set(captures._captured) == first
     for _ in range(2):  # once is no reason to let another go
         cache.matmul("f32", random(40, IN))
     assert captures.signatures == 8
-    assert len(first & set(captures._made)) == 7
+    assert len(first & set(captures._captured)) == 7
     large = np.ones((2000, IN), np.float32)
     for _ in range(2):
         np.testing.assert_allclose(
             cache.matmul("f32", large)[:1], large[:1] @ weight_of("f32").T, 1e-5, 1e-4
         )
-    assert len(first & set(captures._made)) == 7
+    assert len(first & set(captures._captured)) == 7
 
 
 def test_the_memory_of_a_weight_comes_back(device: ct.Device) -> None:

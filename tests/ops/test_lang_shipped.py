@@ -311,6 +311,7 @@ cache_step | begin | i32 | stepped(i)
 cache_step | set | i32 | stepped(i, i.ints(70, low=0))
 sample | short | f32 | sampled(i, 5, 0.7, 2, 0.9)
 sample | long | f32 | sampled(i, 1003, 1.0, 40, 0.95)
+sample | two chunks | f32 | sampled(i, 5003, 1.0, 40, 0.95)
 sample | greedy | f32 | sampled(i, 1030, 0.0, 0, 1.0)
 normed_linear | odd | f32 f16 | normed(i, 2, 9, 67)
 normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
@@ -488,7 +489,7 @@ def sampled(i: Inputs, vocab: int, *settings: float) -> ct.Tensor:
     counts, steps = (ct.State(i.of(a)) for a in (seen, np.arange(6, dtype=np.int32)))
     rows = 3 * [[*settings, 3.0, 1.0, 0.0, 0.0], [*settings, np.inf, 1.5, 2.0, 3.0]]
     seeds = i.of(np.arange(40, 46, dtype=np.int32))
-    given = (counts.value, steps.value, i(6, vocab), i.of(np.float32(rows), "f32"), seeds)
+    given = (counts.value, steps.value, i(6, vocab), i.of(np.array(rows, np.float32), "f32"), seeds)
     return apply_all(get("sample"), given, {})[2]
 
 
@@ -665,6 +666,10 @@ IDLE_CASES = {
 # What a line has, why it is idle, and the cases where it is not.
 IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "first = Elements(": ("a shift of the whole row: any element of it serves", ()),
+    "count = lang.bitcast(self.counts": (
+        "a token's penalty decides only where the token is among the first",
+        (),
+    ),
     "for place in places]": (
         "eight parts are loaded at once: of fewer the last again, which is left out",
         ("split into many",),

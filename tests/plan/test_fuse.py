@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.op.form import Form
 from centella.tensors import functional as f
 
 Array = np.ndarray[Any, Any]
@@ -421,6 +422,19 @@ def test_anything_fused_has_the_same_bits(device: ct.Device, seed: int) -> None:
     assert few < many
     for a, b in zip(fused, plain, strict=True):
         same(a, b, device)
+
+
+@pytest.mark.devices("cpu", "simulator")
+def test_attributes_of_a_form_are_read_once(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = ct.asarray(X, device=device), ct.asarray(W, device=device)
+    kept = [chain(x, w, as_it_is)]
+    device.synchronize()
+    monkeypatch.setattr(Form, "named", property(lambda form: pytest.fail("read again")))
+    kept += [chain(x, w, as_it_is) for _ in range(2)]  # another plan of known forms
+    device.synchronize()
+    same(kept[0].numpy(), kept[2].numpy(), device)
 
 
 @pytest.mark.devices("cpu")

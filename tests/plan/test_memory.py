@@ -44,9 +44,8 @@ def planned(device: ct.Device, *outputs: ct.Tensor) -> Plan:
     """The plan of what is recorded; nothing is run."""
     recording = device.recorder.implicit()
     taken = Recorded(recording.nodes, recording.uploads)
-    results = prepare.results_of(taken, [t._value for t in outputs], ())
-    outside = prepare.outside_of(taken)
-    return plan.build(taken.nodes, outside.index, results.wanted, device.caps, plan.Memo())
+    ends = prepare.boundary_of(taken, [t._value for t in outputs])
+    return plan.build(taken.nodes, ends.slots, ends.wanted, device.caps, plan.Memo())
 
 
 def check(made: Plan) -> None:

@@ -23,6 +23,7 @@ from centella.backends.base import Backend, Buffer
 from centella.plan.placement import size_class
 from centella.runtime.memory import Memory, Pool
 from tests.support.devices import own
+from tests.support.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
@@ -35,6 +36,12 @@ def python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", *options, "-c", code],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
+
+
+def ends(code: str, printed: str, *options: str, status: int = 0) -> None:
+    """A script says nothing but this, and ends with this status."""
+    run = python(code, *options)
+    assert (run.returncode, run.stdout, run.stderr) == (status, printed, "")
 
 
 def needs(name: str) -> None:
@@ -317,19 +324,12 @@ def test_nothing_is_in_use_on_a_closed_device(device: ct.Device) -> None:
 
 def test_a_device_of_one_thread_is_used_in_another(device: ct.Device) -> None:
     x = ct.asarray(X, device=device)
-    found: list[Array] = []
-    thread = threading.Thread(target=lambda: found.append(ct.relu(x).numpy()))
-    thread.start()
-    thread.join(30)
-    np.testing.assert_array_equal(found[0], np.maximum(X, 0))
+    np.testing.assert_array_equal(elsewhere(lambda: ct.relu(x).numpy()), np.maximum(X, 0))
 
 
 def test_a_value_outlives_the_thread_that_recorded_it(device: ct.Device) -> None:
-    kept: list[ct.Tensor] = []
-    thread = threading.Thread(target=lambda: kept.append(ct.asarray(X, device=device) + 1.0))
-    thread.start()
-    thread.join()
-    np.testing.assert_array_equal(kept[0].numpy(), X + 1)
+    y = elsewhere(lambda: ct.asarray(X, device=device) + 1.0)
+    np.testing.assert_array_equal(y.numpy(), X + 1)
 
 
 # -- pending results ------------------------------------------------------------------------------
@@ -381,9 +381,7 @@ total()
 threading.Thread(target=late).start()
 atexit.register(total)
 """
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == [str(4 * side * side)] * 3
+    ends(code, f"{4 * side * side}\n" * 3)
 
 
 def test_the_cpu_is_opened_while_the_process_ends() -> None:
@@ -394,8 +392,7 @@ def total():
     print(int(((x + 1) * 2).numpy().sum()))
 atexit.register(total)
 """
-    done = python(code)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "4194304\n")
+    ends(code, "4194304\n")
 
 
 def test_execute_does_not_block_on_the_cpu() -> None:
@@ -562,8 +559,7 @@ def test_the_process_ends(name: str, end: str) -> None:
         needs(name)
     if name != "cpu" and end not in ("", "device.close()"):
         pytest.skip("once is enough")
-    run = python(USE.format(name=name, end=end))
-    assert (run.returncode, run.stdout, run.stderr) == (3 if "Exit" in end else 0, "1.0\n", "")
+    ends(USE.format(name=name, end=end), "1.0\n", status=3 if "Exit" in end else 0)
 
 
 THREADED = """
@@ -584,8 +580,7 @@ print(threading.active_count())
 
 
 def test_the_worker_of_the_cpu_ends_with_the_process() -> None:
-    run = python(THREADED)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "202.0\n2\n", "")
+    ends(THREADED, "202.0\n2\n")
 
 
 BUSY = """
@@ -607,12 +602,6 @@ stop.set()
 for t in threads: t.join()
 print("parent")
 """
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_fork_while_other_threads_submit() -> None:
-    run = python(BUSY, "-W", "ignore::DeprecationWarning")  # newer Pythons warn of threads
-    assert (run.returncode, run.stdout, run.stderr) == (0, "parent\n", "")
 
 
 CAPTURING = """
@@ -655,9 +644,9 @@ print("parent")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_fork_while_another_thread_captures_a_function_or_traces_a_kernel() -> None:
-    run = python(CAPTURING, "-W", "ignore::DeprecationWarning")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "parent\n", "")
+@pytest.mark.parametrize("code", [BUSY, CAPTURING], ids=["submit", "capture or trace"])
+def test_fork_while_other_threads(code: str) -> None:
+    ends(code, "parent\n", "-W", "ignore::DeprecationWarning")  # newer Pythons warn of threads
 
 
 FORKED = """
@@ -735,5 +724,4 @@ def test_what_the_error_after_a_fork_advises_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["cpu", "webgpu"])
 def test_fork(name: str) -> None:
     needs(name)
-    run = python(FORKED.format(name=name), "-W", "ignore:This process:DeprecationWarning")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "parent\n", "")
+    ends(FORKED.format(name=name), "parent\n", "-W", "ignore:This process:DeprecationWarning")

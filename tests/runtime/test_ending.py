@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_device import needs, python
+from tests.runtime.test_device import ends, needs
 
 COLD = """
 import os
@@ -28,8 +28,7 @@ y = chain(ct.asarray(np.ones((4, 64), np.float32), device="webgpu"))
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3)])
 def test_what_a_driver_still_compiles_is_waited_for(end: str, code: int) -> None:
     needs("webgpu")
-    run = python(COLD.format(before="", end=end))
-    assert (run.returncode, run.stdout, run.stderr) == (code, "", "")
+    ends(COLD.format(before="", end=end), "", status=code)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's `exit` runs beside other threads")
@@ -37,9 +36,7 @@ def test_what_a_driver_still_compiles_is_waited_for(end: str, code: int) -> None
 def test_what_takes_too_long_is_left_and_the_exit_code_stays(end: str, code: int) -> None:
     needs("webgpu")
     before = "from centella.runtime import process_end; process_end.PATIENCE = 0.0"
-    run = python(COLD.format(before=before, end=end))
-    assert (run.returncode, run.stderr) == (code, "")
-    assert run.stdout == ("" if code else "end\n")
+    ends(COLD.format(before=before, end=end), "" if code else "end\n", status=code)
 
 
 DAEMONS = """
@@ -72,8 +69,7 @@ def test_daemon_threads_do_not_disturb_the_end(name: str) -> None:
     needs(name)
     folder = str(Path(__file__).parents[1] / "data" / "tiny-bert")
     for _ in range(3):
-        run = python(DAEMONS.format(name=name, folder=folder))
-        assert (run.returncode, run.stdout, run.stderr) == (5, "", "")
+        ends(DAEMONS.format(name=name, folder=folder), "", status=5)
 
 
 ENDLESS = """
@@ -95,8 +91,7 @@ print("end")
 
 
 def test_an_endless_kernel_on_the_cpu_does_not_keep_the_process() -> None:
-    run = python(ENDLESS)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+    ends(ENDLESS, "end\n")
 
 
 JOINED = """
@@ -123,5 +118,4 @@ running.wait()
 def test_a_thread_that_is_joined_as_the_process_ends(name: str) -> None:
     needs(name)
     for _ in range(3):
-        run = python(JOINED.format(name=name))
-        assert (run.returncode, run.stdout, run.stderr) == (0, "joined\n", "")
+        ends(JOINED.format(name=name), "joined\n")

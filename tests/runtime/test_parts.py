@@ -14,7 +14,6 @@ from centella.op.op import get
 from centella.record.recording import Recording
 from centella.record.values import PENDING
 from centella.runtime.executor import Executor
-from centella.runtime.prepare import storage_of
 from centella.runtime.recorder import Recorder
 from centella.runtime.replay import Replay
 from centella.runtime.storage import Storage
@@ -22,6 +21,7 @@ from centella.specs import make_spec
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 SPEC = make_spec(X.shape, f32, 1)
+BYTES = np.append(X, np.zeros(2, np.float32)).view(np.uint8)  # whole chunks
 
 
 @pytest.fixture(params=["cpu", "simulator"])
@@ -32,13 +32,13 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def test_an_executor_runs_a_recording(backend: Backend) -> None:
     executor = Executor(backend)
     recording = Recording(executor, explicit=True)
-    value = recording.add_upload(SPEC, storage_of(X, SPEC), NOWHERE)
+    value = recording.add_upload(SPEC, BYTES, NOWHERE)
     ticket = executor.run(recording, reads=[(value, 4, 8)])
     ticket.wait()
     assert ticket.data(0).view(np.float32).tolist() == [1, 2]
     with pytest.raises(ContractError, match="not computed yet"):
         other = Recording(executor, explicit=True)
-        executor.read([(other.add_upload(SPEC, storage_of(X, SPEC), NOWHERE), 0, 4)])
+        executor.read([(other.add_upload(SPEC, BYTES, NOWHERE), 0, 4)])
 
 
 def test_storage_writes_and_reserves(backend: Backend) -> None:
@@ -72,8 +72,7 @@ def test_a_replay_runs_on_an_executor(backend: Backend) -> None:
     recorder = Recorder(executor, storage)
     x = storage.write(X, storage.spec(X.shape, f32), NOWHERE)
     recording = Recording(executor, explicit=True)
-    form = recorder.form(get("neg"), (x.spec,), {})
-    (y,) = recorder.add(form, [(x, 0)], recording)
+    (y,) = recorder.record(get("neg"), [(x, x.spec, 0)], {}, recording)
     replay = Replay(executor, recording, (), [y], [(y, 0, 12)], "neg")
     ticket = replay.fetch((), NOWHERE)
     ticket.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -127,3 +128,28 @@ def test_threads_that_look_at_once_see_one_version(device: ct.Device) -> None:
             thread.join()
         for tensor in seen:
             assert tensor.numpy().shape == (4,)  # none is stale
+
+
+@pytest.mark.devices("cpu")
+@pytest.mark.parametrize(("op", "most"), [("add", 10), ("softmax", 9)])
+def test_recording_an_op_calls_few_functions(device: ct.Device, op: str, most: int) -> None:
+    x = ct.ones((4, 4), device=device)
+
+    def record() -> ct.Tensor:
+        return x + x if op == "add" else ct.softmax(x)
+
+    with device.batch():
+        kept = [record(), record()]
+        assert calls_of(lambda: kept.append(record())) <= 2 + most
+
+
+@pytest.mark.devices("cpu", "simulator")
+def test_a_capture_keeps_buffers_and_no_values(device: ct.Device) -> None:
+    factor = [ct.asarray(X, device=device) * 2.0]
+    factor[0].numpy()
+    fn = device.compile(lambda x: x * factor[0], X)
+    value = weakref.ref(factor[0]._value)
+    factor.clear()
+    gc.collect()
+    assert value() is None
+    np.testing.assert_array_equal(fn(X).numpy(), 2 * X)

@@ -206,11 +206,12 @@ def test_an_exporter_of_before_version_1() -> None:
     np.testing.assert_array_equal(x.numpy(), X)
 
 
-def test_a_taken_array_lives_until_the_last_submission_is_done() -> None:
+@pytest.mark.parametrize("how", ["dlpack", "buffer"])
+def test_a_taken_array_lives_until_the_last_submission_is_done(how: str) -> None:
     device = ct.device("cpu")
     data = np.array(X)
     watch = weakref.ref(data)
-    x = ct.from_dlpack(data)
+    x = ct.from_dlpack(data) if how == "dlpack" else ct.Tensor.from_buffer(data, X.shape, "f32")
     y, batch = x * 2.0, device.batch()
     z = batch.relu(x)
     del x, data
@@ -232,6 +233,11 @@ def test_values_are_shared_only_with_whom_can_be_told() -> None:
         np.testing.assert_array_equal(array, tensor.numpy())
         assert np.shares_memory(array, tensor.native[0]) == shared
         assert array.flags.writeable != shared
+    loose = np.from_dlpack(x, copy=True)
+    loose[:] = 0
+    np.testing.assert_array_equal(x.numpy(), X)
+    with pytest.raises(RuntimeError, match="Unsupported dtype"):
+        np.from_dlpack(x.astype("bf16"))
     private = dlpack.take(x.__dlpack__())
     assert private.address != x.native[0].ctypes.data
     assert private.strides == dense_strides(X.shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import re
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from centella import lang
 from centella.tensors import functional
 from centella.tensors.tensor import apply
 from tests.support.devices import own
+from tests.support.threads import elsewhere
 
 
 def counted(device: ct.Device) -> ct.State:
@@ -145,13 +145,10 @@ def test_a_change_that_waits_in_a_batch_is_not_read_outside(device: ct.Device) -
 
 def test_readers_on_another_thread_run_first(device: ct.Device) -> None:
     state = counted(device)
-    made: list[ct.Tensor] = []
-    thread = threading.Thread(target=lambda: made.append(state.value * 3))
-    thread.start()
-    thread.join()
+    tripled = elsewhere(lambda: state.value * 3)
     state.assign(0)
     assert np.array_equal(state.numpy(), np.zeros((3, 4)))
-    assert np.array_equal(made[0].numpy(), np.arange(12).reshape(3, 4) * 3)
+    assert np.array_equal(tripled.numpy(), np.arange(12).reshape(3, 4) * 3)
 
 
 def test_results_share_no_memory_with_a_state(device: ct.Device) -> None:

@@ -22,7 +22,7 @@ from centella.dtypes import dtype_of
 from centella.specs import make_spec
 from centella.tensors.display import as_html
 from centella.tensors.views import indexed, reshaped
-from tests.support.foreign import foreign, wgpu_buffer
+from tests.support.foreign import wgpu_buffer
 
 Array = np.ndarray[Any, Any]
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
@@ -633,48 +633,6 @@ def test_the_device_of_an_imported_array_is_the_cpu() -> None:
     assert x.device is ct.device("cpu")
     with pytest.raises(ct.DeviceError):
         ct.Tensor.from_buffer(object(), 3, "f32")
-
-
-def test_an_imported_array_lives_until_its_last_submission_is_done() -> None:
-    device = ct.device("cpu", pool="reuse")
-    data = foreign(device, X)
-    watch = weakref.ref(data)
-    x = ct.Tensor.from_buffer(data, X.shape, "f32", device=device)
-    y = x + 1.0
-    del x, data
-    gc.collect()
-    assert watch() is not None  # the recorded addition reads it
-    pending = ct.fetch(y)
-    np.testing.assert_array_equal(pending.result()[0], X + 1)
-    device.synchronize()
-    gc.collect()
-    assert watch() is None
-
-
-def test_dlpack_on_the_cpu() -> None:
-    x = ct.asarray(X, device="cpu") * 1.0
-    shared = np.from_dlpack(x)
-    np.testing.assert_array_equal(shared, X)
-    assert not shared.flags.writeable
-    assert np.shares_memory(shared, x.native[0])
-    np.testing.assert_array_equal(np.from_dlpack(x.T[1:3]), X.T[1:3])
-    loose = np.from_dlpack(x, copy=True)
-    loose[:] = 0
-    np.testing.assert_array_equal(x.numpy(), X)
-    data = X.copy()
-    y = ct.from_dlpack(data)
-    assert np.shares_memory(y.native[0], data)
-    np.testing.assert_array_equal((y + 1.0).numpy(), X + 1)
-    with pytest.raises(RuntimeError, match="Unsupported dtype"):
-        np.from_dlpack(x.astype("bf16"))
-    with pytest.raises(BufferError, match="immutable"):
-        x.__dlpack__(copy=False)
-    with pytest.raises(ct.DTypeError, match="from_dlpack: float64"):
-        ct.from_dlpack(np.zeros(3))
-    with pytest.raises(ct.DeviceError, match=r"expected an array with __dlpack__, got \[1, 2\]"):
-        ct.from_dlpack([1, 2])
-    with pytest.raises(BufferError, match="simulator does not export"):
-        np.from_dlpack(ct.asarray(X, device="simulator"))
 
 
 @pytest.mark.devices("webgpu")

@@ -15,6 +15,8 @@ import pytest
 import centella as ct
 from centella import lang
 from centella.op.op import registry
+from centella.runtime import prepare
+from centella.tensors.kernel import user
 
 Array = np.ndarray[Any, Any]
 f32, i32, u32 = ct.f32, ct.i32, ct.u32
@@ -656,3 +658,57 @@ def test_limits_are_raised_at_the_launch(device: ct.Device) -> None:
         ct.LimitError, match=r"'hungry': 32768 bytes of workgroup memory; this .* 16"
     ):
         hungry(y, threads=1024)
+
+
+# -- what a launch costs the host -----------------------------------------------------------------
+
+
+@ct.kernel(workgroup=64)
+def repeat(x: ct.In[f32], y: ct.Out[f32], n: u32) -> None:
+    """y = n x, by a loop."""
+    result = lang.var(0.0)
+    for _ in lang.range(n):
+        result += x[lang.global_id()]
+    y[lang.global_id()] = result.get()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[Any]:
+    """The calls of a function from now on, by their first argument."""
+    calls: list[Any] = []
+    original = getattr(where, name)
+
+    def call(*args: Any, **named: Any) -> Any:
+        calls.append(args[0])
+        return original(*args, **named)
+
+    monkeypatch.setattr(where, name, call)
+    return calls
+
+
+@pytest.mark.devices("webgpu")
+def test_loops_are_counted_once_for_each_form(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not device.caps.max_loop_rounds:
+        pytest.skip("this driver stops no loop")
+    calls = counted(monkeypatch, user, "parameter_words")
+    x = ct.ones((64,), device=device)
+    for n in (3, 3, 5, 3, 5):
+        y = ct.zeros((64,), device=device)
+        repeat(x, y, n=n, threads=64)
+        np.testing.assert_array_equal(y.numpy(), np.float32(n))
+    assert len(calls) == 2
+
+
+@pytest.mark.devices("webgpu")
+def test_a_run_binds_each_launch_once(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, prepare, "bound")
+    x = ct.asarray(FLAT, device=device)
+    for run in range(1, 4):
+        y, z = ct.zeros(FLAT.shape, device=device), ct.zeros(FLAT.shape, device=device)
+        device.synchronize()
+        with device.batch():
+            scale(x, y, n=x.size, s=2.0, threads=x.size)
+            scale(y, z, n=x.size, s=3.0, threads=x.size)
+        assert len(calls) == 2 * run
+        np.testing.assert_array_equal(z.numpy(), 6 * FLAT)

@@ -246,7 +246,7 @@ class KVCache:
             )
         self._check_room(qkv.shape[1])
         x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
-        norms = () if qk_norm is None else (qk_norm,)
+        norms: tuple[Tensor, ...] = () if qk_norm is None else (qk_norm,)
         attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
         states = [state.value for state in self._layers[layer]]
 

@@ -8,14 +8,11 @@ the results. An axis without a letter is needed whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from centella.specs import Shape
-
-if TYPE_CHECKING:
-    from centella.op.form import Form
+from centella.specs import Shape, Spec
 
 LETTERS = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of dimensions of which the rank alone says how many there are
@@ -103,13 +100,27 @@ def spread(shape: Shape, letters: str) -> str:
     return "".join(WHOLE if n == 1 else c for n, c in zip(shape, own, strict=True))
 
 
-def broadcasting(form: Form[object]) -> Axes:
+class Layouts(Protocol):
+    """What a `Form` says of operands and results."""
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        """How each operand is seen."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        """How each result lies in memory."""
+        ...
+
+
+def broadcasting(form: Layouts) -> Axes:
     """Of an op whose operands broadcast to its one result, element by element."""
     letters = LETTERS[: len(form.outputs[0].shape)]
     return axes([spread(s.shape, letters) for s in form.inputs], [letters])
 
 
-def along_rows(form: Form[object]) -> Axes:
+def along_rows(form: Layouts) -> Axes:
     """Of an op that works along the last dimension; operands broadcast to its one result."""
     letters = LETTERS[: len(form.outputs[0].shape) - 1] + WHOLE
     return axes([spread(s.shape, letters) for s in form.inputs], [letters])

@@ -144,6 +144,4 @@ def registry() -> dict[str, Op[Any]]:
     return dict(_registry)
 
 
-def get(name: str) -> Op[Any]:
-    """The op of that name."""
-    return _registry[name]
+get: Callable[[str], Op[Any]] = _registry.__getitem__  # the op of a name

@@ -27,7 +27,7 @@ from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import fuse
 from centella.record.recording import Node
-from centella.record.values import Place
+from centella.record.values import Place, Value
 from centella.specs import Caps
 
 LOWERED = 8192  # forms of a device, before their launches are forgotten
@@ -141,11 +141,13 @@ class Memo(Struct, eq=False):
 EMPTY = Plan(0, (), (), {}, (), (), 0)
 
 
-def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) -> tuple[Any, ...]:
+def key_of(
+    nodes: Sequence[Node], externals: Mapping[Value, int], wanted: Wanted
+) -> tuple[Any, ...]:
     """The structure of a recording: equal keys, equal plans.
 
     Args:
-        externals: id of each outside value to its slot; how many there are is part of the key, as
+        externals: the slot of each outside value; how many there are is part of the key, as
             it numbers the slots that follow.
     """
     key: list[Any] = [len(externals)]
@@ -153,21 +155,21 @@ def key_of(nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted) 
         key.append(node.form)
         for value, (maker, output), offset in node.inputs:
             key.append(maker)
-            key.append(output if value is None else externals[id(value)])
+            key.append(output if value is None else externals[value])
             key.append(offset)
         key.append(kept)
     return tuple(key)
 
 
 def build(
-    nodes: Sequence[Node], externals: Mapping[int, int], wanted: Wanted, caps: Caps,
+    nodes: Sequence[Node], externals: Mapping[Value, int], wanted: Wanted, caps: Caps,
     memo: Memo,
 ) -> Plan:  # fmt: skip
     """Plan recorded nodes.
 
     Args:
         nodes: in recorded order.
-        externals: id of each outside value to its slot.
+        externals: the slot of each outside value.
         wanted: for each node, which outputs must outlive the plan.
         memo: what earlier plans of this device worked out.
 
@@ -214,9 +216,9 @@ def build(
     )
 
 
-def _plain(node: Node, externals: Mapping[int, int], wanted: tuple[bool, ...]) -> PlanNode:
+def _plain(node: Node, externals: Mapping[Value, int], wanted: tuple[bool, ...]) -> PlanNode:
     sources = tuple(
-        Source(*place, offset) if value is None else Source(-1, externals[id(value)], offset)
+        Source(*place, offset) if value is None else Source(-1, externals[value], offset)
         for value, place, offset in node.inputs
     )
     return PlanNode(node.form, sources, wanted)

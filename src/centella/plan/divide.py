@@ -87,7 +87,10 @@ class Division:
     def __init__(self, form: Form[Any], caps: Caps, boundary: int = CHUNK) -> None:
         self._form, self._caps = form, caps
         axes = form.op.axes
-        self._axes: Axes = _none(form) if axes is None else axes(form)
+        if axes is None:
+            self._axes: Axes = Axes(_whole(form.inputs), _whole(form.outputs))
+        else:
+            self._axes = axes(form)
         self._operands: list[tuple[Spec, Dims]] = [
             *zip(form.inputs, self._axes.inputs, strict=True),
             *zip(form.outputs, self._axes.outputs, strict=True),
@@ -303,12 +306,9 @@ class Division:
         )
 
 
-def _none(form: Form[Any]) -> Axes:
-    """Nothing can be divided."""
-    return Axes(
-        tuple((None,) * len(s.shape) for s in form.inputs),
-        tuple((None,) * len(s.shape) for s in form.outputs),
-    )
+def _whole(specs: Sequence[Spec]) -> tuple[Dims, ...]:
+    """The axes of operands that cannot be divided."""
+    return tuple((None,) * len(spec.shape) for spec in specs)
 
 
 def _view(spec: Spec, dims: Dims, ranges: Mapping[str, Range]) -> View:

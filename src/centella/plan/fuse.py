@@ -52,7 +52,7 @@ def fuse(
         group = _Group(graph, last)
         if len(group.sides) < 2:
             continue
-        chain = _chain(sorted(group.sides), nodes, forms)
+        chain = _chain(sorted(group.sides), graph)
         if not divisible(chain.form, caps):
             continue  # rows of a reduction that one by one are divided, and chains are not
         fused[last] = chain
@@ -68,12 +68,12 @@ def _fusable(node: Any) -> bool:
 
 
 def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
-    found: dict[Place, set[int]] = {}
+    readers: dict[Place, set[int]] = {}
     for index, node in enumerate(nodes):
         if alive[index]:
             for source in node.inputs:
-                found.setdefault((source.node, source.index), set()).add(index)
-    return found
+                readers.setdefault((source.node, source.index), set()).add(index)
+    return readers
 
 
 def _changed(nodes: Sequence[Any]) -> set[Place]:
@@ -101,13 +101,32 @@ class _Graph(Struct, eq=False):
             and not any((s.node, s.index) in self.changed for s in node.inputs)
         )
 
-    def weight(self, form: Form[Any]) -> int:
-        """Statements of an element-wise form for one element."""
-        found: int | None = self.forms.get(form)
-        if found is None:
-            found = weight(_step(form, ()), tuple(s.dtype for s in form.inputs))
-            self.forms[form] = found
-        return found
+    def step(self, form: Form[Any]) -> _FormStep:
+        """A form as a step of a chain, worked out once."""
+        known: _FormStep | None = self.forms.get(form)
+        if known is None:
+            attrs = form.named
+            numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
+            rest = tuple((n, v) for n, v in attrs.items() if n not in numbers)
+            step = Step(form.op.name, (), rest, tuple(numbers), form.outputs[0].dtype.name)
+            counted = form.op.element is not None and self.caps.target != "numpy"
+            dtypes = tuple(spec.dtype for spec in form.inputs)
+            known = _FormStep(step, tuple(numbers.values()), weight(step, dtypes) if counted else 0)
+            self.forms[form] = known
+        return known
+
+
+class _FormStep(NamedTuple):
+    """A form as a step of a chain.
+
+    Attributes:
+        step: without operands; values: of its numbers.
+        statements: of an element-wise one, for one element; 0 on the host.
+    """
+
+    step: Step
+    values: tuple[Any, ...]
+    statements: int
 
 
 class _Size(NamedTuple):
@@ -165,18 +184,18 @@ class _Group:
         readers = self._graph.readers[index, 0]
         if not readers <= self.sides.keys():
             return None
-        made = self._nodes[index].form.outputs[0]
+        result = self._nodes[index].form.outputs[0]
         sides: set[int] = set()
         for reader in readers:
-            held = reader == self.anchor
-            sides.add(BEFORE if held else self.sides[reader])
+            is_anchor = reader == self.anchor
+            sides.add(BEFORE if is_anchor else self.sides[reader])
             for position, (source, spec) in enumerate(_operands(self._nodes[reader])):
-                other = source.offset or spec != made or (held and position)
+                other = source.offset or spec != result or (is_anchor and position)
                 if source.node == index and other:  # a view, or a norm's weight
                     return None
         alike = self._shapes[BEFORE] == self._shapes[AFTER]
         side = min(sides)
-        return side if (len(sides) == 1 or alike) and made.shape == self._shapes[side] else None
+        return side if (len(sides) == 1 or alike) and result.shape == self._shapes[side] else None
 
     def _take(self, index: int, side: int) -> bool:
         """Take a node in, unless the group would become more than a kernel can be."""
@@ -204,15 +223,13 @@ class _Group:
         if holds:
             lanes = max(lanes, self._held(form)[0])
         reads[BEFORE if holds else side] |= frozenset(_operands(node))
-        numbers = sum([isinstance(v, NUMBERS) for v in form.named.values()])
-        statements = 0
-        if not holds and self._graph.caps.target != "numpy":
-            statements = self._graph.weight(form)
-            if side == BEFORE and self.anchor is not None:
-                statements *= self._held(self._nodes[self.anchor].form)[1]
+        step = self._graph.step(form)
+        statements = step.statements
+        if statements and side == BEFORE and self.anchor is not None:
+            statements *= self._held(self._nodes[self.anchor].form)[1]
         return _Size(
             (reads[BEFORE], reads[AFTER]),
-            size.numbers + numbers,
+            size.numbers + len(step.values),
             size.statements + statements,
             max(size.lanes, lanes),
         )
@@ -264,25 +281,19 @@ def _operands(node: Any) -> Iterable[tuple[Any, Spec]]:
 
 def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec], int]:
     """The operands of a group that no node of it makes, numbered in order of first use."""
-    found: dict[tuple[Any, Spec], int] = {}
+    operands: dict[tuple[Any, Spec], int] = {}
     members = sorted(group)
     inside = set(members)
     for index in members:
         for source, spec in _operands(nodes[index]):
             if source.node not in inside:
-                found.setdefault((source, spec), len(found))
-    return found
+                operands.setdefault((source, spec), len(operands))
+    return operands
 
 
-def _step(form: Form[Any], operands: tuple[int, ...]) -> Step:
-    attrs = form.named
-    riding = tuple(n for n, v in attrs.items() if isinstance(v, NUMBERS))
-    rest = tuple((n, v) for n, v in attrs.items() if n not in riding)
-    return Step(form.op.name, operands, rest, riding, form.outputs[0].dtype.name)
-
-
-def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Form[Any]]) -> Any:
+def _chain(group: list[int], graph: _Graph) -> Any:
     """The fused node of a group, in place of its last."""
+    nodes, forms = graph.nodes, graph.forms
     outside = _outside(group, nodes)
     places: dict[int, int] = {}
     steps: list[Step] = []
@@ -293,10 +304,10 @@ def _chain(group: list[int], nodes: Sequence[Any], forms: MutableMapping[Any, Fo
             places[source.node] if source.node in places else outside[source, spec]
             for source, spec in _operands(node)
         )
-        step = _step(node.form, operands)
-        steps.append(step)
-        given = node.form.named
-        numbers.update({f"{count}.{n}": given[n] for n in step.numbers})
+        step, values, _ = graph.step(node.form)
+        steps.append(Step(step.name, operands, *step[2:]))
+        for name, value in zip(step.numbers, values, strict=True):
+            numbers[f"{count}.{name}"] = value
         places[index] = len(outside) + count
     last = nodes[group[-1]]
     inputs = tuple(spec for _, spec in outside)

@@ -96,13 +96,13 @@ def _results(values: Sequence[Lifetime], buffers: list[_Buffer]) -> None:
         if not value.kept:
             continue
         room = over.get(size_class(value.nbytes), [])
-        found = next((b for b in room if b.lasts[-1] < value.node), None)
-        if found is None:
-            buffers.append(found := _Buffer(0))
+        free = next((b for b in room if b.lasts[-1] < value.node), None)
+        if free is None:
+            buffers.append(free := _Buffer(0))
         else:
-            room.remove(found)
-        found.nbytes = max(found.nbytes, value.nbytes)
-        found.take(index, value.node, FOREVER)
+            room.remove(free)
+        free.nbytes = max(free.nbytes, value.nbytes)
+        free.take(index, value.node, FOREVER)
 
 
 def largest_live(values: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from centella.errors import ContractError
 from centella.ledger.call_sites import call_site, line_of
-from centella.record.values import DISCARDED, FAILED, PENDING, Value
+from centella.record.values import DISCARDED, FAILED, PENDING, READY, Value
 
 LINES = 64  # events that are told apart; further lines are counted together
 CAME = {"upload": "uploaded", "import_buffer": "imported", "empty": "reserved"}
@@ -80,6 +81,22 @@ def happened(values: Iterable[tuple[Value, int]], kind: str, what: str = "") -> 
             events[key] = (times + 1, total + nbytes)
 
 
+def launched(value: Value, name: str) -> None:
+    """Note that a kernel of the application's was launched on a value.
+
+    Raises:
+        ContractError: it is not in device memory, or the kernel has no name.
+    """
+    if not name or not isinstance(name, str):
+        raise ContractError(f"record_launch: expected the name of a kernel, got {name!r}")
+    if value.state != READY:
+        raise ContractError(
+            f"record_launch: {name} cannot have run on a tensor that is {value.state}; "
+            f".native computes it"
+        )
+    happened([(value, 0)], "launched", name)
+
+
 def history(value: Value) -> tuple[Event, ...]:
     """What has happened to a value, in the order in which each first happened."""
     with value.device.lock:
@@ -93,16 +110,16 @@ def _event(key: Key, times: int, nbytes: int) -> Event:
 
 
 def _beginning(value: Value) -> Event:
-    line, made = line_of(value.site), value.made
+    line, plan = line_of(value.site), value.computed_by
     if value.state in (DISCARDED, FAILED):
         return Event(value.state, value.what, line)
     if value.state == PENDING:
         return Event("recorded", value.what, line)
-    if isinstance(made, Replayed):
-        return Event("replayed", f"{made.name}: {made.op}", line, made.launches)
-    if made is not None:
-        op = made.label(value.place[0])
+    if isinstance(plan, Replayed):
+        return Event("replayed", f"{plan.name}: {plan.op}", line, plan.launches)
+    if plan is not None:
+        op = plan.label(value.place[0])
         kind = "copied" if op in COPIES else "computed"
-        return Event(kind, op, line, made.launches_of(value.place[0]))
+        return Event(kind, op, line, plan.launches_of(value.place[0]))
     nbytes = value.spec.storage_bytes if value.what == "upload" else 0
     return Event(CAME.get(value.what, "reserved"), "", line, 0, nbytes)

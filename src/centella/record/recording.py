@@ -74,7 +74,7 @@ class Recording:
         open: how many of its `with` blocks have begun and not ended.
         scopes: the ledgers inside which something was recorded lazily.
         generation: how often it was taken to be run.
-        marks: what a captured function notes of States, for its replays; None elsewhere.
+        host_updates: what a captured function notes of States, for its replays; None elsewhere.
         last_plan: what ran last, if anything did.
         begun: when the first node or upload was recorded, in ns, if anybody times; else 0.
     """
@@ -86,7 +86,7 @@ class Recording:
         self.thread: int = get_ident()
         self.open: int = 0
         self.generation: int = 0
-        self.marks: list[tuple[Cell, Callable[[Any], Any]]] | None = None
+        self.host_updates: list[tuple[Cell, Callable[[Any], Any]]] | None = None
         self.scopes: set[Ledger] = set()
         self.last_plan: Any = None
         self.begun: int = 0
@@ -124,12 +124,12 @@ class Recording:
         if not index:
             guard()
             self.begun = began()
-        made: list[Value] = []
+        values: list[Value] = []
         for spec in form.outputs:
-            made.append(Value(spec, device, name, self, (index, len(made)), site))
-        nodes.append(Node(form, inputs, list(map(ref, made)), site))
+            values.append(Value(spec, device, name, self, (index, len(values)), site))
+        nodes.append(Node(form, inputs, list(map(ref, values)), site))
         self.result_bytes += form.nbytes
-        return made
+        return values
 
     def add_upload(self, spec: Spec, data: Array, site: Site) -> Value:
         """Record host data; returns its value."""
@@ -228,8 +228,8 @@ class Recorded(Struct, eq=False):
     result_bytes: int = 0
 
     def _values(self) -> list[Value]:
-        made = [value for node in self.nodes for value in node.alive]
-        return [*made, *(u.value for u in self.uploads)]
+        values = [value for node in self.nodes for value in node.alive]
+        return [*values, *(u.value for u in self.uploads)]
 
     @uninterrupted
     def fail(self, reason: str) -> None:

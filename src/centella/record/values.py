@@ -89,23 +89,23 @@ class Cell:
             self._catch_up()
         return self._current
 
-    def changed_by(self, runs: Runs, made: Any) -> None:
+    def changed_by(self, runs: Runs, computed_by: Any) -> None:
         """Every run of a replay changes it from now on, as long as that is there.
 
         Args:
-            made: what the history of a version says of it.
+            computed_by: what the history of a version says of it.
         """
         self._catch_up()
         self._replays = [pair for pair in self._replays if pair[0].alive]
-        self._replays.append((runs, made))
+        self._replays.append((runs, computed_by))
 
     def _newest_run(self) -> tuple[Runs, Any] | None:
         """The replay that has changed it since somebody looked, if one has."""
-        found, last = None, self._seen
+        newest, last = None, self._seen
         for pair in self._replays:
             if pair[0].last > last:
-                found, last = pair, pair[0].last
-        return found
+                newest, last = pair, pair[0].last
+        return newest
 
     @uninterrupted
     def _catch_up(self) -> None:
@@ -117,27 +117,27 @@ class Cell:
             self._looked = newest
             return
         with self.memory.device.lock:
-            found = self._newest_run()
-            if found is not None:  # no other thread was quicker
-                runs, made = found
-                self.advance(self.version(runs.what, runs.site, made))
+            run = self._newest_run()
+            if run is not None:  # no other thread was quicker
+                runs, computed_by = run
+                self.advance(self.version(runs.what, runs.site, computed_by))
                 self._seen = runs.last
                 self._replays = [p for p in self._replays if p[0].alive or p[0].last > self._seen]
 
-    def version(self, what: str, site: Site, made: Any) -> Value:
+    def version(self, what: str, site: Site, computed_by: Any) -> Value:
         """A value that stands for what the memory holds, computed by a replay."""
         memory = self.memory
         assert memory is not None, "a State has memory"
         value = Value(memory.spec, memory.device, what, site=site)
         value.ready(memory.require(), memory.offset)
-        value.made = made
+        value.computed_by = computed_by
         return value
 
     def __del__(self) -> None:
         """Who has an older version finds that it is stale, also when the State is gone."""
-        found = self._newest_run()
-        if found is not None and self._current is not None:
-            self._current.stale = Stale(self.what, found[0].site, False)
+        run = self._newest_run()
+        if run is not None and self._current is not None:
+            self._current.stale = Stale(self.what, run[0].site, False)
 
     def _touched(self) -> None:
         """Replays of this device look at their States again before they run."""
@@ -158,14 +158,14 @@ class Cell:
         if not self._readers:
             return []
         waiting: list[Any] = []
-        for found, generation in list(self._readers.items()):
-            if found is changer or found.generation != generation:
+        for reader, generation in list(self._readers.items()):
+            if reader is changer or reader.generation != generation:
                 continue  # it has run since
-            if found.explicit:
+            if reader.explicit:
                 raise ContractError(
                     f"{self.what}: a batch that has not been executed reads it; execute that first"
                 )
-            waiting.append(found)
+            waiting.append(reader)
         return waiting
 
     def advance(self, value: Value) -> None:
@@ -213,7 +213,7 @@ class Value(Struct, eq=False, weakref=True):
         version_of: the memory that it is one version of, which may have gone: see `cell`.
         before: the version before, until it is known that this one will be computed.
         note: what its owner on the host knows about this version.
-        made: the plan that computed it, or what a replay says in its place; else None.
+        computed_by: the plan, or what a replay says in its place; else None.
         events: what has happened to it since; see `history`.
     """
 
@@ -232,7 +232,7 @@ class Value(Struct, eq=False, weakref=True):
     before: Value | None = None
     version_of: ref[Cell] | None = None
     note: Any = None
-    made: Any = None
+    computed_by: Any = None
     events: Any = None
 
     @property

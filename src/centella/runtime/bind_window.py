@@ -33,27 +33,38 @@ def narrowed(launch: Launch, caps: Caps) -> Launch:
     return _bound_by(launch, [_window(*view, caps) for view in launch.views], caps)
 
 
-def windowed(launch: Launch, slots: Sequence[Buffer], caps: Caps) -> Launch:
-    """A launch whose operands in buffers larger than a binding are bound by windows.
+def bound(
+    planned: Launch, compiled: Launch, offsets: Sequence[int], slots: Sequence[Buffer], caps: Caps
+) -> Launch:
+    """A launch on the buffers that it runs with; `compiled` itself where nothing changes.
+
+    Args:
+        planned: as the plan has it; compiled: with its pipeline, and windows if it is a user's.
+        offsets: elements from each external buffer to its first.
 
     Raises:
         LimitError: an operand's window is larger than a binding.
     """
-    windows: list[Window | None] = [
+    elements = [offsets[slot] if slot < len(offsets) else 0 for slot in planned.slots]
+    if compiled.windows:
+        if any(elements):  # those of `compiled` count from its windows
+            launch = replace(planned, pipeline=compiled.pipeline).shifted(elements)
+            compiled = narrowed(launch, caps)
+        return _ending(compiled, slots)
+    launch = compiled.shifted(elements)
+    windows = [
         _window(*view, caps) if slots[slot].nbytes > caps.max_binding else None
         for view, slot in zip(launch.views, launch.slots, strict=True)
     ]
-    if launch.windows or not any(windows):
-        return launch
-    return ending(_bound_by(launch, windows, caps), slots)
+    return _ending(_bound_by(launch, windows, caps), slots) if any(windows) else launch
 
 
-def ending(launch: Launch, slots: Sequence[Buffer]) -> Launch:
+def _ending(launch: Launch, slots: Sequence[Buffer]) -> Launch:
     """A launch whose windows end with their buffers: imported memory may end within a chunk."""
     sizes = [slots[slot].nbytes for slot in launch.slots]
     windows = tuple(
         window if window is None or sum(window) <= nbytes else (window[0], nbytes - window[0])
-        for window, nbytes in zip(launch.windows, sizes, strict=False)
+        for window, nbytes in zip(launch.windows, sizes, strict=True)
     )
     return launch if windows == launch.windows else replace(launch, windows=windows)
 

@@ -240,27 +240,27 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
         name = spelled(name)
         if options:
             return _create(name, None, options)
-        found = _opened.get(name)
-        if found is None or found.lost:
-            found = _opened[name] = _create(name, None, {})
-        return found
+        known = _opened.get(name)
+        if known is None or known.lost:
+            known = _opened[name] = _create(name, None, {})
+        return known
 
 
 def _of_native(name: str, native: Any, options: dict[str, Any]) -> Device | None:
     if not options:
-        for made in devices():
-            if made.backend.runs_on(native) and made.name.startswith(name):
-                return made
+        for opened in devices():
+            if opened.backend.runs_on(native) and opened.name.startswith(name):
+                return opened
     return None
 
 
 def _open_native(name: str, native: Any, options: dict[str, Any]) -> Device:
     plain = not options
-    made = _create(name, native, options)
+    opened = _create(name, native, options)
     # An ordinal, or an object that stands for one, is another spelling of a name.
-    if plain and made.name.startswith("cuda:") and made.backend.runs_on(int(made.name[5:])):
-        _opened[made.name] = made
-    return made
+    if plain and opened.name.startswith("cuda:") and opened.backend.runs_on(int(opened.name[5:])):
+        _opened[opened.name] = opened
+    return opened
 
 
 def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
@@ -273,16 +273,16 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
     pool = options.pop("pool", os.environ.get("CENTELLA_POOL", "reuse"))
     backend = open_backend(name, native, options)
     try:
-        made = Device(backend, pool=pool, **own)
+        opened = Device(backend, pool=pool, **own)
         if name.partition(":")[0] in GPUS:  # NumPy is what a device is compared with
-            made.fault = _first_use(made)
+            opened.fault = _first_use(opened)
     except BaseException:
         backend.close()
         raise
     guard()
     _watch_process()
-    _made = (*[r for r in _made if r() is not None], ref(made))
-    return made
+    _made = (*[r for r in _made if r() is not None], ref(opened))
+    return opened
 
 
 def _first_use(made: Device) -> str:
@@ -298,8 +298,8 @@ def devices() -> list[Device]:
 
 @uninterrupted
 def _flush_all(scope: Ledger | None) -> None:
-    for made in devices():
-        made.recorder.flush(scope)
+    for opened in devices():
+        opened.recorder.flush(scope)
 
 
 on_flush(_flush_all)
@@ -311,10 +311,10 @@ def trusted(name: str) -> Device:
     Raises:
         DeviceError: it cannot be opened, or its self-check failed.
     """
-    found = device(name)
-    if found.fault:
-        raise DeviceError(f"{found.name} failed its self-check: {found.fault}")
-    return found
+    known = device(name)
+    if known.fault:
+        raise DeviceError(f"{known.name} failed its self-check: {known.fault}")
+    return known
 
 
 def current_device() -> Device:
@@ -334,10 +334,10 @@ def default_device() -> Device:
             raise DeviceError(f"CENTELLA_DEVICE={name}: {error}") from error
     if _default is not None and not _default.lost:
         return _default
-    found, why = choose(trusted)
-    logger("device").info("default device %s: %s", found.name, why)
-    _default = found
-    return found
+    known, why = choose(trusted)
+    logger("device").info("default device %s: %s", known.name, why)
+    _default = known
+    return known
 
 
 # -- the process: its end, and forks. A child lacks the threads that might hold a lock, so whoever
@@ -373,17 +373,17 @@ def _watch_process() -> None:
 
 def _before_fork() -> None:
     _opened_lock.acquire()
-    for made in devices():
-        made.lock.acquire()
-        _held.append(made)
-        made.backend.before_fork()
+    for opened in devices():
+        opened.lock.acquire()
+        _held.append(opened)
+        opened.backend.before_fork()
 
 
 def _after_fork(*, child: bool) -> None:
-    for made in _held:
-        if not made.backend.after_fork(child=child):
-            forked.add(made.name.partition(":")[0])
-            made.executor.lose("the process was forked", AFTER_FORK)
-        made.lock.release()
+    for opened in _held:
+        if not opened.backend.after_fork(child=child):
+            forked.add(opened.name.partition(":")[0])
+            opened.executor.lose("the process was forked", AFTER_FORK)
+        opened.lock.release()
     _held.clear()
     _opened_lock.release()

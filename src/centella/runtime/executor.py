@@ -6,15 +6,10 @@ What can fail comes first and leaves the recording as it was; the submission its
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count as counter
 from typing import Any
 
-from msgspec.structs import replace
-
-from centella.backends.base import Backend, Buffer, DoneTicket, Load, Submission, Ticket
-from centella.emit.program import Program
+from centella.backends.base import Backend, Buffer, DoneTicket, Submission, Ticket
 from centella.errors import (
     CentellaError,
     ContractError,
@@ -27,19 +22,17 @@ from centella.errors import (
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
 from centella.ledger.counts import began, count, noted, permit, timelines
-from centella.plan import build as plan
+from centella.plan.build import EMPTY, Plan
 from centella.record.recording import Recorded, Recording, innermost
 from centella.record.values import PENDING, Value
 from centella.runtime import prepare
-from centella.runtime.bind_window import narrowed
 from centella.runtime.counting import count_work, note_work
-from centella.runtime.in_flight import Border, Flight, imported_of
+from centella.runtime.in_flight import Border, InFlight, imported_of
 from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
-from centella.runtime.prepare import Executable, Planned, Span
-from centella.runtime.workspace import Share, Workspace
-
-PLANS = 512
+from centella.runtime.plans import Plans
+from centella.runtime.prepare import Boundary, Executable, Span
+from centella.runtime.workspace import Workspace
 
 
 class Executor:
@@ -47,12 +40,12 @@ class Executor:
 
     Attributes:
         name: "cpu", "simulator", "webgpu:<adapter>" or "cuda:<index>".
-        cache: its PipelineCache.
+        cache: its PipelineCache; plans: what is planned and compiled.
         workspace: where its replays compute.
         lock: held while anything is recorded or run on it; never while somebody waits for it.
         last_plan: what ran last.
         border: what calls of the backend stand in, unless they say themselves what is lost.
-        flight: submissions that are not known to be done.
+        in_flight: submissions that are not known to be done.
         lost: it was lost or closed.
         device: what values in its memory say they are on.
         state_events: how often a State of its values was read or changed by other than replays.
@@ -60,8 +53,6 @@ class Executor:
     Args:
         device: has a `name`, a `lock` and `state_events` as well; default: itself.
     """
-
-    _ids = counter(1)
 
     def __init__(
         self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
@@ -74,18 +65,16 @@ class Executor:
         self.pool: Pool = Pool(backend, pool, memory_limit)
         self.workspace: Workspace = Workspace(self.pool, backend.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
-        self._id = next(Executor._ids)
-        self._plans: OrderedDict[Any, Planned] = OrderedDict()
+        self.plans: Plans = Plans(backend)
         self.border: Border = Border(self.lose)
-        self.flight: Flight = Flight(self.lose, self.let_go)
-        self._memo: plan.Memo = plan.Memo()
+        self.in_flight: InFlight = InFlight(self.lose, self.let_go)
         self.lost: bool = False
         self.barred: bool = False
         self._ending: bool = False
         self._why_lost: str = ""
         self.state_events: int = 0
         self._remedy: str = "open it again"
-        self.last_plan: plan.Plan = plan.EMPTY
+        self.last_plan: Plan = EMPTY
 
     def lose(self, reason: str, remedy: str = "open it again") -> None:
         """The device cannot be used any more."""
@@ -167,13 +156,11 @@ class Executor:
             permit(f"read of {reads[0][0].what}", "downloads")
         taken = recording.take()
         try:
-            results = prepare.results_of(taken, outputs, reads)
-            outside = prepare.outside_of(taken)
-            executable = self.executable(taken, results, outside, cache)
-            work = executable.submission(executable.uploads.writes)
+            boundary = prepare.boundary_of(taken, outputs, reads)
+            executable = self.executable(taken, boundary, cache)
+            work = executable.work
             work.whole = recording.explicit
-            slots = executable.slots_of((value for value, _, _ in reads), results, outside)
-            meant = prepare.add_reads(work, reads, slots, self.backend.unit)
+            meant = executable.add_reads(reads, boundary, self.backend.unit)
         except BaseException:
             recording.restore(taken)
             raise
@@ -184,92 +171,43 @@ class Executor:
         ticket = self.hand_over(
             executable, work, meant, lambda: recording.restore(taken), taken.lose, begin, peek=peek
         )
-        for upload, arena, offset in executable.uploads.places:
+        for upload, arena, offset in executable.uploads.uploads:
             upload.value.ready(arena, offset)
         if executable.plan is not None:
-            results.settle(work.slots, executable.plan)
+            boundary.settle(work.slots, executable.plan)
             recording.last_plan = self.last_plan = executable.plan
         recording.scopes.clear()
         return ticket
 
-    def _planned(
-        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results,
-        cache: PipelineCache,
-    ) -> Planned:  # fmt: skip
-        """The plan of a recording with its launches compiled."""
-        planned = self.find_plan(taken, outside, results)
-        if planned.cache is cache and planned.generation == cache.generation:
-            cache.hit(planned.compiled)
-            return planned
-        generation = cache.generation
-        launches = []
-        for launch in planned.plan.launches:
-            try:
-                compiled = replace(launch, pipeline=self._pipeline(launch.program, cache))
-                launches.append(narrowed(compiled, self.backend.caps))
-            except CentellaError as error:
-                taken.nodes[launch.node].refuse(error)
-                raise
-        planned.launches, planned.cache, planned.generation = launches, cache, generation
-        planned.again = {}
-        planned.compiled = sum(isinstance(launch.program, Program) for launch in launches)
-        planned.narrowed = any(launch.windows for launch in launches)
-        return planned
-
-    def find_plan(
-        self, taken: Recorded, outside: prepare.Outside, results: prepare.Results
-    ) -> Planned:
-        """The plan of a recording, built unless it is known; its launches may not be bound yet."""
-        key = plan.key_of(taken.nodes, outside.index, results.wanted)
-        found = self._plans.get(key)
-        if found is not None:
-            self._plans.move_to_end(key)
-            return found
-        begin = began()
-        made = plan.build(taken.nodes, outside.index, results.wanted, self.backend.caps, self._memo)
-        count(plans=1)
-        noted("plan", begin, operations=len(taken.nodes), launches=len(made.launches))
-        found = self._plans[key] = Planned(made, [])
-        found.loads = prepare.loads_of(made)
-        found.total = Load(sum(x.flops for x in found.loads), sum(x.nbytes for x in found.loads))
-        if len(self._plans) > PLANS:
-            self._plans.popitem(last=False)
-        return found
-
-    def _pipeline(self, program: Any, cache: PipelineCache) -> Any:
-        if not isinstance(program, Program):
-            return program
-        return cache.get(
-            self._id, program.key, program.name, lambda: self.backend.compile(program)
-        ).native
-
     def executable(
-        self, taken: Recorded, results: prepare.Results, outside: prepare.Outside,
-        cache: PipelineCache | None = None, temporaries: Share | None = None,
+        self, taken: Recorded, boundary: Boundary, cache: PipelineCache | None = None,
+        temporaries: Callable[[int], Buffer] | None = None,
     ) -> Executable:  # fmt: skip
         """A recording planned, compiled and with its buffers; nothing is submitted.
 
         Args:
             cache: where to compile into, instead of the device's own.
-            temporaries: where to compute, if it is to run more than once.
+            temporaries: gives buffers to compute in, if it is to run more than once.
         """
         caps, planned = self.backend.caps, None
         if taken.nodes:
-            planned = self._planned(taken, outside, results, self.cache if cache is None else cache)
-        packed = prepare.pack(taken.uploads, outside, self.pool, caps.max_buffer)
+            cache = self.cache if cache is None else cache
+            planned = self.plans.compiled(taken, boundary.slots, boundary.wanted, cache)
+        packed = prepare.pack(taken.uploads, boundary, self.pool, caps.max_buffer)
         slots = [
-            packed.where[i] if i in packed.where else v.require()
-            for i, v in enumerate(outside.values)
+            packed.buffers[i] if i in packed.buffers else v.require()
+            for i, v in enumerate(boundary.slots)
         ]
-        executable = Executable(packed, slots, [node.site for node in taken.nodes])
-        if planned is not None:
-            executable.plan = planned.plan
-            slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
-            executable.launches = prepare.launches_of(planned, outside.offsets, slots, taken, caps)
-            executable.loads, executable.total = planned.loads, planned.total
-            if temporaries is None and executable.launches is planned.launches:
-                executable.again = planned.again
-        return executable
+        work = Submission(slots, packed.writes)
+        sites = [node.site for node in taken.nodes]
+        if planned is None:
+            return Executable(packed, sites, work)
+        slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
+        work.launches = prepare.launches_of(planned, boundary.offsets, slots, taken, caps)
+        work.loads, work.total = planned.loads, planned.total
+        if temporaries is None and work.launches is planned.launches:
+            work.again = planned.again
+        return Executable(packed, sites, work, planned.plan)
 
     def hand_over(
         self, executable: Executable, work: Submission, meant: Sequence[tuple[int, int]],
@@ -313,7 +251,7 @@ class Executor:
             raise
         if imported is None:
             imported = imported_of(work.slots)
-        ticket = self.flight.watch(ticket, meant, imported)
+        ticket = self.in_flight.watch(ticket, meant, imported)
         if begin:
             note_work(self.backend, work, ticket, begin, executable, peek=peek)
         count_work(work, peek=peek)
@@ -340,7 +278,7 @@ class Executor:
         if self.lock.acquire(blocking=False):
             try:
                 with self.border:
-                    self.flight.sweep()
+                    self.in_flight.sweep()
                     self.pool.drain()
             finally:
                 self.lock.release()
@@ -355,7 +293,7 @@ class Executor:
             TransferForbidden: inside `forbid("transfer")`, before anything is run.
         """
         inside = innermost(self.device)
-        if inside is not None and inside.marks is not None:
+        if inside is not None and inside.host_updates is not None:
             raise ContractError(
                 f"{reads[0][0].what}: read while a function is captured, when there are no values "
                 f"yet: choose by ct.where, decide outside the function, or return it"
@@ -389,7 +327,7 @@ class Executor:
         with self.lock:
             self.check_lost()
             try:
-                return self.flight.watch(self.backend.submit(Submission([])), (), ())
+                return self.in_flight.watch(self.backend.submit(Submission([])), (), ())
             except DeviceError as error:
                 self.lose(str(error))
                 raise self._lost_error() from error
@@ -403,4 +341,4 @@ class Executor:
                 self.barred = True
                 self.pool.close()
                 self.backend.close()
-            self.flight.clear()
+            self.in_flight.clear()

@@ -34,7 +34,7 @@ def imported_of(slots: Sequence[Buffer]) -> tuple[Buffer, ...]:
     return tuple([buffer for buffer in slots if buffer.owner is not None])
 
 
-class Flight:
+class InFlight:
     """The submissions of one device that are not known to be done, in the order that they end in.
 
     Args:
@@ -71,9 +71,9 @@ class Flight:
 
     def sweep(self) -> None:
         """Let go of imported memory whose submissions are done."""
-        holding = self._holding
-        while holding and (not holding[0].held or holding[0].done()):
-            holding.popleft().held = ()
+        waiting = self._holding
+        while waiting and (not waiting[0].imported or waiting[0].done()):
+            waiting.popleft().imported = ()
 
     def clear(self) -> None:
         """Let go of everything: the device is closed."""
@@ -84,29 +84,29 @@ class Watched:
     """A ticket that trims read-backs, keeps imported memory alive and reports a lost device.
 
     Attributes:
-        held: imported memory, until the submission is done.
+        imported: memory of the application, until the submission is done.
         serial: its place in the order of submissions, in which they finish.
     """
 
     def __init__(
-        self, flight: Flight, ticket: Ticket, serial: int, meant: Sequence[tuple[int, int]],
-        held: tuple[Buffer, ...],
+        self, submissions: InFlight, ticket: Ticket, serial: int, meant: Sequence[tuple[int, int]],
+        imported: tuple[Buffer, ...],
     ) -> None:  # fmt: skip
-        self._flight = flight
+        self._submissions = submissions
         self._ticket = ticket
         self._meant = meant
-        self.held: tuple[Buffer, ...] = held
+        self.imported: tuple[Buffer, ...] = imported
         self.serial: int = serial
 
     def done(self) -> bool:
         """True once the device has finished it, or was lost: `wait` says which."""
         try:
-            done = self.serial <= self._flight.finished or self._ticket.done()
+            done = self.serial <= self._submissions.finished or self._ticket.done()
         except DeviceError as error:
-            self._flight.lose(str(error))
+            self._submissions.lose(str(error))
             return True
         if done:
-            self._flight.finished = max(self._flight.finished, self.serial)
+            self._submissions.finished = max(self._submissions.finished, self.serial)
         return done
 
     def wait(self, timeout: float | None = None) -> None:
@@ -114,11 +114,11 @@ class Watched:
         try:
             self._ticket.wait(timeout)
         except DeviceLostError as error:
-            self._flight.lose(str(error))
+            self._submissions.lose(str(error))
             raise
-        self.held = ()
-        self._flight.finished = max(self._flight.finished, self.serial)
-        self._flight.landed()
+        self.imported = ()
+        self._submissions.finished = max(self._submissions.finished, self.serial)
+        self._submissions.landed()
 
     def data(self, index: int) -> Array:
         """The bytes asked for as read-back `index`; a copy that the caller owns."""

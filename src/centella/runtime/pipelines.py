@@ -58,32 +58,32 @@ class PipelineCache:
         from concurrent.futures import Future
 
         checkpoint()  # each new program takes a while
-        place = (device, key)
+        entry = (device, key)
         mine: Future[CachedPipeline] = Future()
         with self._lock:
-            found = self._entries.get(place)
-            if found is None:
+            known = self._entries.get(entry)
+            if known is None:
                 permit(f"kernel {name!r}", "compiles")
-                self._entries[place] = mine
+                self._entries[entry] = mine
                 self.misses += 1
-        if found is not None:
-            made = found.result()
+        if known is not None:
+            pipeline = known.result()
             self.hit(1)
-            return made
+            return pipeline
         begin = began()
         try:
-            made = CachedPipeline(name, key, compile_())
+            pipeline = CachedPipeline(name, key, compile_())
         except BaseException as error:
             with self._lock:
-                self._entries.pop(place, None)
+                self._entries.pop(entry, None)
             mine.set_exception(error)
             del mine  # its frame is in the traceback: a circle would keep what failed alive
             raise
         finally:
             count(compiles=1)
             noted("compile", begin, kernel=name)
-        mine.set_result(made)
-        return made
+        mine.set_result(pipeline)
+        return pipeline
 
     @uninterrupted
     def hit(self, launches: int) -> None:

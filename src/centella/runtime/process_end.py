@@ -55,6 +55,3 @@ def _leave_as_it_is(busy: Iterable[Executor]) -> None:
         process.fflush(None)
         if hasattr(process, "on_exit"):  # glibc's: what it is given last is called first
             process.on_exit(process._exit, None)  # with the process's own exit code
-
-
-__all__ = ["watch_end"]

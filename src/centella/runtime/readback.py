@@ -14,10 +14,10 @@ from centella.record.values import Value
 from centella.runtime.device import Device
 from centella.runtime.pending import Pending
 from centella.runtime.prepare import Span
+from centella.runtime.recorder import Seen
 from centella.specs import Spec, strided
 
 COMPACT = 64 << 10
-Seen = tuple[Value, Spec, int]
 
 
 def read_back(seen: Iterable[Seen], *, peek: bool = False) -> Pending[list[Array]]:
@@ -68,9 +68,8 @@ def _compact(value: Value, spec: Spec, offset: int) -> Seen:
     if waits or not sparse(spec):
         return value, spec, offset
     recorder = value.device.recorder
-    form = recorder.form(get("copy"), (spec,), {})
-    (made,) = recorder.add(form, [(value, offset)], recorder.implicit())
-    return made, made.spec, 0
+    (copy,) = recorder.record(get("copy"), [(value, spec, offset)], {}, recorder.implicit())
+    return copy, copy.spec, 0
 
 
 def bytes_of(value: Value, spec: Spec, offset: int) -> Span:

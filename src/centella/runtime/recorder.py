@@ -14,19 +14,20 @@ from centella.host.interrupts import uninterrupted
 from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.form import Form
-from centella.op.op import Op
+from centella.op.op import Op, get
 from centella.plan import build as plan
 from centella.plan.divide import division
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
-from centella.runtime import prepare
 from centella.runtime.executor import Executor
+from centella.runtime.prepare import boundary_of
 from centella.runtime.storage import INDEX_LIMIT, Storage
 from centella.specs import Spec
 
 IMPLICIT_NODES = 256
 DIRECT = 64 << 10
 FORMS = 8192
+Seen = tuple[Value, Spec, int]  # a value, seen as a Spec from one of its elements on
 
 
 class Recorder:
@@ -65,12 +66,12 @@ class Recorder:
         key: Any = (op, specs)
         if attrs:
             key = (op, specs, *attrs, *map(exact, attrs.values()))
-        found = self._forms.get(key)
-        if found is None:
+        form = self._forms.get(key)
+        if form is None:
             if len(self._forms) >= FORMS:
                 self._forms.clear()
-            found = self._forms[key] = self._new_form(op, specs, attrs)
-        return found
+            form = self._forms[key] = self._new_form(op, specs, attrs)
+        return form
 
     def _new_form(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form[Any]:
         typed = op.attrs(**attrs)
@@ -102,32 +103,32 @@ class Recorder:
 
     # -- recording --------------------------------------------------------------------------------
 
-    def record(
-        self, op: Op[Any], operands: Sequence[tuple[Value, Spec, int]], attrs: dict[str, Any]
-    ) -> list[Value]:
-        """Record one op; operands are (value, seen as, element offset)."""
-        form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
-        return self.add(form, [(value, offset) for value, _, offset in operands])
-
     @uninterrupted
-    def add(
-        self,
-        form: Form[Any],
-        operands: Sequence[tuple[Value, int]],
+    def record(
+        self, op: Op[Any], operands: Sequence[Seen], attrs: dict[str, Any],
         target: Recording | None = None,
-    ) -> list[Value]:
-        """Record one op; operands are (value, element offset), seen as the form's inputs say.
+    ) -> list[Value]:  # fmt: skip
+        """Record one op, after a copy of each operand whose layout it does not take.
 
         Args:
+            operands: (value, seen as, element offset) each.
             target: where; default: the batch that an operand waits for, else the innermost open
                 batch of this thread and task, else this thread's implicit recording.
 
         Raises:
+            ShapeError, DTypeError, LimitError: as `form`.
             ContractError: operands wait for two open batches, or were not kept.
             DeviceError: an operand lives on another device.
             CentellaError: what had to run first failed; the op is not recorded.
         """
-        site = call_site(4)  # who called, and who called that, is the library's own as well
+        specs: tuple[Spec, ...] = ()
+        for seen in operands:
+            specs += (seen[1],)
+        form = self.form(op, specs, attrs)
+        if form.copies:
+            operands = self._copied(form, operands)
+            form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)
+        site = call_site(3)  # who called is the library's own as well
         with self._lock:
             if self._executor.barred:
                 self._executor.check_lost()
@@ -136,7 +137,7 @@ class Recorder:
                 self._make_room(target)
             inputs: list[Operand] = []
             read: list[Cell] = []
-            for value, offset in operands:
+            for value, _, offset in operands:
                 if value.version_of is not None:
                     value.check_current()
                     cell = value.cell
@@ -151,20 +152,29 @@ class Recorder:
                 inputs.append((value, OUTSIDE, offset))
             changed = self._changed(form, operands, target) if form.op.mutates else ()
             # From here on nothing fails: an op that raises is not recorded.
-            made = target.add(form, inputs, site)
+            values = target.add(form, inputs, site)
             if read:
                 for cell in read:
                     cell.read_by(target)
-                for cell, value in zip(changed, made, strict=False):
+                for cell, value in zip(changed, values, strict=False):
                     cell.advance(value)
-        return made
+        return values
+
+    def _copied(self, form: Form[Any], operands: Sequence[Seen]) -> list[Seen]:
+        """The operands, with copies of those whose layout the op does not take."""
+        self._target(form, operands, None)  # raises where one is on another device
+        taken = list(operands)
+        for index in form.copies:
+            (copy,) = self.record(get("copy"), [taken[index]], {})
+            taken[index] = copy, copy.spec, 0
+        return taken
 
     def _target(
-        self, form: Form[Any], operands: Sequence[tuple[Value, int]], given: Recording | None
+        self, form: Form[Any], operands: Sequence[Seen], given: Recording | None
     ) -> Recording:
         """Where an op is recorded: as `given`, or where its operands and this thread say."""
         explicit: Recording | None = None
-        for value, _ in operands:
+        for value, _, _ in operands:
             if value.device is not self._device:
                 raise DeviceError(
                     f"{form.op.name}: operands on {self._device.name} and {value.device.name}; "
@@ -196,18 +206,16 @@ class Recorder:
         value.require()
         return value
 
-    def _changed(
-        self, form: Form[Any], operands: Sequence[tuple[Value, int]], target: Recording
-    ) -> list[Cell]:
+    def _changed(self, form: Form[Any], operands: Sequence[Seen], target: Recording) -> list[Cell]:
         """The cells that an op changes, once everything else that reads them has run."""
         cells: list[Cell] = []
         for index in form.op.mutates:
-            value, _ = operands[index]
+            value = operands[index][0]
             cell = value.cell
             if cell is None:
                 gone = "'s State is gone: keep it" if value.is_version else " is no State"
                 raise ContractError(f"{form.op.name}: operand {index}{gone}")
-            if sum(other is value for other, _ in operands) > 1:
+            if sum(other is value for other, _, _ in operands) > 1:
                 raise ContractError(f"{form.op.name}: {cell.what} is read and changed at once")
             for reader in cell.unread(target):
                 self._executor.run(reader, asked=())
@@ -299,6 +307,6 @@ class Recorder:
                 last: plan.Plan = recording.last_plan or plan.EMPTY
                 return last.explain()
             taken = Recorded(recording.nodes, recording.uploads)
-            results = prepare.results_of(taken, outputs, ())
-            outside = prepare.outside_of(taken)
-            return self._executor.find_plan(taken, outside, results).plan.explain()
+            boundary = boundary_of(taken, outputs)
+            plans = self._executor.plans
+            return plans.find(taken, boundary.slots, boundary.wanted).plan.explain()

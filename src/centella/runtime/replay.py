@@ -13,6 +13,7 @@ from weakref import ref
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from centella.backends.base import Array, Buffer, Copy, Read, Ticket
 from centella.errors import ContractError
@@ -23,10 +24,9 @@ from centella.plan.build import Plan
 from centella.record.history import Replayed
 from centella.record.recording import Recorded, Recording
 from centella.record.values import FAILED, PENDING, Cell, Place, Runs, Value
-from centella.runtime import prepare
 from centella.runtime.executor import Executor
 from centella.runtime.in_flight import imported_of
-from centella.runtime.prepare import Span
+from centella.runtime.prepare import Boundary, Span, boundary_of
 from centella.specs import strided
 
 UNIT = 256
@@ -38,21 +38,21 @@ class Result(Struct, eq=False):
     """A value that a replay gives: where it lies, and the cell that ends its life at the next.
 
     Attributes:
-        made: what its history says.
+        computed_by: what its history says.
     """
 
     value: Value
     slot: int
     offset: int
     cell: Cell
-    made: Replayed
+    computed_by: Replayed
 
 
 class Touched(Struct, eq=False):
     """A State that the launches read or change, in the buffer that it always has.
 
     Attributes:
-        slot: of its buffer; made: what the history of each new version says.
+        slot: of its buffer; computed_by: what the history of each new version says.
         read: they need what it holds; else they overwrite it whole before they read it.
     """
 
@@ -60,7 +60,7 @@ class Touched(Struct, eq=False):
     slot: int
     read: bool = False
     changed: bool = False
-    made: Replayed | None = None
+    computed_by: Replayed | None = None
 
 
 class Inputs(Struct, eq=False):
@@ -100,7 +100,7 @@ class Replay:
     ) -> None:  # fmt: skip
         self._executor = executor
         self._what = what
-        self._marks: list[Mark] = list(recording.marks or ())
+        self._host_updates: list[Mark] = list(recording.host_updates or ())
         self._inputs = Inputs(inputs)
         self._results: list[Result | Cell] = []
         taken = recording.take()
@@ -116,40 +116,40 @@ class Replay:
             value.check_current()
         self._place_inputs()
         executor.write_uploads(taken)
-        results = prepare.results_of(taken, outputs, ())
-        outside = prepare.outside_of(taken)
+        boundary = boundary_of(taken, outputs)
         for value in (*self._inputs.values, *outputs):
-            if results.place_of(value) is None:
-                outside.add(value)
-        share = executor.workspace.share()
-        self._executable = executor.executable(taken, results, outside, temporaries=share)
-        self._slots: list[Buffer] = self._executable.slots
+            if boundary.place_of(value) is None:
+                boundary.add(value)
+        shared = executor.workspace.share()
+        self._executable = executor.executable(taken, boundary, temporaries=shared)
+        work = self._executable.work
+        self._slots: list[Buffer] = work.slots
         self.plan: Plan | None = self._executable.plan
-        work = self._executable.submission([])
         if work.launches:
-            self._executable.prepared = executor.backend.prepare(work)
+            work.prepared = executor.backend.prepare(work)
         if self._inputs.values:
-            self._inputs.slot = outside.index[id(self._inputs.values[0])]
-        self._touched = _touched(taken, outside)
+            self._inputs.slot = boundary.slots[self._inputs.values[0]]
+        self._touched = _touched(taken, boundary)
         self._runs = Runs(self._what)
         self._settled = -1  # the device's count of events when all States were last looked at
         self._imported = imported_of(self._slots)
-        cells = [(value, value.cell) for value in outside.values]
+        cells = [(value, value.cell) for value in boundary.slots]
         self._borrowed = [v for v, cell in cells if cell is not None and cell.memory is None]
         changed = [touched for touched in self._touched if touched.changed]
         for touched in changed:
-            touched.made = self._changed(touched.slot)
-            touched.cell.changed_by(self._runs, touched.made)
-        slots = self._executable.slots_of(outputs, results, outside)
+            touched.computed_by = self._changed(touched.slot)
+            touched.cell.changed_by(self._runs, touched.computed_by)
         for value in outputs:
             state = value.cell
             if state is not None:
                 self._results.append(state)
                 continue
             cell = Cell(f"a result of {self._what}")
-            made = self._made(value, results.place_of(value))
-            self._results.append(Result(value, *slots[id(value)], cell, made))
-        self._meant = prepare.add_reads(work, reads, slots, executor.backend.unit)
+            computed_by = self._replayed(value, boundary.place_of(value))
+            known = self._executable.slot_of(value, boundary)
+            assert known is not None, "it is computed or has a slot"
+            self._results.append(Result(value, *known, cell, computed_by))
+        self._meant = self._executable.add_reads(reads, boundary, executor.backend.unit)
         self._reads: list[Read] = work.reads
         for value in self._inputs.values:  # the arena holds something else from now on
             value.drop(FAILED, DROPPED)
@@ -170,7 +170,7 @@ class Replay:
         launches = sum(self.plan.launches_of(node) for node in nodes)
         return Replayed(self._what, self.plan.label(nodes[-1]), launches)
 
-    def _made(self, value: Value, place: Place | None) -> Replayed:
+    def _replayed(self, value: Value, place: Place | None) -> Replayed:
         if place is None or self.plan is None:
             return Replayed(self._what, value.what, 0)
         node = place[0]
@@ -193,7 +193,7 @@ class Replay:
     @property
     def launches(self) -> int:
         """Launches of a run."""
-        return len(self._executable.launches)
+        return len(self._executable.work.launches)
 
     @property
     def nbytes(self) -> int:
@@ -244,8 +244,9 @@ class Replay:
             try:
                 uploads, copies, slots = self._given(given)
                 undo = self._mark()
-                work = self._executable.submission(uploads)
-                work.slots, work.reads, work.copies = slots, reads, copies
+                work = replace(
+                    self._executable.work, slots=slots, uploads=uploads, reads=reads, copies=copies
+                )
                 borrowed = imported_of(slots[len(self._slots) :]) if copies else ()
                 ticket = executor.hand_over(
                     self._executable, work, meant, lambda: None,
@@ -322,7 +323,7 @@ class Replay:
         """Bring the host's notes of States up to date; returns what they were."""
         before: list[tuple[Value, Any]] = []
         try:
-            for cell, note in self._marks:
+            for cell, note in self._host_updates:
                 current = cell.current
                 assert current is not None, "a cell is made with its first version"
                 before.append((current, current.note))
@@ -337,7 +338,7 @@ class Replay:
         states: list[Value] = []
         for touched in self._touched:
             if touched.changed:
-                states.append(touched.cell.version(self._what, site, touched.made))
+                states.append(touched.cell.version(self._what, site, touched.computed_by))
                 touched.cell.advance(states[-1])
         results = [self._output(r, site) for r in self._results if isinstance(r, Result)]
         for value in (*states, *results):
@@ -349,7 +350,7 @@ class Replay:
             return result.current
         value = Value(result.value.spec, self._executor.device, self._what, site=site)
         value.ready(self._slots[result.slot], result.offset)
-        value.made = result.made
+        value.computed_by = result.computed_by
         result.cell.advance(value)
         return value
 
@@ -360,22 +361,20 @@ def _back(before: list[tuple[Value, Any]]) -> None:
         value.note = note
 
 
-def _touched(taken: Recorded, outside: prepare.Outside) -> list[Touched]:
+def _touched(taken: Recorded, boundary: Boundary) -> list[Touched]:
     """The States that came from outside, and whether the launches change them."""
-    found: dict[int, Touched] = {}
-    for slot, outer in enumerate(outside.values):
+    states: dict[Cell | None, Touched] = {}
+    for outer, slot in boundary.slots.items():
         cell = outer.cell
         if cell is not None and cell.memory is not None:
-            found[id(cell)] = Touched(cell, slot)
+            states[cell] = Touched(cell, slot)
     for node in taken.nodes:
         for index, (operand, _, _) in enumerate(node.inputs):
-            cell = None if operand is None else operand.cell
-            if cell is not None and id(cell) in found:
-                found[id(cell)].read |= index not in node.op.overwrites
-        if node.op.mutates:
-            for reference in node.values:
-                value = reference()
-                cell = None if value is None else value.cell
-                if cell is not None and id(cell) in found:
-                    found[id(cell)].changed = True
-    return list(found.values())
+            touched = states.get(None if operand is None else operand.cell)
+            if touched is not None:
+                touched.read |= index not in node.op.overwrites
+        for value in node.alive if node.op.mutates else ():
+            touched = states.get(value.cell)
+            if touched is not None:
+                touched.changed = True
+    return list(states.values())

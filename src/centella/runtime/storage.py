@@ -13,9 +13,8 @@ from centella.host.interrupts import uninterrupted
 from centella.ledger.call_sites import Site, call_site
 from centella.ledger.counts import began, count, noted
 from centella.record.values import Value
-from centella.runtime import prepare
 from centella.runtime.executor import Executor
-from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned
+from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned, strided
 
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 
@@ -33,8 +32,13 @@ class Storage:
         return make_spec(shape, dtype, self._executor.backend.caps.row_alignment)
 
     def bytes_of(self, data: Array, spec: Spec) -> Array:
-        """Host data as the bytes of its layout here: a copy."""
-        return prepare.storage_of(data, spec, 0xFF if self._pool.mode == "poison" else 0)
+        """Host data as the bytes of its layout here: a copy, its pads filled."""
+        total = spec.storage_bytes
+        raw = np.empty(total, np.uint8)
+        if total != spec.nbytes:
+            raw[...] = 0xFF if self._pool.mode == "poison" else 0
+        strided(raw, spec)[...] = data
+        return raw
 
     @uninterrupted
     def write(self, data: Array, spec: Spec, site: Site, stays: bool = False) -> Value:

@@ -7,6 +7,7 @@ pool clears what it hands out, each has buffers of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakSet
 
 from centella.backends.base import Buffer
@@ -24,35 +25,26 @@ class Workspace:
     def __init__(self, pool: Pool, most: int) -> None:
         self.pool: Pool = pool
         self.most: int = most
-        self.held: WeakSet[Buffer] = WeakSet()
+        self.buffers: WeakSet[Buffer] = WeakSet()
 
-    def share(self) -> Share:
-        """Buffers for one more plan."""
-        return Share(self)
-
-
-class Share:
-    """The part of a workspace that one plan uses: no buffer twice."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._taken: set[Buffer] = set()
-
-    def allocate(self, nbytes: int) -> Buffer:
-        """The smallest buffer of the workspace with room, else a new one.
+    def share(self) -> Callable[[int], Buffer]:
+        """Buffers for one more plan: gives the smallest with room, none twice, else a new one.
 
         Raises:
-            LimitError, OutOfMemoryError, TransferForbidden: as `Pool.allocate`.
+            LimitError, OutOfMemoryError, TransferForbidden: when it is called, as `Pool.allocate`.
         """
-        most = self._workspace.most
-        common = () if self._workspace.pool.mode == "clear" else self._workspace.held
-        room = [
-            b for b in common
-            if nbytes <= b.nbytes and (b.nbytes <= most or nbytes > most) and b not in self._taken
-        ]  # fmt: skip
-        found = min(room, key=lambda buffer: buffer.nbytes, default=None)
-        if found is None:
-            found = self._workspace.pool.allocate(nbytes)
-            self._workspace.held.add(found)
-        self._taken.add(found)
-        return found
+        taken: set[Buffer] = set()
+
+        def allocate(nbytes: int) -> Buffer:
+            shared = () if self.pool.mode == "clear" else self.buffers
+            room = [
+                b for b in shared
+                if nbytes <= b.nbytes and (b.nbytes <= self.most or nbytes > self.most)
+                and b not in taken
+            ]  # fmt: skip
+            buffer = min(room, key=lambda b: b.nbytes, default=None) or self.pool.allocate(nbytes)
+            self.buffers.add(buffer)
+            taken.add(buffer)
+            return buffer
+
+        return allocate

@@ -49,10 +49,10 @@ def real(op: str, name: str, value: Any) -> float:
     """
     plain = number(op, name, value)
     try:
-        found = float(plain)
+        as_float = float(plain)
     except OverflowError as error:
         raise DTypeError(f"{op}: expected {name} within the range of floats") from error
-    return math.copysign(math.inf, found) if abs(found) >= BEYOND else found
+    return math.copysign(math.inf, as_float) if abs(as_float) >= BEYOND else as_float
 
 
 def epsilon(op: str, value: Any) -> float:
@@ -63,10 +63,10 @@ def epsilon(op: str, value: Any) -> float:
     """
     if type(value) is float and 0.0 <= value < BEYOND:
         return value
-    found = real(op, "eps", value)
-    if not 0.0 <= found < math.inf:
+    eps = real(op, "eps", value)
+    if not 0.0 <= eps < math.inf:
         raise ShapeError(f"{op}: expected a finite eps of 0 or more, got {value!r}")
-    return found
+    return eps
 
 
 def flag(op: str, name: str, value: Any) -> bool:
@@ -87,14 +87,14 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
         ShapeError: for another number; DTypeError: for what is none.
     """
     try:
-        found = least - 1 if isinstance(value, (float, np.floating)) else index(value)
+        n = least - 1 if isinstance(value, (float, np.floating)) else index(value)
     except TypeError as error:
         raise DTypeError(f"{op}: expected a whole number for {name}, got {value!r:.80}") from error
     if isinstance(value, bool):
         raise DTypeError(f"{op}: expected a whole number for {name}, got {value}")
-    if found < least:
+    if n < least:
         raise ShapeError(f"{op}: expected {name} of {least} or more, got {value!r}")
-    return found
+    return n
 
 
 # What other libraries call an argument that has another name here.

@@ -62,17 +62,17 @@ class CommandBatch:
                 f"upload: expected host data, got a Tensor on {data.device.name}; use it as it is, "
                 f"or move it with .to(device)"
             )
-        made = upload("upload", data, dtype, self.device, self._recording)
+        tensor = upload("upload", data, dtype, self.device, self._recording)
         self._buffers += 1
-        return made
+        return tensor
 
     def import_buffer(
         self, native: Any, shape: int | Sequence[int], dtype: Any, *, offset: int = 0
     ) -> Tensor:
         """A tensor over memory that the application owns: see `Tensor.from_buffer`."""
-        made = Tensor.from_buffer(native, shape, dtype, offset=offset, device=self.device)
+        tensor = Tensor.from_buffer(native, shape, dtype, offset=offset, device=self.device)
         self._buffers += 1
-        return made
+        return tensor
 
     def _record(self, function: Callable[..., Tensor], *operands: Any) -> Tensor:
         for operand in operands:

@@ -9,6 +9,9 @@ from textwrap import indent
 import numpy as np
 
 from centella.dtypes import Array, DType, widen
+from centella.record.values import Value
+from centella.runtime.device import Device
+from centella.specs import Spec
 
 # As `html.escape` does, whose module loads a table of two thousand names.
 _ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
@@ -38,6 +41,20 @@ def _ends(array: Array, edge: int) -> Array:
             kept = [*range(edge + 1), *range(extent - edge, extent)]
             array = array.take(kept, axis)
     return array
+
+
+def shown(name: str, value: Value, spec: Spec, offset: int) -> tuple[str, str]:
+    """What a tensor is, and its values where they lie in the host's memory, else ""."""
+    device: Device = value.device
+    array = device.glance(value, spec, offset)
+    values = "" if array is None else values_of(array, spec.dtype)
+    return f"{name} {list(spec.shape)} {spec.dtype.name} on {device.name}, {value.state}", values
+
+
+def as_text(heading: str, values: str) -> str:
+    """A heading and values, from a line of their own on where they have several."""
+    lead = ":\n " if "\n" in values else ": " if values else ""
+    return f"<{heading}{lead}{values}>"
 
 
 def as_html(heading: str, values: str) -> str:

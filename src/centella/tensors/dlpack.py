@@ -130,14 +130,14 @@ def export(
     strides = tuple(s * item for s in spec.strides)
     array = np.asarray(Memory(address, spec.shape, spec.dtype.numpy, strides, owner))
     capsule = array.__dlpack__(max_version=VERSIONED if versioned else None)
-    found = _managed(capsule)
-    assert found is not None, "NumPy made this capsule a moment ago"
-    made = found[0]
-    made.tensor.device_type, made.tensor.device_id = device
+    managed = _managed(capsule)
+    assert managed is not None, "NumPy made this capsule a moment ago"
+    content = managed[0]
+    content.tensor.device_type, content.tensor.device_id = device
     if spec.dtype is bf16:
-        made.tensor.code = _BFLOAT
-    if isinstance(made, _Versioned):
-        made.flags = flags
+        content.tensor.code = _BFLOAT
+    if isinstance(content, _Versioned):
+        content.flags = flags
     return capsule
 
 
@@ -190,15 +190,15 @@ def take(capsule: Any) -> Foreign:
         DTypeError: its dtype has no storage type here.
         ShapeError: elements that overlap, run backwards, or lie between multiples of their size.
     """
-    found = _managed(capsule)
-    if found is None:
+    managed = _managed(capsule)
+    if managed is None:
         raise DeviceError(f"from_dlpack: expected a DLPack capsule not used yet, got {capsule!r}")
-    made, pointer, name = found
-    if isinstance(made, _Versioned) and made.major != VERSIONED[0]:
-        raise DeviceError(f"from_dlpack: expected DLPack {VERSIONED[0]}.x, got {made.major}")
+    content, pointer, name = managed
+    if isinstance(content, _Versioned) and content.major != VERSIONED[0]:
+        raise DeviceError(f"from_dlpack: expected DLPack {VERSIONED[0]}.x, got {content.major}")
     _rename(capsule, _NAMES[name][0])
-    owner = Borrowed(pointer, made.deleter)
-    tensor = made.tensor
+    owner = Borrowed(pointer, content.deleter)
+    tensor = content.tensor
     shape = tuple(tensor.shape[: tensor.ndim])
     dense = dense_strides(shape)
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else dense

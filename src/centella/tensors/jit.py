@@ -69,7 +69,7 @@ class Compiled(Generic[R]):
         self._signature = example.signature
         self.device.recorder.flush()
         recording = Recording(self.device, explicit=True)
-        recording.marks = []
+        recording.host_updates = []
         inputs = [
             Value(spec, self.device, f"input {i} of {self.name}", recording, OUTSIDE, call_site())
             for i, spec in enumerate(example.specs)
@@ -119,8 +119,8 @@ class Compiled(Generic[R]):
 
     def explain(self) -> str:
         """The plan: a table to read."""
-        made = self._replay.plan
-        return "nothing is launched" if made is None else made.explain()
+        plan = self._replay.plan
+        return "nothing is launched" if plan is None else plan.explain()
 
     def __call__(self, *args: Any, out: State | Sequence[State] | None = None, **kwargs: Any) -> R:
         """Replay it on other data of the same signature.
@@ -220,7 +220,7 @@ class Jitted(Generic[P, R]):
         self._fn = fn
         self._device = device
         self._maxsize = maxsize
-        self._made: OrderedDict[Any, Compiled[R]] = OrderedDict()
+        self._captured: OrderedDict[Any, Compiled[R]] = OrderedDict()
         # One capture of a signature, whatever the threads.
         self._lock = lock_of(self, threading.RLock)
         self._name: str = getattr(fn, "__name__", type(fn).__name__)
@@ -254,14 +254,14 @@ class Jitted(Generic[P, R]):
     def _compiled(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
         key = (call.device, call.signature)
         with self._lock:
-            found = self._made.get(key)
-            if found is None:
-                found = self._made[key] = self._capture(call, args, kwargs)
-                if self._maxsize is not None and len(self._made) > self._maxsize:
-                    self._made.popitem(last=False)
+            captured = self._captured.get(key)
+            if captured is None:
+                captured = self._captured[key] = self._capture(call, args, kwargs)
+                if self._maxsize is not None and len(self._captured) > self._maxsize:
+                    self._captured.popitem(last=False)
             else:
-                self._made.move_to_end(key)
-        return found
+                self._captured.move_to_end(key)
+        return captured
 
     def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
         try:
@@ -277,13 +277,13 @@ class Jitted(Generic[P, R]):
     @property
     def signatures(self) -> int:
         """Signatures captured and kept, each with buffers of its own."""
-        return len(self._made)
+        return len(self._captured)
 
     @uninterrupted
     def clear(self) -> None:
         """Forget all captures and release their buffers."""
         with self._lock:
-            self._made.clear()
+            self._captured.clear()
 
 
 @overload
@@ -322,6 +322,3 @@ def jit(
     if fn is not None:
         return Jitted(fn, device, maxsize)
     return lambda function: Jitted(function, device, maxsize)
-
-
-__all__ = ["Compiled", "Jitted", "jit"]

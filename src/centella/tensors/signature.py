@@ -131,7 +131,7 @@ class Call:
     def capturing(self) -> bool:
         """Whether a function is being captured on the device."""
         inside = innermost(self.device)
-        return inside is not None and inside.marks is not None
+        return inside is not None and inside.host_updates is not None
 
     def __str__(self) -> str:
         said = ", ".join(f"{s.dtype.name} {list(s.shape)}" for s in self.specs)

@@ -54,11 +54,11 @@ class State(Described):
         name: str = "",
     ) -> State:  # fmt: skip
         """A State whose content is undefined: memory is reserved, nothing is copied."""
-        made = cls.__new__(cls)
+        state = cls.__new__(cls)
         target = current_device() if device is None else open_device(device)
-        made.spec = target.storage.spec(views.extents("State.empty", shape), dtype_of(dtype))
-        made._cell = _cell(made.spec, target, name)
-        return made
+        state.spec = target.storage.spec(views.extents("State.empty", shape), dtype_of(dtype))
+        state._cell = _cell(state.spec, target, name)
+        return state
 
     @property
     def _current(self) -> Value:
@@ -97,8 +97,8 @@ class State(Described):
         Raises:
             DTypeError: numbers that are not whole, for whole ones.
         """
-        held = None if isinstance(data, np.generic) else getattr(data, "dtype", None)
-        if held is not None and not (self.dtype is bf16 and held == np.uint16):
+        dtype = None if isinstance(data, np.generic) else getattr(data, "dtype", None)
+        if dtype is not None and not (self.dtype is bf16 and dtype == np.uint16):
             return None
         if self.dtype.kind in ("int", "uint") and np.asarray(data).dtype.kind == "f":
             raise DTypeError(
@@ -117,8 +117,8 @@ class State(Described):
         """Give this version a note, `note(the one it has)`; a replay calls it again, each time."""
         self._current.note = note(self._current.note)
         recording = innermost(self.device)
-        if recording is not None and recording.marks is not None:
-            recording.marks.append((self._cell, note))
+        if recording is not None and recording.host_updates is not None:
+            recording.host_updates.append((self._cell, note))
 
     def numpy(self) -> Array:
         """The content on the host: a copy that the caller owns."""
@@ -132,9 +132,9 @@ class State(Described):
         return self  # a second handle would be the same memory
 
     def __deepcopy__(self, _: Any) -> State:
-        made = State(self.value, name=self._cell.what)
-        made._current.note = self.note
-        return made
+        state = State(self.value, name=self._cell.what)
+        state._current.note = self.note
+        return state
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise TypeError("the content of a State is on a device: pickle state.numpy()")

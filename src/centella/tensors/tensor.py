@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
+from msgspec import Struct, field
 
 import centella.ops  # noqa: F401  # every op is registered there
-from centella import lang
-from centella.dtypes import Array, DType, dtype_of, from_host_array, narrow, promote, widen
-from centella.errors import DTypeError
-from centella.lang.values import Operand
-from centella.op.op import Op, get
+from centella.dtypes import Array, dtype_of, from_host_array
+from centella.errors import DTypeError, ShapeError
+from centella.record.history import Event, history, launched
 from centella.record.recording import Recording
-from centella.record.values import Value
+from centella.record.values import READY, Value
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.runtime.pending import Pending
 from centella.runtime.readback import read_back
-from centella.specs import Spec, dense_strides, strided
-from centella.tensors import dlpack, views
-from centella.tensors.handle import Handle
+from centella.runtime.recorder import Seen
+from centella.specs import Shape, Spec, view_spec
+from centella.tensors import interop, views
+from centella.tensors.display import as_html, as_text, shown
 from centella.tensors.hints import numpy_ufunc, tensor_getattr
+from centella.tensors.operands import (
+    Scalar,
+    Viewed,
+    apply,
+    apply_all,
+    apply_with,
+    binary,
+    compared,
+    no_equality,
+    no_item_assignment,
+    not_a_tensor,
+    power,
+)
 
-Scalar = int | float | bool
+__all__ = ["Tensor", "apply", "apply_all", "apply_with", "binary", "compared", "fetch",
+           "not_a_tensor", "upload"]  # fmt: skip
 
 
-class Tensor(Handle):
+def _refused() -> Any:
+    """What stands for a missing field: a call by a user, who has data and no Value."""
+    raise DTypeError("Tensor: the class is not to be called; ct.asarray(data) makes one")
+
+
+Operator = Callable[["Tensor", "Tensor | Scalar"], "Tensor"]
+
+
+def _operator(
+    name: str, function: Callable[..., Tensor] = binary, *, swapped: bool = False
+) -> Operator:
+    """The method of a binary operator."""
+    if swapped:
+        return lambda x, other: function(name, other, x)
+    return lambda x, other: function(name, x, other)
+
+
+def _unary(name: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: apply(name, x)
+
+
+class Tensor(Viewed, Struct, eq=False, weakref=True):
     """An immutable array on a device: shape, dtype, operators, `.numpy()`.
 
     Arithmetic records operations; they run together when a value is needed. `x += y` rebinds x.
@@ -38,17 +71,200 @@ class Tensor(Handle):
         spec: shape, dtype and strides.
     """
 
+    _value: Value = field(default_factory=_refused)
+    spec: Spec = field(default_factory=_refused)
+    _offset: int = 0
+    __rich_repr__: ClassVar[Any] = None  # a Struct's would show the fields: printers take `repr`
+
+    @classmethod
+    def from_buffer(
+        cls, native: Any, shape: int | Sequence[int], dtype: Any, *, offset: int = 0,
+        device: str | Device | None = None,
+    ) -> Tensor:  # fmt: skip
+        """A tensor over memory that the application owns: neither copied nor freed.
+
+        The memory lives (`native` is referred to) until the last submission that reads it is done;
+        the application leaves it unchanged until then.
+
+        Args:
+            native: a wgpu buffer with usage STORAGE and COPY_SRC; for CUDA an object with
+                `__cuda_array_interface__`, or (address, bytes) of memory that the application
+                keeps; for the CPU a C-contiguous NumPy array.
+            shape: rows follow one another without padding.
+            offset: bytes to the first element.
+            device: default: the open device that it belongs to; the CPU for a NumPy array.
+
+        Raises:
+            DeviceError: it belongs to no open device, or cannot be bound and read.
+            DTypeError: an array of another type; bytes (uint8) may hold any.
+            ShapeError: it has fewer bytes than the shape needs.
+            LimitError: on a GPU, more than 2^32 elements from the memory's begin to its end.
+        """
+        value = interop.imported(native, shape, dtype_of(dtype), offset, device)
+        return cls(value, value.spec)
+
+    @property
+    def device(self) -> Device:
+        """The device it lives on."""
+        return self._value.device  # type: ignore[no-any-return]  # a Value is below Device
+
+    @property
+    def size_bytes(self) -> int:
+        """Another name of `nbytes`."""
+        return self.spec.nbytes
+
+    @property
+    def is_resident(self) -> bool:
+        """True once its data is in device memory, or submitted work will put it there."""
+        return self._value.state == READY
+
+    @property
+    def native(self) -> tuple[Any, int]:
+        """The driver's buffer (or address) and the byte offset of the first element.
+
+        Memory stays valid while the tensor lives; it is not to be written. On the CPU it is a
+        read-only array, complete when this returns; on CUDA it is complete for what is put on
+        `device.native.stream`.
+        """
+        shown = self.device.native_of(self._value)
+        return shown, (self._value.offset + self._offset) * self.dtype.itemsize
+
+    @property
+    def history(self) -> tuple[Event, ...]:
+        """How its data came to be, and each line that has read it back since, with its times.
+
+        Views of the same data share it. What reads the data on the device is not part of it.
+        """
+        return history(self._value)
+
+    @property
+    def h2d_transfers(self) -> int:
+        """Uploads that brought its data to the device: 1, or 0 for what was made there."""
+        return sum(event.times for event in self.history if event.kind == "uploaded")
+
+    @property
+    def d2h_transfers(self) -> int:
+        """Read-backs of its data; peeks are not counted."""
+        return sum(event.times for event in self.history if event.kind == "downloaded")
+
+    @property
+    def kernel_launches(self) -> int:
+        """Launches that computed it, and those of `record_launch`."""
+        return sum(event.launches for event in self.history)
+
+    def record_launch(self, name: str) -> None:
+        """Note in its history that a kernel of the application's was launched on `native`.
+
+        Raises:
+            ContractError: it is not in device memory, or the kernel has no name.
+        """
+        launched(self._value, name)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor of rank 0")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return as_text(*shown(type(self).__name__, *self._seen))
+
+    def _repr_html_(self) -> str:
+        return as_html(*shown(type(self).__name__, *self._seen))
+
+    @property
+    def _seen(self) -> Seen:
+        """Its value, as it is seen."""
+        return self._value, self.spec, self._offset
+
+    def numpy(self) -> Array:
+        """The data on the host: a copy that the caller owns (bf16 comes as float32)."""
+        return read_back([self._seen]).result()[0]
+
+    def to_host(self) -> Array:
+        """Another name of `numpy`."""
+        return self.numpy()
+
+    def peek(self) -> Array:
+        """`numpy` for debugging: counted apart, permitted inside `ct.forbid("transfer")`."""
+        return read_back([self._seen], peek=True).result()[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """What `np.asarray(tensor)` gives: a copy, counted like `numpy`."""
+        if copy is False:
+            raise ValueError("a tensor's data is on a device: NumPy gets a copy or nothing")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def tolist(self) -> Any:
+        """The data as nested Python lists."""
+        return self.numpy().tolist()
+
+    def item(self) -> Any:
+        """The only element as a Python number.
+
+        Raises:
+            ShapeError: for more than one element, or none.
+        """
+        if self.size != 1:
+            raise ShapeError(f"item: expected one element, got shape {list(self.shape)}")
+        return self.numpy().reshape(-1)[0].item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.shape:
+            raise TypeError("iteration over a tensor of rank 0")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __eq__(self, other: object) -> bool:
+        raise no_equality("==", "eq", "is")
+
+    def __ne__(self, other: object) -> bool:
+        raise no_equality("!=", "ne", "is not")
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def _view(self, shape: Shape, strides: Shape, offset: int) -> Tensor:
+        value, kind = self._value, self.spec.dtype
+        whole = (value.offset + offset) * kind.itemsize % 16 == 0
+        if value.buffer is not None and value.buffer.nbytes % 16:  # imported: its end is no chunk
+            whole = False
+        return type(self)(value, view_spec(shape, kind, strides, whole), offset)
+
+    def permute(self, *axes: int | Sequence[int]) -> Tensor:
+        """Dimensions in another order: a view.
+
+        Raises:
+            ShapeError: not each axis once.
+        """
+        order = views.integers("permute", "axes", axes)
+        return self._view(*views.permuted(self.spec, order), self._offset)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
+        """The last two dimensions swapped: a view."""
+        return self if self.ndim < 2 else self.permute(*range(self.ndim - 2), -1, -2)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Basic indexing (integers, slices with positive step, None, ...): a view."""
+        shape, strides, offset = views.indexed(self.spec, key)
+        return self._view(shape, strides, self._offset + offset)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return numpy_ufunc(ufunc, method, inputs, options)
-
-    # -- in other memory --------------------------------------------------------------------------
 
     def to(self, where: str | Device) -> Tensor:
         """This tensor on another device: a counted copy through the host."""
         target = open_device(where)
-        if target is self.device:
-            return self
-        return upload("to", self.numpy(), self.dtype, target)
+        return self if target is self.device else upload("to", self.numpy(), self.dtype, target)
 
     def copy(self) -> Tensor:
         """A copy in memory of its own."""
@@ -80,34 +296,36 @@ class Tensor(Handle):
             return self._view(wanted, strides, self._offset)
         return apply("reshape", self, shape=wanted)
 
-    # -- arithmetic -------------------------------------------------------------------------------
+    __add__ = _operator("add")
+    __radd__ = _operator("add", swapped=True)
+    __sub__ = _operator("sub")
+    __rsub__ = _operator("sub", swapped=True)
+    __mul__ = _operator("mul")
+    __rmul__ = _operator("mul", swapped=True)
+    __truediv__ = _operator("div")
+    __rtruediv__ = _operator("div", swapped=True)
+    __floordiv__ = _operator("floor_divide")
+    __rfloordiv__ = _operator("floor_divide", swapped=True)
+    __mod__ = _operator("remainder")
+    __rmod__ = _operator("remainder", swapped=True)
+    __and__ = _operator("logical_and")
+    __or__ = _operator("logical_or")
+    __lt__ = _operator("lt", compared)
+    __le__ = _operator("le", compared)
+    __gt__ = _operator("gt", compared)
+    __ge__ = _operator("ge", compared)
 
-    def __add__(self, other: Tensor | Scalar) -> Tensor:
-        return binary("add", self, other)
+    __neg__ = _unary("neg")
+    __abs__ = _unary("abs")
+    __invert__ = _unary("logical_not")
 
-    def __radd__(self, other: Scalar) -> Tensor:
-        return binary("add", other, self)
+    def __pos__(self) -> Tensor:
+        return self
 
-    def __sub__(self, other: Tensor | Scalar) -> Tensor:
-        return binary("sub", self, other)
+    __rpow__ = _operator("pow", swapped=True)
 
-    def __rsub__(self, other: Scalar) -> Tensor:
-        return binary("sub", other, self)
-
-    def __mul__(self, other: Tensor | Scalar) -> Tensor:
-        return binary("mul", self, other)
-
-    def __rmul__(self, other: Scalar) -> Tensor:
-        return binary("mul", other, self)
-
-    def __truediv__(self, other: Tensor | Scalar) -> Tensor:
-        return binary("div", self, other)
-
-    def __rtruediv__(self, other: Scalar) -> Tensor:
-        return binary("div", other, self)
-
-    def __neg__(self) -> Tensor:
-        return apply("neg", self)
+    def __pow__(self, exponent: Tensor | Scalar) -> Tensor:
+        return power(self, exponent)
 
     def __matmul__(self, other: Tensor) -> Tensor:
         return apply("matmul", self, other)
@@ -115,63 +333,9 @@ class Tensor(Handle):
     def __rmatmul__(self, other: Any) -> Tensor:
         raise not_a_tensor("matmul", other)
 
-    def __pow__(self, exponent: Tensor | Scalar) -> Tensor:
-        return power(self, exponent)
-
-    def __rpow__(self, base: Scalar) -> Tensor:
-        return binary("pow", base, self)
-
-    def __abs__(self) -> Tensor:
-        return apply("abs", self)
-
-    def __pos__(self) -> Tensor:
-        return self
-
-    def __floordiv__(self, other: Tensor | Scalar) -> Tensor:
-        return binary("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Scalar) -> Tensor:
-        return binary("floor_divide", other, self)
-
-    def __mod__(self, other: Tensor | Scalar) -> Tensor:
-        return binary("remainder", self, other)
-
-    def __rmod__(self, other: Scalar) -> Tensor:
-        return binary("remainder", other, self)
-
-    def __lt__(self, other: Tensor | Scalar) -> Tensor:
-        return compared("lt", self, other)
-
-    def __le__(self, other: Tensor | Scalar) -> Tensor:
-        return compared("le", self, other)
-
-    def __gt__(self, other: Tensor | Scalar) -> Tensor:
-        return compared("gt", self, other)
-
-    def __ge__(self, other: Tensor | Scalar) -> Tensor:
-        return compared("ge", self, other)
-
-    def __and__(self, other: Tensor | bool) -> Tensor:
-        return binary("logical_and", self, other)
-
-    def __or__(self, other: Tensor | bool) -> Tensor:
-        return binary("logical_or", self, other)
-
-    def __invert__(self) -> Tensor:
-        return apply("logical_not", self)
-
     if not TYPE_CHECKING:  # which is to say itself what a Tensor has not
-
-        def __getattr__(self, name: str) -> Any:
-            return tensor_getattr(self, name)
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            raise TypeError(
-                "a Tensor has no item assignment: ct.where and ct.scatter make another, a ct.State "
-                "changes"
-            )
-
-    # -- copies: the data is on a device, so there is nothing to pickle ----------------------------
+        __getattr__ = tensor_getattr
+        __setitem__ = no_item_assignment
 
     def __copy__(self) -> Tensor:
         return Tensor(self._value, self.spec, self._offset)
@@ -181,8 +345,6 @@ class Tensor(Handle):
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise TypeError("the data of a Tensor is on a device: pickle x.numpy()")
-
-    # -- DLPack: memory of the CPU and of CUDA, read-only ------------------------------------------
 
     def __dlpack_device__(self) -> tuple[int, int]:
         where = self.device.backend.dlpack
@@ -207,180 +369,15 @@ class Tensor(Handle):
         where = self.__dlpack_device__()
         if dl_device is not None and tuple(dl_device) != where:
             raise BufferError(f"DLPack: expected device {where}, got {dl_device}; use .numpy()")
-        versioned = max_version is not None and max_version >= dlpack.VERSIONED
-        shared = versioned and not copy and self._value.cell is None
-        if not shared and copy is False:
-            raise BufferError("DLPack: values are immutable; ask for version 1.0 or a copy")
-        flags = dlpack.READ_ONLY if shared else dlpack.COPIED
-        # A copy on the CPU may be the value itself, so the array there is copied instead.
-        source = self if shared or where[0] == dlpack.CPU else self.copy()
-        address, owner = source.device.lend(source._value, stream)
-        start, spec = (source._value.offset + source._offset) * self.dtype.itemsize, source.spec
-        if source is self and not shared:
-            owner = strided(owner, spec, start).copy()
-            address, start = owner.ctypes.data, 0
-            spec = Spec(self.shape, self.dtype, dense_strides(self.shape))
-        return dlpack.export(address + start, spec, where, owner, versioned=versioned, flags=flags)
-
-
-# -- recording ------------------------------------------------------------------------------------
-
-
-def apply(name: str, *tensors: Tensor, **attrs: Any) -> Tensor:
-    """Record an op of one output."""
-    return apply_all(get(name), tensors, attrs)[0]
-
-
-def apply_all(
-    op: Op[Any], tensors: Sequence[Tensor], attrs: dict[str, Any], target: Recording | None = None
-) -> tuple[Tensor, ...]:
-    """Record an op; a copy is recorded first for an operand whose layout it does not take."""
-    specs: list[Spec] = []
-    operands: list[tuple[Value, int]] = []
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            raise not_a_tensor(op.name, tensor)
-        specs.append(tensor.spec)
-        operands.append((tensor._value, tensor._offset))
-    where: Device = operands[0][0].device
-    recorder = where.recorder
-    form = recorder.form(op, tuple(specs), attrs)
-    if form.copies:
-        for index in form.copies:
-            if operands[index][0].device is where:
-                copied = tensors[index].copy()
-                specs[index], operands[index] = copied.spec, (copied._value, 0)
-        form = recorder.form(op, tuple(specs), attrs)
-    made = recorder.add(form, operands, target)
-    return tuple(map(Tensor, made, form.outputs))
-
-
-def apply_with(
-    name: str, tensors: Sequence[Tensor], listed: str, optional: Mapping[str, Tensor | None],
-    attrs: dict[str, Any],
-) -> Tensor:  # fmt: skip
-    """Record an op of one output with those optional operands that are given.
-
-    Args:
-        listed: the attribute that names them, in order.
-    """
-    given = {n: t for n, t in optional.items() if t is not None}
-    return apply_all(get(name), (*tensors, *given.values()), {**attrs, listed: tuple(given)})[0]
-
-
-def not_a_tensor(op: str, got: Any) -> DTypeError:
-    """The error of an op that is given something else."""
-    _ = getattr(got, "spec", None)  # a Parameter without data says so itself
-    hint = "ct.asarray makes one"
-    if isinstance(got, (list, tuple)) and any(isinstance(x, Tensor) for x in got):
-        hint = "ct.stack and ct.concat join several"
-    elif isinstance(getattr(got, "value", None), Tensor):  # a State
-        hint = "its .value is one"
-    elif isinstance(got, Operand):  # inside a kernel
-        hint = f"lang.{op} takes a traced value" if hasattr(lang, op) else "see centella.lang"
-    return DTypeError(f"{op}: expected a Tensor, got {type(got).__name__}; {hint}")
-
-
-def binary(name: str, a: Any, b: Any, *before: Tensor) -> Tensor:
-    """An element-wise op of two operands, of which one may be a Python number, after others."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        if a.spec.dtype is not b.spec.dtype:
-            common = promote(name, a.dtype, b.dtype)
-            a, b = a.astype(common), b.astype(common)
-        return apply(name, *before, a, b)
-    if isinstance(a, Tensor):
-        return apply(name, *before, a, second=_number(name, b, a.dtype))
-    if isinstance(b, Tensor):
-        return apply(name, *before, b, first=_number(name, a, b.dtype))
-    got = f"{type(a).__name__} and {type(b).__name__}"
-    raise DTypeError(f"{name}: expected two Tensors, or one and a number, got {got}")
-
-
-def power(x: Tensor, exponent: Any) -> Tensor:
-    """x to the power of a Tensor or a number.
-
-    A whole number up to 64 takes products, which round each, and 0.5 the square root; below 0 it
-    is 1 / x^-n. Any other number, and a Tensor, is for floats.
-
-    Raises:
-        DTypeError: another exponent.
-    """
-    n = exponent.item() if isinstance(exponent, np.generic) else exponent
-    if isinstance(n, float) and n == 0.5:
-        return apply("sqrt", x)
-    if isinstance(n, float) and n.is_integer():
-        n = int(n)
-    if isinstance(n, Tensor) or (x.dtype.is_float and (type(n) is float or _is_large(n))):
-        return binary("pow", x, n)
-    if type(n) is not int or _is_large(n) or (n < 0 and not x.dtype.is_float):
-        raise DTypeError(
-            f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "
-            f"{exponent!r}; floats take any number and a Tensor"
-        )
-    if n == 0:
-        ones = {"shape": x.shape, "dtype": x.dtype.name, "value": 1}
-        (value,) = x.device.recorder.record(get("fill"), [], ones)
-        return Tensor(value, value.spec)
-    made, square, rest = None, x, abs(n)
-    while rest:
-        if rest & 1:
-            made = square if made is None else apply("mul", made, square)
-        rest >>= 1
-        square = apply("square", square) if rest else square
-    assert made is not None, "an exponent that is not 0 has a bit"
-    return made if n > 0 else binary("div", 1.0, made)
-
-
-def _is_large(n: Any) -> bool:
-    return type(n) is int and abs(n) > 64
-
-
-def compared(name: str, a: Any, b: Any) -> Tensor:
-    """A comparison of two operands; a number is rounded to the dtype of the tensor it meets."""
-    if isinstance(a, Tensor) and isinstance(b, (float, np.floating)):
-        b = _rounded(float(b), a.dtype)
-    elif isinstance(b, Tensor) and isinstance(a, (float, np.floating)):
-        a = _rounded(float(a), b.dtype)
-    return binary(name, a, b)
-
-
-def _rounded(value: float, dtype: DType) -> float:
-    """A number as a float dtype stores it; one beyond its range stays beyond its numbers."""
-    if not dtype.is_float:
-        return value
-    with np.errstate(over="ignore"):
-        near = float(widen(narrow(np.array([value], np.float32), dtype), dtype)[0])
-    return value if math.isinf(near) else near
-
-
-def _number(name: str, value: Any, dtype: DType) -> Scalar:
-    if type(value) is float and dtype.is_float:
-        return value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (bool, int)) or (isinstance(value, float) and dtype.is_float):
-        return value
-    if isinstance(value, np.ndarray):
-        raise DTypeError(f"{name}: expected a Tensor, got a NumPy array; ct.asarray makes one")
-    if not isinstance(value, (float, str)):
-        raise not_a_tensor(name, value)
-    raise DTypeError(
-        f"{name}: expected a Tensor or a Python number that fits {dtype.name}, got {value!r}"
-    )
-
-
-# -- to and from the host --------------------------------------------------------------------------
+        version = max_version or (0, 0)
+        return interop.exported(self._seen, lambda: self.copy()._seen, where, stream, version, copy)
 
 
 def upload(
     op: str, data: Any, dtype: Any, device: Device, target: Recording | None = None,
     stays: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Host data as a tensor of a device, or of a recording on it; a snapshot is taken now.
-
-    Args:
-        stays: the data changes no more, so it need not be copied where it can be read.
-    """
+    """Host data as a tensor of a device, or of a recording on it; `stays`: it changes no more."""
     array, kind = from_host_array(op, data, dtype)
     spec = device.storage.spec(array.shape, kind)
     return Tensor(device.recorder.upload(array, spec, target, stays), spec)

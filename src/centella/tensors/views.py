@@ -38,10 +38,10 @@ def extents(op: str, shape: Any) -> Shape:
     Raises:
         ShapeError: for what is no extent.
     """
-    found = integers(op, "extents of 0 or more", (shape,))
-    if min(found, default=0) < 0:
-        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(found)}")
-    return found
+    given = integers(op, "extents of 0 or more", (shape,))
+    if min(given, default=0) < 0:
+        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(given)}")
+    return given
 
 
 def completed(op: str, shape: Shape, size: int) -> Shape:
@@ -104,27 +104,27 @@ def reshaped(spec: Spec, shape: Shape) -> Shape | None:
         return (0,) * len(shape)
     old = [(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
     new = [n for n in shape if n != 1]
-    found: list[int] = []
+    new_strides: list[int] = []
     i = j = 0
     while j < len(new):
-        group, made = [old[i]], [new[j]]
+        group, parts = [old[i]], [new[j]]
         i, j = i + 1, j + 1
-        have, want = group[0][0], made[0]
+        have, want = group[0][0], parts[0]
         while have != want:
             if have < want:
                 group.append(old[i])
                 have, i = have * old[i][0], i + 1
             else:
-                made.append(new[j])
+                parts.append(new[j])
                 want, j = want * new[j], j + 1
         if any(s0 != n1 * s1 for (_, s0), (n1, s1) in pairwise(group)):
             return None
         step, steps = group[-1][1], []
-        for n in reversed(made):
+        for n in reversed(parts):
             steps.append(step)
             step *= n
-        found += reversed(steps)
-    strides = iter(found)
+        new_strides += reversed(steps)
+    strides = iter(new_strides)
     return tuple(0 if n == 1 else next(strides) for n in shape)
 
 

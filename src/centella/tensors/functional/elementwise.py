@@ -18,7 +18,8 @@ from centella.dtypes import promote
 from centella.errors import DTypeError
 from centella.ops.elementwise import EXPRESSIONS
 from centella.tensors.arguments import check_tensors, number, one_of, real
-from centella.tensors.tensor import Tensor, apply, binary, compared, power
+from centella.tensors.operands import power
+from centella.tensors.tensor import Tensor, apply, binary, compared
 
 __all__ = [
     "abs", "add", "cast", "clip", "cos", "div", "elu", "eq", "exp", "floor", "floor_divide", "ge",

@@ -66,5 +66,5 @@ def rope(
         ShapeError: for shapes that do not fit these, or more positions than the tables have.
         DTypeError: for tables that are not f32, or positions that are not i32.
     """
-    more = () if positions is None else (positions,)
+    more: tuple[Tensor, ...] = () if positions is None else (positions,)
     return apply("rope", x, cos, sin, *more, interleaved=bool(interleaved))

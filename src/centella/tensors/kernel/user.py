@@ -12,18 +12,20 @@ import numpy as np
 
 from centella.backends.base import Array
 from centella.dtypes import dtype_of
-from centella.emit.program import Kernel, parameter_words, program_of
+from centella.emit.program import Kernel, Program, parameter_words, program_of
 from centella.errors import LimitError, TraceError
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import TensorParam
 from centella.lang.rounds import loops_of
 from centella.runtime.device import Device, device
-from centella.specs import Caps, make_spec
+from centella.specs import Caps, Spec, make_spec
 from centella.tensors.creation import asarray
 from centella.tensors.kernel.arguments import bind, check_written, group_count, host_array
 from centella.tensors.kernel.op import SIMULATED, op_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
+
+CHECKED = 4096  # launches of a kernel, before it is forgotten that their loops were counted
 
 
 class UserKernel:
@@ -36,6 +38,7 @@ class UserKernel:
             raise TraceError(f"workgroup: expected 1 to 1024 threads, got {workgroup!r}")
         self._kernel = Kernel(fn, workgroup=workgroup, trusted=False)
         self._op = op_of(self._kernel)
+        self._within_rounds: set[Any] = set()  # launches whose loops no driver stops
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
@@ -87,12 +90,12 @@ class UserKernel:
         }
         self._check_program(where, pairs, attrs)
         if ins:
-            made = apply_all(self._op, ins, attrs)
+            results = apply_all(self._op, ins, attrs)
         else:
             values = where.recorder.record(self._op, [], attrs)
-            made = tuple(Tensor(v, v.spec) for v in values)
+            results = tuple(Tensor(v, v.spec) for v in values)
         changed = len(self._op.mutates)  # States, which have their next version already
-        for (handle, _), result in zip(outs, made[changed:], strict=True):
+        for (handle, _), result in zip(outs, results[changed:], strict=True):
             shaped = result.reshape(handle.shape)
             handle._value, handle._offset, handle.spec = shaped._value, shaped._offset, shaped.spec
 
@@ -113,12 +116,22 @@ class UserKernel:
         if text := program.ir.refused(groups):
             raise LimitError(f"{self.__name__}: {text}")
         if caps.max_loop_rounds and loops_of(program.ir).outer:
-            ins = tuple(t.spec for t, p in pairs if p.mode != "out")
-            changed = tuple(ins[i] for i in self._op.mutates)
-            fresh = tuple(make_spec(*out, caps.row_alignment) for out in attrs["outs"])
-            call = self._op.form(ins, (*changed, *fresh), attrs).lower(caps).calls[0]
-            words, _ = parameter_words(call, program.ir)
-            self._kernel.within_rounds(program, caps, words, groups)
+            specs = tuple(t.spec for t, p in pairs if p.mode != "out")
+            key = (caps, program, specs, attrs["outs"], attrs["scalars"], groups)
+            if key not in self._within_rounds:
+                self._check_rounds(program, caps, specs, attrs)
+                if len(self._within_rounds) >= CHECKED:
+                    self._within_rounds.clear()
+                self._within_rounds.add(key)
+
+    def _check_rounds(
+        self, program: Program, caps: Caps, specs: tuple[Spec, ...], attrs: dict[str, Any]
+    ) -> None:
+        changed = tuple(specs[i] for i in self._op.mutates)
+        fresh = tuple(make_spec(*out, caps.row_alignment) for out in attrs["outs"])
+        call = self._op.form(specs, (*changed, *fresh), attrs).lower(caps).calls[0]
+        words, _ = parameter_words(call, program.ir)
+        self._kernel.within_rounds(program, caps, words, attrs["groups"])
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -192,8 +205,8 @@ class UserKernel:
         placed = {n: moved(n, value) for n, value in placed.items()}
         given = {n: moved(n, value) for n, value in named.items()}
         self(*placed.values(), *args[count:], threads=threads, groups=groups, **given)
-        made = given | placed
-        return {n: made[n].numpy() for n, p in params.items() if p.mode in ("out", "inout")}
+        results = given | placed
+        return {n: results[n].numpy() for n, p in params.items() if p.mode in ("out", "inout")}
 
 
 def _fit(tensor: Tensor, param: TensorParam) -> Tensor:
