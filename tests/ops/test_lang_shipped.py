@@ -309,13 +309,15 @@ rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
 cache_step | begin | i32 | stepped(i)
 cache_step | set | i32 | stepped(i, i.ints(70, low=0))
-sample | short | f32 | sampled(i, 5, 0.7, 2, 0.9)
-sample | long | f32 | sampled(i, 1003, 1.0, 40, 0.95)
-sample | two chunks | f32 | sampled(i, 5003, 1.0, 40, 0.95)
-sample | greedy | f32 | sampled(i, 1030, 0.0, 0, 1.0)
+sample | short | f32 | sampled(i, i(6, 5), 0.7, 2, 0.9)
+sample | more than there are | f32 | sampled(i, i(6, 6), 0.7, 9, 0.9)
+sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
+sample | two chunks | f32 | sampled(i, i(6, 5003), 1.0, 40, 0.95)
+sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
+sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
 normed_linear | odd | f32 f16 | normed(i, 2, 9, 67)
 normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
-normed_linear | gate, many | f32 f16 | normed(i, 5, 18, 64, "gelu")
+normed_linear | gate, many | f32 f16 | normed(i, 8, 18, 64, "gelu")
 normed_linear | residual | f32 f16 | normed(i, 1, 9, 515, residual=i(1, 9))
 normed_linear | whole | f32 f16 | normed(i, 1, 9, 128 * i.chunk)
 fused | rows | f32 f16 | compared(i(3, 80), i(3, 80))
@@ -483,13 +485,15 @@ def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
     return F.concat([q, *(c.value for c in caches)], 2)
 
 
-def sampled(i: Inputs, vocab: int, *settings: float) -> ct.Tensor:
-    """Tokens of six sequences, half of them with penalties that decide."""
-    seen = np.random.default_rng(7).integers(0, 3, (6, vocab)).astype(np.int32)
-    counts, steps = (ct.State(i.of(a)) for a in (seen, np.arange(6, dtype=np.int32)))
-    rows = 3 * [[*settings, 3.0, 1.0, 0.0, 0.0], [*settings, np.inf, 1.5, 2.0, 3.0]]
-    seeds = i.of(np.arange(40, 46, dtype=np.int32))
-    given = (counts.value, steps.value, i(6, vocab), i.of(np.array(rows, np.float32), "f32"), seeds)
+def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
+    """Tokens of sequences, half of them with penalties that decide."""
+    batch = logits.shape[0]
+    seen = np.random.default_rng(7).integers(0, 3, logits.shape).astype(np.int32)
+    counts, steps = (ct.State(i.of(a)) for a in (seen, np.arange(batch, dtype=np.int32)))
+    pair = [[*settings, 3.0, 1.0, 0.0, 0.0], [*settings, np.inf, 1.5, 2.0, 3.0]]
+    rows = i.of(np.array(batch // 2 * pair, np.float32), "f32")
+    seeds = i.of(np.arange(40, 40 + batch, dtype=np.int32))
+    given = (counts.value, steps.value, logits, rows, seeds)
     return apply_all(get("sample"), given, {})[2]
 
 
@@ -666,6 +670,12 @@ IDLE_CASES = {
 # What a line has, why it is idle, and the cases where it is not.
 IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "first = Elements(": ("a shift of the whole row: any element of it serves", ()),
+    "squares = scratch[": ("every team has the same sum of squares", ()),
+    "chosen[n] = last": ("what is kept where rounding leaves no bin", ()),
+    "lang.atomic_add(each, at, part)": (
+        "one token in the bin beside its own decides only at the threshold",
+        (),
+    ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",
         (),

@@ -32,7 +32,8 @@ from centella.ops.kernel_params import face
 from centella.ops.rows import chunked
 from centella.specs import Caps, Spec
 
-THREADS = (1024, 512, 256, 128, 64)  # the most that the device has
+THREADS = 256
+MANY = 1024  # on CUDA: one multiprocessor reads a sequence's logits, and waits for each
 TOGETHER = 2  # chunks that a thread has under way
 SETTINGS = ("temperature", "top_k", "top_p", "gap", "repetition", "frequency", "presence")
 BINS = 256
@@ -97,23 +98,22 @@ class _Row:
         return lang.cast(lang.minimum(below * SCALE, float(MOST)), u32)
 
 
-def _limit(row: _Row, limit: Any, share: Any, bins: Any, more: Any, chosen: Any) -> Any:
+def _limit(row: _Row, limit: Any, share: Any, bins: list[Any], chosen: Any) -> Any:
     """The largest distance that is kept, at most `limit`: until the share is reached.
 
     Args:
-        share: a number of tokens; with `more`, a part of the weight of all that are in the limit.
-        bins, more: histograms; the second has the upper part of each weight, or is None.
-        chosen: shared words that the thread with the bin writes.
+        share: a number of tokens; with two histograms, a part of the weight of all in the limit.
+        bins: histograms: of tokens; or of the lower and of the upper parts of weights.
+        chosen: shared words that the thread with the bin writes: which, and the sums before it.
     """
-    weighed, me = more is not None, lang.local_id()
-    prefix, low, high = (lang.var(0, u32, uniform=True) for _ in range(3))
+    weighed, me = len(bins) == 2, lang.local_id()
+    prefix, *sums = (lang.var(0, u32, uniform=True) for _ in range(1 + len(bins)))
     target = lang.var(share, uniform=True)
     for level in range(3):
         shift = 16 - 8 * level
         for j in lang.range(me, lang.const(BINS, u32), lang.workgroup_size()):
-            bins[j] = lang.const(0, u32)
-            if weighed:
-                more[j] = lang.const(0, u32)
+            for each in bins:
+                each[j] = lang.const(0, u32)
         lang.barrier()
         for _, logit in row.each():
             below = row.below(logit)
@@ -123,47 +123,44 @@ def _limit(row: _Row, limit: Any, share: Any, bins: Any, more: Any, chosen: Any)
                 mine = mine & ((steps >> (shift + 8)) == prefix.get())
             with lang.if_(mine):
                 at = (steps >> shift) & (BINS - 1)
-                if weighed:
-                    weight = lang.cast(lang.exp(-below) * WEIGHT + 0.5, u32)
-                    lang.atomic_add(bins, at, weight % PART)
-                    lang.atomic_add(more, at, weight // PART)
-                else:
-                    lang.atomic_add(bins, at, lang.const(1, u32))
+                weight = lang.cast(lang.exp(-below) * WEIGHT + 0.5, u32) if weighed else None
+                parts = [lang.const(1, u32)] if weight is None else [weight % PART, weight // PART]
+                for each, part in zip(bins, parts, strict=True):
+                    lang.atomic_add(each, at, part)
         if not level and weighed:
             lang.barrier()
-            total = _sum(bins, more, lang.const(BINS, u32))
-            least = lang.maximum(_number(*total) * share, 1.0)
-            target.set(lang.workgroup_uniform(least))
-        with lang.if_(me == 0):
-            chosen[0] = lang.const(BINS - 1, u32)
-            chosen[1], chosen[2] = low.get(), high.get()
+            total = _number(_before(bins, lang.const(BINS, u32)))
+            target.set(lang.workgroup_uniform(lang.maximum(total * share, 1.0)))
+        with lang.if_(me == 0):  # where rounding leaves none: the last
+            for n, last in enumerate([lang.const(BINS - 1, u32), *(v.get() for v in sums)]):
+                chosen[n] = last
         lang.barrier()
         for j in lang.range(me, lang.const(BINS, u32), lang.workgroup_size()):
-            before = _sum(bins, more, j)
-            start = low.get() + before[0], high.get() + before[1]
-            own = bins[j], more[j] if weighed else lang.const(0, u32)
-            end = _number(start[0] + own[0], start[1] + own[1])
-            with lang.if_((_number(*start) < target.get()) & (end >= target.get())):
-                chosen[0], chosen[1], chosen[2] = j, start[0], start[1]
+            start = [v.get() + b for v, b in zip(sums, _before(bins, j), strict=True)]
+            end = _number([v + each[j] for v, each in zip(start, bins, strict=True)])
+            with lang.if_((_number(start) < target.get()) & (end >= target.get())):
+                for n, value in enumerate([j, *start]):
+                    chosen[n] = value
         lang.barrier()
         prefix.set((prefix.get() << 8) | lang.workgroup_uniform(chosen[0]))
-        low.set(lang.workgroup_uniform(chosen[1]))
-        high.set(lang.workgroup_uniform(chosen[2]))
+        for n, v in enumerate(sums):
+            v.set(lang.workgroup_uniform(chosen[1 + n]))
     return lang.minimum(prefix.get(), limit)
 
 
-def _sum(bins: Any, more: Any, end: Any) -> tuple[Any, Any]:
-    """Both words of the bins before one."""
-    low, high = lang.var(0, u32), lang.var(0, u32)
+def _before(bins: list[Any], end: Any) -> list[Any]:
+    """The sum of each histogram before a bin."""
+    sums = lang.vars(u32, len(bins), init=0)
     for j in lang.range(lang.const(0, u32), end):
-        low.set(low.get() + bins[j])
-        if more is not None:
-            high.set(high.get() + more[j])
-    return low.get(), high.get()
+        for v, each in zip(sums, bins, strict=True):
+            v.set(v.get() + each[j])
+    return [v.get() for v in sums]
 
 
-def _number(low: Any, high: Any) -> Any:
-    return lang.cast(high, f32) * float(PART) + lang.cast(low, f32)
+def _number(words: list[Any]) -> Any:
+    """A sum as f32."""
+    low, *high = (lang.cast(w, f32) for w in words)
+    return high[0] * float(PART) + low if high else low
 
 
 def _noise(i: Any, step: Any, seed: Any) -> Any:
@@ -194,9 +191,9 @@ def _sample(
     limit = lang.var(MOST, u32, uniform=True)
     bins, more, chosen = (lang.shared(u32, n) for n in (BINS, BINS, 4))
     with lang.if_(row.random & (row.top_k > 0.0)):
-        limit.set(_limit(row, limit.get(), row.top_k, bins, None, chosen))
+        limit.set(_limit(row, limit.get(), row.top_k, [bins], chosen))
     with lang.if_(row.random & (row.top_p < 1.0)):
-        limit.set(_limit(row, limit.get(), row.top_p, bins, more, chosen))
+        limit.set(_limit(row, limit.get(), row.top_p, [bins, more], chosen))
     with lang.if_(row.random):
         limit.set(lang.minimum(limit.get(), row.steps(row.gap)))
 
@@ -221,7 +218,7 @@ def _sample(
 
 
 kernel: Kernel = Kernel(
-    _sample, workgroup=THREADS[2], name="sample",
+    _sample, workgroup=THREADS, name="sample",
     face=face({"logits": 2, "settings": 2, "seeds": 1}, {"y": 1}, {"counts": 2, "steps": 1}),
 )  # fmt: skip
 
@@ -335,7 +332,7 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), Ref(len(form.inputs) + 2,
             form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
     scalars = (("columns", logits.shape[1]),)
-    threads = next(n for n in THREADS if n <= caps.max_workgroup)
+    threads = min(MANY if caps.shuffles else THREADS, caps.max_workgroup)
     constants = (("chunk", chunked(logits)),)
     return Lowered((Call(kernel, refs, scalars, constants, logits.shape[0], threads),))
 

@@ -112,10 +112,9 @@ def power(x: T, exponent: Any) -> T:
     if isinstance(n, float) and n.is_integer():
         n = int(n)
     large = type(n) is int and abs(n) > 64
-    if isinstance(exponent, Viewed):
-        return binary("pow", x, exponent)  # type: ignore[return-value]  # Tensors alike
-    if x.dtype.is_float and (type(n) is float or large):
-        return binary("pow", x, n)
+    if isinstance(n, Viewed) or (x.dtype.is_float and (type(n) is float or large)):
+        powers: T = binary("pow", x, n)
+        return powers
     if type(n) is not int or large or (n < 0 and not x.dtype.is_float):
         raise DTypeError(
             f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "

@@ -139,7 +139,8 @@ def _store(
                     return scratch[(at + r) * pitch + team]
 
                 if "norm" in extra:
-                    mean = total(tile.outs) / lang.cast(p["k"], f32)
+                    squares = scratch[(at + tile.outs) * pitch + team]
+                    mean = squares / lang.cast(p["k"], f32)
                     factor = alpha / lang.sqrt(mean + lang.parameter("eps", f32))
                 if gate:
                     opened = ACTIVATIONS[gate](KERNEL, total(o * 2) * factor)
