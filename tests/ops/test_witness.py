@@ -212,5 +212,11 @@ def test_what_is_appended_is_normalised_and_turned() -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_witness(name: str) -> None:
     witnessed = {FORMULAS[row][0] for row in ROWS}
-    made = {"mean_pool", "fused", "rope_cache_write"} | PLANES  # these have tests
+    made = {
+        "mean_pool",
+        "fused",
+        "rope_cache_write",
+        "normed_linear",
+        "sample",
+    } | PLANES  # these have tests
     assert name in witnessed | MOVES | made | EXACT.keys()

@@ -18,7 +18,7 @@ from centella.runtime.device import device, trusted
 
 # The packages of each extra; CUDA needs both of its own.
 EXTRAS = {
-    "models": ("tokenizers", "huggingface_hub"),
+    "models": ("tokenizers", "huggingface_hub", "jinja2"),
     "cli": ("typer", "rich"),
     "cuda": ("cuda-core", "cuda-bindings"),
 }

@@ -26,7 +26,7 @@ from centella.specs import Caps
 from centella.tensors import functional as f
 from centella.tensors.creation import empty
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply, apply_all
+from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
 Make = Callable[..., Any]
 
@@ -53,6 +53,8 @@ VARIANTS = {
     "assign": ("State.assign", "an array into a State's memory, in place"),
     "cache_step": ("KVCache.begin", "the positions of a cache's next step"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
+    "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
+    "sample": ("Generator.generate", "the next token of each sequence"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
 }
@@ -112,6 +114,15 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "assign": lambda t: apply("assign", state(t, 64, 384), t(384)),
         "cache_write": lambda t: apply_all(
             get("cache_write"), (*pair(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {}
+        ),
+        "normed_linear": lambda t: apply_with(
+            "normed_linear", (t(1, 1024), t(6144, 1024, dtype=f16)), "extras", {"norm": t(1024)},
+            {"gate": "silu", "eps": 1e-6, "alpha": 1.0, "dtype": ""},
+        ),
+        "sample": lambda t: apply_all(
+            get("sample"),
+            (state(t, 1, 4096, dtype=i32), state(t, 1, dtype=i32), t(1, 4096), t(1, 7),
+             t(1, dtype=i32)), {},
         ),
         "rope_cache_write": lambda t: apply_all(
             get("rope_cache_write"),

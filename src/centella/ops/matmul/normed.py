@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
+from centella.op.axes import LETTERS, Axes, axes
+from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
@@ -80,7 +82,14 @@ def reference(
     return y + named["residual"] if "residual" in named else y
 
 
+def axes_of(form: Form[NormedAttrs]) -> Axes:
+    """Rows of x; outputs of the weight where there is no gate, whose two come from two halves."""
+    lead, n = LETTERS[: len(form.outputs[0].shape) - 1], "." if form.attrs.gate else "n"
+    more = [f"{lead}{n}" if name == "residual" else "." for name in form.attrs.extras]
+    return axes([f"{lead}.", f"{n}.", *more], [f"{lead}{n}"])
+
+
 NORMED: Op[NormedAttrs] = Op(
     "normed_linear", rule, reference, "centella.ops.matmul.normed_kernel:lower", takes_rows,
-    attrs=NormedAttrs, doc=__doc__ or "",
+    attrs=NormedAttrs, axes=axes_of, doc=__doc__ or "",
 )  # fmt: skip
