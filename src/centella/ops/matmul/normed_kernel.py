@@ -35,7 +35,7 @@ from centella.ops.matmul.thin import (
 from centella.ops.operands import KERNEL
 from centella.specs import Caps
 
-LANES, OUTS = 64, 4  # threads of a team, and its rows of W
+LANES, OUTS = 64, 4  # threads of a team, and its rows of W; twice as many where x is f32
 
 
 class _Normed(Rows, frozen=True):
@@ -163,9 +163,9 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     steps = problem.k // max(d.per_chunk for d in dtypes)
     if thin.rolled or thin.m > PARTIAL or steps < LANES:
         return thin
-    outs = max(OUTS, thin.outs)
-    unroll = 2 if steps % (2 * LANES) == 0 and outs == OUTS else 1
-    return replace(thin, lanes=LANES, outs=outs, unroll=unroll)
+    wide = dtypes[0].itemsize > dtypes[1].itemsize
+    unroll = 2 if steps % (2 * LANES) == 0 and not wide else 1
+    return replace(thin, lanes=LANES, outs=2 * OUTS if wide else OUTS, unroll=unroll)
 
 
 def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:

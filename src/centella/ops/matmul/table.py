@@ -72,8 +72,6 @@ class Row(Struct, frozen=True):
         thin: of thin products by rows of x, of f32 and of 16 bits: threads of a team, its outputs,
             steps at once. Rows without have those of every class; so do bytes.
         thin_few: instead, where outputs are few: more threads and groups for each.
-        mixed: of one or two rows of f32 by weights of 16 bits: what a step reads of x is twice what
-            it reads of a weight, so more outputs share it. None: as of 16 bits.
         rolled: kernels of few rows keep their loops, for threads that are a CPU's: what is written
             down is compiled, a load for milliseconds, and more threads are no more cores.
     """
@@ -84,7 +82,6 @@ class Row(Struct, frozen=True):
     enough: int = 96
     thin: dict[int, tuple[TeamShape, TeamShape]] = {}
     thin_few: dict[int, TeamShape] = {}
-    mixed: TeamShape | None = None
     rolled: bool = False
 
 
@@ -129,7 +126,6 @@ ROWS: dict[str, Row] = {
             16: ((32, 4, 2), (32, 4, 1)),
         },
         thin_few={8: (64, 2, 1), 16: (64, 2, 1)},
-        mixed=(64, 8, 1),
     ),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,

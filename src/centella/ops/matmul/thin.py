@@ -212,8 +212,6 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     lanes, outs, most = THIN_SHAPES[m]
     if smallest == 1 and m <= 2:  # numbers to widen: x is read less often
         lanes, outs, most = 64, 4, 1
-    elif row.mixed and m <= PARTIAL and [d.itemsize for d in dtypes] == [4, 2]:
-        lanes, outs, most = row.mixed
     elif smallest > 1 and m in row.thin_few and problem.n * problem.batch <= FEW:
         lanes, outs, most = row.thin_few[m]
     elif smallest > 1 and m in row.thin:
