@@ -297,3 +297,23 @@ def test_template_of_a_file_of_its_own(tmp_path: Path) -> None:
     found = ChatTemplate.from_folder(folder)
     assert found is not None
     assert found.render(MESSAGES) == '<s>"hi"'
+
+
+def test_logits_that_are_nan_are_an_error_with_the_layer(tmp_path: Path) -> None:
+    for sampling in ({}, {"temperature": 0.5, "seed": 1}):
+        model = load(FOLDER / "qwen3", "cpu", "f32", task="generate")
+        layer = model.model.layers[1]
+        layer.mlp.down_proj.weight = layer.mlp.down_proj.weight * float("nan")
+        text = r"sequence 0, token 3: the logits are NaN, first in the result of layer 1"
+        with pytest.raises(ct.ContractError, match=text):
+            model.generate([5, 6, 7], max_new_tokens=3, **sampling)  # type: ignore[arg-type]
+
+
+def test_rows_that_share_much_and_little_with_the_batch_before() -> None:
+    """What is kept of one row and what is to be read of another together pass the capacity."""
+    model = host()
+    long, other = list(range(3, 113)), list(range(120, 230))
+    options: dict[str, Any] = {"max_new_tokens": 3, "ignore_eos": True}
+    model.generate([long, [5, 6]], **options)
+    together = model.generate([[*long, 9], other], **options)
+    assert together == [model.generate(p, **options) for p in ([*long, 9], other)]

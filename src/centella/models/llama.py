@@ -11,6 +11,8 @@ family changes is a switch of `LlamaConfig`. Attributes carry the names of check
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from msgspec import Struct
 
@@ -293,15 +295,21 @@ class LlamaModel(Module):
 
     def states(self, ids: Tensor, past: Past) -> Tensor:
         """Ids [batch, tokens] to the states of the last layer [batch, tokens, hidden]."""
+        *_, last = self.layer_states(ids, past)
+        return last
+
+    def layer_states(self, ids: Tensor, past: Past) -> Iterator[Tensor]:
+        """The embeddings, then the states of each layer, all [batch, tokens, hidden]."""
         c, tokens = self.config, ids.shape[1]
         x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)
         if c.embedding_multiplier != 1.0:
             x = x * c.embedding_multiplier
+        yield x
         start = past.cache.begin(tokens)
         visible = {w: self.visible(start, tokens, past.cache.capacity, w) for w in set(c.windows)}
         for layer, window in zip(self.layers, c.windows, strict=True):
             x = layer(x, past, visible[window])
-        return x
+            yield x
 
     def visible(self, start: Tensor, tokens: int, capacity: int, window: int) -> Tensor | None:
         """Which keys each query sees, bool [batch, 1, tokens, capacity]; None: all before it."""

@@ -11,6 +11,7 @@ import operator
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bf16, f16, i32, u32
@@ -19,7 +20,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import Face
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Lowered, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT
@@ -107,7 +108,9 @@ def _candidate(
     return top, row.across(place.get(), "min")
 
 
-def _argmax(*, chunk: bool, split: bool, team: Team, x: Any, **out: Any) -> None:
+def _argmax(
+    *, chunk: bool, split: bool, team: Team, x: Any, marked: bool = False, **out: Any
+) -> None:
     """A team has one part of a row: writes its candidate, or the result."""
     columns, part = lang.parameter("columns", u32), lang.parameter("part", u32)
     parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
@@ -120,17 +123,22 @@ def _argmax(*, chunk: bool, split: bool, team: Team, x: Any, **out: Any) -> None
             out["keys"][row.number] = key
             out["places"][row.number] = column
         else:
-            out["y"][_place(row.number)] = lang.bitcast(column, i32)
+            out["y"][_place(row.number)] = _index(column, key, marked)
 
 
-def _choose(*, team: Team, keys: Any, places: Any, y: Any) -> None:
+def _choose(*, team: Team, keys: Any, places: Any, y: Any, marked: bool = False) -> None:
     """A team has one row: the first of the best candidates."""
     parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
     row = Row(team, 1, parts, rows)
     first = row.number * parts
-    _, place = _candidate(keys, row, 0, first, first + parts, False, team.shuffle)
+    key, place = _candidate(keys, row, 0, first, first + parts, False, team.shuffle)
     with lang.if_(row.first()):
-        y[_place(row.number)] = lang.bitcast(places[0, place], i32)
+        y[_place(row.number)] = _index(places[0, place], key, marked)
+
+
+def _index(column: Any, key: Any, marked: bool) -> Any:
+    """A column as it is stored; -1 where a NaN is `marked`."""
+    return lang.bitcast(lang.select(key == NONE, NONE, column) if marked else column, i32)
 
 
 def _place(row: Any) -> Any:
@@ -144,24 +152,33 @@ choose_kernel: Kernel = Kernel(
 )
 
 
-def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
+class ArgmaxAttrs(Struct, frozen=True):
+    """Whether a row with a NaN gives -1 in place of where that is."""
+
+    marked: bool = False
+
+
+def rule(specs: tuple[Spec, ...], attrs: ArgmaxAttrs) -> tuple[Out, ...]:
     """[..., n] to [...] of i32, n > 0."""
     x = specs[0]
     if not x.shape:
         raise ShapeError("argmax: expected rank 1 or more, got a scalar")
     if x.dtype.kind == "bool":
         raise DTypeError("argmax: expected a numeric dtype, got bool")
+    if attrs.marked and not x.dtype.is_float:
+        raise DTypeError(f"argmax: expected floats to mark NaN among, got {x.dtype.name}")
     if x.shape[-1] == 0:
         raise ShapeError(f"argmax: expected at least one element, got {list(x.shape)}")
     return ((x.shape[:-1], i32),)
 
 
-def reference(x: Any) -> Any:
+def reference(x: Any, marked: bool = False) -> Any:
     """The NumPy formula."""
-    return np.argmax(x, -1)
+    at = np.argmax(x, -1)
+    return np.where(np.isnan(x).any(-1), -1, at) if marked else at
 
 
-def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
+def lower(form: Form[ArgmaxAttrs], caps: Caps) -> Lowered:
     """One launch, or two for few rows longer than SPLIT elements."""
     x, y = rows_of(form.inputs[0]), form.outputs[0]
     rows, columns = x.shape
@@ -174,7 +191,9 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     chunk = chunked(x)
     width, shortest = x.dtype.per_chunk if chunk else 1, columns - (parts - 1) * part
     team = long_team(team_of(part, width, caps, shortest), part, width, caps, shortest)
-    constants = (("chunk", chunk), ("split", parts > 1), ("team", team))
+    marked: tuple[tuple[str, bool], ...] = (("marked", True),) if form.attrs.marked else ()
+    own = () if parts > 1 else marked
+    constants = (("chunk", chunk), ("split", parts > 1), ("team", team), *own)
 
     def call(result: tuple[Ref, ...], params: Face) -> Call:
         given = (*scalars, ("rows", rows * parts))
@@ -188,15 +207,16 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     first = call((Ref(2, found), Ref(3, found)), face({"x": 2}, {"keys": 1, "places": 1}))
     few = team_of(parts, 1, caps)
     second = Call(choose_kernel, (Ref(2, line), Ref(3, line), Ref(1, y)),
-                  (*scalars, ("rows", rows)), (("team", few),), few.groups(rows),
+                  (*scalars, ("rows", rows)), (("team", few), *marked), few.groups(rows),
                   few.threads)  # fmt: skip
     return Lowered((first, second), (found, found))
 
 
-def axes_of(form: Form[NoAttrs]) -> Axes:
+def axes_of(form: Form[ArgmaxAttrs]) -> Axes:
     """Rows."""
     rows = LETTERS[: len(form.outputs[0].shape)]
     return axes([rows + WHOLE], [rows])
 
 
-ARGMAX = Op("argmax", rule, reference, lower, takes_rows, axes=axes_of, doc=__doc__ or "")
+ARGMAX = Op("argmax", rule, reference, lower, takes_rows, attrs=ArgmaxAttrs, axes=axes_of,
+            doc=__doc__ or "")  # fmt: skip

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from centella.dtypes import f32
+from centella.errors import ContractError
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.sampling import Sampling
-from centella.tensors.functional import argmax
+from centella.tensors.creation import asarray
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply_all
+from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
@@ -60,11 +62,11 @@ class Session:
         self._fill: Jitted[..., None] = Jitted(self._read, device)
 
     def _likeliest(self) -> Tensor:
-        """The most likely token after each sequence's last one, [batch] i32."""
-        return self._written(argmax(self._logits(), -1))
+        """The most likely token after each sequence's last one, [batch] i32; -1 for NaN."""
+        return self._written(apply("argmax", self._logits(), marked=True))
 
     def _sampled(self) -> Tensor:
-        """A token drawn after each sequence's last one, [batch] i32."""
+        """A token drawn after each sequence's last one, [batch] i32; -1 for NaN."""
         given = (self._counts.value, self._drawn.value, self._logits(), self._settings.value,
                  self._seeds.value)  # fmt: skip
         return self._written(apply_all(get("sample"), given, {})[2])
@@ -101,10 +103,13 @@ class Session:
         Raises:
             KVCacheFullError: there is no room.
         """
-        kept = [_common(old, new[:-1]) for old, new in zip(self.rows, rows, strict=True)]
         cache = self.past.cache
-        cache.truncate([min(k, n) for k, n in zip(kept, cache.lengths, strict=True)])
-        kept = list(cache.lengths)
+        pairs = zip(self.rows, rows, cache.lengths, strict=True)
+        kept = [min(_common(old, new[:-1]), length) for old, new, length in pairs]
+        behind = max(len(row) - k for row, k in zip(rows, kept, strict=True))
+        if max(kept) + behind > self.capacity:  # all rows go on by the tokens of the longest part
+            kept = [0] * self.batch
+        cache.truncate(kept)
         self.rows = [[] for _ in rows]  # until all is read
         rest = [row[k:-1] for row, k in zip(rows, kept, strict=True)]
         left = max(map(len, rest))
@@ -123,9 +128,29 @@ class Session:
         self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
 
     def add(self, tokens: Array) -> None:
-        """Note the tokens of a step."""
+        """Note the tokens of a step.
+
+        Raises:
+            ContractError: logits were NaN; names the sequence, and the layer that they come from.
+        """
+        if (tokens < 0).any():
+            at = int(np.argmin(tokens))
+            raise ContractError(
+                f"generate: sequence {at}, token {len(self.rows[at])}: the logits are NaN, "
+                f"{self._origin_of_nan(self.rows[at])}"
+            )
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
+
+    def _origin_of_nan(self, row: Ids) -> str:
+        """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
+        past = self.model.past(1, len(row))
+        ids = asarray(np.array([row], np.int32), device=self.model.device)
+        for layer, x in enumerate(self.model.layer_states(ids, past)):
+            if np.isnan(x.astype(f32).numpy()).any():
+                which = "the embedding" if not layer else f"layer {layer - 1}"
+                return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
+        return "first in the product with the head"
 
     def step(self) -> Pending[Array]:
         """Submit a step; the tokens [batch] i32 when it is done."""

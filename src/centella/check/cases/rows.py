@@ -46,6 +46,8 @@ def argmax() -> Row:
     made += cases([(3, 16385)])
     made += cases([(2, 3, 33000)], "ties", dtypes=FLOATS, small=False)
     made += [Case((In((2, 300), (0, 2)),), dtypes=INTEGERS)]
+    made += cases(FEW, "extremes", attrs={"marked": True}, dtypes=FLOATS)
+    made += cases([(2, 33000)], attrs={"marked": True}, dtypes=FLOATS)
     return Row(NUMBERS, tuple(made))
 
 
