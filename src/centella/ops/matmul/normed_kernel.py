@@ -181,6 +181,8 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     tile = normed_of(problem, (x.dtype, w.dtype), caps)
     residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
+    if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word
+        tile = replace(tile, outs=2 * tile.outs)
     outputs = tile.outputs // (2 if gate else 1)
     scalars: Scalars = (
         ("m", m), ("n", y.shape[1]), ("k", k), ("rowx", flat_x.strides[0]), ("ldw", w.strides[0]),
