@@ -13,8 +13,9 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
+from centella.nn import RMSNorm
 from centella.tasks.load import load
-from centella.weights.gguf import open_gguf
+from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
 from tests.support.model_common import DATA
 
 pytest.importorskip("gguf")
@@ -29,6 +30,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "layer_types": None},
     "smollm3": {"no_rope_layers": None},
 }
+QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0"]
 TEXTS = ["", "Hello, world", "  two  spaces\n\nlines\t", "it's 12345 o'clock", "naïve café 東京 🙂",
          "x" * 100, "<|im_start|>user\nhi<|im_end|>"]  # fmt: skip
 
@@ -53,6 +55,83 @@ def test_a_file_is_the_model_of_its_folder(name: str, kind: str, tmp_path: Path)
         np.testing.assert_allclose(
             got, np.load(FOLDER / name / "expected.npz")["logits"], atol=1e-4, rtol=0
         )
+
+
+# -- quantised files ------------------------------------------------------------------------------
+
+
+def numbers_of(family: str, **more: Any) -> dict[str, Any]:
+    """The config of a family with rows of whole blocks."""
+    values = json.loads((FOLDER / family / "config.json").read_text())
+    return {
+        **values, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, **more,
+    }  # fmt: skip
+
+
+def logits_of(kinds: Any, numbers: dict[str, Any], path: Path, widened: bool) -> tuple[Any, Any]:
+    """A file's model on the CPU, and the logits of some ids."""
+    file = path / f"{widened}.gguf"
+    write(FOLDER / numbers["model_type"], file, kinds, widened=widened, numbers=numbers)
+    model = load(file, "cpu", "f32")
+    ids = ct.asarray(np.arange(24, dtype=np.int32).reshape(2, 12) * 13 % 320, device="cpu")
+    return model.model, model(ids).numpy()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_quantised_file_is_the_model_of_what_it_stands_for(
+    kind: str, tied: bool, tmp_path: Path
+) -> None:
+    """Rows of q and k that change places, stacked parameters, embedding and head; in planes."""
+    numbers = numbers_of("llama", tie_word_embeddings=tied)
+    model, got = logits_of(kind, numbers, tmp_path, False)
+    _, wanted = logits_of(kind, numbers, tmp_path, True)
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    layer = model.layers[1]
+    weights = [layer.self_attn.qkv, layer.self_attn.o_proj, layer.mlp.gate_up, layer.mlp.down_proj,
+               model.embed_tokens, *([] if tied else [model.lm_head])]  # fmt: skip
+    for weight in (w.weight for w in weights):
+        assert isinstance(weight, ct.QTensor) and weight.format.name == kind.lower()
+    for name, tensor in model.named_parameters():
+        assert tensor.ndim == 1 or f".{kind.lower()}." in name
+
+
+MIXED = {"v_proj": "Q8_0", "up_proj": "F16", "down_proj": "Q5_0", "": "Q4_1"}
+
+
+def test_a_file_of_several_formats_keeps_each(tmp_path: Path) -> None:
+    numbers = numbers_of("llama")
+    model, got = logits_of(MIXED, numbers, tmp_path, False)
+    _, wanted = logits_of(MIXED, numbers, tmp_path, True)
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    layer = model.layers[0]
+    qkv, both = layer.self_attn.qkv.weight, layer.mlp.gate_up.weight
+    assert [p.format.name for p in qkv.parts] == ["q4_1", "q8_0"]  # q and k are one product
+    assert [type(p) for p in both.parts] == [ct.QTensor, ct.Tensor]
+    assert qkv.shape == (384, 256) and qkv.parts[0].shape == (320, 256)
+    state = model.state_dict()
+    assert "layers.0.self_attn.qkv.weight.1.q8_0.scale" in state
+    again = type(model)(model.config, model.dtype)
+    again.load_parameters({n: t.numpy() for n, t in state.items()}, device="cpu")
+    ids = ct.asarray(np.array([[1, 2, 3]], np.int32), device="cpu")
+    np.testing.assert_array_equal(again(ids).numpy(), model(ids).numpy())
+    del state["layers.0.self_attn.qkv.weight.1.q8_0.scale"]
+    with pytest.raises(WeightsError, match=r"missing: layers\.0\.self_attn\.q_proj"):
+        type(model)(model.config, model.dtype).load_parameters(state, device="cpu")
+
+
+def test_a_quantised_norm_is_loaded_as_floats() -> None:
+    class Raw(GGUFTensor, frozen=True, eq=False):
+        @property
+        def blocks(self) -> Any:
+            return np.full((1, 2, 34), 1, np.uint8)
+
+    norm = RMSNorm(64)
+    tensor = Raw("weight", KINDS[8], (64,), None, 0)  # type: ignore[arg-type]
+    norm.load_parameters({"weight": tensor}, device="cpu")
+    factor = np.array([257], np.uint16).view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(norm.weight.numpy(), np.repeat(factor, 64))
 
 
 def with_tokenizer(tmp_path: Path, **more: Any) -> Path:

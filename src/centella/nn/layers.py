@@ -24,6 +24,10 @@ class _Weighted(Module):
         @weight.setter
         def weight(self, value: Tensor | QTensor) -> None: ...
 
+    def takes_planes(self, name: str) -> bool:
+        """The weight."""
+        return name == "weight"
+
 
 class Linear(_Weighted):
     """y = x W^T + b, with an activation and a residual in the same launch.
@@ -33,7 +37,8 @@ class Linear(_Weighted):
         unbiased: those of them that have no bias in the checkpoint.
 
     Attributes:
-        weight: [out_features, in_features]; a QTensor where it is set to one, or loaded as one.
+        weight: [out_features, in_features]; a QTensor where it is set to one, or loaded as one;
+            several where what it stacks is in several formats.
         bias: [out_features] or None.
     """
 

@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
+from centella.dtypes import DType, dtype_of, f32
 from centella.errors import ContractError, DTypeError, WeightsError
 from centella.nn.planes import named_planes, with_planes
+from centella.nn.stored import Part, Plain, Stored, checked, from_blocks, host_data, listed, shown
+from centella.nn.stored import zeros as zero_part
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
 from centella.tensors.display import as_tree
 from centella.tensors.hints import layer_getattr
-from centella.tensors.qtensor import QTensor
+from centella.tensors.qtensor import QTensor, Stacked
 from centella.tensors.tensor import Tensor, upload
 
 Array = np.ndarray[Any, Any]
-Part = tuple["Stored | Tensor", DType]  # of a parameter: data, and the dtype that it is stored in
-LISTED = 20  # names that an error shows
-LONG = 200  # characters of one that it shows
-
-
-class Stored(Protocol):
-    """A tensor of a checkpoint: its storage type (None: one that no device stores) and bytes."""
-
-    @property
-    def dtype(self) -> DType | None:
-        """What the bytes mean."""
-        ...
-
-    @property
-    def shape(self) -> Shape:
-        """Extents."""
-        ...
-
-    @property
-    def array(self) -> Array:
-        """The data on the host (bf16 as uint16)."""
-        ...
 
 
 class _NotLoadedError(ContractError):
@@ -141,9 +121,7 @@ class Module:
         """
         missing = [w.path for w in _wanted(self)]
         if missing:
-            raise ContractError(
-                f"state_dict: no data yet: {_listed(missing)}; call load_parameters"
-            )
+            raise ContractError(f"state_dict: no data yet: {listed(missing)}; call load_parameters")
         return dict(self.named_parameters())
 
     def __repr__(self) -> str:
@@ -176,6 +154,10 @@ class Module:
     def arranged(self, name: str, data: Array) -> Array:
         """A parameter's data in the order that the module keeps it in."""
         return data
+
+    def takes_planes(self, name: str) -> bool:
+        """Whether parameter `name` may be a quantised weight; else one is loaded as floats."""
+        return False
 
     @with_planes(Parameter)
     def load_parameters(
@@ -214,25 +196,30 @@ class Module:
         ready: list[tuple[_Wanted, list[Part], DType]] = []
         for w in wanted:
             parts: list[Part] = [
-                _checked(origin, *stored[source], shape) if source else _zeros(shape)
+                checked(origin, *stored[source], shape, w.owner.takes_planes(w.name))
+                if source else zero_part(shape)
                 for source, shape in w.parts
-            ]
+            ]  # fmt: skip
             vector = len(w.parts[0][1]) == 1
             asked = vector_dtype if vector and vector_dtype is not None else dtype
-            own = next(d for (_, d), (source, _) in zip(parts, w.parts, strict=True) if source)
+            stated = (d for (_, d), (source, _) in zip(parts, w.parts, strict=True) if source)
+            own = next(stated) or f32
             kind = own if asked is None else dtype_of(asked)
             if asked is not None and not kind.is_float:
                 raise DTypeError(f"{origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
             ready.append((w, parts, kind))
         where = open_device(device)
-        loaded: list[tuple[_Wanted, Tensor]] = []
+        loaded: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
         for w, parts, kind in ready:  # each is read now
             given = parts[0][0]
             if isinstance(given, Tensor):
                 loaded.append((w, given.to(where).astype(kind)))
                 continue
-            data = w.owner.arranged(w.name, _host(parts, kind))
-            stays = not any(isinstance(stored[s][1], _Plain) for s, _ in w.parts if s)
+            if any(own is None for _, own in parts):
+                loaded.append((w, from_blocks(parts, kind, where)))
+                continue
+            data = w.owner.arranged(w.name, host_data(parts, kind))
+            stays = not any(isinstance(stored[s][1], Plain) for s, _ in w.parts if s)
             made = upload("load_parameters", data, kind, where, stays=stays)
             loaded.append((w, made))
         for w, tensor in loaded:
@@ -245,7 +232,7 @@ def _items(module: Module) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(module).items()):
         if isinstance(value, list | tuple | dict):
             yield from modules_in(value, name)
-        elif isinstance(value, QTensor):
+        elif isinstance(value, QTensor | Stacked):
             yield from named_planes(name, value)
         else:
             yield name, value
@@ -316,21 +303,6 @@ def _loaded(module: Module) -> set[str]:
     }  # fmt: skip
 
 
-class _Plain(Struct, frozen=True):
-    """A NumPy array as a checkpoint's tensor."""
-
-    array: Array
-
-    @property
-    def dtype(self) -> DType:
-        return from_numpy(self.array.dtype)
-
-    @property
-    def shape(self) -> Shape:
-        shape: Shape = self.array.shape
-        return shape
-
-
 def _by_path(
     module: Module, tensors: Mapping[str, Stored | Array | Tensor], origin: str
 ) -> dict[str, tuple[str, Stored | Tensor]]:
@@ -339,9 +311,9 @@ def _by_path(
     for name, tensor in tensors.items():
         path = module.rename(name)
         if path in found:
-            both = f"{_shown(found[path][0])} and {_shown(name)}"
-            raise WeightsError(f"{origin}: {both} both stand for {_shown(path)}")
-        found[path] = name, _Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
+            both = f"{shown(found[path][0])} and {shown(name)}"
+            raise WeightsError(f"{origin}: {both} both stand for {shown(path)}")
+        found[path] = name, Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
     return found
 
 
@@ -362,50 +334,7 @@ def _check_names(
     left = [own for path, own in unused if path not in loaded]
     twice = [own for path, own in unused if path in loaded]
     if missing or unused:
-        again = f"; already loaded (make the module anew): {_listed(twice)}" if twice else ""
+        again = f"; already loaded (make the module anew): {listed(twice)}" if twice else ""
         raise WeightsError(
-            f"{origin}: missing: {_listed(missing)}; left over: {_listed(left)}{again}"
+            f"{origin}: missing: {listed(missing)}; left over: {listed(left)}{again}"
         )
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
-    return ", ".join(map(_shown, every[:LISTED])) + more or "none"
-
-
-def _shown(name: str) -> str:
-    """A name of a file, which may be of any length and of characters that no terminal takes."""
-    return name if name.isprintable() and len(name) <= LONG else ascii(name[:LONG])
-
-
-def _checked(origin: str, name: str, tensor: Stored | Tensor, shape: Shape) -> Part:
-    """The data of a float tensor of this shape, and its dtype."""
-    if tensor.shape != shape:
-        raise WeightsError(
-            f"{origin}: tensor {_shown(name)}: expected shape {list(shape)}, "
-            f"got {list(tensor.shape)}"
-        )
-    if tensor.dtype is None or not tensor.dtype.is_float:
-        got = tensor.dtype.name if isinstance(tensor, Tensor) else _kind(tensor)
-        raise WeightsError(f"{origin}: tensor {_shown(name)}: expected f32, f16 or bf16, got {got}")
-    return tensor, tensor.dtype
-
-
-def _kind(tensor: Stored) -> str:
-    return str(tensor.array.dtype) if tensor.dtype is None else tensor.dtype.name
-
-
-def _zeros(shape: Shape) -> tuple[Stored, DType]:
-    """What stands for a tensor that a checkpoint's layer does not have."""
-    return _Plain(np.zeros(shape, np.float32)), f32
-
-
-def _host(parts: list[Part], kind: DType) -> Array:
-    """The parts stacked, as host bytes of `kind`; one part of that dtype is not copied."""
-    arrays = [
-        part.array if own is kind else narrow(widen(part.array, own), kind)
-        for part, own in parts
-        if not isinstance(part, Tensor)
-    ]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

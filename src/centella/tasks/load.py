@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32
+from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DTypeError, WeightsError
 from centella.host.interrupts import uninterrupted
 from centella.host.log import logger
@@ -115,8 +115,10 @@ def load(
             package; or a .gguf file of a decoder.
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
-            elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both. The
-            CPU takes several times as long with the last two, which is logged as a warning.
+            elsewhere (the CPU then holds f32 weights); of quantised files CUDA computes in bf16.
+            Quantised weights keep their format with every dtype. "f32", "f16" or "bf16" is for
+            both. The CPU takes several times as long with the last two, which is logged as a
+            warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
         task: "embed" or "generate": what the model has to be for, which type checkers then know;
@@ -239,13 +241,15 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         if device.caps.target == "numpy" and kind is not f32:
             _warn_of_narrow(kind)
         return kind, kind
+    quantised = any(getattr(tensor, "format", "") for tensor in tensors.values())
     held: Counter[DType] = Counter()
     for tensor in tensors.values():
-        if tensor.dtype is not None and tensor.dtype.is_float:
+        of_norm = quantised and len(tensor.shape) < 2  # GGUF files have those in f32
+        if tensor.dtype is not None and tensor.dtype.is_float and not of_norm:
             held[tensor.dtype] += tensor.nbytes
     stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all
     if device.caps.target == "ptx":
-        return stored, stored
+        return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32
 

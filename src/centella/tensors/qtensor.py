@@ -1,4 +1,4 @@
-"""`QTensor`: a quantised weight, its planes on a device."""
+"""`QTensor`: a quantised weight, its planes on a device; `Stacked`: several weights as one."""
 
 from __future__ import annotations
 
@@ -82,6 +82,48 @@ class QTensor:
         """
         kind = float_dtype("dequantize", dtype)
         return apply("dequantize", *self.planes, dtype=kind.name, format=self.format.name)
+
+
+class Stacked:
+    """Weights [n_i, k] of formats of their own, one below the other: a product for each.
+
+    Args:
+        parts: from the first row on; Tensors or QTensors of one device.
+
+    Attributes:
+        parts: as given.
+        shape: (sum of n_i, k).
+
+    Raises:
+        ShapeError: parts of other ranks, or of more than one k.
+    """
+
+    __slots__ = ("parts", "shape")
+
+    def __init__(self, parts: tuple[Tensor | QTensor, ...]) -> None:
+        shapes = [part.shape for part in parts]
+        if len({s[1:] for s in shapes}) != 1 or any(len(s) != 2 for s in shapes):
+            raise ShapeError(f"Stacked: expected weights [n, k] of one k, got {shapes}")
+        self.parts: tuple[Tensor | QTensor, ...] = tuple(parts)
+        self.shape: Shape = (sum(n for n, _ in shapes), shapes[0][1])
+
+    def __repr__(self) -> str:
+        return f"<Stacked {list(self.shape)} of {', '.join(map(repr, self.parts))}>"
+
+    @property
+    def device(self) -> Device:
+        """Where its parts are."""
+        return self.parts[0].device
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return sum(part.nbytes for part in self.parts)
 
 
 def float_dtype(op: str, dtype: Any) -> DType:

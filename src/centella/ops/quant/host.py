@@ -53,6 +53,18 @@ def rounded(op: str, factor: Array) -> Array:
     return scale
 
 
+def fields(raw: Array, *dtypes: str) -> list[Array]:
+    """The fields of blocks [rows, blocks, bytes], in their order there, each [rows, elements].
+
+    A dtype is NumPy's, such as "<f2" for one element of a block or "16u1" for 16.
+    """
+    kind = np.dtype([(f"f{i}", name) for i, name in enumerate(dtypes)])
+    records = np.ascontiguousarray(raw).view(kind)[..., 0]
+    rows = len(raw)
+    return [np.ascontiguousarray(records[n]).reshape(rows, -1) if raw.size else
+            np.empty((rows, 0), kind[n].base) for n in kind.names or ()]  # fmt: skip
+
+
 def inverse(factor: Array) -> Array:
     """1 / factor; 0 where that may be infinite."""
     normal = np.abs(factor) >= np.finfo(np.float32).tiny

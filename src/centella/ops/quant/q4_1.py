@@ -8,7 +8,16 @@ import numpy as np
 
 from centella.dtypes import Array, u8
 from centella.ops.quant.format import Format, Plane
-from centella.ops.quant.host import in_blocks, inverse, matrix, packed, rounded, scaled, unpacked
+from centella.ops.quant.host import (
+    fields,
+    in_blocks,
+    inverse,
+    matrix,
+    packed,
+    rounded,
+    scaled,
+    unpacked,
+)  # fmt: skip
 from centella.ops.quant.numbers import halves, less, nibbles
 
 BLOCK = 32
@@ -30,10 +39,16 @@ def decode(stored: Array, scale: Array, low: Array) -> Array:
     return scaled(unpacked(stored, BLOCK), scale, low)
 
 
+def from_blocks(raw: Array) -> tuple[Array, Array, Array]:
+    """Blocks of a factor, the least value and 16 bytes."""
+    scale, low, stored = fields(raw, "<f2", "<f2", "16u1")
+    return stored, scale, low
+
+
 Q4_1: Format = Format(
     "q4_1", BLOCK,
     (Plane("stored", "numbers", u8, 16), Plane("scale", "factors", None, 1),
      Plane("low", "least values", None, 1)),
-    lambda words, at: nibbles(words, 0), decode, encode,
+    lambda words, at: nibbles(words, 0), decode, encode, from_blocks,
     few=lambda values, half, at: less(halves(values, half), 0.0),
 )  # fmt: skip

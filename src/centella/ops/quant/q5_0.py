@@ -13,6 +13,7 @@ import numpy as np
 from centella.dtypes import Array, u8, u32
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import (
+    fields,
     furthest,
     in_blocks,
     inverse,
@@ -57,9 +58,15 @@ def few(values: list[Any], half: int, at: Place) -> list[Any]:
     return less([v | (high >> i & 1) << 4 for i, v in enumerate(halves(values, half))], 16.0)
 
 
+def from_blocks(raw: Array) -> tuple[Array, Array, Array]:
+    """Blocks of a factor, the word of fifth bits and 16 bytes."""
+    scale, high, stored = fields(raw, "<f2", "<u4", "16u1")
+    return stored, high, scale
+
+
 Q5_0: Format = Format(
     "q5_0", BLOCK,
     (Plane("stored", "numbers", u8, 16), Plane("high", "fifth bits", u32, 1),
      Plane("scale", "factors", None, 1)),
-    numbers, decode, encode, few,
+    numbers, decode, encode, from_blocks, few,
 )  # fmt: skip
