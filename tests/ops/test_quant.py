@@ -26,8 +26,10 @@ FILES = {
     "q4_0": {"scale": 2, "stored": 16},
     "q4_1": {"scale": 2, "low": 2, "stored": 16},
     "q5_0": {"scale": 2, "high": 4, "stored": 16},
+    "q5_1": {"scale": 2, "low": 2, "high": 4, "stored": 16},
 }
 BLOCK, KINDS = 32, (8, 4)
+GGUF = [name for name, kind in FORMATS.items() if kind.from_blocks]
 KINDS_OF_X = [(n, "f32") for n in FORMATS] + [
     (n, d) for n in ("q8_0", "q4_0") for d in ("f16", "bf16")
 ]
@@ -58,6 +60,30 @@ def planes_of(raw: Array, name: str) -> list[Array]:
     return [found[n].view(kind).reshape(len(raw), -1) for n, kind in kinds.items()]
 
 
+def blocks_of(weight: Array, name: str) -> Array:
+    """A weight as a file has it, [rows, blocks, bytes]; a random one where nothing writes it."""
+    pytest.importorskip("gguf")
+    from tests.support.gguf_files import quantized
+
+    raw = quantized(weight, name.upper())
+    return raw.reshape(len(raw), weight.shape[1] // FORMATS[name].block, -1)
+
+
+def made(n: int, k: int, name: str, device: ct.Device | str) -> ct.QTensor:
+    """A weight in a format, by its quantiser or of a file's blocks; rows of k or of one block."""
+    kind = FORMATS[name]
+    if kind.encode is not None:
+        return ct.quantize(weight_of(n, k), name, device=device)
+    assert kind.from_blocks is not None
+    planes = kind.from_blocks(blocks_of(weight_of(n, columns(name, k)), name))
+    return ct.QTensor(tuple(ct.asarray(p, device=device) for p in planes), name)
+
+
+def columns(name: str, k: int) -> int:
+    """k, or two blocks."""
+    return k if k % FORMATS[name].block == 0 else 2 * FORMATS[name].block
+
+
 def whole_of(weight: ct.QTensor) -> Array:
     """What it stands for, by the formula in float64."""
     arrays = (plane.numpy() for plane in weight.planes)
@@ -79,6 +105,23 @@ def test_planes_are_those_of_gguf(name: str) -> None:
     np.testing.assert_array_equal(FORMATS[name].decode(*wide), quants.dequantize(raw, kind))
 
 
+@pytest.mark.parametrize("name", GGUF)
+def test_blocks_of_a_file_become_planes(name: str) -> None:
+    """They stand for what the package says, bit for bit, in 5 % more bytes at most."""
+    quants = pytest.importorskip("gguf.quants")
+    kind = getattr(pytest.importorskip("gguf").GGMLQuantizationType, name.upper())
+    raw, from_blocks = blocks_of(weight_of(7, 768), name), FORMATS[name].from_blocks
+    assert from_blocks is not None
+    planes = from_blocks(raw)
+    wide = [p.astype(np.float32) if p.dtype == np.float16 else p for p in planes]
+    wanted = quants.dequantize(raw.reshape(7, -1), kind)
+    np.testing.assert_array_equal(FORMATS[name].decode(*wide), wanted)
+    assert sum(p.nbytes for p in planes) <= 1.05 * raw.nbytes
+    specs = [ct.asarray(p, device="cpu").spec for p in planes]
+    assert FORMATS[name].check("test", specs) == (7, 768)
+    assert all(p.shape[0] == 0 for p in from_blocks(raw[:0]))
+
+
 @EVERY
 def test_formats_keep_to_what_kernels_read(name: str) -> None:
     """The first plane has bytes; steps end with blocks; names are those of operands."""
@@ -94,8 +137,8 @@ def test_formats_keep_to_what_kernels_read(name: str) -> None:
 @pytest.mark.parametrize(("name", "dtype"), KINDS_OF_X)
 def test_products_of_few_rows_and_of_many(device: ct.Device, name: str, dtype: str) -> None:
     """Near the formula in float64."""
-    n, k = 21, 96
-    weight = ct.quantize(weight_of(n, k), name, device=device)
+    n, k = 21, columns(name, 96)
+    weight = made(n, k, name, device)
     wide, bias = whole_of(weight), np.linspace(-1, 1, n)
     for m in (1, 3, 17) if dtype == "f32" else (1, 17):
         values = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
@@ -110,9 +153,9 @@ def test_products_of_few_rows_and_of_many(device: ct.Device, name: str, dtype: s
 
 @EVERY
 def test_a_weight_made_whole_and_rows_of_it(device: ct.Device, name: str) -> None:
-    weight = ct.quantize(weight_of(21, 96), name, device=device)
+    weight = made(21, 96, name, device)
     wide = whole_of(weight)
-    assert weight.shape == (21, 96) and weight.format is FORMATS[name]
+    assert weight.shape == (21, columns(name, 96)) and weight.format is FORMATS[name]
     assert weight.nbytes == sum(p.nbytes for p in weight.planes)
     np.testing.assert_allclose(weight.dequantize().numpy(), wide, rtol=1e-6, atol=1e-7)
     ids = ct.asarray(np.array([[3, 0], [20, 21]], np.int32), device=device)
@@ -136,11 +179,12 @@ def test_a_pair_of_arrays_is_a_qtensor(device: ct.Device, bits: int) -> None:
 
 @EVERY
 def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
-    weight = ct.quantize(weight_of(8, 64), name, device=device)
+    k = columns(name, 64)
+    weight = made(8, k, name, device)
     # Factors of rows are the epilogue's; on the CPU a formula is one call.
     many = 1 if weight.format.by_row or device.caps.target == "numpy" else 2
     for m, launches in ((1, 1), (16, 1), (17, many)):
-        x = ct.ones((m, 64), device=device)
+        x = ct.ones((m, k), device=device)
         with ct.ledger() as led:
             ct.linear(x, weight).numpy()
         assert led.launches == launches
@@ -151,10 +195,11 @@ def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
 
 @EVERY
 def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
-    weight = ct.quantize(weight_of(9, 64), name, device=device)
-    x = ct.ones((2, 64), device=device)
+    k = columns(name, 64)
+    weight = made(9, k, name, device)
+    x = ct.ones((2, k), device=device)
     wanted = ct.linear(x, weight).numpy()
-    layer = nn.Linear(64, 9)
+    layer = nn.Linear(k, 9)
     layer.weight, layer.bias = weight, ct.zeros(9, device=device)
     np.testing.assert_array_equal(layer(x).numpy(), wanted)
     assert f"weight.{name}.stored [9, " in repr(layer)
@@ -164,27 +209,28 @@ def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
     }
     arrays = {n: t.numpy() for n, t in state.items()}
     for tensors in (state, arrays):  # a format stays, whatever dtype the others get
-        again = nn.Linear(64, 9)
+        again = nn.Linear(k, 9)
         again.load_parameters(tensors, device=device, dtype="f16")
         np.testing.assert_array_equal(again(x).numpy(), wanted)
         assert again.bias is not None and again.bias.dtype is ct.f16
     for broken in (dict([*state.items()][1:]), state | {"more": state["bias"]}):
-        empty = nn.Linear(64, 9)
+        empty = nn.Linear(k, 9)
         with pytest.raises(ct.WeightsError, match=r"missing|left over: more"):
             empty.load_parameters(broken, device=device)
         assert not [*empty.named_parameters()]
     with pytest.raises(ct.WeightsError, match=r"weight: QTensor: expected planes of \[9, 32\]"):
         nn.Linear(32, 9).load_parameters(state, device=device)
-    table = nn.Embedding(9, 64)
+    table = nn.Embedding(9, k)
     table.weight = weight
     ids = ct.asarray(np.arange(9, dtype=np.int32), device=device)
     np.testing.assert_array_equal(table(ids).numpy(), weight.dequantize().numpy())
     cache = ct.MatmulCache(device)
     cache.upload_weight("w", weight)
-    cache.upload_weight("again", weight_of(9, 64), name)
-    for key in ("w", "again"):
-        np.testing.assert_array_equal(cache.matmul(key, x).numpy(), wanted)
-    assert {w.shape for w in cache.weights()} == {(9, 64)}
+    if weight.format.encode is not None:
+        cache.upload_weight("again", weight_of(9, k), name)
+    for cached in cache.weights():
+        np.testing.assert_array_equal(cache.matmul(cached.name, x).numpy(), wanted)
+        assert cached.shape == (9, k)
     assert cache.weights()[0].nbytes == weight.storage_bytes
 
 
@@ -246,6 +292,7 @@ def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
     ("call", "kind", "text"),
     [
         (lambda w, x: ct.quantize(w, "q3_9"), ct.DTypeError, "expected a format of int8, q8_0"),
+        (lambda w, x: ct.quantize(np.zeros((2, 256)), "q4_k"), ct.DTypeError, "no quantiser"),
         (lambda w, x: ct.quantize(np.zeros((2, 33)), "q4_1"), ct.ShapeError, "multiple of 32"),
         (lambda w, x: ct.quantize(np.zeros((2, 32), "i4"), "q5_0"), ct.DTypeError, "floats"),
         (lambda w, x: ct.quantize(np.full((2, 32), np.nan), "q4_1"), ct.DTypeError, "finite"),

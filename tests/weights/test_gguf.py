@@ -30,7 +30,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "layer_types": None},
     "smollm3": {"no_rope_layers": None},
 }
-QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0"]
+QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+             "MXFP4"]  # fmt: skip
 TEXTS = ["", "Hello, world", "  two  spaces\n\nlines\t", "it's 12345 o'clock", "naïve café 東京 🙂",
          "x" * 100, "<|im_start|>user\nhi<|im_end|>"]  # fmt: skip
 
@@ -97,7 +98,7 @@ def test_a_quantised_file_is_the_model_of_what_it_stands_for(
         assert tensor.ndim == 1 or f".{kind.lower()}." in name
 
 
-MIXED = {"v_proj": "Q8_0", "up_proj": "F16", "down_proj": "Q5_0", "": "Q4_1"}
+MIXED = {"v_proj": "Q6_K", "up_proj": "F16", "down_proj": "Q8_0", "": "Q4_K"}
 
 
 def test_a_file_of_several_formats_keeps_each(tmp_path: Path) -> None:
@@ -107,16 +108,16 @@ def test_a_file_of_several_formats_keeps_each(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
     layer = model.layers[0]
     qkv, both = layer.self_attn.qkv.weight, layer.mlp.gate_up.weight
-    assert [p.format.name for p in qkv.parts] == ["q4_1", "q8_0"]  # q and k are one product
+    assert [p.format.name for p in qkv.parts] == ["q4_k", "q6_k"]  # q and k are one product
     assert [type(p) for p in both.parts] == [ct.QTensor, ct.Tensor]
     assert qkv.shape == (384, 256) and qkv.parts[0].shape == (320, 256)
     state = model.state_dict()
-    assert "layers.0.self_attn.qkv.weight.1.q8_0.scale" in state
+    assert "layers.0.self_attn.qkv.weight.1.q6_k.scale" in state
     again = type(model)(model.config, model.dtype)
     again.load_parameters({n: t.numpy() for n, t in state.items()}, device="cpu")
     ids = ct.asarray(np.array([[1, 2, 3]], np.int32), device="cpu")
     np.testing.assert_array_equal(again(ids).numpy(), model(ids).numpy())
-    del state["layers.0.self_attn.qkv.weight.1.q8_0.scale"]
+    del state["layers.0.self_attn.qkv.weight.1.q6_k.scale"]
     with pytest.raises(WeightsError, match=r"missing: layers\.0\.self_attn\.q_proj"):
         type(model)(model.config, model.dtype).load_parameters(state, device="cpu")
 

@@ -8,12 +8,21 @@ from centella.dtypes import Array
 from centella.errors import DTypeError
 from centella.ops.quant.format import Format
 from centella.ops.quant.int8 import INT8
+from centella.ops.quant.mxfp4 import MXFP4
+from centella.ops.quant.q2_k import Q2_K
+from centella.ops.quant.q3_k import Q3_K
 from centella.ops.quant.q4_0 import Q4_0
 from centella.ops.quant.q4_1 import Q4_1
+from centella.ops.quant.q4_k import Q4_K
 from centella.ops.quant.q5_0 import Q5_0
+from centella.ops.quant.q5_1 import Q5_1
+from centella.ops.quant.q5_k import Q5_K
+from centella.ops.quant.q6_k import Q6_K
 from centella.ops.quant.q8_0 import Q8_0
 
-FORMATS: dict[str, Format] = {f.name: f for f in (INT8, Q8_0, Q4_0, Q4_1, Q5_0)}
+FORMATS: dict[str, Format] = {
+    f.name: f for f in (INT8, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4)
+}
 
 
 def format_of(op: str, given: object) -> Format:
