@@ -16,6 +16,8 @@ from centella.op import op
 from centella.ops.quant.format import SYMBOLS
 from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, make_spec
+from centella.tensors import quantizers
+from centella.tensors.quantizers import QUANTIZERS
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
 from tests.support.launched import traced
 
@@ -310,6 +312,48 @@ def test_mistakes(call: Any, kind: type[Exception], text: str) -> None:
     weight = ct.quantize(weight_of(3, 64), "q4_0", device="cpu")
     with pytest.raises(kind, match=text):
         call(weight, ct.ones((2, 64), device="cpu"))
+
+
+# -- quantising on the device ---------------------------------------------------------------------
+
+
+def weight_of_corners() -> Array:
+    """Ties of amounts and of roundings, a block of zeros, a factor without a finite inverse."""
+    weight = weight_of(24, 96)
+    weight[1, :32] = np.tile([2.0, -2.0], 16)
+    weight[2, :32] = np.tile([-2.0, 2.0], 16)
+    weight[3, :32] = np.concatenate([[127.0], np.arange(31) - 15.5])
+    weight[4, :32] = 1e-39
+    weight[5, :32] = np.concatenate([[-8.0], np.arange(31) / 2 - 7.5])
+    return weight
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_the_device_quantises_as_the_host_does(
+    device: ct.Device, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit on the host; GPUs may round a quotient otherwise, which moves a tie by a step."""
+    monkeypatch.setattr(quantizers, "PART", 7 * 4 * 96)  # parts of 7 rows, and one of 3
+    weight = ct.asarray(weight_of_corners(), dtype, device)
+    wanted = ct.quantize(weight, name)
+    got, bad = quantizers.quantized(weight, name)
+    assert got.format is wanted.format and got.shape == (24, 96) and bad.numpy() == 0
+    if device.caps.family in ("cpu", "simulator"):
+        for ours, theirs in zip(got.planes, wanted.planes, strict=True):
+            np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    scale, other = (w.planes[1].numpy().astype(np.float32) for w in (got, wanted))
+    np.testing.assert_allclose(scale, other, rtol=2**-10, atol=6e-8)
+    step = np.abs(other).repeat(BLOCK, 1)
+    apart = np.abs(whole_of(got) - whole_of(wanted))
+    assert (apart <= step * 1.13 + 1e-7).all() and (apart > step / 2).mean() < 0.01
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_factors_that_are_not_finite_are_counted(name: str) -> None:
+    weight = weight_of(3, 64)
+    weight[0, 3], weight[2, 40] = np.nan, 1e30
+    assert quantizers.quantized(ct.asarray(weight, device="cpu"), name)[1].numpy() == 2
 
 
 # -- pairs of arrays ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
-from centella.nn import RMSNorm
-from centella.tasks.load import load
+from centella.nn import Linear, RMSNorm
+from centella.tasks.load import _dtypes, load
 from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
 from tests.support.model_common import DATA
 
@@ -120,6 +121,56 @@ def test_a_file_of_several_formats_keeps_each(tmp_path: Path) -> None:
     del state["layers.0.self_attn.qkv.weight.1.q6_k.scale"]
     with pytest.raises(WeightsError, match=r"missing: layers\.0\.self_attn\.q_proj"):
         type(model)(model.config, model.dtype).load_parameters(state, device="cpu")
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0"])
+def test_weights_quantised_at_load(format: str, tmp_path: Path) -> None:
+    """Those of `ct.quantize`, of what the file has, and nothing but matrices."""
+    file, numbers = tmp_path / "model.gguf", numbers_of("llama")
+    write(FOLDER / "llama", file, {"v_proj": "Q4_1", "": "BF16"}, numbers=numbers)
+    plain, model = (load(file, "cpu", "f32", quantize=q).model for q in (None, format))
+    for layer, other in zip(model.layers, plain.layers, strict=True):
+        for ours, whole in ((layer.mlp.gate_up, other.mlp.gate_up), (layer.self_attn.o_proj,
+                            other.self_attn.o_proj)):  # fmt: skip
+            for got, wanted in zip(
+                ours.weight.planes, ct.quantize(whole.weight, format).planes, strict=True
+            ):
+                np.testing.assert_array_equal(got.numpy(), wanted.numpy())
+        q, v = layer.self_attn.qkv.weight.parts  # v is quantised already
+        assert (q.format.name, v.format.name) == (format, "q4_1")
+        assert layer.input_layernorm.weight.dtype is ct.f32
+    assert model.embed_tokens.weight.format.name == model.lm_head.weight.format.name == format
+    ids = ct.asarray(np.array([[5, 17, 4]], np.int32), device="cpu")
+    near = 0.02 if format == "q8_0" else 0.3
+    difference = np.abs(model(ids).numpy() - plain(ids).numpy()).max()
+    assert difference < near * np.abs(plain(ids).numpy()).max()
+
+
+def test_what_cannot_be_quantised_at_load(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"embed_tokens\.weight: expected rows of a multiple"):
+        load(FOLDER / "qwen3", "cpu", quantize="q8_0")
+    with pytest.raises(ct.ShapeError, match="load: expected quantize of q8_0, q4_0, got 'q4_k'"):
+        load(FOLDER / "qwen3", "cpu", quantize="q4_k")
+    with pytest.raises(WeightsError, match="quantize: expected a model to generate with"):
+        load("minilm", "cpu", quantize="q8_0")  # type: ignore[call-overload]
+    layer = Linear(64, 3, bias=False)
+    with pytest.raises(WeightsError, match="finite in float16, got others in weight"):
+        layer.load_parameters(
+            {"weight": np.full((3, 64), np.inf, np.float32)}, device="cpu", quantize="q8_0"
+        )
+    assert not [*layer.named_parameters()]
+
+
+def test_dtypes_of_quantised_files() -> None:
+    """Activations are bf16 on CUDA; norms, which files have in f32, decide nothing."""
+    norm, matrix = (GGUFTensor("t", KINDS[k], s, None, 0) for k, s in ((0, (8,)), (1, (4, 8))))  # type: ignore[arg-type]
+    packed = GGUFTensor("t", KINDS[8], (4, 32), None, 0)  # type: ignore[arg-type]
+    tensors = {"a": norm, "b": matrix, "c": packed}
+    cuda = SimpleNamespace(caps=SimpleNamespace(target="ptx"))
+    webgpu = SimpleNamespace(caps=SimpleNamespace(target="wgsl"))
+    assert _dtypes("auto", tensors, cuda) == (ct.f16, ct.bf16)  # type: ignore[arg-type]
+    assert _dtypes("auto", tensors, webgpu) == (ct.f16, ct.f32)  # type: ignore[arg-type]
+    assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f32, ct.f32)  # type: ignore[arg-type]
 
 
 def test_a_quantised_norm_is_loaded_as_floats() -> None:

@@ -18,10 +18,12 @@ from centella.nn.stored import zeros as zero_part
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
+from centella.tensors.arguments import one_of
 from centella.tensors.display import as_tree
 from centella.tensors.hints import layer_getattr
 from centella.tensors.qtensor import QTensor, Stacked
-from centella.tensors.tensor import Tensor, upload
+from centella.tensors.quantizers import BLOCK, QUANTIZERS, all_quantized
+from centella.tensors.tensor import Tensor, fetch, upload
 
 Array = np.ndarray[Any, Any]
 
@@ -167,6 +169,7 @@ class Module:
         device: str | Device | None = None,
         dtype: Any = None,
         vector_dtype: Any = None,
+        quantize: str | None = None,
         origin: str = "load_parameters",
     ) -> None:
         """Give every parameter its tensor, sent now; on an error no parameter is set.
@@ -182,46 +185,34 @@ class Module:
             device: where to; default: the default device.
             dtype: of the parameters on the device; None keeps each tensor's own.
             vector_dtype: of those of rank 1 (biases, norms); None: as `dtype`.
+            quantize: "q8_0" or "q4_0": weights of `Linear` and `Embedding` are quantised on the
+                device, from the dtype that the tensors have, one after the other.
             origin: begins the text of an error.
 
         Raises:
             WeightsError: tensors that are missing, left over or of parameters that have data (all
-                lists), or of another shape or dtype.
-            DTypeError: a `dtype` that is no float.
+                lists), or of another shape or dtype; to quantise, rows of no multiple of 32, or
+                values whose factors float16 does not hold.
+            DTypeError: a `dtype` that is no float. ShapeError: another `quantize`.
         """
         stored = _by_path(self, tensors, origin)
         wanted = [w.given_as(stored) for w in _wanted(self)]
         names = [source for w in wanted for source, _ in w.parts if source]
         _check_names(names, stored, self.ignored, _loaded(self), origin)
-        ready: list[tuple[_Wanted, list[Part], DType]] = []
-        for w in wanted:
-            parts: list[Part] = [
-                checked(origin, *stored[source], shape, w.owner.takes_planes(w.name))
-                if source else zero_part(shape)
-                for source, shape in w.parts
-            ]  # fmt: skip
-            vector = len(w.parts[0][1]) == 1
-            asked = vector_dtype if vector and vector_dtype is not None else dtype
-            stated = (d for (_, d), (source, _) in zip(parts, w.parts, strict=True) if source)
-            own = next(stated) or f32
-            kind = own if asked is None else dtype_of(asked)
-            if asked is not None and not kind.is_float:
-                raise DTypeError(f"{origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
-            ready.append((w, parts, kind))
+        dtypes = _Dtypes(dtype, vector_dtype, quantize, origin)
+        ready = [dtypes.ready(w, stored) for w in wanted]
         where = open_device(device)
         loaded: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
+        infinite: dict[str, list[Tensor]] = {}
         for w, parts, kind in ready:  # each is read now
-            given = parts[0][0]
-            if isinstance(given, Tensor):
-                loaded.append((w, given.to(where).astype(kind)))
-                continue
-            if any(own is None for _, own in parts):
-                loaded.append((w, from_blocks(parts, kind, where)))
-                continue
-            data = w.owner.arranged(w.name, host_data(parts, kind))
             stays = not any(isinstance(stored[s][1], Plain) for s, _ in w.parts if s)
-            made = upload("load_parameters", data, kind, where, stays=stays)
+            made = _sent(w, parts, kind, where, stays)
+            if quantize is not None and dtypes.quantizes(w):
+                made, infinite[w.path] = all_quantized(made, quantize)
+                where.recorder.flush()  # so the whole weight is freed before the next is sent
             loaded.append((w, made))
+        if infinite:
+            _check_finite(infinite, origin)
         for w, tensor in loaded:
             setattr(w.owner, w.name, tensor)
         where.recorder.flush()
@@ -281,6 +272,72 @@ class _Wanted(Struct, frozen=True):
         if not isinstance(given, Tensor):
             return self
         return replace(self, parts=((self.path, self.shape),))
+
+
+class _Dtypes(Struct, frozen=True):
+    """Arguments of `load_parameters`: what parameters become."""
+
+    dtype: Any
+    vector_dtype: Any
+    quantize: str | None
+    origin: str
+
+    def quantizes(self, w: _Wanted) -> bool:
+        """Whether a parameter is quantised on the device."""
+        return self.quantize is not None and w.owner.takes_planes(w.name)
+
+    def ready(
+        self, w: _Wanted, stored: Mapping[str, tuple[str, Stored | Tensor]]
+    ) -> tuple[_Wanted, list[Part], DType]:
+        """Parts that fit a parameter, and the dtype that they are sent in."""
+        takes = w.owner.takes_planes(w.name)
+        parts: list[Part] = [
+            checked(self.origin, *stored[source], shape, takes) if source else zero_part(shape)
+            for source, shape in w.parts
+        ]
+        owns = [own for (_, own), (source, _) in zip(parts, w.parts, strict=True) if source]
+        if self.quantizes(w):
+            self._check_rows(w)
+            return w, parts, (owns[0] or f32) if len(set(owns)) == 1 else f32
+        vector = len(w.parts[0][1]) == 1
+        asked = self.vector_dtype if vector and self.vector_dtype is not None else self.dtype
+        kind = (owns[0] or f32) if asked is None else dtype_of(asked)
+        if not kind.is_float:
+            raise DTypeError(f"{self.origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
+        return w, parts, kind
+
+    def _check_rows(self, w: _Wanted) -> None:
+        format = one_of("load_parameters", "quantize", self.quantize, tuple(QUANTIZERS))
+        if w.shape[-1] % BLOCK:
+            raise WeightsError(
+                f"{self.origin}: {w.path}: expected rows of a multiple of {BLOCK} to quantize as "
+                f"{format}, got {list(w.shape)}"
+            )
+
+
+def _sent(
+    w: _Wanted, parts: list[Part], kind: DType, device: Device, stays: bool
+) -> Tensor | QTensor | Stacked:
+    """A parameter on its device."""
+    given = parts[0][0]
+    if isinstance(given, Tensor):
+        return given.to(device).astype(kind)
+    if any(own is None for _, own in parts):
+        return from_blocks(parts, kind, device)
+    data = w.owner.arranged(w.name, host_data(parts, kind))
+    return upload("load_parameters", data, kind, device, stays=stays)
+
+
+def _check_finite(infinite: Mapping[str, list[Tensor]], origin: str) -> None:
+    """Refuse weights with factors that are not finite; their numbers, by the weight's path."""
+    paths = [path for path, counts in infinite.items() for _ in counts]
+    counts = fetch(*(count for several in infinite.values() for count in several)).result()
+    wrong = dict.fromkeys(path for path, count in zip(paths, counts, strict=True) if count)
+    if wrong:
+        raise WeightsError(
+            f"{origin}: expected weights whose factors are finite in float16, got others in "
+            f"{listed(wrong)}"
+        )
 
 
 def _wanted(module: Module) -> Iterator[_Wanted]:

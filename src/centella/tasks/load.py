@@ -23,6 +23,7 @@ from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
 from centella.tensors.arguments import one_of
+from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.gguf import open_gguf
@@ -72,7 +73,7 @@ FAMILIES = {
 @overload
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: None = None,
+    warm: bool = False, task: None = None, quantize: None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -80,7 +81,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["embed"],
+    warm: bool = False, task: Literal["embed"], quantize: None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -88,7 +89,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["generate"],
+    warm: bool = False, task: Literal["generate"], quantize: str | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -96,14 +97,14 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: str | None = None,
+    warm: bool = False, task: str | None = None, quantize: str | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
 
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: str | None = None,
+    warm: bool = False, task: str | None = None, quantize: str | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -123,6 +124,9 @@ def load(
             compiled, and memory is allocated, before the first text that somebody waits for.
         task: "embed" or "generate": what the model has to be for, which type checkers then know;
             None: whatever it is for.
+        quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
+            quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
+            biases are not, nor is what a file has quantised already.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -131,17 +135,25 @@ def load(
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
-            library does not have; names file, tensor, expected, got.
+            library does not have, rows to quantize that are no multiple of 32; names file, tensor,
+            expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: another dtype.
+        DTypeError: another dtype. ShapeError: another `quantize`.
     """
     begin = began()
+    if quantize is not None:
+        one_of("load", "quantize", quantize, tuple(QUANTIZERS))
     files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path))
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
+        )
+    if quantize is not None and family.task != "generate":
+        raise WeightsError(
+            f"{files.config_file}: quantize: expected a model to generate with, got "
+            f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
     config = config_type.from_dict(files.values, files.config_file)
@@ -158,7 +170,8 @@ def load(
     model = model_type(config, activations)
     model.load_parameters(
         tensors, device=where, dtype=weights,
-        vector_dtype=f32 if family.wide_vectors else activations, origin=files.origin,
+        vector_dtype=f32 if family.wide_vectors else activations, quantize=quantize,
+        origin=files.origin,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)
