@@ -17,6 +17,8 @@ from centella.ops.quant.format import SYMBOLS
 from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, make_spec
 from centella.tensors import quantizers
+from centella.tensors.functional import normed_linear
+from centella.tensors.qtensor import Stacked
 from centella.tensors.quantizers import QUANTIZERS
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
 from tests.support.launched import traced
@@ -30,7 +32,7 @@ FILES = {
     "q5_0": {"scale": 2, "high": 4, "stored": 16},
     "q5_1": {"scale": 2, "low": 2, "high": 4, "stored": 16},
 }
-BLOCK, KINDS = 32, (8, 4)
+BLOCK = 32
 GGUF = [name for name, kind in FORMATS.items() if kind.from_blocks]
 KINDS_OF_X = [(n, "f32") for n in FORMATS] + [
     (n, d) for n in ("q8_0", "q4_0") for d in ("f16", "bf16")
@@ -167,18 +169,6 @@ def test_a_weight_made_whole_and_rows_of_it(device: ct.Device, name: str) -> Non
     assert ct.embedding(ids, weight, "f16").dtype is ct.f16
 
 
-@pytest.mark.parametrize("bits", KINDS)
-def test_a_pair_of_arrays_is_a_qtensor(device: ct.Device, bits: int) -> None:
-    weight = ct.quantize(weight_of(21, 96), f"q{bits}_0", device=device)
-    pair = [ct.asarray(p, device=device) for p in ct.quantize_blocks(weight_of(21, 96), bits)]
-    whole = ct.dequantize(*pair).numpy()
-    np.testing.assert_array_equal(whole, weight.dequantize().numpy())
-    for m in (3, 17):
-        x = ct.ones((m, 96), device=device)
-        given = ct.linear(x, pair[0], scale=pair[1]).numpy()
-        np.testing.assert_array_equal(given, ct.linear(x, weight).numpy())
-
-
 @EVERY
 def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
     k = columns(name, 64)
@@ -234,6 +224,25 @@ def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
         np.testing.assert_array_equal(cache.matmul(cached.name, x).numpy(), wanted)
         assert cached.shape == (9, k)
     assert cache.weights()[0].nbytes == weight.storage_bytes
+
+
+def test_weights_of_several_formats_are_one(device: ct.Device) -> None:
+    """The products of the parts beside each other, with what follows a product."""
+    parts = (made(5, 64, "q4_1", device), ct.ones((3, 64), device=device),
+             made(4, 64, "q8_0", device))  # fmt: skip
+    weight = Stacked(parts)
+    assert weight.shape == (12, 64) and weight.nbytes == sum(p.nbytes for p in parts)
+    x = ct.asarray(np.random.default_rng(0).standard_normal((3, 64)), "f32", device)
+    bias, residual = ct.arange(12, dtype="f32", device=device), ct.ones((3, 12), device=device)
+    got = ct.linear(x, weight, bias, activation="relu", residual=residual, alpha=0.5).numpy()
+    each = [ct.linear(x, p, alpha=0.5).numpy() for p in parts]
+    wanted = np.maximum(np.concatenate(each, -1) + np.arange(12, dtype=np.float32), 0) + 1
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+    gated = normed_linear(x, weight, gate="silu").numpy()
+    h = np.concatenate([ct.linear(x, p).numpy() for p in parts], -1)
+    np.testing.assert_allclose(
+        gated, h[:, :6] / (1 + np.exp(-h[:, :6])) * h[:, 6:], rtol=1e-5, atol=1e-4
+    )
 
 
 def test_a_qtensor_moves_and_prints() -> None:
@@ -302,6 +311,9 @@ def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
         (lambda w, x: ct.QTensor(w.planes, "q8_0"), ct.DTypeError, "i8 numbers and float factors"),
         (lambda w, x: ct.QTensor(w.planes, "q4_0", (2, 64)), ct.ShapeError, "planes of"),
         (lambda w, x: ct.linear(x, w, scale=x), ct.DTypeError, "no scale= with a QTensor"),
+        (lambda w, x: ct.linear(x, Stacked((w, w)), x), ct.ShapeError, r"bias \[..., 6\]"),
+        (lambda w, x: ct.linear(x, Stacked((w, w)), scale=x), ct.DTypeError, "no scale="),
+        (lambda w, x: Stacked((w, x[:, :32])), ct.ShapeError, r"expected weights \[n, k\]"),
         (lambda w, x: ct.linear(x[:, :32], w), ct.ShapeError, r"expected x \[\.\.\., 64\]"),
         (lambda w, x: ct.embedding(x, w), ct.DTypeError, "expected i32 ids"),
         (lambda w, x: w.dequantize("i8"), ct.DTypeError, "expected a float dtype, got i8"),
@@ -354,71 +366,3 @@ def test_factors_that_are_not_finite_are_counted(name: str) -> None:
     weight = weight_of(3, 64)
     weight[0, 3], weight[2, 40] = np.nan, 1e30
     assert quantizers.quantized(ct.asarray(weight, device="cpu"), name)[1].numpy() == 2
-
-
-# -- pairs of arrays ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bits", KINDS)
-def test_numbers_are_near_what_they_stand_for(bits: int) -> None:
-    weight = weight_of(5, 320, seed=3)
-    stored, scale = ct.quantize_blocks(weight, bits)
-    assert stored.shape == (5, 320 * bits // 8) and scale.shape == (5, 10)
-    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu")).numpy()
-    largest = np.abs(weight.reshape(5, 10, BLOCK)).max(-1).repeat(BLOCK, 1)
-    step = largest / (127 if bits == 8 else 8)
-    assert (np.abs(near - weight) <= 1.02 * step + 1e-3 * largest + 1e-7).all()
-
-
-@pytest.mark.parametrize(
-    ("weight", "bits", "kind", "text"),
-    [
-        (np.zeros(32), 8, ct.ShapeError, r"quantize_blocks: expected \[out, in\]"),
-        (np.zeros((2, 33)), 8, ct.ShapeError, "a multiple of 32"),
-        (np.zeros((2, 32), np.int32), 8, ct.DTypeError, "expected floats, got int32"),
-        (np.zeros((2, 32)), 5, ct.DTypeError, "expected 4 or 8 bits, got 5"),
-        (np.full((2, 32), np.nan), 4, ct.DTypeError, "finite"),
-        (np.full((2, 32), 1e30), 8, ct.DTypeError, "finite in float16"),
-    ],
-)
-def test_weights_that_are_none(weight: Array, bits: int, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text):
-        ct.quantize_blocks(weight, bits)
-
-
-@pytest.mark.parametrize("bits", KINDS)
-def test_a_factor_without_a_finite_inverse_is_0(bits: int) -> None:
-    weight = np.full((1, 64), 1e-39, np.float32)
-    weight[0, 32:] = 1
-    with np.errstate(over="raise", divide="raise", invalid="raise"):
-        stored, scale = ct.quantize_blocks(weight, bits)
-    near = ct.dequantize(ct.asarray(stored, device="cpu"), ct.asarray(scale, device="cpu"))
-    np.testing.assert_allclose(near.numpy(), np.repeat([[0.0, 1.0]], 32, 1), atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("stored", "scale", "x", "kind", "text"),
-    [
-        ((3, 64), (3, 3), (1, 64), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
-        ((3, 48), (3, 1), (1, 48), ct.ShapeError, r"linear: expected numbers i8 \[n, k\]"),
-        ((3, 64), (3, 2), (1, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
-        ((3, 64), (3, 2), (20, 32), ct.ShapeError, r"linear: expected x \[\.\.\., 64\]"),
-    ],
-)
-def test_planes_that_do_not_belong_together(
-    device: ct.Device, stored: Any, scale: Any, x: Any, kind: type[Exception], text: str
-) -> None:
-    numbers, factors = ct.zeros(stored, "i8", device), ct.zeros(scale, device=device)
-    with pytest.raises(kind, match=text):
-        ct.linear(ct.zeros(x, device=device), numbers, scale=factors)
-    with pytest.raises(ct.DTypeError, match="expected i8 or u8 numbers"):
-        ct.dequantize(factors, factors)
-    with pytest.raises(ct.DTypeError, match="with a u8 weight"):
-        ct.linear(ct.zeros(x, device=device), ct.zeros(stored, "u8", device))
-    with pytest.raises(ct.DTypeError, match="expected a float dtype, got i32"):
-        ct.dequantize(numbers, factors, "i32")
-    with pytest.raises(ct.ShapeError, match=r"dequantize: expected numbers .*, got \[\]"):
-        ct.dequantize(ct.zeros((), "i8", device), factors)
-    with pytest.raises(ct.DTypeError, match="linear: expected a Tensor, got list"):
-        ct.linear(ct.zeros(x, device=device), numbers, scale=[[1.0]])  # type: ignore[arg-type]
-    assert (factors + 1).numpy().ravel()[0] == 1

@@ -89,7 +89,7 @@ def write(
         widened: write what the kinds stand for, as F32.
         numbers: a config in place of the folder's; the weights are then random.
     """
-    config = dict(numbers or json.loads((folder / "config.json").read_text()))
+    config: dict[str, Any] = dict(numbers or json.loads((folder / "config.json").read_text()))
     if numbers is None:
         tensors = {n: widen(t.array, bf16) for n, t in open_checkpoint(folder).items()}
     else:

@@ -144,7 +144,7 @@ def checked(
         )
     format = None if isinstance(tensor, Tensor) else format_of_stored(tensor)
     if format is not None:
-        return (tensor, None) if takes_planes else (Decoded(tensor, format), f32)
+        return (tensor, None) if takes_planes else (Decoded(cast("Blocks", tensor), format), f32)
     if tensor.dtype is None or not tensor.dtype.is_float:
         got = tensor.dtype.name if isinstance(tensor, Tensor) else _kind(tensor)
         raise WeightsError(f"{origin}: tensor {shown(name)}: expected f32, f16 or bf16, got {got}")

@@ -21,7 +21,8 @@ class QTensor:
 
     Args:
         planes: its tensors, in the order of the format.
-        format: "int8", "q8_0", "q4_0", "q4_1" or "q5_0".
+        format: "int8"; as in GGUF files "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k",
+            "q4_k", "q5_k", "q6_k"; or "mxfp4".
         shape: (n, k); default: what the planes say.
 
     Attributes:
@@ -159,8 +160,9 @@ def of_pair(op: str, stored: Tensor, scale: Tensor) -> QTensor:
 def quantize(weight: Any, format: str | Format, *, device: str | Device | None = None) -> QTensor:
     """A weight in a quantised format, on a device; the numbers are computed on the host.
 
-    Those of q8_0, q4_0, q4_1 and q5_0 are GGUF's (ggml's reference quantisation), in blocks of 32
-    along rows; int8 has a factor for each row (`ct.quantize_int8`).
+    Those of q8_0, q4_0, q4_1, q5_0 and q5_1 are GGUF's (ggml's reference quantisation), in blocks
+    of 32 along rows; int8 has a factor for each row (`ct.quantize_int8`). The other formats come
+    from files alone.
 
     Args:
         weight: [out_features, in_features] of floats, a host array or a Tensor, which is read back.

@@ -93,7 +93,8 @@ def packed(numbers: Array) -> Array:
     """Numbers [n, blocks, 32] of 4 bits, two a byte, [n, blocks * 16]: the first 16 lie low."""
     n, blocks, length = numbers.shape
     half = length // 2
-    return (numbers[..., :half] | numbers[..., half:] << 4).reshape(n, blocks * half)
+    bytes_: Array = numbers[..., :half] | numbers[..., half:] << 4
+    return bytes_.reshape(n, blocks * half)
 
 
 def unpacked(stored: Array, block: int) -> Array:
@@ -122,13 +123,16 @@ def slices(bytes_: Array, width: int, bits: int) -> Array:
     rows, blocks, count = bytes_.shape
     runs = bytes_.reshape(rows, blocks, count // width, 1, width)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return (runs >> shifts & (1 << bits) - 1).reshape(rows, blocks, count * 8 // bits)
+    numbers: Array = runs >> shifts & (1 << bits) - 1
+    return numbers.reshape(rows, blocks, count * 8 // bits)
 
 
 def quarters(numbers: Array) -> Array:
     """Numbers [n, groups, 64] of 2 bits, four a byte, [n, groups * 16]: the first 16 lie lowest."""
     four = numbers.reshape(*numbers.shape[:2], 4, 16)
-    bytes_ = four[..., 0, :] | four[..., 1, :] << 2 | four[..., 2, :] << 4 | four[..., 3, :] << 6
+    bytes_: Array = (
+        four[..., 0, :] | four[..., 1, :] << 2 | four[..., 2, :] << 4 | four[..., 3, :] << 6
+    )
     return bytes_.reshape(len(numbers), numbers.shape[1] * 16)
 
 

@@ -78,11 +78,6 @@ def linear(
         ShapeError, DTypeError: for shapes, names or dtypes that do not fit these.
         LimitError: as for `matmul`.
     """
-    if isinstance(weight, Stacked) and scale is None:
-        options = {"activation": activation, "alpha": alpha, "dtype": dtype, "variant": variant}
-        return _stacked(x, weight, bias, residual, options)
-    numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
-    attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
     if scale is not None:
         if isinstance(weight, QTensor | Stacked):
@@ -90,6 +85,11 @@ def linear(
         check_tensors("linear", x, weight, scale)
         if scale.ndim == 2:
             weight, extras["scale"] = of_pair("linear", weight, scale), None
+    if isinstance(weight, Stacked):
+        options = {"activation": activation, "alpha": alpha, "dtype": dtype, "variant": variant}
+        return _stacked(x, weight, bias, residual, options)
+    numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
+    attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     if not isinstance(weight, QTensor):
         return apply_with("linear", (x, weight), "extras", extras, attrs)
     if weight.format.by_row:
