@@ -127,21 +127,6 @@ def slices(bytes_: Array, width: int, bits: int) -> Array:
     return numbers.reshape(rows, blocks, count * 8 // bits)
 
 
-def quarters(numbers: Array) -> Array:
-    """Numbers [n, groups, 64] of 2 bits, four a byte, [n, groups * 16]: the first 16 lie lowest."""
-    four = numbers.reshape(*numbers.shape[:2], 4, 16)
-    bytes_: Array = (
-        four[..., 0, :] | four[..., 1, :] << 2 | four[..., 2, :] << 4 | four[..., 3, :] << 6
-    )
-    return bytes_.reshape(len(numbers), numbers.shape[1] * 16)
-
-
-def grouped(numbers: Array, length: int) -> Array:
-    """Numbers of all blocks of a row in groups: [rows, groups, length]."""
-    rows, blocks, count = numbers.shape
-    return numbers.reshape(rows, blocks * count // length, length)
-
-
 def scaled_twice(numbers: Array, levels: Array, scale: Array) -> Array:
     """number x factor of 16 neighbours x factor of 256, of i8 numbers of whole rows, as [n, k]."""
     near = numbers.reshape(*levels.shape, 16).astype(np.int32) * levels[..., None]

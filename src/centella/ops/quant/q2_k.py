@@ -10,8 +10,9 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import Array, f32, u8
+from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
-from centella.ops.quant.host import fields, grouped, in_blocks, quarters, scaled, slices
+from centella.ops.quant.host import fields, in_blocks, scaled, slices
 from centella.ops.quant.numbers import field, less
 
 BLOCK, GROUP = 256, 64
@@ -29,7 +30,7 @@ def decode(stored: Array, levels: Array, factors: Array) -> Array:
 def from_blocks(raw: Array) -> tuple[Array, ...]:
     """Blocks of 16 levels, runs of 32 bytes with 128 numbers, and two factors."""
     levels, numbers, factors = fields(raw, "16u1", "64u1", "2<f2")
-    return quarters(grouped(slices(in_blocks(numbers, 64), 32, 2), GROUP)), levels, factors
+    return regroup.quarters(numbers), levels, factors
 
 
 def numbers(words: list[Any], at: Place) -> list[Any]:

@@ -13,14 +13,12 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
+from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import (
-    bit_words,
     bits_of,
     fields,
-    grouped,
     in_blocks,
-    quarters,
     scaled_twice,
     slices,
 )  # fmt: skip
@@ -39,18 +37,13 @@ def decode(stored: Array, high: Array, levels: Array, scale: Array) -> Array:
 def from_blocks(raw: Array) -> tuple[Array, ...]:
     """Blocks of 32 bytes of third bits, runs of 32 bytes of low ones, 12 of factors, and theirs."""
     high, low, levels, scale = fields(raw, "32u1", "64u1", "12u1", "<f2")
-    third = grouped(slices(in_blocks(high, 32), 32, 1), 32)
-    two = grouped(slices(in_blocks(low, 64), 32, 2), GROUP)
     packed_levels = in_blocks(levels, 12)
     first = slices(packed_levels[..., :8], 8, 4)
     last = slices(packed_levels[..., 8:], 4, 2)
     whole = (first | last << 4).astype(np.int8) - np.int8(32)
-    return (
-        quarters(two),
-        bit_words(third),
-        whole.reshape(levels.shape[0], whole.shape[1] * 16),
-        scale,
-    )
+    rows, blocks, _ = whole.shape
+    levels = whole.reshape(rows, blocks * 16)
+    return regroup.quarters(low), regroup.bit_words(high), levels, scale
 
 
 def numbers(words: list[Any], at: Place) -> list[Any]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, u8
+from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
-from centella.ops.quant.host import fields, grouped, in_blocks, packed, scaled, slices, unpacked
+from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
 from centella.ops.quant.numbers import halves, less, nibbles
 
 BLOCK, GROUP = 256, 32
@@ -56,8 +57,7 @@ def decode(stored: Array, levels: Array, factors: Array) -> Array:
 def from_blocks(raw: Array) -> tuple[Array, ...]:
     """Blocks of two factors, 12 bytes of levels, and runs of 32 bytes with 64 numbers."""
     factors, levels, numbers = fields(raw, "2<f2", "12u1", "128u1")
-    whole = slices(in_blocks(numbers, 128), 32, 4)
-    return packed(grouped(whole, GROUP)), levels_of(levels), factors
+    return regroup.nibbles(numbers, 32), levels_of(levels), factors
 
 
 Q4_K: Format = Format(

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from centella.dtypes import Array, u8, u32
+from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import (
-    bit_words,
     bits_of,
     fields,
-    grouped,
-    in_blocks,
-    packed,
-    slices,
     unpacked,
 )  # fmt: skip
 from centella.ops.quant.numbers import few_fives, fives
@@ -28,9 +24,8 @@ def decode(stored: Array, high: Array, levels: Array, factors: Array) -> Array:
 def from_blocks(raw: Array) -> tuple[Array, ...]:
     """Blocks of two factors, 12 bytes of levels, 32 of fifth bits, and those of Q4_K."""
     factors, levels, high, numbers = fields(raw, "2<f2", "12u1", "32u1", "128u1")
-    whole = grouped(slices(in_blocks(numbers, 128), 32, 4), GROUP)
-    fifth = grouped(slices(in_blocks(high, 32), 32, 1), GROUP)
-    return packed(whole), bit_words(fifth), levels_of(levels), factors
+    words = regroup.bit_words(high)
+    return regroup.nibbles(numbers, 32), words, levels_of(levels), factors
 
 
 def _high(at: Place) -> Any:

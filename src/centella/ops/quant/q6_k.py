@@ -12,14 +12,11 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
+from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import (
     fields,
-    grouped,
-    in_blocks,
-    packed,
     scaled_twice,
-    slices,
     unpacked,
 )  # fmt: skip
 from centella.ops.quant.numbers import halves, less, small
@@ -38,10 +35,7 @@ def decode(stored: Array, high: Array, levels: Array, scale: Array) -> Array:
 def from_blocks(raw: Array) -> tuple[Array, ...]:
     """Blocks of runs of 64 bytes (low bits) and 32 (high ones), 16 factors, and theirs."""
     low, high, levels, scale = fields(raw, "128u1", "64u1", "16i1", "<f2")
-    nibbles = grouped(slices(in_blocks(low, 128), 64, 4), GROUP)
-    two = grouped(slices(in_blocks(high, 64), 32, 2), 4)
-    bytes_ = two[..., 0] | two[..., 1] << 2 | two[..., 2] << 4 | two[..., 3] << 6
-    return packed(nibbles), bytes_.view("<u4").astype(np.uint32, copy=False), levels, scale
+    return regroup.nibbles(low, 64), regroup.pair_words(high), levels, scale
 
 
 def numbers(words: list[Any], at: Place) -> list[Any]:
