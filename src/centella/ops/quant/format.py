@@ -95,6 +95,8 @@ class Format(Struct, frozen=True, eq=False):
             two elements each, the low (0) or high (1) halves. For CPUs, whose kernels are loops.
         factors: `factors(place)`: in a kernel, the factor of a step's numbers, and what is added to
             their products with it, or None; default: what the planes "scale" and "low" have.
+        outs: outputs of a thread of the product of few rows, where its numbers need so many
+            registers that more would spill; 0: as many as those of bytes.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Format(Struct, frozen=True, eq=False):
     from_blocks: Callable[[Array], tuple[Array, ...]] | None = None
     few: Callable[[list[Any], int, Place], list[Any]] | None = None
     factors: Callable[[Place], tuple[Any, Any | None]] = scale_and_low
+    outs: int = 0
 
     def __repr__(self) -> str:
         return f"centella.{self.name}"

@@ -63,5 +63,5 @@ def factors_of(at: Place) -> tuple[Any, None]:
 MXFP4: Format = Format(
     "mxfp4", BLOCK,
     (Plane("stored", "numbers", u8, 16), Plane("exponents", "exponents", u8, 1)),
-    numbers, decode, None, from_blocks, few, factors_of,
+    numbers, decode, None, from_blocks, few, factors_of, outs=2,
 )  # fmt: skip

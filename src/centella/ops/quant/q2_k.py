@@ -60,5 +60,6 @@ Q2_K: Format = Format(
     "q2_k", BLOCK,
     (Plane("stored", "numbers", u8, 64), Plane("levels", "factors and least values of 16", u8, 16),
      Plane("factors", "their factors", None, 2)),
-    numbers, decode, None, from_blocks, few, factors=lambda at: (lang.const(1.0, f32), None),
+    numbers, decode, None, from_blocks, few,
+    factors=lambda at: (lang.const(1.0, f32), None), outs=2,
 )  # fmt: skip

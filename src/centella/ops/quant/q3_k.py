@@ -75,5 +75,5 @@ Q3_K: Format = Format(
     "q3_k", BLOCK,
     (Plane("stored", "numbers", u8, 64), Plane("high", "third bits", u32, 8),
      Plane("levels", "factors of 16", i8, 16), Plane("scale", "factors", None, 1)),
-    numbers, decode, None, from_blocks, few,
+    numbers, decode, None, from_blocks, few, outs=2,
 )  # fmt: skip

@@ -65,5 +65,5 @@ Q4_K: Format = Format(
     (Plane("stored", "numbers", u8, 128), Plane("levels", "factors and least values of 32", u8, 16),
      Plane("factors", "their factors", None, 2)),
     lambda words, at: nibbles(words, 0), decode, None, from_blocks,
-    few=lambda values, half, at: less(halves(values, half), 0.0), factors=factors_of,
+    few=lambda values, half, at: less(halves(values, half), 0.0), factors=factors_of, outs=2,
 )  # fmt: skip

@@ -45,5 +45,5 @@ Q5_1: Format = Format(
     (Plane("stored", "numbers", u8, 16), Plane("high", "fifth bits", u32, 1),
      Plane("scale", "factors", None, 1), Plane("low", "least values", None, 1)),
     lambda words, at: fives(words, at.value(1), 0), decode, encode, from_blocks,
-    few=lambda values, half, at: few_fives(values, half, at.value(1), at.column, 0.0),
+    few=lambda values, half, at: few_fives(values, half, at.value(1), at.column, 0.0), outs=2,
 )  # fmt: skip

@@ -39,5 +39,5 @@ Q5_K: Format = Format(
      Plane("factors", "their factors", None, 2)),
     lambda words, at: fives(words, _high(at), 0), decode, None, from_blocks,
     few=lambda values, half, at: few_fives(values, half, _high(at), at.column, 0.0),
-    factors=factors_of,
+    factors=factors_of, outs=2,
 )  # fmt: skip

@@ -68,5 +68,5 @@ Q6_K: Format = Format(
     "q6_k", BLOCK,
     (Plane("stored", "numbers", u8, 128), Plane("high", "high bits", u32, 16),
      Plane("levels", "factors of 16", i8, 16), Plane("scale", "factors", None, 1)),
-    numbers, decode, None, from_blocks, few,
+    numbers, decode, None, from_blocks, few, outs=2,
 )  # fmt: skip
