@@ -91,6 +91,8 @@ def test_a_chat_keeps_its_history_until_it_is_reset() -> None:
         ([*ON, "x", "--top-p", "0"], "top_p: expected above 0"),
         (["generate", "--model", MODEL.parents[1] / "tiny-bert", "x"], "one that embeds it"),
         ([*ON, "--file", "/absent/prompt"], "no such file"),
+        ([*ON, "x", "--quantize", "q8_0"], "expected rows of a multiple of 32 to quantize"),
+        ([*ON, "x", "--quantize", "q9"], "expected quantize of q8_0, q4_0"),
     ],
 )
 def test_errors_in_a_line(arguments: list[Any], message: str) -> None:

@@ -7,18 +7,57 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
 
 from centella.dtypes import bf16, widen
 from centella.models.llama_gguf import FAMILIES, FIELDS, OF_LAYER, OWN, PERMUTED, WHOLE
 from centella.weights import open_checkpoint
 
 ARCHITECTURES = {v: k for k, v in FAMILIES.items()} | {"mistral": "llama"}
-TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16,
-         "BF16": GGMLQuantizationType.BF16, "Q8_0": GGMLQuantizationType.Q8_0,
-         "Q4_0": GGMLQuantizationType.Q4_0, "Q4_1": GGMLQuantizationType.Q4_1,
-         "Q5_0": GGMLQuantizationType.Q5_0, "Q5_1": GGMLQuantizationType.Q5_1}  # fmt: skip
+# Of kinds that the package does not write: where a block has f16 factors, and of what size the
+# first one is such that elements are below 0.1.
+FACTORS = {"Q2_K": ((80, 82), 45), "Q3_K": ((108,), 128), "Q4_K": ((0, 2), 945),
+           "Q5_K": ((0, 2), 1953), "Q6_K": ((208,), 4096)}  # fmt: skip
+Array = np.ndarray[Any, Any]
+
+
+def quantized(data: Array, kind: str) -> Array:
+    """The bytes of a matrix in a kind, uint8 [rows, bytes]; random ones where nothing writes it."""
+    form = GGMLQuantizationType[kind]
+    if kind not in FACTORS:
+        return quantize(np.ascontiguousarray(data), form)
+    block, size = GGML_QUANT_SIZES[form]
+    random = np.random.default_rng(data.size)
+    raw = random.integers(0, 256, (len(data), data.shape[1] // block, size), np.uint8)
+    places, largest = FACTORS[kind]
+    for at in places:
+        factors = random.uniform(0.02, 0.1, raw.shape[:2]) / largest
+        raw[..., at : at + 2] = factors.astype(np.float16)[..., None].view(np.uint8)
+    return raw.reshape(len(data), -1)
+
+
+def random_tensors(config: dict[str, Any]) -> dict[str, Array]:
+    """The tensors of a Llama-like decoder, by the names of a safetensors folder."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    heads, kv, d = (config[n] for n in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    table = (config["vocab_size"], hidden)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": table}
+    for i in range(config["num_hidden_layers"]):
+        layer = {
+            "self_attn.q_proj": (heads * d, hidden), "self_attn.k_proj": (kv * d, hidden),
+            "self_attn.v_proj": (kv * d, hidden), "self_attn.o_proj": (hidden, heads * d),
+            "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }  # fmt: skip
+        shapes |= {f"model.layers.{i}.{n}.weight": shape for n, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = table
+    random = np.random.default_rng(7)
+    return {n: (random.uniform(-0.1, 0.1, s) + (len(s) == 1)).astype(np.float32)
+            for n, s in shapes.items()}  # fmt: skip
 
 
 def own_name(architecture: str, name: str) -> str:
@@ -39,9 +78,22 @@ def own_name(architecture: str, name: str) -> str:
     return f"blk.{number}.{part}.{what}"
 
 
-def write(folder: Path, file: Path, kind: str = "F32", **more: Any) -> None:
-    """A GGUF file of a model folder; matrices in one kind, the rest in F32."""
-    config = {**json.loads((folder / "config.json").read_text())}
+def write(
+    folder: Path, file: Path, kind: str | dict[str, str] = "F32", *, widened: bool = False,
+    numbers: dict[str, Any] | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """A GGUF file of a model folder; matrices in one kind, the rest in F32.
+
+    Args:
+        kind: of all matrices; or by a part of their names, where others are of the kind of "".
+        widened: write what the kinds stand for, as F32.
+        numbers: a config in place of the folder's; the weights are then random.
+    """
+    config: dict[str, Any] = dict(numbers or json.loads((folder / "config.json").read_text()))
+    if numbers is None:
+        tensors = {n: widen(t.array, bf16) for n, t in open_checkpoint(folder).items()}
+    else:
+        tensors = random_tensors(numbers)
     architecture = ARCHITECTURES[config["model_type"]]
     writer = GGUFWriter(file, architecture)
     rope = config.get("rope_parameters") or {}
@@ -68,15 +120,19 @@ def write(folder: Path, file: Path, kind: str = "F32", **more: Any) -> None:
     for name, value in more.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
-    for name, tensor in open_checkpoint(folder).items():
-        data = widen(tensor.array, bf16)
+    kinds = kind if isinstance(kind, dict) else {"": kind}
+    for name, data in tensors.items():
         if architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
             shape = (-1, 2, head_dim // 2, *data.shape[1:])
             data = data.reshape(shape).swapaxes(1, 2).reshape(data.shape)
         if architecture in WHOLE and name.endswith("norm.weight"):
             data = data + 1
-        form = TYPES[kind if data.ndim == 2 and data.shape[1] % 32 == 0 else "F32"]
-        stored = quantize(np.ascontiguousarray(data), form)
+        form = GGMLQuantizationType[next(k for part, k in kinds.items() if part in name)]
+        if data.ndim < 2 or data.shape[1] % GGML_QUANT_SIZES[form][0]:
+            form = GGMLQuantizationType.F32
+        stored = quantized(data, form.name)
+        if widened:
+            stored, form = dequantize(stored, form), GGMLQuantizationType.F32
         writer.add_tensor(own_name(architecture, name), stored, raw_dtype=form)
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))

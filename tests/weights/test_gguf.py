@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
-from centella.tasks.load import load
-from centella.weights.gguf import open_gguf
+from centella.nn import Linear, RMSNorm
+from centella.tasks.load import _dtypes, load
+from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
 from tests.support.model_common import DATA
 
 pytest.importorskip("gguf")
@@ -29,6 +31,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "layer_types": None},
     "smollm3": {"no_rope_layers": None},
 }
+QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+             "MXFP4"]  # fmt: skip
 TEXTS = ["", "Hello, world", "  two  spaces\n\nlines\t", "it's 12345 o'clock", "naïve café 東京 🙂",
          "x" * 100, "<|im_start|>user\nhi<|im_end|>"]  # fmt: skip
 
@@ -53,6 +57,133 @@ def test_a_file_is_the_model_of_its_folder(name: str, kind: str, tmp_path: Path)
         np.testing.assert_allclose(
             got, np.load(FOLDER / name / "expected.npz")["logits"], atol=1e-4, rtol=0
         )
+
+
+# -- quantised files ------------------------------------------------------------------------------
+
+
+def numbers_of(family: str, **more: Any) -> dict[str, Any]:
+    """The config of a family with rows of whole blocks."""
+    values = json.loads((FOLDER / family / "config.json").read_text())
+    return {
+        **values, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, **more,
+    }  # fmt: skip
+
+
+def logits_of(kinds: Any, numbers: dict[str, Any], path: Path, widened: bool) -> tuple[Any, Any]:
+    """A file's model on the CPU, and the logits of some ids."""
+    file = path / f"{widened}.gguf"
+    write(FOLDER / numbers["model_type"], file, kinds, widened=widened, numbers=numbers)
+    model = load(file, "cpu", "f32")
+    ids = ct.asarray(np.arange(24, dtype=np.int32).reshape(2, 12) * 13 % 320, device="cpu")
+    return model.model, model(ids).numpy()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_quantised_file_is_the_model_of_what_it_stands_for(
+    kind: str, tied: bool, tmp_path: Path
+) -> None:
+    """Rows of q and k that change places, stacked parameters, embedding and head; in planes."""
+    numbers = numbers_of("llama", tie_word_embeddings=tied)
+    model, got = logits_of(kind, numbers, tmp_path, False)
+    _, wanted = logits_of(kind, numbers, tmp_path, True)
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    layer = model.layers[1]
+    weights = [layer.self_attn.qkv, layer.self_attn.o_proj, layer.mlp.gate_up, layer.mlp.down_proj,
+               model.embed_tokens, *([] if tied else [model.lm_head])]  # fmt: skip
+    for weight in (w.weight for w in weights):
+        assert isinstance(weight, ct.QTensor) and weight.format.name == kind.lower()
+    for name, tensor in model.named_parameters():
+        assert tensor.ndim == 1 or f".{kind.lower()}." in name
+
+
+MIXED = {"v_proj": "Q6_K", "up_proj": "F16", "down_proj": "Q8_0", "": "Q4_K"}
+
+
+def test_a_file_of_several_formats_keeps_each(tmp_path: Path) -> None:
+    numbers = numbers_of("llama")
+    model, got = logits_of(MIXED, numbers, tmp_path, False)
+    _, wanted = logits_of(MIXED, numbers, tmp_path, True)
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    layer = model.layers[0]
+    qkv, both = layer.self_attn.qkv.weight, layer.mlp.gate_up.weight
+    assert [p.format.name for p in qkv.parts] == ["q4_k", "q6_k"]  # q and k are one product
+    assert [type(p) for p in both.parts] == [ct.QTensor, ct.Tensor]
+    assert qkv.shape == (384, 256) and qkv.parts[0].shape == (320, 256)
+    state = model.state_dict()
+    assert "layers.0.self_attn.qkv.weight.1.q6_k.scale" in state
+    again = type(model)(model.config, model.dtype)
+    again.load_parameters({n: t.numpy() for n, t in state.items()}, device="cpu")
+    ids = ct.asarray(np.array([[1, 2, 3]], np.int32), device="cpu")
+    np.testing.assert_array_equal(again(ids).numpy(), model(ids).numpy())
+    del state["layers.0.self_attn.qkv.weight.1.q6_k.scale"]
+    with pytest.raises(WeightsError, match=r"missing: layers\.0\.self_attn\.q_proj"):
+        type(model)(model.config, model.dtype).load_parameters(state, device="cpu")
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0"])
+def test_weights_quantised_at_load(format: str, tmp_path: Path) -> None:
+    """Those of `ct.quantize`, of what the file has, and nothing but matrices."""
+    file, numbers = tmp_path / "model.gguf", numbers_of("llama")
+    write(FOLDER / "llama", file, {"v_proj": "Q4_1", "": "BF16"}, numbers=numbers)
+    plain, model = (load(file, "cpu", "f32", quantize=q).model for q in (None, format))
+    for layer, other in zip(model.layers, plain.layers, strict=True):
+        for ours, whole in ((layer.mlp.gate_up, other.mlp.gate_up), (layer.self_attn.o_proj,
+                            other.self_attn.o_proj)):  # fmt: skip
+            for got, wanted in zip(
+                ours.weight.planes, ct.quantize(whole.weight, format).planes, strict=True
+            ):
+                np.testing.assert_array_equal(got.numpy(), wanted.numpy())
+        q, v = layer.self_attn.qkv.weight.parts  # v is quantised already
+        assert (q.format.name, v.format.name) == (format, "q4_1")
+        assert layer.input_layernorm.weight.dtype is ct.f32
+    assert model.embed_tokens.weight.format.name == model.lm_head.weight.format.name == format
+    ids = ct.asarray(np.array([[5, 17, 4]], np.int32), device="cpu")
+    near = 0.02 if format == "q8_0" else 0.3
+    difference = np.abs(model(ids).numpy() - plain(ids).numpy()).max()
+    assert difference < near * np.abs(plain(ids).numpy()).max()
+
+
+def test_what_cannot_be_quantised_at_load(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"embed_tokens\.weight: expected rows of a multiple"):
+        load(FOLDER / "qwen3", "cpu", quantize="q8_0")
+    with pytest.raises(ct.ShapeError, match="load: expected quantize of q8_0, q4_0, got 'q4_k'"):
+        load(FOLDER / "qwen3", "cpu", quantize="q4_k")
+    with pytest.raises(WeightsError, match="quantize: expected a model to generate with"):
+        load("minilm", "cpu", quantize="q8_0")
+    layer = Linear(64, 3, bias=False)
+    with pytest.raises(WeightsError, match="finite in float16, got others in weight"):
+        layer.load_parameters(
+            {"weight": np.full((3, 64), np.inf, np.float32)}, device="cpu", quantize="q8_0"
+        )
+    assert not [*layer.named_parameters()]
+
+
+def test_dtypes_of_quantised_files() -> None:
+    """Activations are bf16 on CUDA; norms, which files have in f32, decide nothing."""
+    norm, matrix = (GGUFTensor("t", KINDS[k], s, None, 0) for k, s in ((0, (8,)), (1, (4, 8))))  # type: ignore[arg-type]
+    packed = GGUFTensor("t", KINDS[8], (4, 32), None, 0)  # type: ignore[arg-type]
+    tensors = {"a": norm, "b": matrix, "c": packed}
+    cuda = SimpleNamespace(caps=SimpleNamespace(target="ptx"))
+    webgpu = SimpleNamespace(caps=SimpleNamespace(target="wgsl"))
+    assert _dtypes("auto", tensors, cuda) == (ct.f16, ct.bf16)  # type: ignore[arg-type]
+    assert _dtypes("auto", tensors, webgpu) == (ct.f16, ct.f32)  # type: ignore[arg-type]
+    assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f32, ct.f32)  # type: ignore[arg-type]
+
+
+def test_a_quantised_norm_is_loaded_as_floats() -> None:
+    class Raw(GGUFTensor, frozen=True, eq=False):
+        @property
+        def blocks(self) -> Any:
+            return np.full((1, 2, 34), 1, np.uint8)
+
+    norm = RMSNorm(64)
+    tensor = Raw("weight", KINDS[8], (64,), None, 0)  # type: ignore[arg-type]
+    norm.load_parameters({"weight": tensor}, device="cpu")
+    factor = np.array([257], np.uint16).view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(norm.weight.numpy(), np.repeat(factor, 64))
 
 
 def with_tokenizer(tmp_path: Path, **more: Any) -> Path:
@@ -192,7 +323,7 @@ def test_a_file_cut_anywhere(tmp_path: Path) -> None:
 
 def test_bytes_changed_anywhere_are_typed_errors_or_another_model(tmp_path: Path) -> None:
     whole = bytearray(with_tokenizer(tmp_path).read_bytes())
-    file, random = tmp_path / "changed.gguf", np.random.default_rng(1)
+    file, random, refused = tmp_path / "changed.gguf", np.random.default_rng(1), 0
     for _ in range(80):
         at, old = int(random.integers(0, 12_000)), bytes(whole[:12_000])
         whole[at] ^= 1 << int(random.integers(0, 8))
@@ -200,9 +331,10 @@ def test_bytes_changed_anywhere_are_typed_errors_or_another_model(tmp_path: Path
         try:
             load(file, "cpu").generate([5], max_new_tokens=1)
         except ct.CentellaError:
-            pass
+            refused += 1
         finally:
             whole[:12_000] = old
+    assert 0 < refused < 80
 
 
 def test_no_such_architecture(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ Penalty = Annotated[
     float | None, typer.Option("--repetition-penalty", metavar="R", help="Of tokens seen before.")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Equal seeds give equal texts.")]
+Quantize = Annotated[
+    str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
+]
 ASK = "> "
 RESET, LEAVE = "/reset", "/exit"
 
@@ -98,6 +101,7 @@ def run(
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = WeightDtype.auto,
+    quantize: Quantize = None,
     as_json: Json = False,
     show_ledger: ShowLedger = False,
 ) -> None:
@@ -119,7 +123,7 @@ def run(
         raise CentellaError(
             "generate: --ids is a whole prompt: give it without --chat and --system"
         )
-    generator = load(model, device, dtype.value)
+    generator = load(model, device, dtype.value, quantize=quantize)
     if not isinstance(generator, Generator):
         raise CentellaError(
             f"generate: {in_line(model)}: expected a model that generates text, got one that "

@@ -16,12 +16,11 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, f32
+from centella.dtypes import Array, DType, f32
 from centella.errors import DTypeError, ShapeError
 from centella.models.llama_config import LlamaConfig
 from centella.nn import Embedding, Linear, Module, RMSNorm
 from centella.nn.attention import join_heads
-from centella.nn.checkpoint import Array
 from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
 from centella.runtime.device import Device

@@ -74,6 +74,11 @@ class Changed(Struct, frozen=True, eq=False):
         return self.stored.dtype
 
     @property
+    def format(self) -> str:
+        """The name of its quantised format; "" where elements are stored."""
+        return self.stored.format
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.stored.nbytes

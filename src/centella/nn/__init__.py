@@ -16,9 +16,9 @@ gives them.
 
 from centella.nn.attention import CrossAttention, SelfAttention, join_heads, split_heads
 from centella.nn.blocks import ConvFrontend, DecoderBlock, EncoderBlock
-from centella.nn.checkpoint import Stored
 from centella.nn.layers import Conv1d, Embedding, LayerNorm, Linear, RMSNorm
 from centella.nn.module import Module, Parameter, parameter
+from centella.nn.stored import Stored
 
 __all__ = [
     "Conv1d",

@@ -2,61 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32, from_numpy, narrow, widen
+from centella.dtypes import Array, DType, dtype_of, f32
 from centella.errors import DTypeError, WeightsError
+from centella.nn.stored import (
+    Part,
+    Plain,
+    Stored,
+    checked,
+    from_blocks,
+    host_data,
+    listed,
+    shown,
+    zeros,
+)
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import Shape
-from centella.tensors.tensor import Tensor, upload
+from centella.tensors.arguments import one_of
+from centella.tensors.qtensor import QTensor, Stacked
+from centella.tensors.quantizers import BLOCK, QUANTIZERS, all_quantized
+from centella.tensors.tensor import Tensor, fetch, upload
 
 if TYPE_CHECKING:
     from centella.nn.module import Module
-
-Array = np.ndarray[Any, Any]
-LISTED = 20  # names that an error shows
-LONG = 200  # characters of one that it shows
-
-
-class Stored(Protocol):
-    """A tensor of a checkpoint: its storage type (None: one that no device stores) and bytes."""
-
-    @property
-    def dtype(self) -> DType | None:
-        """What the bytes mean."""
-        ...
-
-    @property
-    def shape(self) -> Shape:
-        """Extents."""
-        ...
-
-    @property
-    def array(self) -> Array:
-        """The data on the host (bf16 as uint16)."""
-        ...
-
-
-class _Plain(Struct, frozen=True):
-    """A NumPy array as a checkpoint's tensor."""
-
-    array: Array
-
-    @property
-    def dtype(self) -> DType:
-        return from_numpy(self.array.dtype)
-
-    @property
-    def shape(self) -> Shape:
-        shape: Shape = self.array.shape
-        return shape
-
 
 # Path, owner, attribute and value of a parameter; a checkpoint's own name of a tensor, and that.
 Slot = tuple[str, "Module", str, Any]
@@ -74,28 +49,36 @@ class _Wanted(Struct, frozen=True):
 
     owner: Module
     name: str
+    path: str
+    shape: Shape
     parts: tuple[tuple[str, Shape], ...]
     own: bool
 
 
 def fill(
     module: Module, slots: Sequence[Slot], tensors: Mapping[str, Stored | Array | Tensor], *,
-    device: str | Device | None, dtype: Any, vector_dtype: Any, origin: str,
+    device: str | Device | None, dtype: Any, vector_dtype: Any, quantize: str | None, origin: str,
 ) -> None:  # fmt: skip
     """What `Module.load_parameters` does, for all parameters of a module, loaded or not."""
     stored = _by_path(module, tensors, origin)
     loaded = [slot for slot in slots if isinstance(slot[3], Tensor)]
     wanted = [_wanted(slot, stored) for slot in slots if not isinstance(slot[3], Tensor)]
     _check_names(wanted, stored, module.ignored, _names_of(loaded), origin)
-    of_vectors = dtype if vector_dtype is None else vector_dtype
-    ready = [
-        (w, _dtype(w, stored, of_vectors if len(w.parts[0][1]) == 1 else dtype, origin))
-        for w in wanted
-    ]
+    dtypes = _Dtypes(dtype, vector_dtype, quantize, origin)
+    ready = [(w, *dtypes.ready(w, stored)) for w in wanted]
     where = open_device(device)
-    made = [(w, _sent(w, stored, kind, where)) for w, kind in ready]  # each is read now
-    for w, tensor in made:
-        setattr(w.owner, w.name, tensor)
+    made: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
+    infinite: dict[str, list[Tensor]] = {}
+    for w, parts, kind in ready:  # each is read now
+        weight = _sent(w, parts, kind, where)
+        if quantize is not None and dtypes.quantizes(w):
+            weight, infinite[w.path] = all_quantized(weight, quantize)
+            where.recorder.flush()  # so the whole weight is freed before the next is sent
+        made.append((w, weight))
+    if infinite:
+        _check_finite(infinite, origin)
+    for w, weight in made:
+        setattr(w.owner, w.name, weight)
     where.recorder.flush()
 
 
@@ -107,9 +90,9 @@ def _by_path(
     for name, tensor in tensors.items():
         path = module.rename(name)
         if path in found:
-            both = f"{_shown(found[path][0])} and {_shown(name)}"
-            raise WeightsError(f"{origin}: {both} both stand for {_shown(path)}")
-        found[path] = name, _Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
+            both = f"{shown(found[path][0])} and {shown(name)}"
+            raise WeightsError(f"{origin}: {both} both stand for {shown(path)}")
+        found[path] = name, Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
     return found
 
 
@@ -124,8 +107,8 @@ def _wanted(slot: Slot, stored: Mapping[str, Named]) -> _Wanted:
     _, given = stored.get(path, ("", None))
     own = given is not None and (isinstance(given, Tensor) or given.shape == value.shape)
     if own and parts != ((path, value.shape),):
-        return _Wanted(owner, name, ((path, value.shape),), True)
-    return _Wanted(owner, name, parts, isinstance(given, Tensor))
+        return _Wanted(owner, name, path, value.shape, ((path, value.shape),), True)
+    return _Wanted(owner, name, path, value.shape, parts, isinstance(given, Tensor))
 
 
 def _names_of(slots: Sequence[Slot]) -> set[str]:
@@ -153,60 +136,65 @@ def _check_names(
         )
 
 
-def _dtype(w: _Wanted, stored: Mapping[str, Named], asked: Any, origin: str) -> DType:
-    """The dtype that a parameter gets; refuses tensors of another shape, and what is no float."""
-    own: list[DType] = []
-    for source, shape in w.parts:
-        if not source:
-            continue
-        name, tensor = stored[source]
-        if tensor.shape != shape:
+class _Dtypes(Struct, frozen=True):
+    """Arguments of `load_parameters`: what parameters become."""
+
+    dtype: Any
+    vector_dtype: Any
+    quantize: str | None
+    origin: str
+
+    def quantizes(self, w: _Wanted) -> bool:
+        """Whether a parameter is quantised on the device."""
+        return self.quantize is not None and w.owner.takes_planes(w.name)
+
+    def ready(self, w: _Wanted, stored: Mapping[str, Named]) -> tuple[list[Part], DType]:
+        """Parts that fit a parameter, and the dtype that they are sent in."""
+        takes = w.owner.takes_planes(w.name)
+        parts: list[Part] = [
+            checked(self.origin, *stored[source], shape, takes) if source else zeros(shape)
+            for source, shape in w.parts
+        ]
+        owns = [own for (_, own), (source, _) in zip(parts, w.parts, strict=True) if source]
+        if self.quantizes(w):
+            self._check_rows(w)
+            return parts, (owns[0] or f32) if len(set(owns)) == 1 else f32
+        vector = len(w.parts[0][1]) == 1
+        asked = self.vector_dtype if vector and self.vector_dtype is not None else self.dtype
+        kind = (owns[0] or f32) if asked is None else dtype_of(asked)
+        if not kind.is_float:
+            raise DTypeError(f"{self.origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
+        return parts, kind
+
+    def _check_rows(self, w: _Wanted) -> None:
+        format = one_of("load_parameters", "quantize", self.quantize, tuple(QUANTIZERS))
+        if w.shape[-1] % BLOCK:
             raise WeightsError(
-                f"{origin}: tensor {_shown(name)}: expected shape {list(shape)}, "
-                f"got {list(tensor.shape)}"
+                f"{self.origin}: {w.path}: expected rows of a multiple of {BLOCK} to quantize as "
+                f"{format}, got {list(w.shape)}"
             )
-        if tensor.dtype is None or not tensor.dtype.is_float:
-            got = tensor.dtype.name if tensor.dtype is not None else tensor.array.dtype
-            raise WeightsError(
-                f"{origin}: tensor {_shown(name)}: expected f32, f16 or bf16, got {got}"
-            )
-        own.append(tensor.dtype)
-    kind = [*own, f32][0] if asked is None else dtype_of(asked)
-    if not kind.is_float:
-        raise DTypeError(f"{origin}: dtype: expected f32, f16 or bf16, got {kind.name}")
-    return kind
 
 
-def _sent(w: _Wanted, stored: Mapping[str, Named], kind: DType, where: Device) -> Tensor:
+def _sent(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor | QTensor | Stacked:
     """A parameter on its device; large tensors of a file stay in the memory they were read into."""
-    parts = [
-        stored[source][1] if source else _Plain(np.zeros(shape, np.float32))
-        for source, shape in w.parts
-    ]
-    if len(parts) == 1 and isinstance(parts[0], Tensor):
-        return parts[0].to(where).astype(kind)
-    arrays = [_host(part, kind) for part in parts]
-    data = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    stays = len(parts) > 1 or not isinstance(parts[0], _Plain)  # memory that nobody else writes
+    first = parts[0][0]
+    if len(parts) == 1 and isinstance(first, Tensor):
+        return first.to(device).astype(kind)
+    if any(own is None for _, own in parts):
+        return from_blocks(parts, kind, device)
+    data = host_data(parts, kind)
+    stays = len(parts) > 1 or not isinstance(first, Plain)  # memory that nobody else writes
     data = data if w.own else w.owner.arranged(w.name, data)
-    return upload("load_parameters", data, kind, where, stays=stays)
+    return upload("load_parameters", data, kind, device, stays=stays)
 
 
-def _host(part: Stored | Tensor, kind: DType) -> Array:
-    """A tensor's data as host bytes of `kind`; of that dtype it is not copied."""
-    if isinstance(part, Tensor):
-        return narrow(part.astype(f32).numpy(), kind)
-    assert part.dtype is not None
-    return part.array if part.dtype is kind else narrow(widen(part.array, part.dtype), kind)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for an error, the first of many."""
-    every = list(names)
-    more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
-    return ", ".join(map(_shown, every[:LISTED])) + more or "none"
-
-
-def _shown(name: str) -> str:
-    """A name of a file, which may be of any length and of characters that no terminal takes."""
-    return name if name.isprintable() and len(name) <= LONG else ascii(name[:LONG])
+def _check_finite(infinite: Mapping[str, list[Tensor]], origin: str) -> None:
+    """Refuse weights with factors that are not finite; their numbers, by the weight's path."""
+    paths = [path for path, counts in infinite.items() for _ in counts]
+    counts = fetch(*(count for several in infinite.values() for count in several)).result()
+    wrong = dict.fromkeys(path for path, count in zip(paths, counts, strict=True) if count)
+    if wrong:
+        raise WeightsError(
+            f"{origin}: expected weights whose factors are finite in float16, got others in "
+            f"{listed(wrong)}"
+        )

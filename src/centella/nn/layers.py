@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from centella.nn.checkpoint import Array
+from centella.dtypes import Array
 from centella.nn.module import Module, parameter
 from centella.specs import Shape
 from centella.tensors import functional
@@ -25,6 +25,10 @@ class _Weighted(Module):
         @weight.setter
         def weight(self, value: Tensor | QTensor) -> None: ...
 
+    def takes_planes(self, name: str) -> bool:
+        """The weight."""
+        return name == "weight"
+
 
 class Linear(_Weighted):
     """y = x W^T + b, with an activation and a residual in the same launch.
@@ -34,7 +38,8 @@ class Linear(_Weighted):
         unbiased: those of them that have no bias in the checkpoint.
 
     Attributes:
-        weight: [out_features, in_features]; a QTensor where it is set to one, or loaded as one.
+        weight: [out_features, in_features]; a QTensor where it is set to one, or loaded as one;
+            several where what it stacks is in several formats.
         bias: [out_features] or None.
     """
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from centella.dtypes import Array
 from centella.errors import ContractError
-from centella.nn.checkpoint import Array, Stored, fill, listed
+from centella.nn.checkpoint import fill
 from centella.nn.planes import named_planes, with_planes
+from centella.nn.stored import Stored, listed
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.display import as_tree
 from centella.tensors.hints import layer_getattr
-from centella.tensors.qtensor import QTensor
+from centella.tensors.qtensor import QTensor, Stacked
 from centella.tensors.tensor import Tensor
 
 
@@ -151,11 +153,15 @@ class Module:
         """A parameter's data in the order that the module keeps it in."""
         return data
 
+    def takes_planes(self, name: str) -> bool:
+        """Whether parameter `name` may be a quantised weight; else one is loaded as floats."""
+        return False
+
     @with_planes(Parameter)
     def load_parameters(
         self, tensors: Mapping[str, Stored | Array | Tensor], *,
         device: str | Device | None = None, dtype: Any = None, vector_dtype: Any = None,
-        origin: str = "load_parameters",
+        quantize: str | None = None, origin: str = "load_parameters",
     ) -> None:  # fmt: skip
         """Give every parameter its tensor, sent now; on an error no parameter is set.
 
@@ -171,16 +177,19 @@ class Module:
             device: where to; default: the default device.
             dtype: of the parameters on the device; None keeps each tensor's own.
             vector_dtype: of those of rank 1 (biases, norms); None: as `dtype`.
+            quantize: "q8_0" or "q4_0": weights of `Linear` and `Embedding` are quantised on the
+                device, from the dtype that the tensors have, one after the other.
             origin: begins the text of an error.
 
         Raises:
             WeightsError: tensors that are missing, left over or of parameters that have data (all
-                lists), or of another shape or dtype.
-            DTypeError: a `dtype` that is no float.
+                lists), or of another shape or dtype; to quantise, rows of no multiple of 32, or
+                values whose factors float16 does not hold.
+            DTypeError: a `dtype` that is no float. ShapeError: another `quantize`.
         """
         fill(
             self, list(_walk(self)), tensors, device=device, dtype=dtype,
-            vector_dtype=vector_dtype, origin=origin,
+            vector_dtype=vector_dtype, quantize=quantize, origin=origin,
         )  # fmt: skip
 
 
@@ -189,7 +198,7 @@ def _items(module: Module) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(module).items()):
         if isinstance(value, list | tuple | dict):
             yield from modules_in(value, name)
-        elif isinstance(value, QTensor):
+        elif isinstance(value, QTensor | Stacked):
             yield from named_planes(name, value)
         else:
             yield name, value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32
+from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DTypeError, WeightsError
 from centella.host.interrupts import uninterrupted
 from centella.host.log import logger
@@ -23,6 +23,7 @@ from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
 from centella.tensors.arguments import one_of
+from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.gguf import open_gguf
@@ -72,7 +73,7 @@ FAMILIES = {
 @overload
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: None = None,
+    warm: bool = False, task: None = None, quantize: None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -80,7 +81,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["embed"],
+    warm: bool = False, task: Literal["embed"], quantize: None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -88,7 +89,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["generate"],
+    warm: bool = False, task: Literal["generate"], quantize: str | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -96,14 +97,14 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: str | None = None,
+    warm: bool = False, task: str | None = None, quantize: str | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
 
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: str | None = None,
+    warm: bool = False, task: str | None = None, quantize: str | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -115,12 +116,17 @@ def load(
             package; or a .gguf file of a decoder.
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
-            elsewhere (the CPU then holds f32 weights); "f32", "f16" or "bf16" is for both. The
-            CPU takes several times as long with the last two, which is logged as a warning.
+            elsewhere (the CPU then holds f32 weights); of quantised files CUDA computes in bf16.
+            Quantised weights keep their format with every dtype. "f32", "f16" or "bf16" is for
+            both. The CPU takes several times as long with the last two, which is logged as a
+            warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
         task: "embed" or "generate": what the model has to be for, which type checkers then know;
             None: whatever it is for.
+        quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
+            quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
+            biases are not, nor is what a file has quantised already.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -129,17 +135,25 @@ def load(
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
-            library does not have; names file, tensor, expected, got.
+            library does not have, rows to quantize that are no multiple of 32; names file, tensor,
+            expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: another dtype.
+        DTypeError: another dtype. ShapeError: another `quantize`.
     """
     begin = began()
+    if quantize is not None:
+        one_of("load", "quantize", quantize, tuple(QUANTIZERS))
     files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path))
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
+        )
+    if quantize is not None and family.task != "generate":
+        raise WeightsError(
+            f"{files.config_file}: quantize: expected a model to generate with, got "
+            f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
     config = config_type.from_dict(files.values, files.config_file)
@@ -156,7 +170,8 @@ def load(
     model = model_type(config, activations)
     model.load_parameters(
         tensors, device=where, dtype=weights,
-        vector_dtype=f32 if family.wide_vectors else activations, origin=files.origin,
+        vector_dtype=f32 if family.wide_vectors else activations, quantize=quantize,
+        origin=files.origin,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)
@@ -242,12 +257,14 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
                 "auto, is several times as fast, with twice the memory", kind.name,
             )  # fmt: skip
         return kind, kind
+    quantised = any(getattr(tensor, "format", "") for tensor in tensors.values())
     held: Counter[DType] = Counter()
     for tensor in tensors.values():
-        if tensor.dtype is not None and tensor.dtype.is_float:
+        of_norm = quantised and len(tensor.shape) < 2  # GGUF files have those in f32
+        if tensor.dtype is not None and tensor.dtype.is_float and not of_norm:
             held[tensor.dtype] += tensor.nbytes
     stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all
     if device.caps.target == "ptx":
-        return stored, stored
+        return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32

@@ -1,4 +1,4 @@
-"""`QTensor`: a quantised weight, its planes on a device."""
+"""`QTensor`: a quantised weight, its planes on a device; `Stacked`: several weights as one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class QTensor:
 
     Args:
         planes: its tensors, in the order of the format.
-        format: "int8", "q8_0", "q4_0", "q4_1" or "q5_0".
+        format: "int8"; as in GGUF files "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k",
+            "q4_k", "q5_k", "q6_k"; or "mxfp4".
         shape: (n, k); default: what the planes say.
 
     Attributes:
@@ -81,6 +82,48 @@ class QTensor:
         return apply("dequantize", *self.planes, dtype=kind.name, format=self.format.name)
 
 
+class Stacked:
+    """Weights [n_i, k] of formats of their own, one below the other: a product for each.
+
+    Args:
+        parts: from the first row on; Tensors or QTensors of one device.
+
+    Attributes:
+        parts: as given.
+        shape: (sum of n_i, k).
+
+    Raises:
+        ShapeError: parts of other ranks, or of more than one k.
+    """
+
+    __slots__ = ("parts", "shape")
+
+    def __init__(self, parts: tuple[Tensor | QTensor, ...]) -> None:
+        shapes = [part.shape for part in parts]
+        if len({s[1:] for s in shapes}) != 1 or any(len(s) != 2 for s in shapes):
+            raise ShapeError(f"Stacked: expected weights [n, k] of one k, got {shapes}")
+        self.parts: tuple[Tensor | QTensor, ...] = tuple(parts)
+        self.shape: Shape = (sum(n for n, _ in shapes), shapes[0][1])
+
+    def __repr__(self) -> str:
+        return f"<Stacked {list(self.shape)} of {', '.join(map(repr, self.parts))}>"
+
+    @property
+    def device(self) -> Device:
+        """Where its parts are."""
+        return self.parts[0].device
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return sum(part.nbytes for part in self.parts)
+
+
 def float_dtype(op: str, dtype: Any) -> DType:
     """The float dtype of a name.
 
@@ -114,8 +157,9 @@ def of_pair(op: str, stored: Tensor, scale: Tensor) -> QTensor:
 def quantize(weight: Any, format: str | Format, *, device: str | Device | None = None) -> QTensor:
     """A weight in a quantised format, on a device; the numbers are computed on the host.
 
-    Those of q8_0, q4_0, q4_1 and q5_0 are GGUF's (ggml's reference quantisation), in blocks of 32
-    along rows; int8 has a factor for each row (`ct.quantize_int8`).
+    Those of q8_0, q4_0, q4_1, q5_0 and q5_1 are GGUF's (ggml's reference quantisation), in blocks
+    of 32 along rows; int8 has a factor for each row (`ct.quantize_int8`). The other formats come
+    from files alone.
 
     Args:
         weight: [out_features, in_features] of floats, a host array or a Tensor, which is read back.

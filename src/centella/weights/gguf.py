@@ -102,6 +102,11 @@ class GGUFTensor(Struct, frozen=True, eq=False):
         return self.kind.dtype
 
     @property
+    def format(self) -> str:
+        """The name of its quantised format, such as "q8_0"; "" where elements are stored."""
+        return "" if self.kind.dtype else self.kind.name.lower()
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return math.prod(self.shape) // self.kind.block * self.kind.size

@@ -27,11 +27,14 @@ WELL = ("q8_0", "q4_0")  # for these every layout: the others are read by the sa
 
 
 def planes(format: str, n: int, blocks: int, factors: str = "") -> tuple[In, ...]:
-    """The planes of a weight; factors of a dtype."""
+    """The planes of a weight; factors of a dtype; exponents of numbers near 1."""
     return tuple(
-        In(p.shape(n, blocks), dtype=factors if p.dtype is None else p.dtype.name)
+        In(
+            p.shape(n, blocks), (120, 132) if p.name == "exponents" else "normal",
+            factors if p.dtype is None else p.dtype.name,
+        )
         for p in FORMATS[format].planes
-    )
+    )  # fmt: skip
 
 
 def laid_out(given: tuple[In, ...]) -> list[tuple[In, ...]]:
@@ -51,7 +54,8 @@ def linear() -> list[Case]:
         plain: dict[str, Any] = {"extras": (), "activation": "", "alpha": 1.0, "format": name}
         every = {**plain, "extras": ("bias", "residual"), "activation": "silu", "alpha": 0.01}
         k = FORMATS[name].block
-        for m, n, blocks in SIZES:
+        for m, n, small in SIZES:
+            blocks = -(-32 * small // k)
             operands = (In((m, blocks * k)), *planes(name, n, blocks, "f16"))
             wide = (m, n) == (1, 33) and name in WELL
             made.append(Case(operands, plain, () if wide else ONE))

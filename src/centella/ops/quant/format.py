@@ -89,10 +89,14 @@ class Format(Struct, frozen=True, eq=False):
         decode: `decode(*planes)`: the weight [n, k] in NumPy, in the float type of the factors.
         encode: `encode(op, weight)`: the planes of a float32 array [n, k]; None where there is no
             quantiser. `op` is who asks, for errors.
+        from_blocks: the planes of the blocks of a GGUF file, uint8 [rows, blocks, bytes]; None
+            where files have no such blocks.
         few: `few(values, half, place)`: `numbers` of a few bytes, which are integers; of those with
             two elements each, the low (0) or high (1) halves. For CPUs, whose kernels are loops.
         factors: `factors(place)`: in a kernel, the factor of a step's numbers, and what is added to
             their products with it, or None; default: what the planes "scale" and "low" have.
+        outs: outputs of a thread of the product of few rows, where its numbers need so many
+            registers that more would spill; 0: as many as those of bytes.
     """
 
     name: str
@@ -101,8 +105,10 @@ class Format(Struct, frozen=True, eq=False):
     numbers: Callable[[list[Any], Place], list[Any]]
     decode: Callable[..., Array]
     encode: Callable[[str, Array], tuple[Array, ...]] | None = None
+    from_blocks: Callable[[Array], tuple[Array, ...]] | None = None
     few: Callable[[list[Any], int, Place], list[Any]] | None = None
     factors: Callable[[Place], tuple[Any, Any | None]] = scale_and_low
+    outs: int = 0
 
     def __repr__(self) -> str:
         return f"centella.{self.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,39 @@ def rounded(op: str, factor: Array) -> Array:
     return scale
 
 
+def fields(raw: Array, *dtypes: str) -> list[Array]:
+    """The fields of blocks [rows, blocks, bytes], in their order there, each [rows, elements].
+
+    A dtype is NumPy's, such as "<f2" for one element of a block or "16u1" for 16.
+    """
+    kind = np.dtype([(f"f{i}", name) for i, name in enumerate(dtypes)])
+    records = np.ascontiguousarray(raw).view(kind)[..., 0]
+    rows, blocks = records.shape
+    found = [np.ascontiguousarray(records[name]) for name in kind.names or ()]
+    return [f.reshape(rows, blocks * math.prod(f.shape[2:])) for f in found]
+
+
 def inverse(factor: Array) -> Array:
     """1 / factor; 0 where that may be infinite."""
     normal = np.abs(factor) >= np.finfo(np.float32).tiny
     found: Array = np.zeros_like(factor)
     np.divide(np.float32(1), factor, where=normal, out=found)
     return found
+
+
+def above_least(op: str, weight: Any, block: int, most: int) -> tuple[Array, Array, Array]:
+    """Numbers 0 to `most` above the least value of a block, uint8 [n, blocks, block].
+
+    Returns:
+        the numbers, the factors (max - min) / most, and the least values, float16 [n, blocks].
+    """
+    blocks = in_blocks(matrix(op, weight, block), block)
+    least = blocks.min(-1, keepdims=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = (blocks.max(-1, keepdims=True) - least) / np.float32(most)
+    scale, low = rounded(op, factor), rounded(op, least)
+    numbers = np.floor((blocks - least) * inverse(factor) + np.float32(0.5))
+    return np.clip(numbers, 0, most).astype(np.uint8), scale, low
 
 
 def packed(numbers: Array) -> Array:
@@ -72,7 +100,37 @@ def packed(numbers: Array) -> Array:
 def unpacked(stored: Array, block: int) -> Array:
     """The numbers [n, blocks, block] that `packed` packed, as int8."""
     bytes_ = in_blocks(stored, block // 2)
-    return np.concatenate([bytes_ & 15, bytes_ >> 4], -1).astype(np.int8)
+    numbers: Array = np.concatenate([bytes_ & 15, bytes_ >> 4], -1).astype(np.int8)
+    return numbers
+
+
+def bit_words(bits: Array) -> Array:
+    """Numbers 0 and 1 of groups [n, groups, 32], as words [n, groups], the first in bit 0."""
+    words: Array = np.packbits(bits, axis=-1, bitorder="little").view("<u4")[..., 0]
+    return words.astype(np.uint32, copy=False)
+
+
+def bits_of(words: Array) -> Array:
+    """The bits of words [n, groups] as int8 [n, groups, 32]."""
+    return (words[..., None] >> np.arange(32, dtype=np.uint32) & 1).astype(np.int8)
+
+
+def slices(bytes_: Array, width: int, bits: int) -> Array:
+    """The numbers of `bits` bits in bytes, runs of `width` bytes: all lowest ones of a run first.
+
+    uint8 [rows, blocks, bytes] to [rows, blocks, numbers]: as files have those of K formats.
+    """
+    rows, blocks, count = bytes_.shape
+    runs = bytes_.reshape(rows, blocks, count // width, 1, width)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    numbers: Array = runs >> shifts & (1 << bits) - 1
+    return numbers.reshape(rows, blocks, count * 8 // bits)
+
+
+def scaled_twice(numbers: Array, levels: Array, scale: Array) -> Array:
+    """number x factor of 16 neighbours x factor of 256, of i8 numbers of whole rows, as [n, k]."""
+    near = numbers.reshape(*levels.shape, 16).astype(np.int32) * levels[..., None]
+    return scaled(near.reshape(*scale.shape, 256), scale)
 
 
 def scaled(numbers: Array, scale: Array, low: Array | None = None) -> Array:

@@ -12,8 +12,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import DType, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
@@ -25,7 +27,7 @@ from centella.ops.matmul.choice import after_copies
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole
 from centella.ops.matmul.sums import SUBGROUP, finish, when
-from centella.ops.matmul.thin import Rows, Thin, reserve, thin_of, together_of
+from centella.ops.matmul.thin import PARTIAL, Rows, Thin, reserve, thin_of, together_of
 from centella.ops.quant.dequantize import DequantizeAttrs
 from centella.ops.quant.format import CHUNK, SYMBOLS, Format, Place
 from centella.ops.quant.table import FORMATS
@@ -34,6 +36,7 @@ from centella.specs import Caps, Spec
 
 WORKGROUP = 256
 NAN = float("nan")
+SHORT = 32  # elements of a step of 4-bit numbers
 
 
 # -- the product of few rows ----------------------------------------------------------------------
@@ -122,6 +125,23 @@ def _walk_bytes(
 blocks_kernel: Kernel = Kernel(_blocks, workgroup=128, name="linear_blocks", rewritable=True)
 
 
+def fitted(kind: Format, tile: Thin) -> Thin:
+    """The tile with as many outputs a team as the numbers of a format leave registers for."""
+    if not kind.outs or tile.rolled:
+        return tile
+    outs = kind.outs if tile.m == 1 else max(1, kind.outs * SHORT // kind.step)
+    return replace(tile, outs=min(tile.outs, outs))
+
+
+def together(kind: Format, tile: Thin, x: DType) -> int:
+    """`together_of`, with registers for the other planes' values."""
+    if not kind.outs:
+        return together_of(tile, x, kind.planes[0].dtype or x)
+    if tile.m > PARTIAL:
+        return 0
+    return 6 if tile.m == 1 and kind.step == SHORT else 4  # 80 registers, 128: ptxas spills none
+
+
 def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     """The product of few rows, in one launch."""
     kind = FORMATS[form.attrs.format]
@@ -133,7 +153,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         batch=1, m=y.shape[0], n=y.shape[1], k=stored.shape[1], lda=row, ldb=stored.strides[0],
         ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
-    tile = thin_of(problem, (stored.dtype, stored.dtype), caps)
+    tile = fitted(kind, thin_of(problem, (stored.dtype, stored.dtype), caps))
     extras = dict(zip(form.attrs.extras, more, strict=True))
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     scalars = (
@@ -144,7 +164,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         ("activation", form.attrs.activation), ("format", kind.name),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, stored.dtype) if caps.sm >= 80 else 0),
+        ("together", together(kind, tile, x.dtype) if caps.sm >= 80 else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0

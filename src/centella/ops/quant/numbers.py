@@ -34,6 +34,18 @@ def nibbles(words: list[Any], zero: int) -> list[Any]:
     return [field(w, 8 * j + half, 15, zero) for half in (0, 4) for w in words for j in range(4)]
 
 
+def fives(words: list[Any], high: Any, zero: int) -> list[Any]:
+    """Nibbles with the fifth bits that a word has in their order, less `zero`, as f32."""
+    low = [w >> 8 * j + half & 15 for half in (0, 4) for w in words for j in range(4)]
+    return [small(v | (high >> i & 1) << 4, zero) for i, v in enumerate(low)]
+
+
+def few_fives(values: list[Any], half: int, high: Any, column: Any, zero: float) -> list[Any]:
+    """The same of neighbouring bytes, of which the first has column `column`."""
+    bits = high >> column % 32 + 16 * half
+    return less([v | (bits >> i & 1) << 4 for i, v in enumerate(halves(values, half))], zero)
+
+
 def halves(values: list[Any], half: int) -> list[Any]:
     """The low (0) or high (1) halves of bytes, which are integers."""
     return [v >> 4 if half else v & 15 for v in values]

@@ -13,6 +13,7 @@ import numpy as np
 from centella.dtypes import Array, u8
 from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import (
+    fields,
     furthest,
     in_blocks,
     inverse,
@@ -41,8 +42,14 @@ def decode(stored: Array, scale: Array) -> Array:
     return scaled(unpacked(stored, BLOCK) - np.int8(8), scale)
 
 
+def from_blocks(raw: Array) -> tuple[Array, Array]:
+    """Blocks of a factor and 16 bytes."""
+    scale, stored = fields(raw, "<f2", "16u1")
+    return stored, scale
+
+
 Q4_0: Format = Format(
     "q4_0", BLOCK, (Plane("stored", "numbers", u8, 16), Plane("scale", "factors", None, 1)),
-    lambda words, at: nibbles(words, 8), decode, encode,
+    lambda words, at: nibbles(words, 8), decode, encode, from_blocks,
     few=lambda values, half, at: less(halves(values, half), 8.0),
 )  # fmt: skip

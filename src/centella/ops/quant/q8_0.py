@@ -8,7 +8,7 @@ import numpy as np
 
 from centella.dtypes import Array, i8
 from centella.ops.quant.format import Format, Plane
-from centella.ops.quant.host import furthest, in_blocks, inverse, matrix, rounded, scaled
+from centella.ops.quant.host import fields, furthest, in_blocks, inverse, matrix, rounded, scaled
 from centella.ops.quant.numbers import bytes_of, less
 
 BLOCK = 32
@@ -29,8 +29,14 @@ def decode(stored: Array, scale: Array) -> Array:
     return scaled(in_blocks(stored, BLOCK), scale)
 
 
+def from_blocks(raw: Array) -> tuple[Array, Array]:
+    """Blocks of a factor and 32 numbers."""
+    scale, stored = fields(raw, "<f2", "32i1")
+    return stored, scale
+
+
 Q8_0: Format = Format(
     "q8_0", BLOCK, (Plane("stored", "numbers", i8, 32), Plane("scale", "factors", None, 1)),
-    lambda words, at: bytes_of(words), decode, encode,
+    lambda words, at: bytes_of(words), decode, encode, from_blocks,
     few=lambda values, half, at: less(values, 0.0),
 )  # fmt: skip

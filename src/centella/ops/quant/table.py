@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from centella.ops.quant.format import Format
 
 # Each has a file of its name, which loads when it is asked for: its Format is the name in capitals.
-ROWS = ("int8", "q8_0", "q4_0", "q4_1", "q5_0")
+ROWS = (
+    "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
+)  # fmt: skip
 
 
 class _Formats(Mapping[str, "Format"]):

@@ -16,7 +16,8 @@ from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, epsilon, flag, one_of, real, whole
 from centella.tensors.functional.axes import rms_norm
 from centella.tensors.functional.elementwise import gelu, relu, sigmoid, silu_gate, tanh
-from centella.tensors.qtensor import QTensor, float_dtype, of_pair
+from centella.tensors.functional.move import concat
+from centella.tensors.qtensor import QTensor, Stacked, float_dtype, of_pair
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
 __all__ = [
@@ -50,7 +51,7 @@ def matmul(
 
 def linear(
     x: Tensor,
-    weight: Tensor | QTensor,
+    weight: Tensor | QTensor | Stacked,
     bias: Tensor | None = None,
     *,
     scale: Tensor | None = None,
@@ -81,15 +82,18 @@ def linear(
         ShapeError, DTypeError: for shapes, names or dtypes that do not fit these.
         LimitError: as for `matmul`.
     """
-    numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
-    attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     extras = {"scale": scale, "bias": bias, "residual": residual}
     if scale is not None:
-        if isinstance(weight, QTensor):
+        if isinstance(weight, QTensor | Stacked):
             raise DTypeError("linear: expected no scale= with a QTensor, which has its own")
         check_tensors("linear", x, weight, scale)
         if scale.ndim == 2:
             weight, extras["scale"] = of_pair("linear", weight, scale), None
+    if isinstance(weight, Stacked):
+        options = {"activation": activation, "alpha": alpha, "dtype": dtype, "variant": variant}
+        return _stacked(x, weight, bias, residual, options)
+    numbers = {"alpha": real("linear", "alpha", alpha), **_rounded("linear", dtype)}
+    attrs = _attrs("linear", variant, activation=_activation("linear", activation), **numbers)
     if not isinstance(weight, QTensor):
         return apply_with("linear", (x, weight), "extras", extras, attrs)
     if weight.format.by_row:
@@ -99,12 +103,31 @@ def linear(
     return apply_with("linear", (x, *weight.planes), "extras", extras, attrs)
 
 
+def _stacked(
+    x: Tensor, weight: Stacked, bias: Tensor | None, residual: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """The products of the parts beside each other."""
+    for name, extra in (("bias", bias), ("residual", residual)):
+        if extra is not None and extra.shape[-1:] != weight.shape[:1]:
+            raise ShapeError(
+                f"linear: expected {name} [..., {weight.shape[0]}], got {list(extra.shape)}"
+            )
+    products, first = [], 0
+    for part in weight.parts:
+        columns = slice(first, first + part.shape[0])
+        own = [None if t is None else t[..., columns] for t in (bias, residual)]
+        products.append(linear(x, part, own[0], residual=own[1], **options))
+        first = columns.stop
+    return concat(products, -1)
+
+
 JOINED = 2  # rows from which on the thin product gains nothing from its surroundings
 SERIAL = frozenset(["software", "simulator", "cpu"])  # devices whose launches cost nothing
 
 
 def normed_linear(
-    x: Tensor, weight: Tensor | QTensor, norm: Tensor | None = None, *, eps: float = 1e-6,
+    x: Tensor, weight: Tensor | QTensor | Stacked, norm: Tensor | None = None, *, eps: float = 1e-6,
     gate: str | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
     alpha: float = 1.0, dtype: Any = None,
 ) -> Tensor:  # fmt: skip
