@@ -208,7 +208,8 @@ class Module:
             stays = not any(isinstance(stored[s][1], Plain) for s, _ in w.parts if s)
             made = _sent(w, parts, kind, where, stays)
             if quantize is not None and dtypes.quantizes(w):
-                made, infinite[w.path] = all_quantized(made, quantize)
+                name = f"{origin}: {w.path}"
+                made, infinite[w.path] = all_quantized(made, quantize, name)
                 where.recorder.flush()  # so the whole weight is freed before the next is sent
             loaded.append((w, made))
         if infinite:
