@@ -72,7 +72,7 @@ def fill(
     for w, parts, kind in ready:  # each is read now
         weight = _sent(w, parts, kind, where)
         if quantize is not None and dtypes.quantizes(w):
-            weight, infinite[w.path] = all_quantized(weight, quantize)
+            weight, infinite[w.path] = all_quantized(weight, quantize, f"{origin}: {w.path}")
             where.recorder.flush()  # so the whole weight is freed before the next is sent
         made.append((w, weight))
     if infinite:

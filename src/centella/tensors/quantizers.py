@@ -10,33 +10,45 @@ from collections.abc import Callable
 
 import numpy as np
 
+from centella.errors import DTypeError, WeightsError
 from centella.tensors.creation import arange
 from centella.tensors.functional import abs as absolute
 from centella.tensors.functional import argmax, clip, concat, eq, logical_not, remainder, where
 from centella.tensors.functional import max as largest_of
 from centella.tensors.functional import sum as sum_of
-from centella.tensors.qtensor import QTensor, Stacked
+from centella.tensors.qtensor import QTensor, Stacked, quantize
 from centella.tensors.tensor import Tensor
 
 BLOCK = 32
-PART = 1 << 26  # bytes of rows in f32 that are worked on at a time
+PART = 1 << 25  # bytes of rows in f32 that are worked on at a time
 TINY = float(np.finfo(np.float32).tiny)
 
 
 def all_quantized(
-    weight: Tensor | QTensor | Stacked, format: str
+    weight: Tensor | QTensor | Stacked, format: str, name: str
 ) -> tuple[QTensor | Stacked, list[Tensor]]:
     """A weight whose parts are quantised, those in this format that are not yet.
 
+    Args:
+        name: of the weight, for errors.
+
     Returns:
-        the weight, and for each part that was quantised what `quantized` counts.
+        the weight, and for each part that was quantised on a device what `quantized` counts.
+
+    Raises:
+        WeightsError: on the CPU, factors that float16 does not hold.
     """
+    if isinstance(weight, Tensor) and weight.device.caps.target == "numpy":
+        try:
+            return quantize(weight, format), []  # which passes over memory less often
+        except DTypeError as error:
+            raise WeightsError(f"{name}: {error}") from error
     if isinstance(weight, Tensor):
         made, bad = quantized(weight, format)
         return made, [bad]
     if isinstance(weight, QTensor):
         return weight, []
-    parts, counts = zip(*(all_quantized(part, format) for part in weight.parts), strict=True)
+    parts, counts = zip(*(all_quantized(part, format, name) for part in weight.parts), strict=True)
     return Stacked(parts), [count for several in counts for count in several]
 
 
