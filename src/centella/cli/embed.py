@@ -73,6 +73,7 @@ def run(
         with stages.stage("make the model"):
             embedder = load(model, device, dtype.value)
         rows = output is None and not as_json
+        vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
         bar = bar and not (rows and sys.stdout.isatty())  # where the rows say how far it is
         with (

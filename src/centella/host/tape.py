@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,12 +44,13 @@ class Symbol:
         self.kind: int = kind
         self.columns: int = columns
 
-    __add__, __radd__ = _operator(np.add), _operator(np.add, turned=True)
-    __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, turned=True)
-    __mul__, __rmul__ = _operator(np.multiply), _operator(np.multiply, turned=True)
-    __truediv__, __rtruediv__ = _operator(np.divide), _operator(np.divide, turned=True)
-    __and__, __or__ = _operator(np.logical_and), _operator(np.logical_or)
-    __ge__, __lt__ = _operator(np.greater_equal), _operator(np.less)
+    if not TYPE_CHECKING:  # which sees formulas of Any
+        __add__, __radd__ = _operator(np.add), _operator(np.add, turned=True)
+        __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, turned=True)
+        __mul__, __rmul__ = _operator(np.multiply), _operator(np.multiply, turned=True)
+        __truediv__, __rtruediv__ = _operator(np.divide), _operator(np.divide, turned=True)
+        __and__, __or__ = _operator(np.logical_and), _operator(np.logical_or)
+        __ge__, __lt__ = _operator(np.greater_equal), _operator(np.less)
 
     def __neg__(self) -> Symbol:
         return self.tape.note(np.negative, self)

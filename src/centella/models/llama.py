@@ -104,9 +104,9 @@ class Attention(Module):
     """Causal attention with grouped heads, rotary embedding and a cache."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
-        c = self.config = config
-        self.layer = layer
-        self.window = c.windows[layer]
+        c = config
+        self.config: LlamaConfig = config
+        self.layer: int = layer
         heads, kv, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         stacks = {"q_proj": heads * d, "k_proj": kv * d, "v_proj": kv * d}
         rows = sum(stacks.values())
@@ -170,7 +170,8 @@ class MLP(Module):
         c, inner = config, config.intermediate_size
         stacks = {"gate_up_proj": 2 * inner} if c.traits.fused else {"gate_proj": inner,
                                                                      "up_proj": inner}  # fmt: skip
-        self.eps, self.activation = c.rms_norm_eps, c.activation
+        self.eps: float = c.rms_norm_eps
+        self.activation: str = c.activation
         self.gate_up: Linear = Linear(c.hidden_size, 2 * inner, c.mlp_bias, stacks=stacks)
         self.down_proj: Linear = Linear(inner, c.hidden_size, c.mlp_bias)
 

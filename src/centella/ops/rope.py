@@ -70,6 +70,7 @@ class Turn(Struct, frozen=True):
         other = [lang.select(b, c + half, c - half) for b, c in zip(low, lanes, strict=True)]
         both = zip(lanes, other, strict=True)
         pair = [lang.minimum(lang.minimum(c, o), half - 1) for c, o in both]
+        first: Any = None
         if self.chunk:
             first = lang.minimum(lang.minimum(lanes[0], other[0]), half - len(lanes))
         theirs = self.read(x, place, other)

@@ -43,7 +43,9 @@ class Text:
         self._told = 0  # characters that were given
         self._decode = decode
         # A token's text can depend on the one before it: both are decoded, from `_from` on.
-        self._from, self._read, self._before = 0, 0, ""
+        self._from: int = 0
+        self._read: int = 0
+        self._before: str = ""
 
     def add(self, token: int) -> str:
         """The characters that one token more completes."""

@@ -25,7 +25,7 @@ from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
-    from centella.models.llama import LlamaModel
+    from centella.models.llama import LlamaModel, Past
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
@@ -42,8 +42,10 @@ class Session:
     """
 
     def __init__(self, model: LlamaModel, batch: int, capacity: int) -> None:
-        self.model, self.batch, self.capacity = model, batch, capacity
-        self.past = model.past(batch, capacity)
+        self.model: LlamaModel = model
+        self.batch: int = batch
+        self.capacity: int = capacity
+        self.past: Past = model.past(batch, capacity)
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
         device = model.device
         vocab = model.config.vocab_size
@@ -58,7 +60,7 @@ class Session:
         self._settings = state("sampling", (batch, len(SETTINGS)), np.float32)
         self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device)
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
-        self._step = self._greedy
+        self._step: Jitted[..., Tensor] = self._greedy
         self._fill: Jitted[..., None] = Jitted(self._read, device)
 
     def _likeliest(self) -> Tensor:

@@ -113,8 +113,8 @@ def power(x: T, exponent: Any) -> T:
         n = int(n)
     large = type(n) is int and abs(n) > 64
     if isinstance(n, Viewed) or (x.dtype.is_float and (type(n) is float or large)):
-        powers: T = binary("pow", x, n)
-        return powers
+        powers: Any = binary("pow", x, n)
+        return powers  # type: ignore[no-any-return]  # as x is
     if type(n) is not int or large or (n < 0 and not x.dtype.is_float):
         raise DTypeError(
             f"pow: expected an exponent of 0.5 or a whole number to 64, of integers 0 or more, got "
@@ -141,6 +141,30 @@ def compared(name: str, a: T | Scalar, b: T | Scalar) -> T:
     elif isinstance(b, Viewed) and isinstance(a, (float, np.floating)):
         a = rounded(float(a), b.dtype)
     return binary(name, a, b)
+
+
+# Python's operators: the op, and whether a number is rounded to the dtype of the tensor first.
+BINARY = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "and": "logical_and", "or": "logical_or",
+}  # fmt: skip
+COMPARED = ("lt", "le", "gt", "ge")
+UNARY = {"neg": "neg", "abs": "abs", "invert": "logical_not"}
+
+
+def operators() -> dict[str, Callable[..., Any]]:
+    """The methods of a Tensor that are operators, by name; `__pow__` is its own."""
+    made: dict[str, Callable[..., Any]] = {}
+    for symbol, op in BINARY.items():
+        made[f"__{symbol}__"] = lambda x, other, op=op: binary(op, x, other)
+        if not op.startswith("logical"):
+            made[f"__r{symbol}__"] = lambda x, other, op=op: binary(op, other, x)
+    for op in COMPARED:
+        made[f"__{op}__"] = lambda x, other, op=op: compared(op, x, other)
+    for symbol, op in UNARY.items():
+        made[f"__{symbol}__"] = lambda x, op=op: apply(op, x)
+    del made["__pow__"]
+    return made
 
 
 def not_a_tensor(op: str, got: Any) -> DTypeError:

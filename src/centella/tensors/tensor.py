@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct, field
@@ -33,6 +33,7 @@ from centella.tensors.operands import (
     no_equality,
     no_item_assignment,
     not_a_tensor,
+    operators,
     power,
 )
 
@@ -43,22 +44,6 @@ __all__ = ["Tensor", "apply", "apply_all", "apply_with", "binary", "compared", "
 def _refused() -> Any:
     """What stands for a missing field: a call by a user, who has data and no Value."""
     raise DTypeError("Tensor: the class is not to be called; ct.asarray(data) makes one")
-
-
-Operator = Callable[["Tensor", "Tensor | Scalar"], "Tensor"]
-
-
-def _operator(
-    name: str, function: Callable[..., Tensor] = binary, *, swapped: bool = False
-) -> Operator:
-    """The method of a binary operator."""
-    if swapped:
-        return lambda x, other: function(name, other, x)
-    return lambda x, other: function(name, x, other)
-
-
-def _unary(name: str) -> Callable[[Tensor], Tensor]:
-    return lambda x: apply(name, x)
 
 
 class Tensor(Viewed, Struct, eq=False, weakref=True):
@@ -296,33 +281,35 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
             return self._view(wanted, strides, self._offset)
         return apply("reshape", self, shape=wanted)
 
-    __add__ = _operator("add")
-    __radd__ = _operator("add", swapped=True)
-    __sub__ = _operator("sub")
-    __rsub__ = _operator("sub", swapped=True)
-    __mul__ = _operator("mul")
-    __rmul__ = _operator("mul", swapped=True)
-    __truediv__ = _operator("div")
-    __rtruediv__ = _operator("div", swapped=True)
-    __floordiv__ = _operator("floor_divide")
-    __rfloordiv__ = _operator("floor_divide", swapped=True)
-    __mod__ = _operator("remainder")
-    __rmod__ = _operator("remainder", swapped=True)
-    __and__ = _operator("logical_and")
-    __or__ = _operator("logical_or")
-    __lt__ = _operator("lt", compared)
-    __le__ = _operator("le", compared)
-    __gt__ = _operator("gt", compared)
-    __ge__ = _operator("ge", compared)
+    if TYPE_CHECKING:
 
-    __neg__ = _unary("neg")
-    __abs__ = _unary("abs")
-    __invert__ = _unary("logical_not")
+        def __add__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __radd__(self, other: Scalar) -> Tensor: ...
+        def __sub__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rsub__(self, other: Scalar) -> Tensor: ...
+        def __mul__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rmul__(self, other: Scalar) -> Tensor: ...
+        def __truediv__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rtruediv__(self, other: Scalar) -> Tensor: ...
+        def __floordiv__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rfloordiv__(self, other: Scalar) -> Tensor: ...
+        def __mod__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rmod__(self, other: Scalar) -> Tensor: ...
+        def __and__(self, other: Tensor | bool) -> Tensor: ...
+        def __or__(self, other: Tensor | bool) -> Tensor: ...
+        def __lt__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __le__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __gt__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __ge__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rpow__(self, other: Scalar) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+    else:
+        vars().update(operators())
 
     def __pos__(self) -> Tensor:
         return self
-
-    __rpow__ = _operator("pow", swapped=True)
 
     def __pow__(self, exponent: Tensor | Scalar) -> Tensor:
         return power(self, exponent)

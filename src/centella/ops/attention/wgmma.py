@@ -326,7 +326,7 @@ def _launches(form: Form[AttentionAttrs], tile: WgmmaTile, caps: Caps) -> Lowere
     instead, scalars, scaled = dict[str, Ref](), dict[str, int](), Lowered(())
     if form.inputs[0].dtype is bf16 and tile.parts == 1:
         scaled = values_first(form)
-        instead = dict(zip(("v", "scales"), scaled.calls[0].tensors[-2:], strict=True))
+        instead.update(zip(("v", "scales"), scaled.calls[0].tensors[-2:], strict=True))
         scalars = steps_of("v", scaled.temporaries[0])
     whole = launch_by_head(
         kernel, form, tile.queries, (("tile", tile),), tile.threads, instead=instead,
