@@ -141,3 +141,13 @@ def test_bad_calls(tmp_path: Path) -> None:
     with pytest.raises(ct.KVCacheFullError, match="no room for 9 more"):
         model(ct.asarray(np.zeros((1, 9), np.int32), device="cpu"), past)
     assert past.cache.length == 0
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3", "olmo2"])
+def test_a_state_dict_of_arrays_is_the_model(name: str) -> None:
+    model, stored = model_of(name, ct.device("cpu")), expected(name)
+    other = LlamaModel(model.config)
+    arrays = {path: tensor.numpy() for path, tensor in model.state_dict().items()}
+    other.load_parameters(arrays, device="cpu")
+    logits = other(ct.asarray(stored["ids"], device="cpu"))
+    np.testing.assert_allclose(logits.numpy(), stored["logits"], atol=TOLERANCE, rtol=0)

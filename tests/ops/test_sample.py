@@ -96,6 +96,21 @@ def test_infinities_and_equal_logits(device: ct.Device) -> None:
     assert chosen.tolist() == [11, 3, 0]
 
 
+@pytest.mark.devices("cpu", *EVERY)
+@pytest.mark.parametrize("name", ["plain", "greedy", "top_k", "top_p", "all"])
+def test_infinite_logits(device: ct.Device, name: str) -> None:
+    """One of +inf is certain; where all are -inf, all are equal."""
+    logits = np.zeros((2, 600), np.float32)
+    logits[0, 500] = np.inf
+    logits[1, :] = -np.inf
+    settings = np.tile(row_of(**{**SETTINGS[name], "repetition": 1.0}), (2, 1))
+    counts, zeros = np.zeros((2, 600), np.int32), np.zeros(2, np.int32)
+    chosen, _, _ = run(device, logits, settings, counts, zeros, zeros)
+    assert chosen[0] == 500
+    wanted = sample.choose(logits[1], settings[1], 0, 0)
+    assert chosen[1] == wanted >= 0
+
+
 def test_it_draws_from_the_distribution() -> None:
     p = np.array([0.5, 0.3, 0.15, 0.05])
     logits = np.log(p).astype(np.float32)

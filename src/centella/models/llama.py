@@ -19,7 +19,7 @@ from msgspec import Struct
 from centella.dtypes import Array, DType, f32
 from centella.errors import DTypeError, ShapeError
 from centella.models.llama_config import LlamaConfig
-from centella.nn import Embedding, Linear, Module, RMSNorm
+from centella.nn import Embedding, Linear, Module
 from centella.nn.attention import join_heads
 from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
@@ -33,6 +33,7 @@ from centella.tensors.functional import (
     linear,
     matmul,
     normed_linear,
+    rms_norm,
     softmax,
     tanh,
     where,
@@ -56,16 +57,32 @@ class Past(Struct, frozen=True, eq=False):
     still: Tables
 
 
-class Norm(RMSNorm):
-    """RMS norm whose stored weight lacks `offset`."""
+class Norm(Module):
+    """RMS norm, whose weight a checkpoint stores less `offset`.
+
+    Attributes:
+        scale: [features], the whole weight: in a `state_dict` it is not what checkpoints have.
+        eps: added to the mean of squares.
+    """
+
+    scale: Tensor
 
     def __init__(self, features: int, eps: float, offset: float = 0.0) -> None:
-        super().__init__(features, eps)
-        self.offset = offset
+        self.scale = parameter(features)
+        self.eps: float = eps
+        self.offset: float = offset
+
+    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
+        """The weight of the checkpoint's norm."""
+        return ((f"{path}weight", shape),)
 
     def arranged(self, name: str, data: Array) -> Array:
         """The weight, whole."""
         return _raised(data, self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * scale: [..., features] to the same."""
+        return rms_norm(x, self.scale, self.eps)
 
 
 class HeadNorms(Module):
@@ -79,7 +96,7 @@ class HeadNorms(Module):
 
     def __init__(self, head_dim: int, offset: float) -> None:
         self.weight = parameter(2, head_dim)
-        self.offset = offset
+        self.offset: float = offset
 
     def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
         """The norms of q and of k stand beside this one in a checkpoint."""
@@ -125,7 +142,7 @@ class Attention(Module):
     ) -> Tensor:  # fmt: skip
         """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
-        weight = None if norm is None else norm.weight
+        weight = None if norm is None else norm.scale
         qkv = normed_linear(x, self.qkv.weight, weight, eps=c.rms_norm_eps, bias=self.qkv.bias)
         if c.traits.qk_norm == "whole":
             q, k = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
@@ -178,7 +195,7 @@ class MLP(Module):
     def forward(self, x: Tensor, norm: Norm | None) -> Tensor:
         """[batch, tokens, hidden] to [batch, tokens, intermediate]: what `down_proj` reads."""
         return normed_linear(
-            x, self.gate_up.weight, None if norm is None else norm.weight, eps=self.eps,
+            x, self.gate_up.weight, None if norm is None else norm.scale, eps=self.eps,
             gate=self.activation, bias=self.gate_up.bias,
         )  # fmt: skip
 
@@ -327,7 +344,7 @@ class LlamaModel(Module):
         c = self.config
         weight = self.embed_tokens.weight if c.tie_word_embeddings else self.lm_head.weight
         logits = normed_linear(
-            x, weight, self.norm.weight, eps=c.rms_norm_eps, alpha=1.0 / c.logits_divisor,
+            x, weight, self.norm.scale, eps=c.rms_norm_eps, alpha=1.0 / c.logits_divisor,
             dtype=f32,
         )  # fmt: skip
         if c.logits_softcap:

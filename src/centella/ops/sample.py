@@ -8,7 +8,8 @@
 The last line draws from the softmax (Gumbel 1954). u_i is a hash of index, step and seed (pcg3d:
 Jarzynski and Olano 2020), so that a token depends on logits, settings, seed and step alone. How far
 a logit is below the largest counts in steps of 2^-18, up to 64, and weights in steps of 2^-22:
-sums are whole numbers, equal on every device. Equal logits are kept or dropped together.
+sums are whole numbers, equal on every device. Equal logits are kept or dropped together, infinite
+ones too. A row with a NaN gives -1.
 
 One group a sequence; thresholds by radix: three histograms of 256 bins for top_k, three for top_p.
 """
@@ -91,7 +92,7 @@ class _Row:
 
     def below(self, logit: Any) -> Any:
         """How far a logit is below the largest, in temperatures."""
-        return (self.top - logit) * self.cold
+        return lang.select(logit == self.top, 0.0, (self.top - logit) * self.cold)
 
     def steps(self, below: Any) -> Any:
         """A distance as a whole number."""
@@ -262,7 +263,9 @@ def choose(logits: Array, settings: Array, step: int, seed: int) -> int:
         return -1
     if not temperature > 0:
         return int(logits.argmax())
-    below = (top - logits) * (np.float32(1) / temperature)
+    with np.errstate(invalid="ignore"):
+        distances = (top - logits) * (np.float32(1) / temperature)
+    below = np.where(logits == top, np.float32(0), distances)
     steps = np.minimum(below * np.float32(SCALE), np.float32(MOST)).astype(np.int64)
     limit = MOST
     if top_k > 0:
