@@ -75,7 +75,8 @@ NEUTRAL = frozenset(
     output_hidden_states return_dict _sliding_window_pattern sliding_window_pattern
     rope_local_base_freq no_rope_layer_interval original_max_position_embeddings
     cache_implementation _attn_implementation _attn_implementation_autoset id2label label2id
-    router_aux_loss_coef output_router_logits unsloth_fixed unsloth_version tokenizer_class max_length""".split()
+    unsloth_fixed unsloth_version tokenizer_class max_length router_aux_loss_coef
+    output_router_logits""".split()
 )
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -222,7 +223,7 @@ class _Reader:
             return [FULL] * layers
         kind = self._traits.windows
         if kind in ("later", "used"):
-            first = kind == "later" and self._values.get("max_window_layers") or 0
+            first = (kind == "later" and self._values.get("max_window_layers")) or 0
             slides = bool(self._values.get("use_sliding_window"))
             return [SLIDING if slides and i >= first else FULL for i in range(layers)]
         if kind == "even":

@@ -30,7 +30,7 @@ NONE = 0xFFFFFFFF
 MOST = 64  # elements that are chosen of a row
 COLUMNS = 1 << 15  # of a row: MOST rounds over so many stay below what a driver runs of a loop
 THREADS, FEW = 128, 32  # of a group; of one whose rows are short
-SHORT = 64
+SHORT = 512  # a barrier of a warp costs little
 
 
 class TopkAttrs(Struct, frozen=True):
@@ -42,6 +42,7 @@ class TopkAttrs(Struct, frozen=True):
 def _topk(*, x: Any, values: Any, indices: Any) -> None:
     columns, k = lang.parameter("columns", u32), lang.parameter("k", u32)
     row, picks = lang.group_id(), lang.shared(u32, MOST)
+    keys, places = (lang.shared(u32, lang.workgroup_size()) for _ in range(2))
     last, after = lang.var(NONE, u32), lang.var(0, u32)  # the last pick's key, and past its index
     for pick in lang.range(k):
         best, place = lang.var(0, u32), lang.var(NONE, u32)
@@ -51,19 +52,34 @@ def _topk(*, x: Any, values: Any, indices: Any) -> None:
             with lang.if_(left & ((key > best.get()) | (place.get() == NONE))):
                 best.set(key)
                 place.set(column)
-        top = lang.workgroup_reduce(best.get(), "max")
-        at = lang.workgroup_reduce(lang.select(best.get() == top, place.get(), NONE), "min")
-        last.set(top)
+        key, at = _first(best.get(), place.get(), keys, places)
+        last.set(key)
         after.set(at + 1)
         with lang.if_(lang.local_id() == 0):
             picks[pick] = at
-    lang.barrier()
+        lang.barrier()
     for column in walk(k, 1):
         indices[row, column] = lang.bitcast(picks[column], i32)
     per = values.dtype.per_word
     for column in walk(k, per):
-        places = [picks[lang.minimum(column + j, k - 1)] for j in range(per)]
-        values.store(row, column, [x[row, place] for place in places])
+        chosen = [picks[lang.minimum(column + j, k - 1)] for j in range(per)]
+        values.store(row, column, [x[row, place] for place in chosen])
+
+
+def _first(key: Any, place: Any, keys: Any, places: Any) -> tuple[Any, Any]:
+    """The largest key of the group and the lowest place that has it; a barrier has to follow."""
+    me, width = lang.local_id(), lang.workgroup_size()
+    keys[me], places[me] = key, place
+    lang.barrier()
+    while width > 1:
+        width //= 2
+        with lang.if_(me < width):
+            key, place, other, far = keys[me], places[me], keys[me + width], places[me + width]
+            better = (other > key) | ((other == key) & (far < place))
+            keys[me] = lang.select(better, other, key)
+            places[me] = lang.select(better, far, place)
+        lang.barrier()
+    return keys[0], places[0]
 
 
 kernel: Kernel = Kernel(

@@ -43,8 +43,9 @@ class _Gated(Rows, frozen=True):
 
     def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
         """As of `Rows`."""
-        rows = self.up if row % 2 else super()
-        return rows.read(row // 2, column, width, masked)
+        if row % 2:
+            return self.up.read(row // 2, column, width, masked)
+        return super().read(row // 2, column, width, masked)
 
 
 class _Shared(Rows, frozen=True):
@@ -91,11 +92,12 @@ def _experts(
         for pick in lang.range(p["picks"]):
             share = extra["shares"][unit * lang.parameter("lds", u32) + pick]
             add(unit, pick, (unit * p["picks"] + pick) * p["rowx"], share)
-    scratch, pitch = _totals([s[0] for s in sums], tile, shuffle)
+    own = tile.teams == 1 and y.dtype.per_word == 1 and not gate  # a thread stores what it added up
+    scratch, pitch = _totals([s[0] for s in sums], tile, shuffle, own)
     _store(scratch, pitch, tile, gate, unit, first, p, y, extra)
 
 
-def _totals(values: list[Any], tile: Thin, shuffle: bool) -> tuple[Any, int]:
+def _totals(values: list[Any], tile: Thin, shuffle: bool, own: bool) -> tuple[Any, int]:
     """The sums of each team: value v of team i is at `v * pitch + i`."""
     t = lang.local_id()
     together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
@@ -110,7 +112,7 @@ def _totals(values: list[Any], tile: Thin, shuffle: bool) -> tuple[Any, int]:
         for v, value in enumerate(values):
             scratch[v * slots + slot] = value
     lang.barrier()
-    return scratch, combine(scratch, tile.outs, slots, tile.teams, False, tile.rolled)
+    return scratch, combine(scratch, tile.outs, slots, tile.teams, own, tile.rolled)
 
 
 def _store(
@@ -162,7 +164,8 @@ def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
     scalars = (
         ("n", n), ("k", k), ("rowx", rowx), ("ldi", rows_of(ids).strides[0]), ("ldw", ldw),
         ("sw", n * ldw), ("ldy", y.strides[0]), ("groups", groups), ("picks", picks),
-        ("experts", experts), ("lds", pitches.get("shares", 0)), ("ldr", pitches.get("residual", 0)),
+        ("experts", experts), ("lds", pitches.get("shares", 0)),
+        ("ldr", pitches.get("residual", 0)),
     )  # fmt: skip
     weights = [w, extras["up"]] if gate else [w]
     constants = (

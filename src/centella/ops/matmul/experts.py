@@ -90,11 +90,10 @@ def reference(x: Any, weight: Any, ids: Any, *more: Any, extras: tuple[str, ...]
 
 
 def axes_of(form: Form[ExpertAttrs]) -> Axes:
-    """Rows, and outputs."""
-    letters = {"up": ".n.", "shares": "r.", "residual": "rn"}
-    more = [letters[name] for name in form.attrs.extras]
-    x, y = ("r.", "r.n") if form.attrs.gate else ("r..", "rn")
-    return axes([x, ".n.", "r.", *more], [y])
+    """Rows: the outputs of an expert lie between those of others, so a part of them spans all."""
+    more = ["..." if name == "up" else "r." for name in form.attrs.extras]
+    x, y = ("r.", "r..") if form.attrs.gate else ("r..", "r.")
+    return axes([x, "...", "r.", *more], [y])
 
 
 EXPERTS: Op[ExpertAttrs] = Op(
