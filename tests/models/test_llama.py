@@ -19,7 +19,7 @@ from centella.tasks.load import load
 from tests.support.model_common import DATA
 
 FOLDER = DATA / "decoders"
-DENSE = sorted(p.name for p in FOLDER.iterdir() if p.name != "qwen3-moe")
+NAMES = sorted(p.name for p in FOLDER.iterdir())
 TOLERANCE = 1e-4  # of logits of size 1 to 10, in f32
 EVERY = ("cpu", "webgpu", "webgpu-hardware", "cuda")
 
@@ -38,11 +38,11 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_each_family_has_a_checkpoint() -> None:
-    assert {config_of(name)["model_type"] for name in DENSE} == set(FAMILIES)
+    assert {config_of(name)["model_type"] for name in NAMES} == set(FAMILIES)
 
 
 @pytest.mark.devices(*EVERY)
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_at_every_position(device: ct.Device, name: str) -> None:
     stored = expected(name)
     logits = model_of(name, device)(ct.asarray(stored["ids"], device=device))
@@ -50,7 +50,7 @@ def test_logits_at_every_position(device: ct.Device, name: str) -> None:
 
 
 @pytest.mark.devices(*EVERY)
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_give_what_the_whole_gives(device: ct.Device, name: str, chunk: int) -> None:
     if chunk == 1 and name not in ("qwen3", "gemma3"):
@@ -66,7 +66,7 @@ def test_chunks_give_what_the_whole_gives(device: ct.Device, name: str, chunk: i
 
 @pytest.mark.devices("cpu", "webgpu-hardware", "cuda")
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "olmo2", "qwen3-moe"])
 def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
     """The error's root mean square is within 0.6 % (f16) and 5 % (bf16, 8 times coarser) of size.
 
@@ -90,6 +90,14 @@ def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
         ("llama", {"rope_parameters": {"rope_type": "su"}}, "rope_type: expected default"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor: expected a positive"),
         ("phi3", {"partial_rotary_factor": 0.1, "rope_parameters": None}, "rotary columns"),
+        ("qwen3-moe", {"num_local_experts": None}, "num_local_experts: expected a whole number"),
+        ("qwen3-moe", {"num_experts": 0}, "num_experts: expected a whole number over 0"),
+        ("qwen3-moe", {"num_experts_per_tok": 8}, "num_experts_per_tok: expected at most 7, got 8"),
+        ("qwen3-moe", {"mlp_only_layers": 1}, "mlp_only_layers: expected a list of whole numbers"),
+        ("qwen3-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: expected a whole number"),
+        ("qwen3-moe", {"norm_topk_prob": 1}, "norm_topk_prob: expected true or false"),
+        ("qwen3-moe", {"moe_intermediate_size": "24"}, "moe_intermediate_size: expected a whole"),
+        ("qwen3", {"num_experts": 7}, "num_experts: this library does not know"),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types: expected 3 of"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: expected 3 of"),
     ],

@@ -309,6 +309,9 @@ rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
 cache_step | begin | i32 | stepped(i)
 cache_step | set | i32 | stepped(i, i.ints(70, low=0))
+topk | short | f32 f16 | picked(i(6, 40), 5)
+topk | each thread | f32 f16 i32 | picked(i.peaks(1030, 4), 3)
+topk | many | f32 f16 i8 | picked(i.ints(4, 300), 37)
 sample | short | f32 | sampled(i, i(6, 5), 0.7, 2, 0.9)
 sample | more than there are | f32 | sampled(i, i(6, 6), 0.7, 9, 0.9)
 sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
@@ -320,6 +323,12 @@ normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
 normed_linear | gate, many | f32 f16 | normed(i, 8, 18, 64, "gelu")
 normed_linear | residual | f32 f16 | normed(i, 1, 9, 515, residual=i(1, 9))
 normed_linear | whole | f32 f16 | normed(i, 1, 9, 128 * i.chunk)
+expert_linear | gate | f32 f16 | chosen(i, 3, 2, 9, 67)
+expert_linear | gate, both | f32 f16 | chosen(i, 2, 3, 18, 130 * i.chunk + 1)
+expert_linear | gate, whole | f32 f16 | chosen(i, 1, 2, 9, 64 * i.chunk)
+expert_linear | down | f32 f16 | summed(i, 3, 2, 9, 67)
+expert_linear | down, both | f32 f16 | summed(i, 2, 3, 18, 130 * i.chunk + 1, True)
+expert_linear | down, whole | f32 f16 | summed(i, 2, 3, 9, 64 * i.chunk, True)
 fused | rows | f32 f16 | compared(i(3, 80), i(3, 80))
 fused | odd | f32 bf16 | compared(i(3, 7), i(7))
 fused | integers | i32 i8 | wrapped(i.ints(3, 70))
@@ -504,6 +513,30 @@ def normed(
     attrs = {"gate": gate, "eps": 1e-5, "alpha": 0.5, "dtype": ""}
     extras = {"norm": i(k), "residual": residual}
     return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
+
+
+def chosen(i: Inputs, rows: int, picks: int, n: int, k: int) -> ct.Tensor:
+    """The gates of experts, one of which there is not."""
+    ids = i.of(np.arange(rows * picks).reshape(rows, picks) * 3 % 5)
+    extras, attrs = {"up": i(4, n, k)}, {"gate": "silu"}
+    x = i(rows, k, low=-0.2, high=0.2)
+    return apply_with("expert_linear", (x, i(4, n, k), ids), "extras", extras, attrs)
+
+
+def summed(
+    i: Inputs, rows: int, picks: int, n: int, k: int, residual: bool = False
+) -> ct.Tensor:  # fmt: skip
+    """The weighed sums of experts."""
+    ids = i.of(np.arange(rows * picks).reshape(rows, picks) * 3 % 4)
+    extras = {"shares": i(rows, picks, low=0.2), "residual": i(rows, n) if residual else None}
+    x = i(rows, picks, k, low=-0.2, high=0.2)
+    return apply_with("expert_linear", (x, i(4, n, k), ids), "extras", extras, {"gate": ""})
+
+
+def picked(x: ct.Tensor, k: int) -> ct.Tensor:
+    """The largest elements, and where they are."""
+    values, at = F.topk(x, k)
+    return F.concat([values.astype("f32"), at.astype("f32")], -1)
 
 
 def stepped(i: Inputs, *lengths: ct.Tensor) -> ct.Tensor:

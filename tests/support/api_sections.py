@@ -76,7 +76,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Along axes",
         "",
-        "sum mean var max min argmax softmax log_softmax layer_norm rms_norm l2_normalize "
+        "sum mean var max min argmax topk softmax log_softmax layer_norm rms_norm l2_normalize "
         "mean_pool",
     ),
     (

@@ -54,6 +54,7 @@ VARIANTS = {
     "cache_step": ("KVCache.begin", "the positions of a cache's next step"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
+    "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
@@ -118,6 +119,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "normed_linear": lambda t: apply_with(
             "normed_linear", (t(1, 1024), t(6144, 1024, dtype=f16)), "extras", {"norm": t(1024)},
             {"gate": "silu", "eps": 1e-6, "alpha": 1.0, "dtype": ""},
+        ),
+        "topk": lambda t: f.topk(t(64, 128), 8),
+        "expert_linear": lambda t: apply_with(
+            "expert_linear", (t(1, 2048), t(128, 768, 2048), t(1, 8, dtype=i32)), "extras",
+            {"up": t(128, 768, 2048)}, {"gate": "silu"},
         ),
         "sample": lambda t: apply_all(
             get("sample"),

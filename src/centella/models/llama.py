@@ -1,5 +1,7 @@
 """Llama-like decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2, Gemma 2, 3.
 
+Qwen3-MoE is one of them, with a mixture of experts (`models/moe.py`) for the gated network.
+
 Source: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models"; what each
 family changes is a switch of `LlamaConfig`. Attributes carry the names of checkpoint tensors.
 
@@ -19,6 +21,7 @@ from msgspec import Struct
 from centella.dtypes import Array, DType, f32
 from centella.errors import DTypeError, ShapeError
 from centella.models.llama_config import LlamaConfig
+from centella.models.moe import SparseMLP
 from centella.nn import Embedding, Linear, Module
 from centella.nn.attention import join_heads
 from centella.nn.kv_cache import KVCache
@@ -189,15 +192,28 @@ class MLP(Module):
                                                                      "up_proj": inner}  # fmt: skip
         self.eps: float = c.rms_norm_eps
         self.activation: str = c.activation
+        self.residual_multiplier: float = c.residual_multiplier
         self.gate_up: Linear = Linear(c.hidden_size, 2 * inner, c.mlp_bias, stacks=stacks)
         self.down_proj: Linear = Linear(inner, c.hidden_size, c.mlp_bias)
 
-    def forward(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """[batch, tokens, hidden] to [batch, tokens, intermediate]: what `down_proj` reads."""
-        return normed_linear(
+    def forward(self, x: Tensor, norm: Norm | None, residual: Tensor | None = None) -> Tensor:
+        """[batch, tokens, hidden] to the same; a residual is added to it."""
+        y = normed_linear(
             x, self.gate_up.weight, None if norm is None else norm.scale, eps=self.eps,
             gate=self.activation, bias=self.gate_up.bias,
-        )  # fmt: skip
+        )  # [batch, tokens, intermediate]  # fmt: skip
+        if residual is None:
+            return self.down_proj(y)
+        return _added(residual, y, self.down_proj, self.residual_multiplier)
+
+
+def _added(x: Tensor, y: Tensor, product: Linear, r: float) -> Tensor:
+    """x + r product(y), in one launch where the product has no bias."""
+    if r == 1.0:
+        return product(y, residual=x)
+    if product.bias is None:
+        return linear(y, product.weight, alpha=r, residual=x)
+    return x + product(y) * r
 
 
 class Layer(Module):
@@ -206,7 +222,7 @@ class Layer(Module):
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         self.config = config
         self.self_attn: Attention = Attention(config, layer)
-        self.mlp: MLP = MLP(config)
+        self.mlp: MLP | SparseMLP = SparseMLP(config) if config.sparse[layer] else MLP(config)
 
         def norm() -> Norm:
             return Norm(config.hidden_size, config.rms_norm_eps, config.traits.offset)
@@ -225,21 +241,12 @@ class Layer(Module):
         kind = self.config.traits.norms
         if kind == "pre":
             y = attention(x, self.input_layernorm, past, visible)
-            x = self.add(x, y, attention.o_proj)
-            return self.add(x, mlp(x, self.post_attention_layernorm), mlp.down_proj)
+            x = _added(x, y, attention.o_proj, self.config.residual_multiplier)
+            return mlp(x, self.post_attention_layernorm, x)
         y = attention(x, self.input_layernorm if kind == "both" else None, past, visible)
         x = x + self.post_attention_layernorm(attention.o_proj(y))
         y = mlp(x, self.pre_feedforward_layernorm if kind == "both" else None)
-        return x + self.post_feedforward_layernorm(mlp.down_proj(y))
-
-    def add(self, x: Tensor, y: Tensor, product: Linear) -> Tensor:
-        """x + r product(y), in one launch where the product has no bias."""
-        r = self.config.residual_multiplier
-        if r == 1.0:
-            return product(y, residual=x)
-        if product.bias is None:
-            return linear(y, product.weight, alpha=r, residual=x)
-        return x + product(y) * r
+        return x + self.post_feedforward_layernorm(y)
 
 
 class LlamaModel(Module):

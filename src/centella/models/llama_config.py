@@ -11,6 +11,7 @@ from msgspec import Struct
 from centella.errors import WeightsError
 from centella.models.config import ACTIVATIONS, ModelConfig
 from centella.models.rope import Rope
+from centella.ops.topk import MOST
 from centella.weights.model_files import show
 
 
@@ -25,8 +26,10 @@ class Traits(Struct, frozen=True):
         scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
         fused: whether q, k, v are one tensor of the checkpoint, and gate and up another.
         windows: layers with a sliding window where `layer_types` is missing: "" none, "all",
-            "even", or "later" (from `max_window_layers` on, under `use_sliding_window`), or the
-            period of the full layers ("6": every sixth).
+            "even", "used" (all, under `use_sliding_window`) or "later" (those from
+            `max_window_layers` on), or the period of the full layers ("6": every sixth).
+        experts: whether layers have a mixture of experts, but those that `mlp_only_layers` and
+            `decoder_sparse_step` leave out.
         defaults: fields with another default than Llama's.
     """
 
@@ -38,6 +41,7 @@ class Traits(Struct, frozen=True):
     scaled_embedding: bool = False
     fused: bool = False
     windows: str = ""
+    experts: bool = False
     defaults: Mapping[str, Any] = {}
 
 
@@ -49,6 +53,7 @@ FAMILIES: dict[str, Traits] = {
     "mistral": Traits(windows="all"),
     "qwen2": Traits(qkv_bias=True, out_bias=False, windows="later"),
     "qwen3": Traits(qk_norm="head", windows="later", defaults={"head_dim": 128}),
+    "qwen3_moe": Traits(qk_norm="head", windows="used", experts=True),
     "phi3": Traits(fused=True, windows="all"),
     "smollm3": Traits(windows="later", defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4,
                                                  "tie_word_embeddings": True}),
@@ -70,7 +75,8 @@ NEUTRAL = frozenset(
     output_hidden_states return_dict _sliding_window_pattern sliding_window_pattern
     rope_local_base_freq no_rope_layer_interval original_max_position_embeddings
     cache_implementation _attn_implementation _attn_implementation_autoset id2label label2id
-    unsloth_fixed unsloth_version tokenizer_class max_length""".split()
+    unsloth_fixed unsloth_version tokenizer_class max_length router_aux_loss_coef
+    output_router_logits""".split()
 )
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -86,6 +92,10 @@ class LlamaConfig(ModelConfig, frozen=True):
         attention_softcap, logits_softcap: c in c tanh(x / c); 0: none.
         embedding_multiplier, residual_multiplier: of embeddings, and of what a sub-layer adds.
         logits_divisor: of the logits, before their softcap.
+        sparse: of each layer whether it has a mixture of experts.
+        num_experts, num_experts_per_tok: experts of such a layer, and how many a token goes to.
+        norm_topk_prob: whether their shares sum up to 1.
+        moe_intermediate_size: of an expert.
     """
 
     layer_tensors: ClassVar[int] = 5
@@ -111,6 +121,11 @@ class LlamaConfig(ModelConfig, frozen=True):
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    sparse: tuple[bool, ...] = ()
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
 
     @property
     def traits(self) -> Traits:
@@ -181,6 +196,7 @@ class _Reader:
             * (math.sqrt(width) if traits.scaled_embedding else 1.0),
             "residual_multiplier": self.number("residual_multiplier", 1.0),
             "logits_divisor": self.number("logits_scaling", 1.0),
+            "sparse": (False,) * layers, **(self.experts(layers) if traits.experts else {}),
         }  # fmt: skip
         self.expect_all_read()
         return made
@@ -206,8 +222,8 @@ class _Reader:
         if not self._values.get("sliding_window"):
             return [FULL] * layers
         kind = self._traits.windows
-        if kind == "later":
-            first = self._values.get("max_window_layers") or 0
+        if kind in ("later", "used"):
+            first = (kind == "later" and self._values.get("max_window_layers")) or 0
             slides = bool(self._values.get("use_sliding_window"))
             return [SLIDING if slides and i >= first else FULL for i in range(layers)]
         if kind == "even":
@@ -244,6 +260,22 @@ class _Reader:
         return tuple(
             used.index(t) if on else -1 for t, on in zip(types, turns, strict=True)
         ), tuple(ropes)
+
+    def experts(self, layers: int) -> dict[str, Any]:
+        """What a mixture of experts has, and the layers that have one."""
+        name = "num_experts" if self.get("num_experts") is not None else "num_local_experts"
+        experts, picks = self.whole(name), self.whole("num_experts_per_tok")
+        if picks > min(experts, MOST):
+            self.fail("num_experts_per_tok", f"at most {min(experts, MOST)}", picks)
+        dense, step = self.get("mlp_only_layers") or [], self.whole("decoder_sparse_step", 1)
+        if not isinstance(dense, list) or any(type(i) is not int for i in dense):
+            self.fail("mlp_only_layers", "a list of whole numbers", dense)
+        return {
+            "num_experts": experts, "num_experts_per_tok": picks,
+            "moe_intermediate_size": self.whole("moe_intermediate_size"),
+            "norm_topk_prob": self.flag("norm_topk_prob"),
+            "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        }  # fmt: skip
 
     def no_rope(self, layers: int) -> list[bool]:
         """Whether each layer turns q and k."""

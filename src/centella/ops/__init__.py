@@ -26,4 +26,5 @@ from centella.ops import (
     rope_cache,
     sample,
     softmax,
+    topk,
 )

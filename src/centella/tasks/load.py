@@ -62,7 +62,7 @@ TASKS = ("embed", "generate")
 FAMILIES = {
     "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
     **dict.fromkeys(
-        "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split(),
+        "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
             "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
         ),
@@ -130,8 +130,8 @@ def load(
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
-        decoders ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2",
-        "gemma2", "gemma3_text").
+        decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
+        "olmo2", "gemma2", "gemma3_text").
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this

@@ -132,6 +132,29 @@ def normed_linear() -> Row:
     return Row(FLOATS, tuple(made), sums=True)
 
 
+def expert_linear() -> Row:
+    """Gates, and sums of picks; depths of one, odd, past a block; an id outside the experts."""
+    made = []
+    for rows, picks, experts, n, k in ((1, 1, 1, 1, 1), (1, 2, 5, 7, 40), (3, 3, 4, 9, 67),
+                                       (2, 8, 9, 130, 264), (0, 2, 3, 4, 8), (1, 2, 3, 5, 1030),
+                                       (19, 2, 6, 33, 16)):  # fmt: skip
+        ids, share = In((rows, picks), (0, experts), "i32"), In((rows, picks), "positive", "f32")
+        w = In((experts, n, k), "positive")  # no two sums near 0
+        up = {"extras": ("up",), "gate": "silu"}
+        made.append(Case((In((rows, k), "positive"), w, ids, w), up))
+        down = (In((rows, picks, k), "positive"), w, ids, share)
+        made.append(Case(down, {"extras": ("shares",), "gate": ""}))
+        made.append(Case((*down, In((rows, n))), {"extras": ("shares", "residual"), "gate": ""}))
+    outside, w = In((2, 3), (-1, 3), "i32"), In((2, 6, 24))
+    made.append(Case((In((2, 24)), w, outside, w), {"extras": ("up",), "gate": "gelu_tanh"}))
+    for x in LAYOUTS[1:]:
+        ids, w = In((4, 2), (0, 3), "i32", layout=x), In((3, 5, 36), layout=x)
+        share, rest = In((4, 2), "positive", layout=x), In((4, 5), layout=x)
+        attrs = {"extras": ("shares", "residual"), "gate": ""}
+        made.append(Case((In((4, 2, 36), layout=x), w, ids, share, rest), attrs))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
 def matmul() -> Row:
     """Every variant; transposed operands; batches that broadcast; no depth."""
     made = [

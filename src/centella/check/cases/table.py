@@ -20,8 +20,15 @@ from centella.check.cases.move import (
     scatter,
 )
 from centella.check.cases.planes import dequantize
-from centella.check.cases.products import conv1d, linear, matmul, normed_linear, variant_fits
-from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, sample, softmax
+from centella.check.cases.products import (
+    conv1d,
+    expert_linear,
+    linear,
+    matmul,
+    normed_linear,
+    variant_fits,
+)
+from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, sample, softmax, topk
 from centella.specs import Caps
 
 TABLE: dict[str, Row] = {
@@ -33,6 +40,7 @@ TABLE: dict[str, Row] = {
     "reduce": reduce(),
     "dot": dot(),
     "argmax": argmax(),
+    "topk": topk(),
     "sample": sample(),
     "softmax": softmax(),
     "norm": norm(),
@@ -41,6 +49,7 @@ TABLE: dict[str, Row] = {
     "matmul": matmul(),
     "linear": linear(),
     "normed_linear": normed_linear(),
+    "expert_linear": expert_linear(),
     "dequantize": dequantize(),
     "attention": attention(),
     "arange": arange(),

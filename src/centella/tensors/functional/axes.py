@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Never
 
 from centella.errors import DTypeError, ShapeError
+from centella.op.op import get
 from centella.ops.norm import NAMES as NORMS
-from centella.tensors.arguments import check_tensors, epsilon, flag, real, refuse_names
-from centella.tensors.tensor import Tensor, apply, apply_with, binary
+from centella.tensors.arguments import check_tensors, epsilon, flag, real, refuse_names, whole
+from centella.tensors.tensor import Tensor, apply, apply_all, apply_with, binary
 from centella.tensors.views import axis_of, integers
 
 __all__ = [
     "argmax", "l2_normalize", "layer_norm", "log_softmax", "max", "mean", "mean_pool", "min",
-    "rms_norm", "softmax", "sum", "var",
+    "rms_norm", "softmax", "sum", "topk", "var",
 ]  # fmt: skip
 
 Axes = int | tuple[int, ...] | None
@@ -151,6 +152,25 @@ def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False, **other: 
     The first of equals; a NaN is larger than every number. Raises as `max` does.
     """
     return _over("argmax", x, axis, keepdims, lambda rows: apply("argmax", rows), other)
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest elements along the last dimension, the largest first, and their indices.
+
+    Of equal elements the one with the lower index comes first; a NaN is larger than every number.
+
+    Args:
+        x: [..., n], n up to 32,768, not of bools; k: from 1 to n, at most 64.
+
+    Returns:
+        values [..., k] in the dtype of x, and indices [..., k] i32.
+
+    Raises:
+        ShapeError: a scalar, or another n or k; DTypeError: for bools.
+    """
+    check_tensors("topk", x)
+    values, indices = apply_all(get("topk"), (x,), {"k": whole("topk", "k", k)})
+    return values, indices
 
 
 def _reduced(op: str, x: Tensor, axis: Axes, keepdims: bool, other: Mapping[str, object]) -> Tensor:

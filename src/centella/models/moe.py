@@ -1,0 +1,91 @@
+"""A mixture of experts in place of a decoder layer's gated network (Shazeer et al. 2017).
+
+    p = softmax(router(norm(x)))                     over experts, in f32
+    S = the k experts with the largest p             weighed by p, or by p over their sum
+    y = x + r sum over e in S of p_e down_e(act(gate_e(norm(x))) up_e(norm(x)))
+
+One path serves a token and a prompt: `expert_linear` reads the chosen experts' weights for each
+row, so nothing of the size of a weight is written, and no token's choice comes to the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from centella.dtypes import Array, f32
+from centella.nn import Linear, Module
+from centella.nn.module import parameter
+from centella.specs import Shape
+from centella.tensors.functional import linear, softmax, sum, topk
+from centella.tensors.tensor import Tensor, apply_with
+
+if TYPE_CHECKING:
+    from centella.models.llama import Norm
+    from centella.models.llama_config import LlamaConfig
+
+
+class Experts(Module):
+    """The weights of all experts of a layer, one after the other.
+
+    Attributes:
+        gate_proj, up_proj: [experts, inner, hidden]; down_proj: [experts, hidden, inner].
+    """
+
+    gate_proj: Tensor
+    up_proj: Tensor
+    down_proj: Tensor
+
+    def __init__(self, experts: int, hidden: int, inner: int) -> None:
+        self.experts = experts
+        self.gate_proj = parameter(experts, inner, hidden)
+        self.up_proj = parameter(experts, inner, hidden)
+        self.down_proj = parameter(experts, hidden, inner)
+
+    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
+        """Each expert is a module of its own in a checkpoint."""
+        return tuple((f"{path}{e}.{name}.weight", shape[1:]) for e in range(self.experts))
+
+    def arranged(self, name: str, data: Array) -> Array:
+        """Rows of all experts, by expert."""
+        return data.reshape(self.experts, -1, data.shape[-1])
+
+
+class SparseMLP(Module):
+    """A router, and the experts among which it chooses for each token.
+
+    Attributes:
+        gate: the router, [experts, hidden].
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        c = config
+        self.picks, self.normalised = c.num_experts_per_tok, c.norm_topk_prob
+        self.activation, self.residual_multiplier = c.activation, c.residual_multiplier
+        self.gate: Linear = Linear(c.hidden_size, c.num_experts, bias=False)
+        self.experts: Experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size)
+
+    def forward(self, x: Tensor, norm: Norm | None, residual: Tensor | None = None) -> Tensor:
+        """[batch, tokens, hidden] to the same; a residual is added to it."""
+        h = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
+        shares, ids = self.route(h)
+        opened = apply_with(
+            "expert_linear", (h, self.experts.gate_proj, ids), "extras",
+            {"up": self.experts.up_proj}, {"gate": self.activation},
+        )  # fmt: skip
+        # [tokens, picks, inner]
+        extras = {"shares": shares, "residual": None}
+        if residual is not None:
+            extras["residual"] = residual.reshape(h.shape)
+        y = apply_with(
+            "expert_linear", (opened, self.experts.down_proj, ids), "extras", extras, {"gate": ""}
+        )
+        return y.reshape(x.shape)
+
+    def route(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each token [tokens, hidden] the picks' shares, f32, and ids: [tokens, picks]."""
+        shares, ids = topk(softmax(linear(h, self.gate.weight, dtype=f32)), self.picks)
+        if self.normalised:
+            shares = shares / sum(shares, -1, keepdims=True)
+        if self.residual_multiplier != 1.0:
+            shares = shares * self.residual_multiplier
+        return shares, ids

@@ -1,0 +1,135 @@
+"""`topk` and `expert_linear`: what a mixture of experts is computed with, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.dtypes import dtype_of
+from centella.errors import DTypeError, ShapeError
+from centella.tensors.tensor import apply_with
+
+EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
+Array = np.ndarray[Any, Any]
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (128, 8), (513, 64)])
+def test_topk(device: ct.Device, dtype: str, n: int, k: int) -> None:
+    """Many equal elements: the lower index first."""
+    values = np.random.default_rng(n).integers(-n // 3, n // 3 + 1, (2, 3, n))
+    x = ct.asarray(values, dtype, device)
+    got, at = ct.topk(x, k)
+    stored = x.astype("f32").numpy()
+    order = np.argsort(-stored, -1, kind="stable")[..., :k]
+    np.testing.assert_array_equal(at.numpy(), order)
+    np.testing.assert_array_equal(got.astype("f32").numpy(), np.take_along_axis(stored, order, -1))
+    assert (got.dtype.name, at.dtype.name) == (dtype, "i32")
+
+
+@pytest.mark.devices(*EVERY)
+def test_topk_of_nan_and_infinities(device: ct.Device) -> None:
+    x = np.array([1, np.nan, -np.inf, np.inf, -0.0, 0.0, np.nan], np.float32)
+    values, at = ct.topk(ct.asarray(x, device=device), 7)
+    assert at.numpy().tolist() == [1, 6, 3, 0, 4, 5, 2]
+    np.testing.assert_array_equal(values.numpy(), x[[1, 6, 3, 0, 4, 5, 2]])
+
+
+def test_topk_refuses() -> None:
+    x = ct.zeros((2, 5), device="cpu")
+    with pytest.raises(ShapeError, match=r"topk: expected k from 1 to 5, .* got 6"):
+        ct.topk(x, 6)
+    with pytest.raises(ShapeError, match="got 0"):
+        ct.topk(x, 0)
+    with pytest.raises(ShapeError, match="k from 1 to 64"):
+        ct.topk(ct.zeros((1, 99), device="cpu"), 65)
+    with pytest.raises(ShapeError, match="at most 32,768 elements, got 32,769"):
+        ct.topk(ct.zeros(32_769, device="cpu"), 2)
+    with pytest.raises(ShapeError, match="got a scalar"):
+        ct.topk(ct.zeros((), device="cpu"), 1)
+    with pytest.raises(DTypeError, match="numeric dtype, got bool"):
+        ct.topk(x.astype("bool"), 1)
+    with pytest.raises(DTypeError, match="whole number for k"):
+        ct.topk(x, "2")  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="expected a Tensor"):
+        ct.topk([1.0], 1)  # type: ignore[arg-type]
+
+
+def expected(x: Array, w: Array, ids: Array, up: Array | None, share: Array) -> Array:
+    """Each expert's products with all rows, of which each row takes its own; in float64."""
+    x = x if up is None else np.repeat(x[:, None], ids.shape[1], 1)
+    y = np.einsum("enk,rpk->rpen", w.astype(np.float64), x)
+    y = np.take_along_axis(y, ids[..., None, None], 2)[:, :, 0]
+    if up is None:
+        summed: Array = (y * share[..., None]).sum(1)
+        return summed
+    right = np.einsum("enk,rpk->rpen", up.astype(np.float64), x)
+    right = np.take_along_axis(right, ids[..., None, None], 2)[:, :, 0]
+    gated: Array = y / (1 + np.exp(-y)) * right
+    return gated
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 40), (66, 257)])
+def test_products_of_experts(
+    device: ct.Device, rows: int, dtype: str, gate: str, n: int, k: int
+) -> None:
+    picks, experts, random = 3, 5, np.random.default_rng(rows + n)
+    ids = np.stack([random.permutation(experts)[:picks] for _ in range(rows)]).astype(np.int32)
+    size = (rows, k) if gate else (rows, picks, k)
+    x, w, up = (
+        ct.asarray(random.standard_normal(s).astype(np.float32) * f, dtype_of(kind), device)
+        for s, f, kind in ((size, 1.0, "f32"), *[((experts, n, k), k**-0.5, dtype)] * 2)
+    )
+    shares, residual = (random.random(s, np.float32) for s in ((rows, picks), (rows, n)))
+    extras = {"up": up} if gate else {"shares": shares, "residual": residual}
+    given = {
+        name: e if isinstance(e, ct.Tensor) else ct.asarray(e, device=device)
+        for name, e in extras.items()
+    }
+    on_device = ct.asarray(ids, device=device)
+    y = apply_with("expert_linear", (x, w, on_device), "extras", given, {"gate": gate}).numpy()
+    read = [t.astype("f32").numpy() for t in (x, w, up)]
+    wanted = expected(read[0], read[1], ids, read[2] if gate else None, shares)
+    wanted = wanted if gate else wanted + residual
+    np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5 * max(1.0, np.abs(wanted).max()))
+
+
+@pytest.mark.devices(*EVERY)
+def test_an_expert_that_is_not_there_gives_nan(device: ct.Device) -> None:
+    x, w = ct.ones((3, 2, 4), device=device), ct.ones((2, 3, 4), device=device)
+    ids = ct.asarray(np.array([[0, 1], [0, 2], [-1, 1]], np.int32), device=device)
+    shares = ct.ones((3, 2), device=device)
+    y = apply_with("expert_linear", (x, w, ids), "extras", {"shares": shares}, {"gate": ""})
+    assert np.isnan(y.numpy()).all(1).tolist() == [False, True, True]
+    assert (y.numpy()[0] == 8).all()
+
+
+def test_expert_linear_refuses() -> None:
+    x, w = ct.zeros((4, 8), device="cpu"), ct.zeros((5, 6, 8), device="cpu")
+    ids = ct.zeros((4, 2), "i32", device="cpu")
+    gate, down = {"gate": "silu"}, {"gate": ""}
+    each, shares = ct.zeros((4, 2, 8), device="cpu"), ct.zeros((4, 2), device="cpu")
+    for inputs, extras, attrs, error, text in (
+        ((x, w, ids.astype("f32")), {"up": w}, gate, DTypeError, "i32 ids, got f32"),
+        ((x.astype("i32"), w, ids), {"up": w}, gate, DTypeError, "float dtypes"),
+        ((x, w, ids), {"up": w.astype("f16")}, gate, DTypeError, "up of f32, got f16"),
+        ((x, w[0], ids), {"up": w}, gate, ShapeError, r"weight \[experts, n, k\]"),
+        ((x, w[:0], ids), {"up": w}, gate, ShapeError, "none of them 0"),
+        ((x, w, ids), {}, gate, ShapeError, "up with a gate"),
+        ((each, w, ids), {"up": w}, down, ShapeError, "else shares"),
+        ((each, w, ids), {"up": w}, gate, ShapeError, r"x \[4, 8\], got \[4, 2, 8\]"),
+        ((x, w, ids), {"shares": shares}, down, ShapeError, r"x \[4, 2, 8\]"),
+        ((each, w, ids), {"shares": x}, down, ShapeError, r"shares \[4, 2\]"),
+        ((each, w, ids), {"shares": shares, "residual": x}, down, ShapeError,
+         r"residual \[4, 6\], got \[4, 8\]"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=text):
+            apply_with("expert_linear", inputs, "extras", extras, attrs)
