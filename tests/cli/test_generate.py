@@ -99,6 +99,9 @@ def test_without_a_tokenizer_ids_are_printed(tmp_path: Path) -> None:
     assert call(*given).stdout == ",".join(map(str, wanted)) + "\n"
     found = json.loads(call(*given, "--json").stdout)
     assert (found["text"], found["ids"], found["finish"]) == (None, wanted, "length")
+    on = given[:5]
+    assert "give ids in place of text" in failed(*on, "Hello")
+    assert "--chat: expected a model with a chat template" in failed(*on, "--chat")
 
 
 def test_the_prompt_comes_from_a_file_or_as_ids(tmp_path: Path) -> None:
@@ -197,6 +200,7 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         ([*ON, "--ids", "3", "--chat"], "--ids is a whole prompt"),
         ([*ON, "--ids", "a,b"], "--ids: expected N,N,.., got a,b"),
         ([*ON, "--ids", "999"], "--ids: expected ids from 0 to 319, got 999"),
+        ([*ON, "many words " * 100], "generate: PROMPT: expected a prompt of fewer than 128"),
         ([*ON, "x", "--temperature", "-1"], "generate: --temperature: expected 0 to 10,000"),
         ([*ON, "x", "--top-p", "0"], "generate: --top-p: expected above 0"),
         ([*ON, "--chat", "--top-p", "0"], "generate: --top-p: expected above 0"),

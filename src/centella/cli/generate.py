@@ -155,17 +155,18 @@ def _checked(asked: Mapping[str, float | None]) -> dict[str, Any]:
 
 def _row(generator: Generator, text: str | None, ids: str | None) -> list[int]:
     """The tokens of the prompt."""
-    if ids is None:
-        return generator.encode(text or "")
     try:
-        row = json.loads(f"[{ids}]")
+        row = (text or "") if ids is None else json.loads(f"[{ids}]")
     except ValueError as error:
-        raise CentellaError(f"generate: --ids: expected N,N,.., got {in_line(ids)}") from error
+        raise CentellaError(
+            f"generate: --ids: expected N,N,.., got {in_line(ids or '')}"
+        ) from error
     try:
         return generator.encode(row)
     except CentellaError as error:
+        origin = "PROMPT" if ids is None else "--ids"
         why = str(error).removeprefix("encode: ")
-        raise CentellaError(f"generate: --ids: {why}") from error
+        raise CentellaError(f"generate: {origin}: {why}") from error
 
 
 def _piped() -> str:
