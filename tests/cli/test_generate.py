@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from centella.cli.output import piece
+from centella.errors import DeviceLostError
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
 
@@ -142,6 +143,16 @@ def test_a_full_context_ends_a_turn_and_not_the_chat() -> None:
     numbers = [int(n) for n in re.findall(r"(\d+) prompt tokens", result.stderr)]
     assert len(numbers) == 3
     assert numbers[0] == numbers[2] < numbers[1] < 2 * numbers[0] + 20
+
+
+def test_a_lost_device_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise DeviceLostError("device lost")
+
+    monkeypatch.setattr(Generator, "stream", lost)
+    result = call(*ON, "--chat", stdin="hi\nhi\n")
+    assert result.exit_code == 1
+    assert result.stderr.count("device lost") == 1
 
 
 def test_a_chat_as_json_is_a_line_for_each_answer() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from centella.cli.answers import How, answered, as_json_object, show
 from centella.cli.output import err, out_json
-from centella.errors import CentellaError
+from centella.errors import CentellaError, DeviceLostError
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
 
@@ -22,7 +22,7 @@ class Talk:
     """A conversation; Ctrl-C ends the answer, and twice at the prompt the chat.
 
     Raises:
-        CentellaError: a model without a chat template.
+        CentellaError: a model without a chat template; DeviceLostError: its device is gone.
     """
 
     def __init__(self, generator: Generator, first: list[dict[str, str]], how: How) -> None:
@@ -48,6 +48,8 @@ class Talk:
             before = list(self._messages)
             try:
                 self._turn(said)
+            except DeviceLostError:  # no turn would do better
+                raise
             except CentellaError as error:
                 self._messages = before
                 self._failed(error)
