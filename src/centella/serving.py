@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from inspect import signature
 from itertools import repeat
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ class Batcher:
         batches: batches that have run.
 
     Raises:
+        DTypeError: a TypeError: for a model whose `encode` does not take texts.
         ShapeError: for a batch_size or queue_size below 1, or a max_wait below 0.
     """
 
@@ -58,6 +60,8 @@ class Batcher:
         self, model: Embedder, *, batch_size: int = 32, max_wait: float = 0.002,
         queue_size: int = 1024, normalize: bool | None = None,
     ) -> None:  # fmt: skip
+        if not _embeds(model):
+            raise DTypeError(f"Batcher: expected an Embedder, got {type(model).__name__}")
         for name, value in (("batch_size", batch_size), ("queue_size", queue_size)):
             if type(value) is not int or value < 1:
                 raise ShapeError(f"Batcher: {name}: expected 1 or more, got {value!r}")
@@ -210,6 +214,15 @@ class Batcher:
                 return [error]
         half = len(texts) // 2
         return self._encoded(texts[:half]) + self._encoded(texts[half:])
+
+
+def _embeds(model: object) -> bool:
+    """Whether it has the `encode` of an Embedder; a Generator's takes one prompt alone."""
+    encode = getattr(model, "encode", None)
+    try:
+        return bool(signature(encode).bind(["text"], 32, None)) if callable(encode) else False
+    except TypeError:
+        return False
 
 
 def _answer(answers: Iterable[Answer], results: Iterable[Array | Exception]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from centella.cli.output import piece
+from centella.errors import DeviceLostError
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
 
@@ -35,7 +40,7 @@ def model() -> Generator:
 def test_text_on_stdout_and_numbers_on_stderr() -> None:
     result = call(*ON, "Hello", "--max-tokens", 8, "--ledger")
     wanted = model().generate("Hello", max_new_tokens=8).text
-    assert result.stdout == (wanted or "").replace("\x14", "\\x14") + "\n"
+    assert result.stdout == f"{wanted}\n"
     numbers, counts = result.stderr.splitlines(keepends=True)
     assert COUNTS.fullmatch(numbers)
     assert counts.startswith("ledger: ")
@@ -47,7 +52,57 @@ def test_json() -> None:
     wanted = model().generate("Hello", max_new_tokens=6, temperature=0.9, seed=3)
     assert (found["text"], found["tokens"]) == (wanted.text, len(wanted.ids))
     assert found["prompt_tokens"] == wanted.prompt_tokens
+    assert (found["finish"], found["ids"]) == (wanted.finish, wanted.ids)
     assert found["seconds_to_first_token"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"max_new_tokens": 100, "temperature": 2.0, "seed": 5}, ["--temperature", 2, "--seed", 5]),
+        ({"max_new_tokens": 200, "ignore_eos": True}, ["--ignore-eos"]),
+        ({"max_new_tokens": 100, "stop": "e"}, ["--stop", "e"]),
+        ({"max_new_tokens": 9, "frequency_penalty": 9.0}, ["--frequency-penalty", 9]),
+        ({"max_new_tokens": 9, "presence_penalty": 9.0}, ["--presence-penalty", 9]),
+    ],
+)
+def test_json_says_how_it_ended(options: dict[str, Any], arguments: list[Any]) -> None:
+    wanted = model().generate("Hello", **options)
+    tokens = options["max_new_tokens"]
+    found = json.loads(call(*ON, "Hello", "--json", "--max-tokens", tokens, *arguments).stdout)
+    assert (found["ids"], found["finish"]) == (wanted.ids, wanted.finish)
+    assert found["text"] == wanted.text
+
+
+def test_several_answers() -> None:
+    given = ["Hello", "--n", 2, "--temperature", 2, "--seed", 1, "--max-tokens", 4]
+    wanted = model().generate("Hello", n=2, temperature=2.0, seed=1, max_new_tokens=4)
+    found = json.loads(call(*ON, *given, "--json").stdout)
+    assert [one["ids"] for one in found["answers"]] == [one.ids for one in wanted]
+    first, second = (one.text for one in wanted)
+    assert call(*ON, *given).stdout == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
+
+
+def test_a_rate_takes_three_tokens() -> None:
+    few = call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos")
+    assert "tokens/s" not in few.stderr
+    found = json.loads(call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos", "--json").stdout)
+    assert found["tokens_per_second"] is None
+
+
+def test_without_a_tokenizer_ids_are_printed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    wanted = model().generate([5, 17, 4], max_new_tokens=4).ids
+    given = ("generate", "--model", folder, "--device", "cpu", "--ids", "5,17,4", "--max-tokens", 4)
+    assert call(*given).stdout == ",".join(map(str, wanted)) + "\n"
+    found = json.loads(call(*given, "--json").stdout)
+    assert (found["text"], found["ids"], found["finish"]) == (None, wanted, "length")
+    on = given[:5]
+    assert "give ids in place of text" in failed(*on, "Hello")
+    assert "--chat: expected a model with a chat template" in failed(*on, "--chat")
 
 
 def test_the_prompt_comes_from_a_file_or_as_ids(tmp_path: Path) -> None:
@@ -60,6 +115,7 @@ def test_the_prompt_comes_from_a_file_or_as_ids(tmp_path: Path) -> None:
     }  # fmt: skip
     assert len(outputs) == 1
     assert call(*ON, "--file", "-", "--max-tokens", 5, stdin="Hello").stdout in outputs
+    assert call(*ON, "--max-tokens", 5, stdin="Hello").stdout in outputs
 
 
 def test_one_answer_in_the_chat_format() -> None:
@@ -78,6 +134,74 @@ def test_a_chat_keeps_its_history_until_it_is_reset() -> None:
     assert numbers[0] == numbers[2] < numbers[1]
 
 
+def test_a_full_context_ends_a_turn_and_not_the_chat() -> None:
+    said = f"hi\n{'many words ' * 100}\nhi\n/reset\nhi\n"
+    result = call(*ON, "--chat", "--max-tokens", 4, stdin=said)
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stderr.splitlines() if "expected a prompt" in line]
+    assert "/reset" in line
+    numbers = [int(n) for n in re.findall(r"(\d+) prompt tokens", result.stderr)]
+    assert len(numbers) == 3
+    assert numbers[0] == numbers[2] < numbers[1] < 2 * numbers[0] + 20
+
+
+def test_a_lost_device_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise DeviceLostError("device lost")
+
+    monkeypatch.setattr(Generator, "stream", lost)
+    result = call(*ON, "--chat", stdin="hi\nhi\n")
+    assert result.exit_code == 1
+    assert result.stderr.count("device lost") == 1
+
+
+def test_a_chat_as_json_is_a_line_for_each_answer() -> None:
+    said = f"hi\n{'many words ' * 100}\nhi\n"
+    result = call(*ON, "--chat", "--json", "--max-tokens", 4, stdin=said)
+    first, failure, last = map(json.loads, result.stdout.splitlines())
+    answer = model().generate(model().encode_chat([{"role": "user", "content": "hi"}]),
+                              max_new_tokens=4)  # fmt: skip
+    assert (first["text"], first["ids"]) == (answer.text, answer.ids)
+    assert "expected a prompt" in failure["error"]
+    assert last["prompt_tokens"] > first["prompt_tokens"]
+    assert not result.stderr
+
+
+def test_a_chat_tells_commands_that_it_has_not() -> None:
+    result = call(*ON, "--chat", "--max-tokens", 4, stdin="/quit\n/exit\n")
+    assert "no command /quit" in result.stderr
+    assert "prompt tokens" not in result.stderr
+
+
+def test_interrupts_at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One clears the line, a second one in a row leaves."""
+    typed: list[str | type[BaseException]] = [
+        KeyboardInterrupt, "hi", KeyboardInterrupt, KeyboardInterrupt, "not read",
+    ]  # fmt: skip
+
+    def type_one(_: str) -> str:
+        given = typed.pop(0)
+        if isinstance(given, str):
+            return given
+        raise given
+
+    monkeypatch.setattr(builtins, "input", type_one)
+    result = call(*ON, "--chat", "--max-tokens", 4)
+    assert result.exit_code == 0
+    assert typed == ["not read"]
+    assert result.stderr.count("Ctrl-C once more leaves") == 2
+    assert result.stderr.count("prompt tokens") == 1
+
+
+def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal, wanted in ((True, "\\x14"), (False, "\x14")):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, "stdout", stream)
+        piece("\x14")
+        assert stream.getvalue() == wanted
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -86,9 +210,14 @@ def test_a_chat_keeps_its_history_until_it_is_reset() -> None:
         ([*ON, "x", "--ids", "3"], "give one of PROMPT, --file and --ids"),
         ([*ON, "--ids", "3", "--chat"], "--ids is a whole prompt"),
         ([*ON, "--ids", "a,b"], "--ids: expected N,N,.., got a,b"),
-        ([*ON, "--ids", "999"], "expected ids from 0 to 319, got 999"),
-        ([*ON, "x", "--temperature", "-1"], "temperature: expected 0 to 10,000"),
-        ([*ON, "x", "--top-p", "0"], "top_p: expected above 0"),
+        ([*ON, "--ids", "999"], "--ids: expected ids from 0 to 319, got 999"),
+        ([*ON, "many words " * 100], "generate: PROMPT: expected a prompt of fewer than 128"),
+        ([*ON, "x", "--temperature", "-1"], "generate: --temperature: expected 0 to 10,000"),
+        ([*ON, "x", "--top-p", "0"], "generate: --top-p: expected above 0"),
+        ([*ON, "--chat", "--top-p", "0"], "generate: --top-p: expected above 0"),
+        ([*ON, "x", "--stop", ""], "--stop: expected a text that is not empty"),
+        ([*ON, "x", "--system", "Be brief."], "--system: expected --chat"),
+        ([*ON, "--chat", "--n", "2"], "--n: expected 1 in a chat"),
         (["generate", "--model", MODEL.parents[1] / "tiny-bert", "x"], "one that embeds it"),
         ([*ON, "--file", "/absent/prompt"], "no such file"),
         ([*ON, "x", "--quantize", "q8_0"], "expected rows of a multiple of 32 to quantize"),

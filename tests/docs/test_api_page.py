@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections import Counter
 
 import pytest
@@ -55,6 +56,22 @@ def test_every_public_name_stands_in_one_section() -> None:
 
 def test_every_name_and_method_is_documented() -> None:
     assert [bare for name in NAMES for bare in undocumented(name)] == []
+
+
+def absent(name: str) -> list[str]:
+    """Attributes that the page lists, and the class neither defines, annotates nor sets."""
+    what = found(name)
+    entries = listed(parsed(inspect.getdoc(what) or ""), "Attributes", mark=".")
+    said = {n for entry in entries for n in re.findall(r"`\.(\w+)`", entry.partition(": ")[0])}
+    bases = [base for base in what.__mro__ if base.__module__.startswith("centella")]
+    known = {n for base in bases for n in (*vars(base), *inspect.get_annotations(base))}
+    known |= {n for base in bases for n in re.findall(r"self\.(\w+)", inspect.getsource(base))}
+    return sorted(f"{name}.{n}" for n in said - known)
+
+
+def test_every_attribute_of_the_page_exists() -> None:
+    classes = [name for name in NAMES if inspect.isclass(found(name))]
+    assert [lost for name in classes for lost in absent(name)] == []
 
 
 def test_what_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

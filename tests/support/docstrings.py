@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from keyword import iskeyword
 
 CODE = "    "  # what begins with it is code
 HEAD = re.compile(r"(Args|Attributes|Returns|Raises):(.*)")
@@ -57,12 +58,18 @@ def escaped(text: str) -> str:
     return "`".join(parts)
 
 
+def is_name(word: str) -> bool:
+    """Whether an argument may be called so; "0: all" and "None: ..." tell what a value means."""
+    return word.isidentifier() and not iskeyword(word)
+
+
 def listed(doc: Doc, kind: str, params: set[str] | None = None, mark: str = "") -> Iterator[str]:
     """The arguments or attributes of a docstring, an entry each, with their names as code."""
     for entry in doc.sections.get(kind, ()):
         cuts = [
             cut.start()
             for cut in re.finditer(r"(?<=; )(?=(\w+(?:, \w+)*): )", entry)  # "x: ...; y: ..."
+            if all(map(is_name, cut[1].split(", ")))
             if params is None or set(cut[1].split(", ")) <= params
         ]
         for start, end in zip([0, *cuts], [*cuts, None], strict=True):

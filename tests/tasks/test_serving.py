@@ -349,6 +349,13 @@ def test_one_event_loop() -> None:
             asyncio.run(use("xx"))
 
 
+def test_what_embeds_no_texts_is_refused() -> None:
+    generator = ct.load(DATA / "decoders" / "qwen3", "cpu", task="generate")
+    for model in (generator, None, "minilm"):
+        with pytest.raises(TypeError, match="expected an Embedder, got " + type(model).__name__):
+            Batcher(model)  # type: ignore[arg-type]
+
+
 def test_it_loads_with_its_first_use() -> None:
     code = (
         "import sys, centella as ct; before = 'asyncio' in sys.modules; ct.serving.Batcher; "

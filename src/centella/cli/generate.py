@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from msgspec import Struct
 
+from centella.cli.answers import How, answered, as_json_object, show
+from centella.cli.chat import Talk
 from centella.cli.embed import Dtype, ShowLedger, WeightDtype
 from centella.cli.options import Device, Json
-from centella.cli.output import err, in_line, out, out_json, piece
+from centella.cli.output import in_line, out_json
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
-from centella.ledger.counts import Ledger, ledger
+from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
+from centella.tasks.sampling import Sampling
 
 Model = Annotated[
     str, typer.Option(metavar="DIR", help="A model folder, or a repository of huggingface.co.")
@@ -49,39 +50,16 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="Equal seeds give eq
 Quantize = Annotated[
     str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
 ]
-ASK = "> "
-RESET, LEAVE = "/reset", "/exit"
-
-
-class How(Struct, frozen=True):
-    """What every answer of a command has."""
-
-    tokens: int
-    stop: tuple[str, ...]
-    sampling: dict[str, Any]
-    show_ledger: bool
-
-
-class Run(Struct):
-    """What one answer took."""
-
-    text: str
-    tokens: int
-    prompt_tokens: int
-    first_s: float
-    rest_s: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second, after the first."""
-        return (self.tokens - 1) / self.rest_s if self.tokens > 1 and self.rest_s > 0 else 0.0
-
-    def line(self) -> str:
-        """One line of numbers."""
-        return (
-            f"{self.prompt_tokens:,} prompt tokens, {self.tokens:,} tokens, first after "
-            f"{self.first_s:.2f} s, then {self.rate:,.1f} tokens/s"
-        )
+Frequency = Annotated[
+    float | None, typer.Option("--frequency-penalty", metavar="R", help="For each time before.")
+]
+Presence = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="R", help="Of tokens in the answer.")
+]
+Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Answers to the prompt.")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on after the tokens that end a text.")
+]
 
 
 def run(
@@ -98,6 +76,10 @@ def run(
     top_p: TopP = None,
     min_p: MinP = None,
     repetition_penalty: Penalty = None,
+    frequency_penalty: Frequency = None,
+    presence_penalty: Presence = None,
+    n: Several = 1,
+    ignore_eos: IgnoreEos = False,
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = WeightDtype.auto,
@@ -116,127 +98,86 @@ def run(
         raise CentellaError("generate: --model DIR: expected a model folder or a repository")
     if sum(given is not None for given in (prompt, file, ids)) > 1:
         raise CentellaError("generate: give one of PROMPT, --file and --ids")
-    text = prompt if file is None else _read(file)
-    if text is None and ids is None and not chat:
-        raise CentellaError("generate: no prompt; try: centella generate --model DIR 'Once upon'")
     if ids is not None and (chat or system is not None):
         raise CentellaError(
             "generate: --ids is a whole prompt: give it without --chat and --system"
         )
+    if system is not None and not chat:
+        raise CentellaError("generate: --system: expected --chat with it, got none")
+    text = prompt if file is None else _read(file)
+    talk = chat and text is None
+    if talk and n > 1:
+        raise CentellaError(f"generate: --n: expected 1 in a chat without PROMPT, got {n}")
+    sampling = _checked({
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty, "seed": seed,
+    })  # fmt: skip
+    if "" in (stop or ()):
+        raise CentellaError("generate: --stop: expected a text that is not empty, got none")
+    if text is None and ids is None and not chat:
+        text = _piped()
     generator = load(model, device, dtype.value, quantize=quantize)
     if not isinstance(generator, Generator):
         raise CentellaError(
             f"generate: {in_line(model)}: expected a model that generates text, got one that "
             f"embeds it; centella embed --model {in_line(model)}"
         )
-    asked = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "seed": seed,
-    }  # fmt: skip
-    how = How(
-        max_tokens, tuple(stop or ()), {k: v for k, v in asked.items() if v is not None},
-        show_ledger,
-    )  # fmt: skip
+    how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger)
     first = [] if system is None else [{"role": "system", "content": system}]
-    if chat and text is None:
+    if talk:
         Talk(generator, first, how).run()
         return
     with ledger() as led:
-        if chat or system is not None:
+        if chat:
             row = generator.encode_chat([*first, {"role": "user", "content": text or ""}])
         else:
             row = _row(generator, text, ids)
-        done = _answer(generator, row, how, quiet=as_json)
+        done = answered(generator, row, how, n=n)
     if as_json:
-        out_json({
-            "text": done.text, "prompt_tokens": done.prompt_tokens, "tokens": done.tokens,
-            "seconds_to_first_token": done.first_s, "tokens_per_second": done.rate,
-            **({"ledger": str(led)} if show_ledger else {}),
-        })  # fmt: skip
-        return
-    out()
-    err(done.line())
-    _show(led if show_ledger else None)
+        out_json(as_json_object(done, led if show_ledger else None))
+    else:
+        show(done, led if show_ledger else None)
 
 
-class Talk:
-    """A conversation on a terminal; Ctrl-C ends the answer, and at the prompt the chat."""
-
-    def __init__(self, generator: Generator, first: list[dict[str, str]], how: How) -> None:
-        self._generator, self._first, self._how = generator, first, how
-
-    def run(self) -> None:
-        """Ask and answer until the input ends."""
-        with suppress(ImportError):
-            import readline  # noqa: F401  # lines are edited, and come back with the arrow
-        err(f"chat: Ctrl-C stops an answer, {RESET} begins anew, {LEAVE} or Ctrl-D leaves")
-        messages = list(self._first)
-        for said in self._lines():
-            if said == RESET:
-                messages = list(self._first)
-                continue
-            messages.append({"role": "user", "content": said})
-            row = self._generator.encode_chat(messages)
-            with ledger() as led:
-                done = _answer(self._generator, row, self._how, interruptible=True)
-            out()
-            err(done.line())
-            _show(led if self._how.show_ledger else None)
-            messages.append({"role": "assistant", "content": done.text})
-
-    def _lines(self) -> Iterator[str]:
-        """What the user says, until the end."""
-        while True:
-            try:
-                said = input(ASK if sys.stdin.isatty() else "").strip()
-            except EOFError:
-                return
-            if said == LEAVE:
-                return
-            if said:
-                yield said
-
-
-def _answer(
-    generator: Generator, row: list[int], how: How, *, quiet: bool = False,
-    interruptible: bool = False,
-) -> Run:  # fmt: skip
-    """Stream an answer to standard output; what it took."""
-    generator.tokenizer  # noqa: B018  # raises now where there is none
-    done = Run("", 0, len(row), 0.0, 0.0)
-    begin = first = time.perf_counter()
-    pieces = generator.stream(
-        row, max_new_tokens=how.tokens, stop=how.stop, on_token=lambda _: count(), **how.sampling
-    )
-
-    def count() -> None:
-        nonlocal first
-        done.tokens += 1
-        if done.tokens == 1:
-            first = time.perf_counter()
-            done.first_s = first - begin
-
-    try:
-        for some in pieces:
-            done.text += some
-            if not quiet:
-                piece(some)
-    except KeyboardInterrupt:
-        if not interruptible:
-            raise
-    done.rest_s = time.perf_counter() - first
-    return done
+def _checked(asked: Mapping[str, float | None]) -> dict[str, Any]:
+    """The settings that were given, of which none is out of its range."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name, value in given.items():
+        try:
+            Sampling().with_("generate", {name: value})
+        except CentellaError as error:
+            option = name.replace("_", "-")
+            why = str(error).removeprefix(f"generate: {name}: ")
+            raise CentellaError(f"generate: --{option}: {why}") from error
+    return given
 
 
 def _row(generator: Generator, text: str | None, ids: str | None) -> list[int]:
     """The tokens of the prompt."""
-    if ids is None:
-        return generator.encode(text or "")
     try:
-        row = json.loads(f"[{ids}]")
+        row = (text or "") if ids is None else json.loads(f"[{ids}]")
     except ValueError as error:
-        raise CentellaError(f"generate: --ids: expected N,N,.., got {in_line(ids)}") from error
-    return generator.encode(row)
+        raise CentellaError(
+            f"generate: --ids: expected N,N,.., got {in_line(ids or '')}"
+        ) from error
+    try:
+        return generator.encode(row)
+    except CentellaError as error:
+        origin = "PROMPT" if ids is None else "--ids"
+        why = str(error).removeprefix("encode: ")
+        raise CentellaError(f"generate: {origin}: {why}") from error
+
+
+def _piped() -> str:
+    """The prompt that standard input brings where it is no terminal."""
+    text = ""
+    if not sys.stdin.isatty():
+        with suppress(OSError):  # closed
+            text = _read("-")
+    if not text:
+        raise CentellaError("generate: no prompt; try: centella generate --model DIR 'Once upon'")
+    return text
 
 
 def _read(file: str) -> str:
@@ -246,8 +187,3 @@ def _read(file: str) -> str:
         return read_text(Path(file), pipes=True)
     except NotTextError as error:
         raise CentellaError(f"generate: --file {in_line(file)}: {error}") from error
-
-
-def _show(led: Ledger | Any) -> None:
-    if led is not None:
-        err(f"ledger: {led}")

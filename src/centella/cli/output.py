@@ -45,8 +45,8 @@ def out(text: str = "") -> None:
 
 
 def piece(text: str) -> None:
-    """A part of a line on standard output, at once; raises as `out`."""
-    write(printable(text))
+    """A part of a line on standard output, at once, escaped for a terminal; raises as `out`."""
+    write(printable(text) if sys.stdout.isatty() else text)
 
 
 def err(text: str) -> None:

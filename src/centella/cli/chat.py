@@ -1,0 +1,96 @@
+"""A conversation on a terminal, or through pipes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from centella.cli.answers import How, answered, as_json_object, show
+from centella.cli.output import err, out_json
+from centella.errors import CentellaError, DeviceLostError
+from centella.ledger.counts import ledger
+from centella.tasks.generate import Generator
+
+ASK = "> "
+RESET, LEAVE = "/reset", "/exit"
+COMMANDS = f"{RESET} begins anew, {LEAVE} or Ctrl-D leaves"
+
+
+class Talk:
+    """A conversation; Ctrl-C ends the answer, and twice at the prompt the chat.
+
+    Raises:
+        CentellaError: a model without a chat template; DeviceLostError: its device is gone.
+    """
+
+    def __init__(self, generator: Generator, first: list[dict[str, str]], how: How) -> None:
+        if generator.template is None:
+            raise CentellaError("generate: --chat: expected a model with a chat template, got none")
+        self._generator, self._how = generator, how
+        self._first = first
+        self._messages = list(first)
+
+    def run(self) -> None:
+        """Ask and answer until the input ends; what fails ends its turn alone."""
+        with suppress(ImportError):
+            import readline  # noqa: F401  # lines are edited, and come back with the arrow
+        if not self._how.as_json:
+            err(f"chat: Ctrl-C stops an answer, {COMMANDS}")
+        for said in self._lines():
+            if said == RESET:
+                self._messages = list(self._first)
+                continue
+            if re.fullmatch(r"/\w+", said):
+                err(f"chat: no command {said}: {COMMANDS}")
+                continue
+            before = list(self._messages)
+            try:
+                self._turn(said)
+            except DeviceLostError:  # no turn would do better
+                raise
+            except CentellaError as error:
+                self._messages = before
+                self._failed(error)
+            except KeyboardInterrupt:  # before the answer began
+                self._messages = before
+
+    def _turn(self, said: str) -> None:
+        self._messages.append({"role": "user", "content": said})
+        row = self._generator.encode_chat(self._messages)
+        with ledger() as led:
+            done = answered(self._generator, row, self._how, interruptible=True)
+        counts = led if self._how.show_ledger else None
+        if self._how.as_json:
+            out_json(as_json_object(done, counts), indent=None)
+        else:
+            show(done, counts)
+        self._messages.append({"role": "assistant", "content": done.all[0].text or ""})
+
+    def _failed(self, error: CentellaError) -> None:
+        why = str(error).partition("\n")[0]
+        if self._how.as_json:
+            out_json({"error": why}, indent=None)
+        else:
+            err(f"chat: {why}; this message is dropped, {COMMANDS}")
+
+    def _lines(self) -> Iterator[str]:
+        """What the user says, until the end."""
+        interrupted = False
+        while True:
+            try:
+                said = input(ASK if sys.stdin.isatty() else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if interrupted:
+                    return
+                interrupted = True
+                err(f"\nchat: Ctrl-C once more leaves; {COMMANDS}")
+                continue
+            interrupted = False
+            if said == LEAVE:
+                return
+            if said:
+                yield said
