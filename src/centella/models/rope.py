@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ class Rope:
             if self.dim < 4:
                 self._fail("rotary columns", "4 or more", self.dim)
             longer = max(length, trained) / trained
-            grown = (factor * longer - (factor - 1)) ** (self.dim / (self.dim - 2))
+            grown = (1 + factor * (longer - 1)) ** (self.dim / (self.dim - 2))
             return self._plain(theta * grown), 1.0
         if self.kind == "llama3":
             return self._llama3(plain, factor, trained), 1.0
@@ -158,10 +158,11 @@ class Rope:
             self._fail(name, f"{wanted} for rope_type {self.kind}", value)
         return float(value)
 
-    def _fail(self, name: str, expected: str, value: object) -> None:
+    def _fail(self, name: str, expected: str, value: object) -> NoReturn:
         raise WeightsError(f"{self.origin}: {name}: expected {expected}, got {show(value)}")
 
 
-def _is_number(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 1 / WIDEST <= value <= WIDEST
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 1 / WIDEST <= value <= WIDEST
