@@ -100,11 +100,102 @@ def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
         ("qwen3", {"num_experts": 7}, "num_experts: this library does not know"),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types: expected 3 of"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: expected 3 of"),
+        ("smollm3", {"no_rope_layers": [1, "x", 0]}, "no_rope_layers: expected 3 of"),
+        (
+            "smollm3",
+            {"no_rope_layers": None, "no_rope_layer_interval": "4"},
+            "no_rope_layer_interval: expected a whole number",
+        ),
+        ("llama", {"num_hidden_layers": 2**32 - 1}, "num_hidden_layers: expected at most 10000"),
+        ("llama", {"head_dim": 2**40}, "head_dim: expected at most 65536"),
+        ("llama", {"hidden_size": 10**400}, "hidden_size: expected at most"),
+        ("llama", {"hidden_act": ["silu"]}, "hidden_act: expected"),
+        ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps: expected a number"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a number"),
+        ("llama", {"rope_parameters": [1]}, "rope_parameters: expected an object"),
+        ("llama", {"rope_parameters": None, "rope_scaling": 3}, "rope_scaling: expected an object"),
+        (
+            "gemma3",
+            {"rope_parameters": {"full_attention": 3}},
+            "rope_parameters: full_attention: expected an object",
+        ),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: expected a number over 0"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling: expected a number over 0"),
+        (
+            "gemma3",
+            {"layer_types": None, "sliding_window_pattern": "6"},
+            "sliding_window_pattern: expected a whole number",
+        ),
+        (
+            "qwen2",
+            {"layer_types": None, "use_sliding_window": True, "max_window_layers": "1"},
+            "max_window_layers: expected a whole number",
+        ),
+        (
+            "qwen2",
+            {"layer_types": None, "use_sliding_window": 3},
+            "use_sliding_window: expected tr",
+        ),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved: this library does not know"),
+        *[
+            (
+                "phi3",
+                {"rope_parameters": None, "partial_rotary_factor": bad},
+                "partial_rotary_factor: expected a number over 0",
+            )
+            for bad in (10**400, "x", float("inf"), -1, 0, True)
+        ],
     ],
 )
 def test_configs_that_cannot_be(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(WeightsError, match=f"^here: {message}"):
         LlamaConfig.from_dict(config_of(name, **changes), "here")
+
+
+DIVISORS = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "dim": 2}, "rotary columns: expected 4 or more"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "rope_theta: expected a number ov"),
+        ({"rope_type": "yarn"}, "factor: expected a positive number for rope_type yarn, got None"),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate: expected true or fals"),
+        ({"rope_type": "longrope", **DIVISORS, "original_max_position_embeddings": 1},
+         "original_max_position_embeddings: expected a number over 1"),
+        ({"rope_type": "longrope", **DIVISORS, "original_max_position_embeddings": 0.5},
+         "original_max_position_embeddings: expected a number over 1"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 4}, "long_factor: expected 4 positive"),
+        ({"rope_type": "longrope", **DIVISORS, "long_factor": [10**400] * 4}, "long_factor: expec"),
+        ({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+         "high_freq_factor: expected a number over 4"),
+        ({"rope_type": "linear", "factor": 10**400}, "factor: expected a positive number"),
+        ({"rope_type": ["linear"]}, "rope_type: expected default"),
+    ],
+)  # fmt: skip
+def test_scalings_that_cannot_be(values: dict[str, Any], message: str) -> None:
+    values = {"rope_theta": 10000.0, **values}
+    with pytest.raises(WeightsError, match=f"^here: {message}"):
+        Rope(values, values.pop("dim", 8), 128, "here")
+
+
+def test_yarn_without_a_factor_has_that_of_its_lengths() -> None:
+    values = {"rope_type": "yarn", "original_max_position_embeddings": 32}
+    one, two = (Rope(v, 8, 128, "here").tables(64) for v in (values, {**values, "factor": 4.0}))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_smollm3_windows_are_on_layers_without_rope() -> None:
+    values = config_of("smollm3", layer_types=None, sliding_window=7, use_sliding_window=True)
+    assert LlamaConfig.from_dict(values).windows == (0, 0, 7)
+    assert LlamaConfig.from_dict({**values, "use_sliding_window": False}).windows == (0, 0, 0)
+
+
+def test_fields_that_change_nothing() -> None:
+    more = {"is_llama_config": True, "transformers.js_config": {}, "rope_interleaved": False}
+    one, two = (LlamaConfig.from_dict(config_of("llama", **c)) for c in ({}, more))
+    assert one.sizes() == two.sizes()
 
 
 def test_older_fields_say_the_same() -> None:

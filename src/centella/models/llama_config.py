@@ -26,10 +26,16 @@ class Traits(Struct, frozen=True):
         scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
         fused: whether q, k, v are one tensor of the checkpoint, and gate and up another.
         windows: layers with a sliding window where `layer_types` is missing: "" none, "all",
+<<<<<<< HEAD
             "even", "used" (all, under `use_sliding_window`) or "later" (those from
             `max_window_layers` on), or the period of the full layers ("6": every sixth).
         experts: whether layers have a mixture of experts, but those that `mlp_only_layers` and
             `decoder_sparse_step` leave out.
+=======
+            "even", "later" (from `max_window_layers` on) or "unturned" (those without rotary
+            embedding), both under `use_sliding_window`, or the period of the full layers ("6":
+            every sixth).
+>>>>>>> h-fixm
         defaults: fields with another default than Llama's.
     """
 
@@ -55,8 +61,9 @@ FAMILIES: dict[str, Traits] = {
     "qwen3": Traits(qk_norm="head", windows="later", defaults={"head_dim": 128}),
     "qwen3_moe": Traits(qk_norm="head", windows="used", experts=True),
     "phi3": Traits(fused=True, windows="all"),
-    "smollm3": Traits(windows="later", defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4,
-                                                 "tie_word_embeddings": True}),
+    "smollm3": Traits(windows="unturned",
+                      defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4,
+                                "tie_word_embeddings": True}),
     "granite": Traits(),
     "olmo2": Traits(qk_norm="whole", norms="post", defaults={"rms_norm_eps": 1e-5}),
     "gemma2": Traits(norms="both", offset=1.0, scaled_embedding=True, windows="even",
@@ -75,9 +82,17 @@ NEUTRAL = frozenset(
     output_hidden_states return_dict _sliding_window_pattern sliding_window_pattern
     rope_local_base_freq no_rope_layer_interval original_max_position_embeddings
     cache_implementation _attn_implementation _attn_implementation_autoset id2label label2id
+<<<<<<< HEAD
     unsloth_fixed unsloth_version tokenizer_class max_length router_aux_loss_coef
     output_router_logits""".split()
+=======
+    unsloth_fixed unsloth_version tokenizer_class max_length is_llama_config
+    transformers.js_config""".split()
+>>>>>>> h-fixm
 )
+LARGEST = 2**31 - 1  # of a whole number
+MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536}  # of those that lists are made of
+WIDEST = 1e30  # of other numbers, whose products stay finite in float32
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -176,7 +191,7 @@ class _Reader:
             self.whole("sliding_window", 0) if SLIDING in types else self.skip("sliding_window")
         )
         scale = self.number("attention_multiplier", 0.0)
-        scale = scale or self.number("query_pre_attn_scalar", float(head_dim)) ** -0.5
+        scale = scale or self.divisor("query_pre_attn_scalar", float(head_dim)) ** -0.5
         made = {
             "model_type": family, "vocab_size": self.whole("vocab_size"), "hidden_size": width,
             "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -195,8 +210,12 @@ class _Reader:
             "embedding_multiplier": self.number("embedding_multiplier", 1.0)
             * (math.sqrt(width) if traits.scaled_embedding else 1.0),
             "residual_multiplier": self.number("residual_multiplier", 1.0),
+<<<<<<< HEAD
             "logits_divisor": self.number("logits_scaling", 1.0),
             "sparse": (False,) * layers, **(self.experts(layers) if traits.experts else {}),
+=======
+            "logits_divisor": self.divisor("logits_scaling", 1.0),
+>>>>>>> h-fixm
         }  # fmt: skip
         self.expect_all_read()
         return made
@@ -207,7 +226,7 @@ class _Reader:
         """The gate's."""
         name = self.get("hidden_activation") or self.get("hidden_act", "silu")
         self._read.add("hidden_act")
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             self.fail("hidden_act", ", ".join(ACTIVATIONS), name)
         return ACTIVATIONS[name]
 
@@ -222,14 +241,24 @@ class _Reader:
         if not self._values.get("sliding_window"):
             return [FULL] * layers
         kind = self._traits.windows
+<<<<<<< HEAD
         if kind in ("later", "used"):
             first = (kind == "later" and self._values.get("max_window_layers")) or 0
             slides = bool(self._values.get("use_sliding_window"))
             return [SLIDING if slides and i >= first else FULL for i in range(layers)]
+=======
+        if kind in ("later", "unturned"):
+            if not self.flag("use_sliding_window"):
+                return [FULL] * layers
+            if kind == "unturned":
+                return [FULL if on else SLIDING for on in self.no_rope(layers)]
+            first = self.whole("max_window_layers", 28, least=0)
+            return [SLIDING if i >= first else FULL for i in range(layers)]
+>>>>>>> h-fixm
         if kind == "even":
             return [FULL if i % 2 else SLIDING for i in range(layers)]
         if kind.isdecimal():
-            period = self._values.get("sliding_window_pattern") or int(kind)
+            period = self.whole("sliding_window_pattern", int(kind))
             return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
         return [SLIDING if kind == "all" else FULL] * layers
 
@@ -237,24 +266,30 @@ class _Reader:
         self, layers: int, types: list[str], head_dim: int, positions: int
     ) -> tuple[tuple[int, ...], tuple[Rope, ...]]:
         """Which rotary embedding each layer has, and all of them."""
-        theta, scaling = self.get("rope_theta"), self.get("rope_scaling")
-        stated = self.get("rope_parameters") or {}
-        if not isinstance(stated, dict) or not isinstance(scaling or {}, dict):
-            self.fail("rope_parameters", "an object", stated)
+        theta, scaling = self.get("rope_theta"), self.table("rope_scaling")
+        stated = self.table("rope_parameters")
         base = {} if theta is None else {"rope_theta": theta}
         trained = self._values.get("original_max_position_embeddings")
         if trained is not None:
             base["original_max_position_embeddings"] = trained
-        share = self.number("partial_rotary_factor", 1.0)
-        every = {**base, **(scaling or {})}
-        by_type = {t: {**every, **stated.get(t, stated)} for t in (FULL, SLIDING)}
+        every = {"partial_rotary_factor": self.get("partial_rotary_factor", 1.0), **base, **scaling}
+        by_type = {}
+        for kind in (FULL, SLIDING):
+            of_kind = stated.get(kind, stated)
+            if not isinstance(of_kind, dict):
+                self.fail(f"rope_parameters: {kind}", "an object", of_kind)
+            by_type[kind] = {**every, **of_kind}
         local = self._values.get("rope_local_base_freq")
         if local is not None and SLIDING not in stated:
-            by_type[SLIDING] = {"rope_theta": local}
+            share = every["partial_rotary_factor"]
+            by_type[SLIDING] = {"rope_theta": local, "partial_rotary_factor": share}
         used = list(dict.fromkeys(types))
         ropes = []
         for kind in used:
-            part = by_type[kind].get("partial_rotary_factor") or share
+            part = by_type[kind]["partial_rotary_factor"]
+            part = every["partial_rotary_factor"] if part is None else part
+            if type(part) not in (int, float) or not 0 < part <= 1:
+                self.fail("partial_rotary_factor", "a number over 0, up to 1", part)
             ropes.append(Rope(by_type[kind], int(head_dim * part), positions, self._origin))
         turns = self.no_rope(layers)
         return tuple(
@@ -279,9 +314,11 @@ class _Reader:
 
     def no_rope(self, layers: int) -> list[bool]:
         """Whether each layer turns q and k."""
-        stated, period = self.get("no_rope_layers"), self._values.get("no_rope_layer_interval")
+        stated = self.get("no_rope_layers")
+        period = self.whole("no_rope_layer_interval", 0, least=0)
         if stated:
-            if not isinstance(stated, list) or len(stated) != layers:
+            fits = isinstance(stated, list) and len(stated) == layers
+            if not fits or any(on not in (0, 1) for on in stated):
                 self.fail("no_rope_layers", f"{layers} of 0, 1", stated)
             return [bool(on) for on in stated]
         return [not period or (i + 1) % period != 0 for i in range(layers)]
@@ -299,19 +336,35 @@ class _Reader:
         self._read.add(name)
         return 0
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number over 0."""
-        value = self.get(name, default)
-        if type(value) is not int or value < 1:
-            self.fail(name, "a whole number over 0", value)
+    def table(self, name: str) -> dict[str, Any]:
+        """An object; an empty one where it is missing."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            self.fail(name, "an object", value)
+        return dict(value)
+
+    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number within bounds."""
+        value, most = self.get(name, default), MOST.get(name, LARGEST)
+        if type(value) is not int or value < least:
+            self.fail(name, "a whole number over 0" if least else "a whole number", value)
+        if value > most:
+            self.fail(name, f"at most {most}", value)
         return int(value)
 
     def number(self, name: str, default: float) -> float:
-        """A finite number."""
+        """A number whose products stay finite."""
         value = self.get(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-            self.fail(name, "a number, 0 or more", value)
+        if type(value) not in (int, float) or not 0 <= value <= WIDEST:
+            self.fail(name, f"a number, 0 or more and up to {WIDEST}", value)
         return float(value)
+
+    def divisor(self, name: str, default: float) -> float:
+        """A number that others are divided by."""
+        value = self.number(name, default)
+        if value < 1 / WIDEST:
+            self.fail(name, "a number over 0", value)
+        return value
 
     def flag(self, name: str) -> bool:
         """True or false; false where it is missing."""

@@ -7,6 +7,7 @@ families change places (their pairs lie beside each other), Gemma's norms are st
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import Array, DType
+from centella.dtypes import Array, DType, widen
 from centella.errors import WeightsError
 from centella.weights.gguf import GGUF, GGUFTensor
 from centella.weights.model_files import show
@@ -39,6 +40,8 @@ OF_LAYER = {
 }  # fmt: skip
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 FREQUENCIES = "rope_freqs.weight"
+FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+PAIRS = 65_536  # at most in a tensor of the rotary embedding
 # Fields of config.json, by what follows the architecture's name in a value of the file.
 FIELDS = {
     "block_count": "num_hidden_layers", "embedding_length": "hidden_size",
@@ -106,8 +109,8 @@ def config_values(file: GGUF) -> dict[str, Any]:
         WeightsError: an architecture that this library does not have, a missing or malformed value.
     """
     name = _architecture(file)
-    stated = {f: file.values.get(f"{name}.{key}") for key, f in FIELDS.items()}
-    values: dict[str, Any] = {k: _plain(v) for k, v in stated.items() if v is not None}
+    stated = {f: _plain(file.values.get(f"{name}.{key}")) for key, f in FIELDS.items()}
+    values: dict[str, Any] = {k: v for k, v in stated.items() if v is not None}
     tokens, table = file.values.get("tokenizer.ggml.tokens"), file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise WeightsError(f"{file.file}: expected a tensor token_embd.weight [vocab, hidden]")
@@ -124,39 +127,83 @@ def config_values(file: GGUF) -> dict[str, Any]:
         )
     if name == "llama" and values.get("sliding_window"):
         values["model_type"] = "mistral"
+    width, heads = (_whole(file, f"{name}.{k}") for k in ("embedding_length",
+                                                          "attention.head_count"))  # fmt: skip
+    head_dim = _whole(file, f"{name}.attention.key_length")
+    each = width // heads if width and heads else None
     if name in WHOLE:  # scores are divided by the root of this, which the file does not say
-        width, heads = values.get("hidden_size", 0), values.get("num_attention_heads", 1)
         largest = values.get("num_hidden_layers") == LARGEST[name]
-        values["query_pre_attn_scalar"] = width // heads if largest else values.get("head_dim")
-    _scaling(file, name, values)
+        values["query_pre_attn_scalar"] = each if largest else head_dim
+    columns, head_dim = _whole(file, f"{name}.rope.dimension_count"), head_dim or each
+    if columns and head_dim and columns < head_dim:
+        values["partial_rotary_factor"] = columns / head_dim
+    values["rope_scaling"] = _scaling(file, name)
     return values
 
 
-def _scaling(file: GGUF, name: str, values: dict[str, Any]) -> None:
-    """The rotary embedding: its scaling, its columns, its divisors."""
-    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
-    head_dim = values.get("head_dim") or (width // heads if heads and width else None)
-    columns = file.values.get(f"{name}.rope.dimension_count")
-    if columns and head_dim and columns < head_dim:
-        values["partial_rotary_factor"] = columns / head_dim
-    kind = file.values.get(f"{name}.rope.scaling.type", "none")
-    if kind not in ("none", "linear", "yarn", "longrope"):
+def _scaling(file: GGUF, name: str) -> dict[str, Any] | None:
+    """The scaling of the rotary embedding; tensors of factors mean longrope, whatever its type."""
+    key = f"{name}.rope.scaling"
+    kind = file.values.get(f"{key}.type", "none")
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise WeightsError(
-            f"{file.file}: {name}.rope.scaling.type: expected none, linear, yarn or longrope, got "
-            f"{show(kind)}"
+            f"{file.file}: {key}.type: expected none, linear, yarn or longrope, got {show(kind)}"
         )
-    if kind != "none":
-        scaling = {"rope_type": kind, "factor": file.values.get(f"{name}.rope.scaling.factor")}
-        trained = file.values.get(f"{name}.rope.scaling.original_context_length")
-        scaling["original_max_position_embeddings"] = trained
-        for which in ("long", "short"):
-            tensor = file.tensors.get(f"rope_factors_{which}.weight")
-            if tensor is not None:
-                scaling[f"{which}_factor"] = [float(x) for x in tensor.array.ravel()]
-        values["rope_scaling"] = scaling
+    lists = {f: _floats(file, t) for f, t in FACTORS.items() if t in file.tensors}
+    kind = "longrope" if lists else kind
+    if FREQUENCIES in file.tensors and kind == "none":
+        kind, lists = "divided", {"divisors": _floats(file, FREQUENCIES)}
     elif FREQUENCIES in file.tensors:
-        divisors = [float(x) for x in file.tensors[FREQUENCIES].array.ravel()]
-        values["rope_scaling"] = {"rope_type": "divided", "divisors": divisors}
+        raise WeightsError(
+            f"{file.file}: tensor {FREQUENCIES}: expected none beside the scaling {kind}, got one"
+        )
+    growth = _number(file, f"{key}.attn_factor")
+    if growth not in (None, 1.0) and kind not in ("yarn", "longrope"):
+        raise WeightsError(
+            f"{file.file}: {key}.attn_factor: expected 1 for the scaling {kind}, got {growth}"
+        )
+    if kind in ("none", "divided"):
+        return {"rope_type": kind, **lists} if lists else None
+    factor = _number(file, f"{key}.factor")
+    if growth and kind == "yarn":  # is on top of what the scaling has
+        growth *= 1 + 0.1 * math.log(max(factor or 1.0, 1.0))
+    return {
+        "rope_type": kind, "factor": factor, "attention_factor": growth, **lists,
+        "original_max_position_embeddings": _whole(file, f"{key}.original_context_length"),
+    }  # fmt: skip
+
+
+def _floats(file: GGUF, name: str) -> list[float]:
+    """The numbers of a tensor of the rotary embedding."""
+    tensor = file.tensors[name]
+    if tensor.dtype is None or math.prod(tensor.shape) > PAIRS:
+        raise WeightsError(
+            f"{file.file}: tensor {name}: expected up to {PAIRS} numbers, got "
+            f"{list(tensor.shape)} of {tensor.kind.name}"
+        )
+    return [float(x) for x in widen(tensor.array, tensor.dtype).ravel()]
+
+
+def _whole(file: GGUF, name: str) -> int | None:
+    """A whole number over 0; None where it is missing."""
+    value = _plain(file.values.get(name))
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise WeightsError(
+            f"{file.file}: {name}: expected a whole number over 0, got {show(value)}"
+        )
+    return int(value)
+
+
+def _number(file: GGUF, name: str) -> float | None:
+    """A number over 0; None where it is missing."""
+    value = _plain(file.values.get(name))
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise WeightsError(f"{file.file}: {name}: expected a number over 0, got {show(value)}")
+    return float(value)
 
 
 def tensors_of(file: GGUF, head_dim: int) -> Named:
@@ -167,7 +214,7 @@ def tensors_of(file: GGUF, head_dim: int) -> Named:
 
 def _named(file: GGUF, family: str, head_dim: int) -> Iterator[tuple[str, GGUFTensor | Changed]]:
     for name, tensor in file.tensors.items():
-        if name == FREQUENCIES or name.startswith("rope_factors_"):
+        if name in (FREQUENCIES, *FACTORS.values()):
             continue
         own, match = OWN.get(name), LAYER.fullmatch(name)
         if own is None and match is not None:
@@ -177,7 +224,7 @@ def _named(file: GGUF, family: str, head_dim: int) -> Iterator[tuple[str, GGUFTe
         if own is None:  # is left over, and so named in an error
             yield name, tensor
         elif family in PERMUTED and match and match[2] in ("attn_q", "attn_k"):
-            yield own, Changed(tensor, tensor.shape, rows=_halves(tensor.shape[0], head_dim))
+            yield own, Changed(tensor, tensor.shape, rows=_halves(file, tensor, head_dim))
         elif family in WHOLE and own.endswith("norm.weight"):
             yield own, Changed(tensor, tensor.shape, change=lambda data: data - np.float32(1))
         else:
@@ -192,9 +239,14 @@ def _part(family: str, part: str) -> str | None:
     return OF_LAYER.get(part)
 
 
-def _halves(rows: int, head_dim: int) -> Array:
+def _halves(file: GGUF, tensor: GGUFTensor, head_dim: int) -> Array:
     """Where each row of the model's is in the file, whose pairs lie beside each other."""
-    order: Array = np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
+    if head_dim % 2 or not tensor.shape or tensor.shape[0] % head_dim:
+        raise WeightsError(
+            f"{file.file}: tensor {tensor.name}: expected heads of {head_dim} rows, an even "
+            f"number, got {list(tensor.shape)}"
+        )
+    order: Array = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
     return order
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from centella.weights.model_files import show
 
 Frequencies = NDArray[np.float64]
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "divided")
+WIDEST = 1e30  # of a number, and 1 / WIDEST the smallest: what they give stays finite
 
 
 class Rope:
@@ -51,6 +52,8 @@ class Rope:
             )
         if dim < 2 or dim % 2:
             raise WeightsError(f"{origin}: rotary columns: expected an even number, got {dim}")
+        if self.kind == "longrope":
+            self._divisors("long_factor")
         self.tables(1)  # refuses now what it lacks
 
     def tables(self, capacity: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -72,36 +75,47 @@ class Rope:
         plain = self._plain(theta)
         if self.kind == "default":
             return plain, 1.0
-        trained = self._number("original_max_position_embeddings", self.positions)
+        over = 1.0 if self.kind == "longrope" else 0.0  # of which the logarithm divides
+        trained = self._number("original_max_position_embeddings", self.positions, over)
         if self.kind == "divided":
             return plain / self._divisors("divisors"), 1.0
         if self.kind == "longrope":
             return self._longrope(plain, length, trained)
-        factor = self._number("factor")
+        stated = self._values.get("original_max_position_embeddings") is not None
+        default = self.positions / trained if self.kind == "yarn" and stated else None
+        factor = self._number("factor", default)
         if self.kind == "linear":
             return plain / factor, 1.0
         if self.kind == "dynamic":
+            if self.dim < 4:
+                self._fail("rotary columns", "4 or more", self.dim)
             longer = max(length, trained) / trained
-            grown = (factor * longer - (factor - 1)) ** (self.dim / (self.dim - 2))
+            grown = (1 + factor * (longer - 1)) ** (self.dim / (self.dim - 2))
             return self._plain(theta * grown), 1.0
         if self.kind == "llama3":
             return self._llama3(plain, factor, trained), 1.0
-        return self._yarn(plain, factor, trained, theta), self._growth(factor)
+        return self._yarn(plain, factor, trained), self._growth(factor)
 
     def _llama3(self, plain: Frequencies, factor: float, trained: float) -> Frequencies:
-        low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
+        low = self._number("low_freq_factor")
+        high = self._number("high_freq_factor", over=low)
         turns = trained * plain / (2 * math.pi)  # within the trained length
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         scaled: Frequencies = plain / factor * (1 - kept) + plain * kept
         return scaled
 
-    def _yarn(self, plain: Frequencies, factor: float, trained: float, theta: float) -> Frequencies:
+    def _yarn(self, plain: Frequencies, factor: float, trained: float) -> Frequencies:
+        theta = self._number("rope_theta", 10000.0, over=1.0)
+
         def pair(turns: float) -> float:
             """The pair that turns so often within the trained length."""
             return self.dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = pair(self._number("beta_fast", 32.0)), pair(self._number("beta_slow", 1.0))
-        if self._values.get("truncate", True):
+        truncate = self._values.get("truncate", True)
+        if type(truncate) is not bool:
+            self._fail("truncate", "true or false", truncate)
+        if truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
         ramp = (np.arange(self.dim // 2) - low) / max(high - low, 0.001)
@@ -131,23 +145,24 @@ class Rope:
     def _divisors(self, name: str) -> Frequencies:
         """A positive number for each pair."""
         found = self._values.get(name)
-        numbers = isinstance(found, list) and all(
-            isinstance(d, int | float) and d > 0 for d in found
-        )
-        if not numbers or len(found or ()) != self.dim // 2:
-            raise WeightsError(
-                f"{self.origin}: {name}: expected {self.dim // 2} positive numbers, got "
-                f"{show(found)}"
-            )
+        fits = isinstance(found, list) and len(found) == self.dim // 2
+        if not fits or not all(_is_number(d) for d in found or ()):
+            self._fail(name, f"{self.dim // 2} positive numbers", found)
         return np.array(found, np.float64)
 
-    def _number(self, name: str, default: float | None = None) -> float:
+    def _number(self, name: str, default: float | None = None, over: float = 0.0) -> float:
         value = self._values.get(name)
         value = default if value is None else value
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not 0 < float(value or 0) < math.inf:
-            raise WeightsError(
-                f"{self.origin}: {name}: expected a positive number for rope_type {self.kind}, "
-                f"got {show(value)}"
-            )
-        return float(value or 0)
+        if not _is_number(value) or value <= over:
+            wanted = f"a number over {over:g}" if over else "a positive number"
+            self._fail(name, f"{wanted} for rope_type {self.kind}", value)
+        return float(value)
+
+    def _fail(self, name: str, expected: str, value: object) -> NoReturn:
+        raise WeightsError(f"{self.origin}: {name}: expected {expected}, got {show(value)}")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 1 / WIDEST <= value <= WIDEST

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
+from centella.dtypes import Array
 from centella.errors import MissingExtraError, WeightsError
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.text import Tokenizer
@@ -24,19 +26,54 @@ if TYPE_CHECKING:
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-# Patterns by name; None: GPT-2's own, which the library has.
-PATTERNS: dict[str, str | None] = {
-    "default": None,
-    "gpt-2": None,
-    "smollm": r"\p{N}",  # digits apart, then GPT-2's
-    "llama-bpe": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",
-    "smaug-bpe": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",
-    "dbrx": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",
-    "qwen2": rf"{_WORDS}\p{{N}}{_REST}",
-    "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+"
-    rf"[{_LOWER}]*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+_END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_THREE, _ONE = rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", rf"{_WORDS}\p{{N}}{_REST}"
+
+
+def _by_case(end: str, digits: str) -> str:
+    """Words begin at an upper-case letter after a lower-case one."""
+    first = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{first}[{_UPPER}]*[{_LOWER}]+{end}|{first}[{_UPPER}]+[{_LOWER}]*{end}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class Cut(Struct, frozen=True):
+    """How text is cut before BPE, and what llama.cpp does of itself with such a vocabulary.
+
+    Attributes:
+        pattern: of pieces; None: GPT-2's own, which the library has.
+        then_own: whether GPT-2's cuts the pieces further.
+        whole: whether a piece that is a token is not merged from its bytes.
+        begins: whether a text begins with the first token where the file does not say.
+        composed: whether text is normalised to NFC.
+    """
+
+    pattern: str | None = None
+    then_own: bool = False
+    whole: bool = False
+    begins: bool = False
+    composed: bool = False
+
+
+DIGITS = Cut(r"\p{N}", then_own=True)
+# By `tokenizer.ggml.pre`.
+CUTS: dict[str, Cut] = {
+    "default": Cut(),
+    "gpt-2": Cut(),
+    "smollm": DIGITS,
+    "refact": DIGITS,
+    "llama-bpe": Cut(_THREE, whole=True, begins=True),
+    "smaug-bpe": Cut(_THREE),
+    "dbrx": Cut(_THREE),
+    "qwen2": Cut(_ONE, composed=True),
+    "deepseek-r1-qwen": Cut(_ONE),
+    "tekken": Cut(_by_case("", r"\p{N}"), whole=True, begins=True),
+    "gpt-4o": Cut(_by_case(_END, r"\p{N}{1,3}")),
 }
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # kinds of tokens
+# Control tokens that end a text or a turn, whether the file names them or not.
+ENDS = frozenset(["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>"])
+LONGEST = 1000  # bytes of a token of SentencePiece's: each of its cuts is looked up
 
 
 def read_tokenizer(file: GGUF) -> Tokenizer | None:
@@ -46,28 +83,21 @@ def read_tokenizer(file: GGUF) -> Tokenizer | None:
         WeightsError: one of a kind that this library does not have, or a malformed one.
         MissingExtraError: the `tokenizers` package is not installed.
     """
-    tokens = file.values.get("tokenizer.ggml.tokens")
-    if tokens is None:
+    if file.values.get("tokenizer.ggml.tokens") is None:
         return None
     try:
         import tokenizers
     except ImportError as error:
         raise MissingExtraError("tokenizers", "models") from error
     origin = str(file.file)
-    if not isinstance(tokens, list):
-        raise WeightsError(f"{origin}: tokenizer.ggml.tokens: expected strings, got {show(tokens)}")
+    tokens = _tokens(file)
     model = file.values.get("tokenizer.ggml.model")
     builds = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if model not in builds:
+    if not isinstance(model, str) or model not in builds:
         raise WeightsError(
             f"{origin}: tokenizer.ggml.model: expected {', '.join(builds)}, got {show(model)}"
         )
-    kinds = file.values.get("tokenizer.ggml.token_type")
-    kinds = np.full(len(tokens), NORMAL) if kinds is None else np.asarray(kinds)
-    if kinds.shape != (len(tokens),):
-        raise WeightsError(
-            f"{origin}: tokenizer.ggml.token_type: expected {len(tokens)}, got {show(kinds)}"
-        )
+    kinds = _kinds(file, tokens)
     try:
         native = builds[model](tokenizers, file, tokens)
         special = [t for t, k in zip(tokens, kinds, strict=True) if k == CONTROL]
@@ -93,7 +123,7 @@ def read_template(file: GGUF) -> ChatTemplate | None:
         raise WeightsError(
             f"{file.file}: tokenizer.chat_template: expected a string, got {show(source)}"
         )
-    tokens = file.values.get("tokenizer.ggml.tokens") or []
+    tokens = _tokens(file)
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     ids = {n: _id(file, key, len(tokens)) for n, key in names.items()}
     return ChatTemplate(
@@ -103,14 +133,60 @@ def read_template(file: GGUF) -> ChatTemplate | None:
 
 def stop_ids(file: GGUF) -> frozenset[int]:
     """The tokens that end a text."""
-    tokens = file.values.get("tokenizer.ggml.tokens") or []
-    ids = [_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
-    return frozenset(i for i in ids if i is not None)
+    tokens = _tokens(file)
+    named = [_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
+    ends = [i for i in np.flatnonzero(_kinds(file, tokens) == CONTROL) if tokens[i] in ENDS]
+    return frozenset(int(i) for i in [*named, *ends] if i is not None)
 
 
 def begin_id(file: GGUF) -> int | None:
     """The token that a text begins with."""
-    return _id(file, "bos", len(file.values.get("tokenizer.ggml.tokens") or []))
+    return _id(file, "bos", len(_tokens(file)))
+
+
+def _tokens(file: GGUF) -> list[str]:
+    """The vocabulary; empty where there is none."""
+    tokens = file.values.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list):
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.tokens: expected strings, got {show(tokens)}"
+        )
+    return tokens
+
+
+def _kinds(file: GGUF, tokens: list[str]) -> Array:
+    """The kind of each token."""
+    kinds = file.values.get("tokenizer.ggml.token_type")
+    if kinds is None:
+        return np.full(len(tokens), NORMAL)
+    if (
+        not isinstance(kinds, np.ndarray)
+        or kinds.shape != (len(tokens),)
+        or kinds.dtype.kind == "f"
+    ):
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.token_type: expected {len(tokens)} whole numbers, got "
+            f"{show(kinds)}"
+        )
+    return kinds
+
+
+def _flag(file: GGUF, name: str, default: bool) -> bool:
+    found = file.values.get(f"tokenizer.ggml.{name}", default)
+    if type(found) is not bool:
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.{name}: expected true or false, got {show(found)}"
+        )
+    return found
+
+
+def _cut(file: GGUF) -> Cut:
+    name = file.values.get("tokenizer.ggml.pre", "default")
+    if not isinstance(name, str) or name not in CUTS:
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.pre: expected {', '.join(CUTS)}, got {show(name)}"
+        )
+    return CUTS[name]
 
 
 def _id(file: GGUF, name: str, tokens: int) -> int | None:
@@ -131,25 +207,17 @@ def _byte_level(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Token
     pairs = [tuple(m.split(" ", 1)) for m in merges] if isinstance(merges, list) else None
     if pairs is None or any(len(p) != 2 for p in pairs):
         raise WeightsError(f"{file.file}: tokenizer.ggml.merges: expected pairs of tokens")
-    name = file.values.get("tokenizer.ggml.pre", "default")
-    if name not in PATTERNS:
-        raise WeightsError(
-            f"{file.file}: tokenizer.ggml.pre: expected {', '.join(PATTERNS)}, got {show(name)}"
-        )
+    how = _cut(file)
     made: tokenizers.Tokenizer = library.Tokenizer(
-        library.models.BPE(
-            {t: i for i, t in enumerate(tokens)}, pairs,
-            ignore_merges=name == "llama-bpe",
-        )
-    )  # fmt: skip
-    pattern = PATTERNS[name]
+        library.models.BPE({t: i for i, t in enumerate(tokens)}, pairs, ignore_merges=how.whole)
+    )
     cut = library.pre_tokenizers
-    own = pattern is None or name == "smollm"
-    steps = [] if pattern is None else [cut.Split(library.Regex(pattern), "isolated")]
+    own = how.pattern is None or how.then_own
+    steps = [] if how.pattern is None else [cut.Split(library.Regex(how.pattern), "isolated")]
     steps.append(cut.ByteLevel(add_prefix_space=False, use_regex=own))
     made.pre_tokenizer = cut.Sequence(steps)
     made.decoder = library.decoders.ByteLevel()
-    if name == "qwen2":
+    if how.composed:
         made.normalizer = library.normalizers.NFC()
     return made
 
@@ -159,6 +227,12 @@ def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.To
     scores = file.values.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
         raise WeightsError(f"{file.file}: tokenizer.ggml.scores: expected {len(tokens)} numbers")
+    longest = max(tokens, key=len, default="")
+    if len(longest.encode()) > LONGEST:
+        raise WeightsError(
+            f"{file.file}: tokenizer.ggml.tokens: expected up to {LONGEST} bytes each, got "
+            f"{show(longest)}"
+        )
     ids = {t: i for i, t in enumerate(tokens)}
     ranked = sorted(_pairs(ids), key=lambda pair: (-scores[pair[2]], ids[pair[0]], ids[pair[1]]))
     unknown = _id(file, "unknown", len(tokens))
@@ -168,7 +242,7 @@ def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.To
             unk_token=None if unknown is None else tokens[unknown],
         )
     )  # fmt: skip
-    first = bool(file.values.get("tokenizer.ggml.add_space_prefix", True))
+    first = _flag(file, "add_space_prefix", True)
     change, undo = library.normalizers, library.decoders
     steps = [change.Prepend("▁")] if first else []
     made.normalizer = change.Sequence([*steps, change.Replace(" ", "▁")])
@@ -188,11 +262,11 @@ def _pairs(ids: dict[str, int]) -> Iterator[tuple[str, str, int]]:
 
 def _ends(library: Any, native: Any, file: GGUF, tokens: list[str]) -> None:
     """Tokens that are added before and after a text."""
-    default = file.values.get("tokenizer.ggml.model") == "llama"
+    default = file.values.get("tokenizer.ggml.model") == "llama" or _cut(file).begins
     ids = {}
     for name, wanted in (("bos", default), ("eos", False)):
         number = _id(file, name, len(tokens))
-        if number is not None and file.values.get(f"tokenizer.ggml.add_{name}_token", wanted):
+        if number is not None and _flag(file, f"add_{name}_token", wanted):
             ids[name] = (tokens[number], number)
     if not ids:
         return

@@ -279,6 +279,8 @@ class _Header:
         if form is None:
             known = ", ".join(k.name for k in KINDS.values())
             raise WeightsError(f"{origin}: type: expected {known}, got type {code}")
+        if 0 in shape:
+            raise WeightsError(f"{origin}: expected extents over 0, got {list(shape)}")
         if shape and shape[-1] % form.block:
             raise WeightsError(
                 f"{origin}: expected rows of whole blocks of {form.block}, got {list(shape)}"
