@@ -11,7 +11,7 @@ from msgspec import Struct
 from centella.errors import WeightsError
 from centella.models.config import ACTIVATIONS, ModelConfig
 from centella.models.rope import Rope
-from centella.ops.topk import MOST
+from centella.ops import topk
 from centella.weights.model_files import show
 
 
@@ -26,16 +26,11 @@ class Traits(Struct, frozen=True):
         scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
         fused: whether q, k, v are one tensor of the checkpoint, and gate and up another.
         windows: layers with a sliding window where `layer_types` is missing: "" none, "all",
-<<<<<<< HEAD
-            "even", "used" (all, under `use_sliding_window`) or "later" (those from
-            `max_window_layers` on), or the period of the full layers ("6": every sixth).
+            "even"; under `use_sliding_window` "used" (all), "later" (from `max_window_layers` on)
+            or "unturned" (those without rotary embedding); or the period of the full layers ("6":
+            every sixth).
         experts: whether layers have a mixture of experts, but those that `mlp_only_layers` and
             `decoder_sparse_step` leave out.
-=======
-            "even", "later" (from `max_window_layers` on) or "unturned" (those without rotary
-            embedding), both under `use_sliding_window`, or the period of the full layers ("6":
-            every sixth).
->>>>>>> h-fixm
         defaults: fields with another default than Llama's.
     """
 
@@ -82,13 +77,8 @@ NEUTRAL = frozenset(
     output_hidden_states return_dict _sliding_window_pattern sliding_window_pattern
     rope_local_base_freq no_rope_layer_interval original_max_position_embeddings
     cache_implementation _attn_implementation _attn_implementation_autoset id2label label2id
-<<<<<<< HEAD
     unsloth_fixed unsloth_version tokenizer_class max_length router_aux_loss_coef
-    output_router_logits""".split()
-=======
-    unsloth_fixed unsloth_version tokenizer_class max_length is_llama_config
-    transformers.js_config""".split()
->>>>>>> h-fixm
+    output_router_logits is_llama_config transformers.js_config""".split()
 )
 LARGEST = 2**31 - 1  # of a whole number
 MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536}  # of those that lists are made of
@@ -210,12 +200,8 @@ class _Reader:
             "embedding_multiplier": self.number("embedding_multiplier", 1.0)
             * (math.sqrt(width) if traits.scaled_embedding else 1.0),
             "residual_multiplier": self.number("residual_multiplier", 1.0),
-<<<<<<< HEAD
-            "logits_divisor": self.number("logits_scaling", 1.0),
-            "sparse": (False,) * layers, **(self.experts(layers) if traits.experts else {}),
-=======
             "logits_divisor": self.divisor("logits_scaling", 1.0),
->>>>>>> h-fixm
+            "sparse": (False,) * layers, **(self.experts(layers) if traits.experts else {}),
         }  # fmt: skip
         self.expect_all_read()
         return made
@@ -241,20 +227,13 @@ class _Reader:
         if not self._values.get("sliding_window"):
             return [FULL] * layers
         kind = self._traits.windows
-<<<<<<< HEAD
-        if kind in ("later", "used"):
-            first = (kind == "later" and self._values.get("max_window_layers")) or 0
-            slides = bool(self._values.get("use_sliding_window"))
-            return [SLIDING if slides and i >= first else FULL for i in range(layers)]
-=======
-        if kind in ("later", "unturned"):
+        if kind in ("later", "used", "unturned"):
             if not self.flag("use_sliding_window"):
                 return [FULL] * layers
             if kind == "unturned":
                 return [FULL if on else SLIDING for on in self.no_rope(layers)]
-            first = self.whole("max_window_layers", 28, least=0)
+            first = self.whole("max_window_layers", 28, least=0) if kind == "later" else 0
             return [SLIDING if i >= first else FULL for i in range(layers)]
->>>>>>> h-fixm
         if kind == "even":
             return [FULL if i % 2 else SLIDING for i in range(layers)]
         if kind.isdecimal():
@@ -300,8 +279,8 @@ class _Reader:
         """What a mixture of experts has, and the layers that have one."""
         name = "num_experts" if self.get("num_experts") is not None else "num_local_experts"
         experts, picks = self.whole(name), self.whole("num_experts_per_tok")
-        if picks > min(experts, MOST):
-            self.fail("num_experts_per_tok", f"at most {min(experts, MOST)}", picks)
+        if picks > min(experts, topk.MOST):
+            self.fail("num_experts_per_tok", f"at most {min(experts, topk.MOST)}", picks)
         dense, step = self.get("mlp_only_layers") or [], self.whole("decoder_sparse_step", 1)
         if not isinstance(dense, list) or any(type(i) is not int for i in dense):
             self.fail("mlp_only_layers", "a list of whole numbers", dense)
