@@ -138,7 +138,7 @@ def test_weights_quantised_at_load(format: str, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(got.numpy(), wanted.numpy())
         q, v = layer.self_attn.qkv.weight.parts  # v is quantised already
         assert (q.format.name, v.format.name) == (format, "q4_1")
-        assert layer.input_layernorm.weight.dtype is ct.f32
+        assert layer.input_layernorm.scale.dtype is ct.f32
     assert model.embed_tokens.weight.format.name == model.lm_head.weight.format.name == format
     ids = ct.asarray(np.array([[5, 17, 4]], np.int32), device="cpu")
     near = 0.02 if format == "q8_0" else 0.3
