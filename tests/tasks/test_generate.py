@@ -280,7 +280,7 @@ def test_hostile_templates(template: str, message: str) -> None:
 
 def test_templates_that_are_none() -> None:
     with pytest.raises(WeightsError, match="here: expected a chat template"):
-        ChatTemplate("{% for %}", {}, "here")
+        ChatTemplate("{% for %}", {}, "here").render(MESSAGES)
     model = host()
     model.template, kept = None, model.template
     try:
@@ -300,13 +300,14 @@ def test_template_of_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_logits_that_are_nan_are_an_error_with_the_layer(tmp_path: Path) -> None:
-    for sampling in ({}, {"temperature": 0.5, "seed": 1}):
+    options: list[dict[str, Any]] = [{}, {"temperature": 0.5, "seed": 1}]
+    for sampling in options:
         model = load(FOLDER / "qwen3", "cpu", "f32", task="generate")
         attention = model.model.layers[1].self_attn
         attention.o_proj.weight = attention.o_proj.weight * float("nan")
         text = r"sequence 0, token 3: the logits are NaN, first in the result of layer 1"
         with pytest.raises(ct.ContractError, match=text):
-            model.generate([5, 6, 7], max_new_tokens=3, **sampling)  # type: ignore[arg-type]
+            model.generate([5, 6, 7], max_new_tokens=3, **sampling)
 
 
 def test_rows_that_share_much_and_little_with_the_batch_before() -> None:

@@ -66,6 +66,13 @@ class Rope:
         cos, sin = np.cos(angles) * growth, np.sin(angles) * growth
         return cos.astype(np.float32), sin.astype(np.float32)
 
+    def regime(self, length: int) -> int:
+        """Lengths with equal numbers have equal frequencies."""
+        trained = int(self._number("original_max_position_embeddings", self.positions))
+        if self.kind == "longrope":
+            return int(length > trained)
+        return max(length, trained) if self.kind == "dynamic" else 0
+
     def _plain(self, theta: float) -> Frequencies:
         return theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
 

@@ -5,17 +5,18 @@ Source: the `chat_template` of transformers' tokenizer_config.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from centella.errors import CentellaError, MissingExtraError, WeightsError
+from centella.errors import CentellaError, DTypeError, ShapeError, WeightsError
+from centella.tasks.sandbox import LONGEST, ROUNDS_KEY, Rounds
+from centella.tasks.sandbox import environment as _environment
 from centella.weights.model_files import is_file, read_bytes, read_json, show
 
-ROUNDS = 1_000_000  # of all loops over ranges
-LONGEST = 50_000_000  # characters of a prompt, and of a string that is repeated
+_MESSAGE = '{"role": str, "content": str}'
+_MESSAGES = f"[{_MESSAGE}, ..]"
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
 
@@ -27,20 +28,21 @@ class ChatTemplate:
         source: the Jinja text.
         tokens: special tokens that it names (bos_token, eos_token).
         origin: the file that it is from, for errors.
-
-    Raises:
-        WeightsError: a text that is no template.
-        MissingExtraError: jinja2 is not installed.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
         self.origin = origin
+        self._source = source
         self._tokens = dict(tokens)
-        environment, self._error = _environment()
+
+    @cached_property
+    def _compiled(self) -> tuple[Any, type[Exception]]:
+        """The template, and what it raises; at the first use, as not every model is used so."""
+        environment, failure = _environment()
         try:
-            self._template = environment.from_string(source)
-        except self._error as error:
-            raise WeightsError(f"{origin}: expected a chat template, got: {error}") from error
+            return environment.from_string(self._source), failure
+        except (failure, ValueError, RecursionError, MemoryError) as error:
+            raise WeightsError(f"{self.origin}: expected a chat template, got: {error}") from error
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
@@ -62,13 +64,7 @@ class ChatTemplate:
             return None
         if not isinstance(source, str):
             raise WeightsError(f"{file}: chat_template: expected a string, got {show(source)}")
-        tokens = {}
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-            token = config.get(name)
-            content = token.get("content") if isinstance(token, dict) else token
-            if isinstance(content, str):
-                tokens[name] = content
-        return cls(source, tokens, str(file))
+        return cls(source, special_tokens(config), str(file))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **values: Any
@@ -81,33 +77,51 @@ class ChatTemplate:
             values: further variables of the template (tools, enable_thinking).
 
         Raises:
-            WeightsError: the template fails, refuses the messages, or passes its bounds.
+            WeightsError: a text that is no template; it fails, refuses the messages, or passes its
+                bounds.
+            MissingExtraError: jinja2 is not installed.
         """
+        template, failure = self._compiled
         given = {**self._tokens, **values, "messages": [dict(m) for m in messages],
-                 "add_generation_prompt": answer, "range": _Rounds()}  # fmt: skip
+                 "add_generation_prompt": answer, ROUNDS_KEY: Rounds()}  # fmt: skip
         try:
-            return "".join(_bounded(self._template.generate(given)))
+            return "".join(_bounded(template.generate(given)))
         except CentellaError as error:
             raise WeightsError(f"{self.origin}: chat_template: {error}") from error
-        except (self._error, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
+        except (failure, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
                 RecursionError, MemoryError) as error:  # fmt: skip
             raise WeightsError(
                 f"{self.origin}: chat_template: {type(error).__name__}: {show(str(error))}"
             ) from error
 
 
-class _Rounds:
-    """Jinja's `range`, with a bound on the rounds of all its loops together."""
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the tokens that a tokenizer_config.json names, as templates name them."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = config.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
 
-    def __init__(self) -> None:
-        self._left = ROUNDS
 
-    def __call__(self, *bounds: int) -> range:
-        numbers = range(*bounds)
-        self._left -= len(numbers)
-        if self._left < 0:
-            raise CentellaError(f"expected at most {ROUNDS:,} rounds of loops, got more")
-        return numbers
+def check_messages(op: str, messages: object) -> None:
+    """Refuse what is no conversation; a template may take messages without role, or with parts.
+
+    Raises:
+        DTypeError: names the message.
+        ShapeError: there is none.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise DTypeError(f"{op}: messages: expected {_MESSAGES}, got {show(messages)}")
+    if not messages:
+        raise ShapeError(f"{op}: messages: expected one message or more, got none")
+    for i, message in enumerate(messages):
+        fits = isinstance(message, Mapping) and ("role" in message or "content" in message)
+        fits = fits and isinstance(message.get("role", ""), str)
+        if not fits or not isinstance(message.get("content"), str | list | tuple | None):
+            raise DTypeError(f"{op}: messages[{i}]: expected {_MESSAGE}, got {show(message)}")
 
 
 def _bounded(pieces: Iterator[str]) -> Iterator[str]:
@@ -117,36 +131,3 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
         if length > LONGEST:
             raise CentellaError(f"expected a prompt of at most {LONGEST:,} characters, got more")
         yield piece
-
-
-def _environment() -> tuple[Any, type[Exception]]:
-    """A sandbox: no attributes of Python objects, nothing changed, no huge strings; its errors."""
-    try:
-        from jinja2 import TemplateError, TemplateRuntimeError, ext, sandbox
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "models") from error
-
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(v) if isinstance(v, str | list | tuple) else v for v in (left, right)]
-            fits = all(isinstance(s, int | float) and abs(s) < LONGEST for s in sizes)
-            most = 64 if operator == "**" else LONGEST
-            if not fits or abs(sizes[0] * sizes[1]) > LONGEST or abs(sizes[1]) > most:
-                raise TemplateRuntimeError(f"operands of {operator} are too large")
-            return super().call_binop(context, operator, left, right)
-
-    def refuse(message: Any) -> None:
-        raise TemplateRuntimeError(str(message))
-
-    def as_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    def now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols])
-    environment.filters["tojson"] = as_json
-    environment.globals.update(raise_exception=refuse, strftime_now=now)
-    return environment, TemplateError

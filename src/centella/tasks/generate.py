@@ -2,84 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Generator as Pieces
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
 
 import numpy as np
-from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
-from centella.tasks.chat import ChatTemplate
-from centella.tasks.pieces import Stops, Text
-from centella.tasks.sampling import Sampling, SamplingArgs
+from centella.tasks.chat import CONFIG, ChatTemplate, check_messages, special_tokens
+from centella.tasks.pieces import Generation, Stops, Stream, Text
+from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
 from centella.tasks.session import LEAST, Array, Ids, Session
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
 from centella.weights.folder import TOKENIZER
-from centella.weights.model_files import kind, read_json
+from centella.weights.model_files import kind, read_json, show
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
     from centella.weights.gguf import GGUF
 
+__all__ = ["Generation", "Generator"]
 Prompt = str | Sequence[int]
+Several = list[str] | list[list[int]] | list[str | list[int]]
 ROOM = 256  # capacities are multiples of it
 IDLE = 2  # sessions that a Generator keeps
-
-
-class Generation(Struct, frozen=True):
-    """What a prompt was continued with.
-
-    Attributes:
-        ids: the tokens, without the one that ended it.
-        text: them as text; None for a model without a tokenizer.
-        finish: "stop" (a stop token or string), "length" (`max_new_tokens`), or "context" (the
-            model has no more positions).
-        prompt_tokens: tokens of the prompt.
-    """
-
-    ids: Ids
-    text: str | None
-    finish: str
-    prompt_tokens: int
-
-
-class GeneratorConfig(Struct, frozen=True):
-    """What a folder says of generation.
-
-    Attributes:
-        stop_ids: tokens that end a text.
-        sampling: how tokens are chosen where a call says nothing.
-        begin_id: the token that a text begins with, where its tokenizer adds none.
-    """
-
-    stop_ids: frozenset[int] = frozenset()
-    begin_id: int | None = None
-    sampling: Sampling = Sampling()
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> GeneratorConfig:
-        """Read generation_config.json, config.json and tokenizer_config.json.
-
-        Raises:
-            WeightsError: a file that is malformed.
-        """
-        stops: set[int] = set()
-        file = folder / "generation_config.json"
-        own = read_json(file)
-        config = read_json(folder / "config.json")
-        for source in (own, config):
-            stated = source.get("eos_token_id")
-            several = stated if isinstance(stated, list) else [stated]
-            stops.update(i for i in several if type(i) is int and i >= 0)
-        begin = config.get("bos_token_id")
-        begin = begin if type(begin) is int and begin >= 0 else None
-        return cls(frozenset(stops), begin, Sampling.from_config(own, str(file)))
+LOST = 32  # tokens that a session forgets for another prompt where a new one could be made
 
 
 class Generator:
@@ -107,6 +62,12 @@ class Generator:
         return (
             f"Generator({c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
             f"{self.model.device!r})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "Generator: expected to stay in its process, got a copy or pickle of it; call ct.load "
+            "where it is needed"
         )
 
     def __call__(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -138,8 +99,24 @@ class Generator:
         """Most tokens of a prompt and its continuation."""
         return self.model.config.max_position_embeddings
 
+    @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt] | Array, *, max_new_tokens: int = 256,
+        self, prompts: str, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
+        ignore_eos: bool = False, n: Literal[1] = 1, **sampling: Unpack[SamplingArgs],
+    ) -> Generation: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prompts: Several, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
+        ignore_eos: bool = False, n: int = 1, **sampling: Unpack[SamplingArgs],
+    ) -> list[Generation]: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
+        stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
+        **sampling: Unpack[SamplingArgs],
+    ) -> Any: ...  # fmt: skip
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
         **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
@@ -148,7 +125,7 @@ class Generator:
         Args:
             prompts: one text or one sequence of ids, or several of them, of any lengths.
             max_new_tokens: most tokens of each continuation.
-            stop: strings that end a continuation, and are not part of it.
+            stop: strings that end a continuation, and are not part of it; also special tokens.
             ignore_eos: go on after the tokens that end a text.
             n: continuations of each prompt.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
@@ -169,22 +146,22 @@ class Generator:
         chosen = self.config.sampling.with_("generate", sampling)
         stops = self._stops("generate", max_new_tokens, stop, ignore_eos)
         written = [Text(self._decode, stops) for _ in rows]
-        for tokens in self._tokens(rows, stops.tokens, chosen):
-            for text, token in zip(written, tokens, strict=True):
-                text.add(int(token))
-            if all(text.finish for text in written):
-                break
-        made = [
-            Generation(t.ids, t.whole(), t.finish or self._end(row, t, stops), len(row))
-            for t, row in zip(written, rows, strict=True)
-        ]
+        with closing(self._tokens(rows, stops.tokens, chosen)) as steps:
+            for tokens in steps:
+                for text, token in zip(written, tokens, strict=True):
+                    text.add(int(token))
+                if all(text.finish for text in written):
+                    break
+        for text in written:
+            text.end("context")
+        made = [text.generation(len(row)) for text, row in zip(written, rows, strict=True)]
         return made if several or n > 1 else made[0]
 
     def stream(
-        self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, on_token: Callable[[int], object] | None = None,
-        **sampling: Unpack[SamplingArgs],
-    ) -> Iterator[str]:  # fmt: skip
+        self, prompt: Prompt | Array | Tensor, *, max_new_tokens: int = 256,
+        stop: str | Sequence[str] = (), ignore_eos: bool = False,
+        on_token: Callable[[int], object] | None = None, **sampling: Unpack[SamplingArgs],
+    ) -> Stream:  # fmt: skip
         """The continuation of one prompt in pieces of whole characters, as they come.
 
         Args:
@@ -194,30 +171,34 @@ class Generator:
         Raises:
             As `generate`, here, at the call.
         """
-        _, rows = self._rows("stream", prompt)
+        several, rows = self._rows("stream", prompt)
+        if several:
+            raise ShapeError(
+                f"stream: expected one prompt, got {len(rows)}; generate takes several"
+            )
         stops = self._stops("stream", max_new_tokens, stop, ignore_eos)
-        self.tokenizer  # noqa: B018  # raises now where there is none
-        chosen = self.config.sampling.with_("stream", sampling)
-        return self._pieces(rows[:1], stops, chosen, on_token)
+        return self._stream("stream", rows, stops, sampling, on_token)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024,
-        stop: str | Sequence[str] = (), template: Mapping[str, Any] | None = None,
-        **sampling: Unpack[SamplingArgs],
-    ) -> Iterator[str]:  # fmt: skip
+        stop: str | Sequence[str] = (), ignore_eos: bool = False,
+        on_token: Callable[[int], object] | None = None,
+        template: Mapping[str, Any] | None = None, **sampling: Unpack[SamplingArgs],
+    ) -> Stream:  # fmt: skip
         """The answer to a conversation, in pieces; what it shares with the last one is not reread.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
+            max_new_tokens, stop, ignore_eos, on_token, sampling: as for `stream`.
             template: further variables of the model's chat template.
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
+            DTypeError: what are no messages.
         """
-        return self.stream(
-            self.encode_chat(messages, **(template or {})), max_new_tokens=max_new_tokens,
-            stop=stop, **sampling,
-        )  # fmt: skip
+        row = self._ids("chat", self.encode_chat(messages, **(template or {})))
+        stops = self._stops("chat", max_new_tokens, stop, ignore_eos)
+        return self._stream("chat", [row], stops, sampling, on_token)
 
     def warm(self) -> None:
         """Continue a token: programs are compiled, and memory is allocated."""
@@ -229,6 +210,7 @@ class Generator:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> Ids:
         """Token ids of a conversation, up to where the answer begins; raises as `chat`."""
+        check_messages("chat", messages)
         if self.template is None:
             raise WeightsError("chat: expected a model folder with a chat template, got none")
         prompt = self.template.render(messages, **values)
@@ -248,22 +230,33 @@ class Generator:
                 f"{op}: expected text, ids, or a list of them, got {type(prompts).__name__}"
             )
         one = isinstance(prompts, str) or not prompts or _whole(prompts[0])
-        several = [prompts] if one else list(prompts)
-        return not one, [self._ids(op, p) for p in several]
+        if one:
+            return False, [self._ids(op, prompts)]
+        return True, [self._ids(op, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
 
-    def _ids(self, op: str, prompt: Any) -> Ids:
+    def _ids(self, op: str, prompt: Any, name: str = "prompt") -> Ids:
         vocab = self.model.config.vocab_size
         if isinstance(prompt, str):
             (ids,) = self.tokenizer.encode([prompt])
             begin = self.config.begin_id
             ids = ids or ([] if begin is None else [begin])
             self.tokenizer.check_ids([ids], vocab)
-        elif isinstance(prompt, Sequence) and all(map(_whole, prompt)):
+        elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
+            at = next((i for i, v in enumerate(prompt) if not _whole(v)), None)
+            if at is not None:
+                raise DTypeError(
+                    f"{op}: {name}[{at}]: expected a whole number, got {show(prompt[at])}"
+                )
             ids = [int(i) for i in prompt]
         else:
-            raise DTypeError(f"{op}: expected text or whole numbers, got {type(prompt).__name__}")
+            raise DTypeError(
+                f"{op}: {name}: expected text or whole numbers, got {type(prompt).__name__}"
+            )
         if not ids:
-            raise ShapeError(f"{op}: expected a prompt of one token or more, got none")
+            raise ShapeError(
+                f"{op}: {name}: expected a prompt of one token or more, or several prompts, got "
+                f"{show(prompt)}"
+            )
         wrong = next((i for i in ids if not 0 <= i < vocab), None)
         if wrong is not None:
             raise ShapeError(f"{op}: expected ids from 0 to {vocab - 1}, got {wrong}")
@@ -274,22 +267,26 @@ class Generator:
             )
         return ids
 
-    def _stops(self, op: str, tokens: Any, stop: Any, ignore_eos: bool) -> Stops:
-        texts = (stop,) if isinstance(stop, str) else tuple(stop)
-        if any(not isinstance(t, str) or not t for t in texts):
-            raise DTypeError(f"{op}: stop: expected strings that are not empty, got {texts!r}")
-        if texts:
-            self.tokenizer  # noqa: B018  # raises now where there is none
+    def _stops(self, op: str, tokens: Any, stop: Any, ignore_eos: Any) -> Stops:
+        if not isinstance(ignore_eos, bool):
+            raise DTypeError(f"{op}: ignore_eos: expected True or False, got {show(ignore_eos)}")
+        texts = (stop,) if isinstance(stop, str) else stop
+        fits = isinstance(texts, Sequence | Set) and not isinstance(texts, bytes)
+        if not fits or not all(isinstance(t, str) and t for t in texts):
+            raise DTypeError(f"{op}: stop: expected strings that are not empty, got {show(stop)}")
         ids: frozenset[int] = frozenset() if ignore_eos else self.config.stop_ids
-        return Stops(ids, texts, whole(op, "max_new_tokens", tokens, 1))
+        if texts:
+            added = self.tokenizer.native.get_added_tokens_decoder()
+            ids |= {i for i, token in added.items() if token.content in texts}
+        return Stops(ids, tuple(texts), whole(op, "max_new_tokens", tokens, 1))
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def _tokens(self, rows: list[Ids], most: int, sampling: Sampling) -> Iterator[Array]:
+    def _tokens(self, rows: list[Ids], most: int, sampling: Sampling) -> Pieces[Array]:
         """Tokens [batch] of step after step, at most `most`, and as long as there is room."""
         longest = max(map(len, rows))
         steps = min(most, self.context - longest)
-        session = self._session(len(rows), longest + steps)
+        session = self._session(rows, longest + steps)
         session.choose_by(sampling, rows)
         session.start(rows)
         try:
@@ -305,40 +302,59 @@ class Generator:
         with self._lock:
             self._idle = [session, *self._idle][:IDLE]
 
-    def _session(self, batch: int, tokens: int) -> Session:
-        """An idle session of that size, or a new one."""
+    def _session(self, rows: list[Ids], tokens: int) -> Session:
+        """The idle session of that size that has read most of the rows, or a new one."""
+        regime = self._regime(tokens)
         capacity = min(self.context, -(-(tokens + LEAST) // ROOM) * ROOM)
+        while self._regime(capacity) != regime:
+            capacity -= 1
         with self._lock:
             if self._tree.changed:
                 self._idle, self._tree = [], Tree(self.model)
-            for session in self._idle:
-                if session.batch == batch and session.capacity >= capacity:
-                    self._idle.remove(session)
-                    return session
-        return Session(self.model, batch, capacity)
+            fits = [
+                s for s in reversed(self._idle)
+                if s.batch == len(rows) and s.capacity >= capacity
+                and self._regime(s.capacity) == regime
+            ]  # fmt: skip
+            session = max(fits, key=lambda s: s.shared(rows), default=None)
+            full = len(self._idle) >= IDLE
+            if session is not None and (full or session.lost(rows) <= LOST):
+                self._idle.remove(session)
+                return session
+        return Session(self.model, len(rows), capacity)
+
+    def _regime(self, tokens: int) -> list[int]:
+        """What rotary frequencies a text of so many tokens has."""
+        return [rope.regime(tokens) for rope in self.model.config.ropes]
+
+    def _stream(
+        self, op: str, rows: list[Ids], stops: Stops, values: SamplingArgs,
+        on_token: Callable[[int], object] | None,
+    ) -> Stream:  # fmt: skip
+        self.tokenizer  # noqa: B018  # raises now where there is none
+        if on_token is not None and not callable(on_token):
+            raise DTypeError(f"{op}: on_token: expected a function, got {show(on_token)}")
+        sampling = self.config.sampling.with_(op, values)
+        text = Text(self._decode, stops)
+        pieces = self._pieces(rows, text, stops, sampling, on_token)
+        return Stream(pieces, text, len(rows[0]))
 
     def _pieces(
-        self,
-        rows: list[Ids],
-        stops: Stops,
-        sampling: Sampling,
+        self, rows: list[Ids], text: Text, stops: Stops, sampling: Sampling,
         on_token: Callable[[int], object] | None,
-    ) -> Iterator[str]:
-        text = Text(self._decode, stops)
-        for (token,) in self._tokens(rows, stops.tokens, sampling):
-            piece = text.add(int(token))
-            if on_token is not None:
-                on_token(int(token))
-            if piece:
-                yield piece
-            if text.finish:
-                break
-        rest = text.rest()
+    ) -> Pieces[str]:  # fmt: skip
+        with closing(self._tokens(rows, stops.tokens, sampling)) as steps:
+            for (token,) in steps:
+                piece = text.add(int(token))
+                if on_token is not None:
+                    on_token(int(token))
+                if piece:
+                    yield piece
+                if text.finish:
+                    return
+        rest = text.end("context")
         if rest:
             yield rest
-
-    def _end(self, row: Ids, text: Text, stops: Stops) -> str:
-        return "length" if len(text.ids) >= stops.tokens else "context"
 
 
 def _whole(value: Any) -> bool:
@@ -369,4 +385,8 @@ def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Gene
     absent = kind(file) == "nothing at that path"
     tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
     template = None if absent else ChatTemplate.from_folder(folder)
+    if isinstance(tokenizer, Tokenizer):
+        eos = special_tokens(read_json(folder / CONFIG)).get("eos_token", "")
+        found = {i for t, i in tokenizer.native.get_vocab().items() if t == eos and i < vocab_size}
+        config = replace(config, stop_ids=config.stop_ids | found)
     return partial(Generator, tokenizer=tokenizer, config=config, template=template)

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Self
 
 from msgspec import Struct
 
 Ids = list[int]
+PARTS = 4  # tokens of one character at most: a byte each
+
+
+class Generation(Struct, frozen=True):
+    """What a prompt was continued with.
+
+    Attributes:
+        ids: the tokens, without the one that ended it.
+        text: them as text; None for a model without a tokenizer.
+        finish: "stop" (a stop token or string), "length" (`max_new_tokens`), "context" (the
+            longest sequence of the batch has no more positions), or "closed" (a stream that was
+            closed, or failed, before its end).
+        prompt_tokens: tokens of the prompt.
+    """
+
+    ids: Ids
+    text: str | None
+    finish: str
+    prompt_tokens: int
 
 
 class Stops(Struct, frozen=True):
@@ -32,7 +52,7 @@ class Text:
 
     Attributes:
         ids: the tokens, without the one that ended it.
-        finish: "stop" or "length" once it has ended.
+        finish: "stop", "length" or what `end` was told, once it has ended.
     """
 
     def __init__(self, decode: Callable[[Ids], str] | None, stops: Stops) -> None:
@@ -42,6 +62,7 @@ class Text:
         self._text = ""
         self._told = 0  # characters that were given
         self._decode = decode
+        self._longest = max(map(len, stops.texts), default=1)
         # A token's text can depend on the one before it: both are decoded, from `_from` on.
         self._from: int = 0
         self._read: int = 0
@@ -52,24 +73,41 @@ class Text:
         if self.finish:
             return ""
         if token in self._stops.ids:
-            self.finish = "stop"
-            return self.rest()
+            return self.end("stop")
         self.ids.append(token)
         if len(self.ids) >= self._stops.tokens:
-            self.finish = "length"
-        if self._decode is not None and self._decoded(self._decode, bool(self.finish)):
+            return self.end("length")
+        if self._commit(last=False):
             self.finish = "stop"
-        return self.rest() if self.finish else self._given(self._certain())
+            return self._given(len(self._text))
+        return self._given(self._certain())
 
-    def _decoded(self, decode: Callable[[Ids], str], last: bool) -> bool:
-        """Add what the tokens read so far complete; whether a stop string has come."""
-        both = decode(self.ids[self._from :])
-        if both.endswith("\ufffd") and not last:  # a character of several tokens
+    def end(self, finish: str) -> str:
+        """What has not been given yet: the sequence ends, unless it has."""
+        if not self.finish:
+            self.finish = "stop" if self._commit(last=True) else finish
+        return self._given(len(self._text))
+
+    def _commit(self, last: bool) -> bool:
+        """Add the text of tokens that later ones do not change; whether a stop string has come."""
+        read = len(self.ids)
+        if self._decode is None or read == self._read:
             return False
+        both = self._decode(self.ids[self._from :])
+        if both.endswith("\ufffd") and not last:  # perhaps a part of a character
+            if read - self._read < PARTS:
+                return False
+            read = self._read + 1  # more than a character has: the first is no part of one
+            first = self._decode(self.ids[self._from : read])
+            if both.startswith(first):
+                both = first
+            else:
+                read = len(self.ids)
+        begin = max(0, len(self._text) - self._longest + 1)
         self._text += both[len(self._before) :]
-        self._from, self._read = self._read, len(self.ids)
-        self._before = decode(self.ids[self._from :])
-        places = [i for s in self._stops.texts if (i := self._text.find(s)) >= 0]
+        self._from, self._read = self._read, read
+        self._before = self._decode(self.ids[self._from : read])
+        places = [i for s in self._stops.texts if (i := self._text.find(s, begin)) >= 0]
         if places:
             self._text = self._text[: min(places)]
         return bool(places)
@@ -87,10 +125,52 @@ class Text:
         self._told = max(self._told, end)
         return piece
 
-    def rest(self) -> str:
-        """What has not been given yet."""
-        return self._given(len(self._text))
-
     def whole(self) -> str | None:
         """All of it; None without a tokenizer."""
         return None if self._decode is None else self._text
+
+    def generation(self, prompt_tokens: int) -> Generation:
+        """It, as users get it."""
+        return Generation(self.ids, self.whole(), self.finish, prompt_tokens)
+
+
+class Stream:
+    """A continuation as it comes: an iterator over pieces of text.
+
+    `with model.stream(...) as pieces:` closes it at the end of the block.
+    """
+
+    def __init__(self, pieces: Generator[str], text: Text, prompt_tokens: int) -> None:
+        self._pieces = pieces
+        self._text = text
+        self._prompt_tokens = prompt_tokens
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        except BaseException:
+            self._ended = True
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it: nothing more is computed. A second time does nothing."""
+        self._pieces.close()
+        self._ended = True
+
+    @property
+    def result(self) -> Generation | None:
+        """All of it, once it has ended or was closed; None before."""
+        if not self._ended:
+            return None
+        self._text.end("closed")
+        return self._text.generation(self._prompt_tokens)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self, TypedDict
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.weights.model_files import show
+from centella.weights.model_files import read_json, show
 
 
 class SamplingArgs(TypedDict, total=False):
@@ -39,8 +41,8 @@ class Sampling(Struct, frozen=True):
             multiplies negative ones.
         frequency_penalty, presence_penalty: taken off logits of tokens in the text, times how
             often they are there, and once.
-        seed: equal seeds give equal tokens; None: another one each time. Sequence i of a batch
-            has seed + i.
+        seed: 0 to 2^31 - 1; equal seeds give equal tokens; None: another one each time. Sequence
+            i of a batch has seed + i, modulo 2^31.
     """
 
     temperature: float = 0.0
@@ -75,24 +77,14 @@ class Sampling(Struct, frozen=True):
             ShapeError: a number out of its range.
             DTypeError: what is no number; TypeError: an unknown name.
         """
-        unknown = set(values) - set(RANGES) - {"seed"}
-        if unknown:
+        unknown = min(set(values) - set(RANGES), default=None)
+        if unknown is not None:
+            hint = f"{HINTS[unknown]}; " if unknown in HINTS else ""
             raise TypeError(
-                f"{op}: unexpected argument {min(unknown)!r}; sampling takes "
-                f"{', '.join((*RANGES, 'seed'))}"
+                f"{op}: unexpected argument {unknown!r}; {hint}sampling takes {', '.join(RANGES)}"
             )
-        for name, value in values.items():
-            whole = name in ("top_k", "seed")
-            if name == "seed" and value is None:
-                continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or (whole and value != int(value)):
-                kind = "a whole number" if whole else "a number"
-                raise DTypeError(f"{op}: {name}: expected {kind}, got {show(value)}")
-            low, high, text = RANGES.get(name, (-math.inf, math.inf, ""))
-            if not low <= value <= high:
-                raise ShapeError(f"{op}: {name}: expected {text}, got {value}")
-        return replace(self, **values)
+        checked = {name: _checked(op, name, value) for name, value in values.items()}
+        return replace(self, **checked)
 
     @property
     def greedy(self) -> bool:
@@ -117,6 +109,61 @@ class Sampling(Struct, frozen=True):
         return seed & 0x7FFFFFFF
 
 
+class GeneratorConfig(Struct, frozen=True):
+    """What a folder says of generation.
+
+    Attributes:
+        stop_ids: tokens that end a text.
+        sampling: how tokens are chosen where a call says nothing.
+        begin_id: the token that a text begins with, where its tokenizer adds none.
+    """
+
+    stop_ids: frozenset[int] = frozenset()
+    begin_id: int | None = None
+    sampling: Sampling = Sampling()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> GeneratorConfig:
+        """Read generation_config.json, config.json and tokenizer_config.json.
+
+        Raises:
+            WeightsError: a file that is malformed.
+        """
+        stops: set[int] = set()
+        file = folder / "generation_config.json"
+        own = read_json(file)
+        config = read_json(folder / "config.json")
+        for source in (own, config):
+            stated = source.get("eos_token_id")
+            several = stated if isinstance(stated, list) else [stated]
+            stops.update(i for i in several if type(i) is int and i >= 0)
+        begin = config.get("bos_token_id")
+        begin = begin if type(begin) is int and begin >= 0 else None
+        return cls(frozenset(stops), begin, Sampling.from_config(own, str(file)))
+
+
+def _checked(op: str, name: str, value: Any) -> float | None:
+    """A setting as a number of Python; None for a seed that is None."""
+    if name == "seed" and value is None:
+        return None
+    number = value.item() if isinstance(value, np.integer | np.floating) else value
+    whole = name in ("top_k", "seed")
+    fits = isinstance(number, int | float) and not isinstance(number, bool)
+    if not fits or (whole and not (math.isfinite(number) and number == int(number))):
+        kind = "a whole number" if whole else "a number"
+        raise DTypeError(f"{op}: {name}: expected {kind}, got {show(number)}")
+    low, high, text = RANGES[name]
+    if not low <= number <= high:
+        raise ShapeError(f"{op}: {name}: expected {text}, got {number}")
+    return int(number) if whole else number
+
+
+# Arguments of other libraries, and what they are here.
+HINTS: dict[str, str] = {
+    "max_tokens": "expected max_new_tokens=",
+    "max_length": "expected max_new_tokens=, without the prompt's tokens",
+    "do_sample": "expected temperature=, 0 for the most likely token",
+}
 # Least and most of each number, and how an error says so.
 RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 1e4, "0 to 10,000"),
@@ -126,4 +173,5 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "repetition_penalty": (1e-3, 1e3, "above 0"),
     "frequency_penalty": (-100.0, 100.0, "-100 to 100"),
     "presence_penalty": (-100.0, 100.0, "-100 to 100"),
+    "seed": (0, 0x7FFFFFFF, "0 to 2,147,483,647"),
 }

@@ -129,6 +129,15 @@ class Session:
         self.rows = [list(row) for row in rows]
         self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
 
+    def shared(self, rows: Sequence[Ids]) -> int:
+        """Tokens of the rows that it has read."""
+        return sum(_common(old, new) for old, new in zip(self.rows, rows, strict=True))
+
+    def lost(self, rows: Sequence[Ids]) -> int:
+        """Tokens that it forgets for the rows, beyond those that they share."""
+        shared = self.shared(rows)
+        return sum(map(len, self.rows)) - 2 * shared
+
     def add(self, tokens: Array) -> None:
         """Note the tokens of a step.
 

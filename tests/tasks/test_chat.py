@@ -1,0 +1,127 @@
+"""Chat templates: what they may do, what is refused; and messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import centella as ct
+from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks.chat import ChatTemplate
+from tests.tasks.test_generate import MESSAGES, folder_with, host
+
+
+def rendered(template: str, **values: Any) -> str:
+    return ChatTemplate(template, {}, "here").render(MESSAGES, **values)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c", "abhic"),
+        ("{{ {'b': 1, 'a': 'ä'} | tojson }}", '{"b": 1, "a": "ä"}'),
+        ("{{ ['ä', 1] | tojson(ensure_ascii=true, separators=(',', ':')) }}", '["\\u00e4",1]'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{{ 'a' ~ 1 ~ none }}{{ 7 % 4 }}{{ 'x' + 'y' }}", "a1None3xy"),
+        ("{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ m.role }}{% endfor %}",
+         "1Trueuser"),
+        ("{{ [1, 2] | join(', ') }}{{ 'aXa' | replace('X', '-') }}{{ 'aXa'.replace('X', '') }}",
+         "1, 2a-aaa"),
+        ("{{ ', '.join(['a', 'b']) }}{{ 'a\nb' | indent(2) }}", "a, ba\n  b"),
+        ("{{ messages | map(attribute='content') | join('|') }}", "hi"),
+        ("{{ messages | join('|', attribute='role') }}", "user"),
+        ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) }}", "<1>"),
+    ],
+)  # fmt: skip
+def test_templates(template: str, text: str) -> None:
+    assert rendered(template) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' | center(1000000000) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ 'a' | indent(1000000000) }}",
+        "{{ [1] | tojson(indent=1000000000) }}",
+        "{{ lipsum(1000000) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a'.rjust(1000000000) }}",
+        "{{ 'a'.zfill(1000000000) }}",
+        "{{ 'a'.center(1000000000) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}"
+        "{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}"
+        "{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}"
+        "{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}"
+        "{% set n.x = [n.x, n.x] | join %}{% endfor %}",
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}"
+        "{% set x %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = x %}{% endfor %}",
+        "{% set a = [0] * 9999 %}{% for i in a %}{% for j in a %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ f(40) }}",
+    ],
+)
+def test_templates_that_would_grow(template: str) -> None:
+    with pytest.raises(WeightsError, match="here: "):
+        rendered(template)
+
+
+def test_a_template_that_is_none_does_not_stop_load(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, tokenizer_config={"chat_template": "{% nothing %}"})
+    model = ct.load(folder, device="cpu", task="generate")
+    assert model.generate("x", max_new_tokens=1).ids
+    with pytest.raises(WeightsError, match=r"expected a chat template, got: .*nothing"):
+        model.chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "text"),
+    [
+        ("hi", DTypeError, r"chat: messages: expected \[\{"),
+        (None, DTypeError, "chat: messages: expected"),
+        ([], ShapeError, "chat: messages: expected one message or more"),
+        (["hi"], DTypeError, r"chat: messages\[0\]: expected \{.role.: str, .content.: str\}, got"),
+        ([*MESSAGES, {"role": "user", "content": 3}], DTypeError, r"chat: messages\[1\]"),
+        ([{"role": 3, "content": "x"}], DTypeError, r"chat: messages\[0\]"),
+        ([{}], DTypeError, r"chat: messages\[0\]"),
+    ],
+)
+def test_messages_that_are_none(messages: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        host().chat(messages)
+
+
+def test_errors_of_a_chat_name_it() -> None:
+    model = host()
+    calls: list[dict[str, Any]] = [{"max_new_tokens": 0}, {"stop": None}, {"top_p": 2},
+                                   {"ignore_eos": 1}, {"beams": 2}, {"on_token": 3}]  # fmt: skip
+    for options in calls:
+        with pytest.raises((ShapeError, DTypeError, TypeError), match=r"^chat: "):
+            model.chat(MESSAGES, **options)
+    long = [{"role": "user", "content": "word " * 300}]
+    with pytest.raises(ShapeError, match=r"^chat: .*the context of the model"):
+        model.chat(long)
+
+
+def test_a_chat_tells_tokens_and_its_result() -> None:
+    seen: list[int] = []
+    with host().chat(MESSAGES, max_new_tokens=5, ignore_eos=True, on_token=seen.append) as answer:
+        text = "".join(answer)
+    assert answer.result is not None
+    assert (answer.result.ids, answer.result.text, answer.result.finish) == (seen, text, "length")
+
+
+def test_the_end_token_of_the_tokenizer_ends_a_text(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, tokenizer_config={"eos_token": {"content": "<|im_end|>"}})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 7}))
+    model = ct.load(folder, device="cpu", task="generate")
+    assert model.config.stop_ids == {7, model.tokenizer.native.token_to_id("<|im_end|>")}

@@ -1,0 +1,178 @@
+"""Streams, the sessions that a Generator keeps, and text from tokens."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import DTypeError, ShapeError
+from centella.models.rope import Rope
+from centella.tasks.load import load
+from centella.tasks.pieces import Stops, Text
+from tests.tasks.test_generate import FOLDER, TEXT, ct_replace, host
+
+NONE = Stops(frozenset(), (), 10**6)
+
+
+def bytes_to_text(ids: list[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def test_a_stream_is_of_one_prompt() -> None:
+    with pytest.raises(ShapeError, match="stream: expected one prompt, got 2; generate takes sev"):
+        host().stream(["a", "b"])  # type: ignore[list-item]
+
+
+def test_a_stream_and_its_result() -> None:
+    model = host()
+    whole = model.generate(TEXT, max_new_tokens=12, ignore_eos=True)
+    pieces = model.stream(TEXT, max_new_tokens=12, ignore_eos=True)
+    assert pieces.result is None
+    assert "".join(pieces) == whole.text
+    assert pieces.result == whole
+    with model.stream(TEXT, max_new_tokens=12, ignore_eos=True) as begun:
+        first = next(begun)
+    result = begun.result
+    assert result is not None
+    assert (result.finish, result.prompt_tokens) == ("closed", whole.prompt_tokens)
+    assert 0 < len(result.ids) < 12
+    assert result.ids == whole.ids[: len(result.ids)]
+    assert (result.text or "").startswith(first)
+    begun.close()
+    assert list(begun) == []
+    assert begun.result == result
+
+
+def test_a_special_token_as_a_stop_string() -> None:
+    model = load(FOLDER / "qwen3", "cpu", "f32")
+    ids = model.generate(TEXT, max_new_tokens=9, ignore_eos=True).ids
+    native = model.tokenizer.native
+    end = native.token_to_id("<|im_end|>")
+    stops = model._stops("generate", 9, "<|im_end|>", True)
+    assert stops.ids == {end}
+    assert end not in ids
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "context", "closed"])
+def test_what_is_undecided_at_the_end_is_flushed(finish: str) -> None:
+    ids = [*b"ab", 0xE2, 0x82]
+    stops = Stops(frozenset([999]), (), 4 if finish == "length" else 9)
+    text = Text(bytes_to_text, stops)
+    given = "".join(text.add(i) for i in ids)
+    given += text.add(999) if finish == "stop" else text.end(finish)
+    assert (given, text.whole(), text.finish) == ("ab\ufffd", "ab\ufffd", finish)
+
+
+@pytest.mark.parametrize("ids", [[0xFF] * 200, [0xFF, 0xFF, 0xFF, *"😀é€x".encode(), 0xFF] * 9])
+def test_text_is_committed_steadily(ids: list[int]) -> None:
+    longest = 0
+
+    def decode(some: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(some))
+        return bytes_to_text(some)
+
+    text = Text(decode, NONE)
+    for i, token in enumerate(ids):
+        text.add(token)
+        assert len(text.whole() or "") >= len(bytes_to_text(ids[: i + 1])) - 4
+    text.end("context")
+    assert text.whole() == bytes_to_text(ids)
+    assert longest <= 12
+
+
+def test_stop_strings_that_span_tokens() -> None:
+    for stop in ("bcd", "d", "abcdef", "cdefg"):
+        text = Text(bytes_to_text, Stops(frozenset(), (stop, "zzzz"), 99))
+        given = "".join(text.add(i) for i in b"xxabcdefgh")
+        assert text.finish == "stop"
+        assert given == text.whole() == "xxabcdefgh"[: "xxabcdefgh".index(stop)]
+
+
+def test_a_short_prompt_leaves_a_long_conversation_in_memory() -> None:
+    model = load(FOLDER / "qwen3", "cpu", "f32")
+    options: dict[str, Any] = {"max_new_tokens": 2, "ignore_eos": True}
+    long = list(range(3, 83))
+    model.generate(long, **options)
+    model.generate([9, 8, 7], **options)
+    with ct.ledger() as led:
+        model.generate([*long, 5], **options)
+    assert led.upload_bytes < 4 * len(long)
+    assert len(model._idle) == 2
+
+
+def rope(kind: str, **values: Any) -> Rope:
+    stated = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64, **values}
+    return Rope(stated, 16, 128, "here")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [rope("longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8), rope("dynamic")],
+    ids=["longrope", "dynamic"],
+)
+def test_frequencies_follow_the_tokens(made: Rope) -> None:
+    """Not the capacity, which is rounded up; and not those of the session before."""
+    model = load(FOLDER / "qwen3", "cpu", "f32")
+    model.model.config = ct_replace(model.model.config, ropes=(made,))
+    short = model._session([[5] * 20], 40)
+    assert np.array_equal(made.tables(40)[0], short.past.tables[0][0].numpy()[:40])
+    model._keep(short)
+    long = model._session([[5] * 20], 80)
+    assert long is not short
+    assert np.array_equal(made.tables(80)[0], long.past.tables[0][0].numpy()[:80])
+    model._keep(long)
+    assert model._session([[5] * 20], 30) is short
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_generator_stays_in_its_process(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"call ct\.load where it is needed"):
+        copied(host())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "text"),
+    [
+        ([1, 2.5], {}, DTypeError, r"prompt\[1\]: expected a whole number, got 2.5"),
+        ([[1], [1, "a"]], {}, DTypeError, r"prompts\[1\]\[1\]: expected a whole number, got 'a'"),
+        (["a", 3], {}, DTypeError, r"prompts\[1\]: expected text or whole numbers, got int"),
+        ("x", {"stop": None}, DTypeError, "stop: expected strings that are not empty, got None"),
+        ("x", {"stop": 3}, DTypeError, "stop: expected strings"),
+        ("x", {"stop": b"a"}, DTypeError, "stop: expected strings"),
+        ("x", {"ignore_eos": "no"}, DTypeError, "ignore_eos: expected True or False, got 'no'"),
+        ("x", {"top_k": float("nan")}, DTypeError, "top_k: expected a whole number"),
+        ("x", {"top_k": float("inf")}, DTypeError, "top_k: expected a whole number"),
+        ("x", {"seed": float("inf")}, DTypeError, "seed: expected a whole number"),
+        ("x", {"seed": -1}, ShapeError, "seed: expected 0 to 2,147,483,647"),
+        ("x", {"seed": 1 << 31}, ShapeError, "seed: expected 0 to 2,147,483,647"),
+        ("x", {"max_tokens": 3}, TypeError, "'max_tokens'; expected max_new_tokens="),
+        ("x", {"max_length": 3}, TypeError, "'max_length'; expected max_new_tokens="),
+        ("x", {"do_sample": True}, TypeError, "'do_sample'; expected temperature="),
+    ],
+)
+def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, text: str) -> None:
+    with pytest.raises(error, match=rf"^generate: .*{text}"):
+        host().generate(prompt, **options)
+
+
+def test_no_prompt_at_all() -> None:
+    with pytest.raises(ShapeError, match=r"or several prompts, got \[\]"):
+        host().generate([])
+
+
+def test_numbers_of_numpy() -> None:
+    model = host()
+    plain = model.generate(TEXT, max_new_tokens=4, temperature=0.5, top_k=9, seed=3)
+    arrays: dict[str, Any] = {
+        "temperature": np.float32(0.5),
+        "top_k": np.int64(9),
+        "seed": np.uint8(3),
+    }
+    assert model.generate(TEXT, max_new_tokens=4, **arrays) == plain
