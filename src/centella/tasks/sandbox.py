@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from centella.errors import CentellaError, MissingExtraError
 
@@ -130,7 +130,7 @@ def environment() -> tuple[Any, type[Exception]]:
     class Generation(ext.Extension):
         """`{% generation %}` marks what the model wrote, for training: its body is rendered."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -175,9 +175,13 @@ def environment() -> tuple[Any, type[Exception]]:
     def rounds(context: Any, items: Any) -> Any:
         return context.resolve(ROUNDS_KEY).counted(items)
 
-    def join(value: Any, d: str = "", attribute: Any = None) -> str:
-        items = list(sandboxed.call_filter("map", value, kwargs={"attribute": attribute})
-                     if attribute is not None else value)  # fmt: skip
+    @jinja2.pass_context
+    def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> str:
+        if attribute is not None:
+            value = sandboxed.call_filter(
+                "map", value, kwargs={"attribute": attribute}, context=context
+            )
+        items = list(value)
         return _joined(d if i % 2 else items[i // 2] for i in range(2 * len(items) - 1))
 
     def replaced(text: Any, old: str, new: str, count: int | None = None) -> str:
