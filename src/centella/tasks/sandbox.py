@@ -175,9 +175,13 @@ def environment() -> tuple[Any, type[Exception]]:
     def rounds(context: Any, items: Any) -> Any:
         return context.resolve(ROUNDS_KEY).counted(items)
 
-    def join(value: Any, d: str = "", attribute: Any = None) -> str:
-        items = list(sandboxed.call_filter("map", value, kwargs={"attribute": attribute})
-                     if attribute is not None else value)  # fmt: skip
+    @jinja2.pass_context
+    def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> str:
+        if attribute is not None:
+            value = sandboxed.call_filter(
+                "map", value, kwargs={"attribute": attribute}, context=context
+            )
+        items = list(value)
         return _joined(d if i % 2 else items[i // 2] for i in range(2 * len(items) - 1))
 
     def replaced(text: Any, old: str, new: str, count: int | None = None) -> str:
