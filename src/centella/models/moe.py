@@ -59,8 +59,10 @@ class SparseMLP(Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         c = config
-        self.picks, self.normalised = c.num_experts_per_tok, c.norm_topk_prob
-        self.activation, self.residual_multiplier = c.activation, c.residual_multiplier
+        self.picks: int = c.num_experts_per_tok
+        self.normalised: bool = c.norm_topk_prob
+        self.activation: str = c.activation
+        self.residual_multiplier: float = c.residual_multiplier
         self.gate: Linear = Linear(c.hidden_size, c.num_experts, bias=False)
         self.experts: Experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size)
 

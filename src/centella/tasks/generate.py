@@ -274,11 +274,12 @@ class Generator:
         fits = isinstance(texts, Sequence | Set) and not isinstance(texts, bytes)
         if not fits or not all(isinstance(t, str) and t for t in texts):
             raise DTypeError(f"{op}: stop: expected strings that are not empty, got {show(stop)}")
+        words: tuple[str, ...] = tuple(texts)
         ids: frozenset[int] = frozenset() if ignore_eos else self.config.stop_ids
-        if texts:
+        if words:
             added = self.tokenizer.native.get_added_tokens_decoder()
-            ids |= {i for i, token in added.items() if token.content in texts}
-        return Stops(ids, tuple(texts), whole(op, "max_new_tokens", tokens, 1))
+            ids |= {i for i, token in added.items() if token.content in words}
+        return Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
 
     # -- the loop ---------------------------------------------------------------------------------
 

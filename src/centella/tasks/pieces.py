@@ -57,7 +57,7 @@ class Text:
 
     def __init__(self, decode: Callable[[Ids], str] | None, stops: Stops) -> None:
         self.ids: Ids = []
-        self.finish = ""
+        self.finish: str = ""
         self._stops = stops
         self._text = ""
         self._told = 0  # characters that were given
