@@ -50,7 +50,7 @@ OF_MODULE: dict[str, str] = {
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
     "std": "ct.sqrt(ct.var(x, axis))",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
-    **dict.fromkeys(("sort", "argsort", "topk", "unique", "cumsum"), "NumPy's, of x.numpy()"),
+    **dict.fromkeys(("sort", "argsort", "unique", "cumsum"), "NumPy's, of x.numpy()"),
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
     "Batcher": "ct.serving.Batcher",
 }  # fmt: skip
