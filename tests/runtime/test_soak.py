@@ -7,15 +7,15 @@ import sys
 import pytest
 
 import centella as ct
-from tests.support.devices import own
-from tests.support.soak import soak
+from tests.support.devices import name_of
+from tests.support.soak import soak_alone
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
 def test_captures_that_come_and_go_leave_nothing(device: ct.Device) -> None:
     """The full size is a program: `python -m tests.support.soak`."""
-    first, *_, last = soak("chain", own(device), 1000)
+    first, *_, last = soak_alone("chain", name_of(device), 1000)
     assert last.resident - first.resident < 8 << 20
     assert last.objects - first.objects < 4000
     assert last.held <= first.held + (1 << 20)

@@ -59,3 +59,9 @@ def open_device(kind: str) -> ct.Device | str:
 def own(device: ct.Device, **options: Any) -> ct.Device:
     """Another device of the same kind, with nothing compiled, planned or allocated."""
     return _opened[device](**{"pool": "reuse", **options})
+
+
+def name_of(device: ct.Device) -> str:
+    """What another process opens it by."""
+    kind = next(kind for kind in DEVICES if open_device(kind) is device)
+    return _hardware() if kind == "webgpu-hardware" else kind.removesuffix("-minimum")

@@ -14,10 +14,13 @@ import argparse
 import gc
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -107,16 +110,30 @@ def soak(
     return samples
 
 
+def soak_alone(work: str, device: str, calls: int) -> list[Sample]:
+    """The same in a process of its own, which has nothing else in memory."""
+    command = [sys.executable, "-m", "tests.support.soak", "--json", "--work", work]
+    command += ["--device", device, "--calls", str(calls)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    return [msgspec.json.decode(line, type=Sample) for line in ran.stdout.splitlines()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", default="chain", choices=WORKS)
     parser.add_argument("--device", default="webgpu")
     parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each tenth")
     asked = parser.parse_args()
     begin = time.perf_counter()
-    first, *_, last = soak(
-        asked.work, ct.device(asked.device), asked.calls, lambda s: print(s, flush=True)
-    )
+
+    def show(sample: Sample) -> None:
+        print(msgspec.json.encode(sample).decode() if asked.json else sample, flush=True)
+
+    first, *_, last = soak(asked.work, ct.device(asked.device), asked.calls, show)
+    if asked.json:
+        return
     grown = last.resident - first.resident
     print(f"{time.perf_counter() - begin:.0f} s; {grown / 1e6:+.1f} MB after the first tenth, "
           f"{grown / (last.calls - first.calls):+.1f} bytes a call")  # fmt: skip
