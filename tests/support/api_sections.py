@@ -105,7 +105,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Models",
         "[A service](service.md) embeds the texts of many requests together.",
-        "load Embedder Generator Generation Sampling serving serving.Batcher",
+        "load Embedder Generator Generation Stream TokenLogprobs Sampling serving serving.Batcher",
     ),
     (
         "Ledger",
