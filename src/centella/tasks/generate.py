@@ -18,7 +18,7 @@ from centella.nn.tree import Tree
 from centella.tasks.chat import CONFIG, ChatTemplate, check_messages, special_tokens
 from centella.tasks.logprobs import logprobs_of, tokens_of
 from centella.tasks.pieces import Generation, Text
-from centella.tasks.prompts import Asked, Prompts
+from centella.tasks.prompts import Asked, Options, Prompts
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import LEAST, Array, Ids, Session
 from centella.tasks.stream import Stream, in_thread
@@ -38,15 +38,6 @@ Several = list[str] | list[list[int]] | list[str | list[int]]
 ROOM = 256  # capacities are multiples of it
 IDLE = 2  # sessions that a Generator keeps
 LOST = 32  # tokens that a session forgets for another prompt where a new one could be made
-
-
-class Options(SamplingArgs, total=False):
-    """Keyword arguments of `Generator.generate`, as it documents them."""
-
-    max_new_tokens: int
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    logprobs: int | None
 
 
 class Generator:
@@ -230,21 +221,25 @@ class Generator:
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
         on_token: Callable[[int], object] | None = None,
-        template: Mapping[str, Any] | None = None, **sampling: Unpack[SamplingArgs],
+        template: Mapping[str, Any] | None = None, parse_special: bool = False,
+        **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
         """The answer to a conversation, in pieces; what it shares with the last one is not reread.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
             max_new_tokens, stop, ignore_eos, logprobs, on_token, sampling: as for `stream`.
-            template: further variables of the model's chat template.
+            template: further variables of the model's chat template, such as tools, documents or
+                enable_thinking.
+            parse_special: whether special tokens that stand in messages are tokens, as in
+                transformers; False: they are plain text, so that nobody's text ends a message.
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: what are no messages.
         """
         _refuse_n("chat", sampling)
-        ids = self.encode_chat(messages, **(template or {}))
+        ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
                                     ignore_eos=ignore_eos, logprobs=logprobs)  # fmt: skip
@@ -254,18 +249,30 @@ class Generator:
         """Continue a token: programs are compiled, and memory is allocated."""
         self.generate([0], max_new_tokens=2, ignore_eos=True)
 
-    def encode(self, prompt: Prompt) -> Ids:
-        """Token ids of one prompt, a text or ids; raises as `generate`."""
-        return self._prompts.ids("encode", prompt, self.config.begin_id)
+    def encode(self, prompt: Prompt, *, parse_special: bool = True) -> Ids:
+        """Token ids of one prompt, a text or ids; raises as `generate`.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> Ids:
-        """Token ids of a conversation, up to where the answer begins; raises as `chat`."""
+        Args:
+            prompt: as for `generate`.
+            parse_special: whether special tokens that stand in a text are tokens; False: they are
+                plain text, as in messages.
+        """
+        begin = self.config.begin_id
+        return self._prompts.ids("encode", prompt, begin, parse_special=parse_special)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **values: Any
+    ) -> Ids:
+        """Token ids of a conversation, up to where the answer begins; raises as `chat`.
+
+        Args:
+            messages, parse_special: as for `chat`.
+            values: further variables of the model's chat template.
+        """
         check_messages("chat", messages)
         if self.template is None:
             raise WeightsError("chat: expected a model folder with a chat template, got none")
-        prompt = self.template.render(messages, **values)
-        ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
-        return ids
+        return self._prompts.chat_ids(messages, self.template, values, parse_special)
 
     # -- the loop ---------------------------------------------------------------------------------
 

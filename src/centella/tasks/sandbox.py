@@ -182,7 +182,7 @@ def _check_format(budget: Budget, text: str, args: tuple[Any, ...], named: Any) 
     bounds.check_format(budget, text, [*args, *named.values(), *(v for m in maps for v in m)])
 
 
-def _guarded(function: Callable[..., Any], name: str, pass_context: Any) -> Any:
+def _guarded(function: Any, name: str, pass_context: Any) -> Any:
     """A filter or test of Jinja's, which counts what it is given and what it gives."""
     wants = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
