@@ -41,6 +41,7 @@ from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
 from centella.tasks.sampling import Sampling
+from centella.tasks.search import Index, Matches
 from centella.tensors import functional as _functional
 from centella.tensors.batch import CommandBatch
 from centella.tensors.creation import arange as arange  # as full and zeros: functional lists it
@@ -67,13 +68,13 @@ else:
 __all__ = [
     "AudioError", "CachedPipeline", "CentellaError", "CommandBatch", "CompileError", "Compiled",
     "ContractError", "Counts", "DType", "DTypeError", "Device", "DeviceError", "DeviceLostError",
-    "DiscardedError", "Embedder", "Event", "Generation", "Generator", "In", "InOut", "KVCache",
-    "KVCacheFullError", "Ledger", "LimitError", "MatmulCache", "MissingExtraError", "Out",
-    "OutOfMemoryError", "Pending", "PipelineCache", "QTensor", "Sampling", "Scalar", "ShapeError",
-    "SimulationError", "State", "Tensor", "TraceError", "TransferForbidden", "UserKernel",
-    "WeightsError", "__version__", "asarray", "bf16", "bool_", "device", "empty", "f16", "f32",
-    "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang", "ledger",
-    "load", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8", "serving", "totals", "u8",
-    "u32",
+    "DiscardedError", "Embedder", "Event", "Generation", "Generator", "In", "InOut", "Index",
+    "KVCache", "KVCacheFullError", "Ledger", "LimitError", "Matches", "MatmulCache",
+    "MissingExtraError", "Out", "OutOfMemoryError", "Pending", "PipelineCache", "QTensor",
+    "Sampling", "Scalar", "ShapeError", "SimulationError", "State", "Tensor", "TraceError",
+    "TransferForbidden", "UserKernel", "WeightsError", "__version__", "asarray", "bf16", "bool_",
+    "device", "empty", "f16", "f32", "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32",
+    "jit", "kernel", "lang", "ledger", "load", "nn", "ones", "quantize", "quantize_blocks",
+    "quantize_int8", "serving", "totals", "u8", "u32",
 ]  # fmt: skip
 __all__ += _functional.__all__
