@@ -104,8 +104,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
-        "[A service](service.md) embeds the texts of many requests together; [search](search.md) finds "
-        "the vectors nearest to one.",
+        "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
+        "finds the vectors nearest to one.",
         "load Embedder Generator Generation Sampling Index Matches serving serving.Batcher",
     ),
     (
