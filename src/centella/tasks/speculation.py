@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from msgspec import Struct
 
+from centella.tasks.pieces import Tally
 from centella.tasks.session import Array, Ids, Session
 from centella.tensors.functional import concat, maximum, minimum
 from centella.tensors.jit import Jitted
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.runtime.pending import Pending
 
+LOOKUP = "lookup"  # as users ask for it
 GUESSES = 7  # tokens; with the last one a pass has eight
 LONGEST, SHORTEST = 4, 2  # of the last tokens, that stood in the sequence before
 PAUSE, LONGEST_PAUSE = 4, 64  # single steps after a pass without a right guess; doubled each time
@@ -85,6 +86,7 @@ class Draft:
     """
 
     def __init__(self, model: LlamaModel, capacity: int, vocab: int) -> None:
+        self.model: LlamaModel = model
         self._room: int = min(capacity, model.config.max_position_embeddings)
         self._session: Session = Session(model, 1, self._room)
         self._vocab: int = vocab
@@ -107,17 +109,14 @@ class Draft:
         return maximum(minimum(tokens, self._vocab - 1), 0)
 
 
-class Tally(Struct):
-    """What came of guessing: tokens that were guessed, and those of them that were right."""
-
-    guessed: int = 0
-    accepted: int = 0
-
-
 def run(session: Session, guesser: Guesser, steps: int, tally: Tally) -> Iterator[Array]:
     """As `Session.run` of one sequence, and the same tokens: each [1] i32.
 
     `Session.add` has to be called with each before the next is asked for.
+
+    Args:
+        session: started, without penalties and log-probabilities.
+        guesser: who guesses; steps: tokens wanted; tally: counts the guesses.
     """
     pause = wait = done = 0
     step: Pending[Array] | None = None
