@@ -40,7 +40,7 @@ BELOW: dict[str, set[str]] = {
     # what users hold
     "tensors": {"runtime"},
     "nn": {"tensors"},
-    "weights": {"dtypes"},
+    "weights": {"dtypes", "host"},
     "models": {"nn", "weights"},
     "tasks": {"models"},
     "serving": {"tasks"},
@@ -61,6 +61,7 @@ LATE: dict[tuple[str, str], str] = {
     ("tasks", "models"): "`import centella` is quick: a family loads with the first model of it",
     ("tasks", "tasks"): "the same: the tokenizer loads with the first model",
     ("weights", "huggingface_hub"): "extra `models`",
+    ("weights", "pyarrow"): "extra `arrow`",
     ("weights", "difflib"): "only a name that is wrong is compared with others",
     ("tasks", "tokenizers"): "extra `models`",
     ("tasks", "jinja2"): "extra `models`",

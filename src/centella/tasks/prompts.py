@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
-from centella.tasks.chat import ChatTemplate
+from centella.tasks.chat import ChatTemplate, check_messages
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
 from centella.tensors.arguments import whole
@@ -20,6 +20,7 @@ from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
 if TYPE_CHECKING:
+    from centella.models.llama import LlamaModel
     from centella.tasks.special import Special
     from centella.tasks.text import Tokenizer
 
@@ -31,20 +32,13 @@ class Asked(Struct, frozen=True):
         sampling: how tokens are chosen.
         stops: when a continuation ends.
         logprobs: alternatives whose log-probabilities are wanted; None: none at all.
+        draft: who guesses tokens: "lookup", a smaller model, or nobody.
     """
 
     sampling: Sampling
     stops: Stops
     logprobs: int | None = None
-
-
-class Options(SamplingArgs, total=False):
-    """Keyword arguments of `Generator.generate`, as it documents them."""
-
-    max_new_tokens: int
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    logprobs: int | None
+    draft: LlamaModel | str | None = None
 
 
 class Prompts:
@@ -109,10 +103,13 @@ class Prompts:
         return Special(self.tokenizer)
 
     def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate,
+        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None,
         values: Mapping[str, Any], parse_special: bool,
     ) -> Ids:  # fmt: skip
         """The ids of a conversation, up to where the answer begins; raises as `Generator.chat`."""
+        check_messages("chat", messages)
+        if template is None:
+            raise WeightsError("chat: expected a model folder with a chat template, got none")
         mark = ""
         if not parse_special:  # a variable that is a text is the caller's own
             names = [name for name, value in values.items() if not isinstance(value, str)]
@@ -162,7 +159,7 @@ class Prompts:
 
     def asked(
         self, op: str, config: GeneratorConfig, sampling: SamplingArgs, *, tokens: object,
-        stop: Any, ignore_eos: object, logprobs: object,
+        stop: Any, ignore_eos: object, logprobs: object, draft: LlamaModel | str | None = None,
     ) -> Asked:  # fmt: skip
         """Arguments of `op`, checked.
 
@@ -182,7 +179,7 @@ class Prompts:
             ids |= {i for i, token in added.items() if token.content in words}
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)
-        return Asked(chosen, stops, probabilities.checked(op, logprobs))
+        return Asked(chosen, stops, probabilities.checked(op, logprobs), draft)
 
 
 def _whole(value: Any) -> bool:
