@@ -179,6 +179,18 @@ def test_a_seed_without_a_temperature_is_told() -> None:
     assert text not in sampled.stderr
 
 
+@pytest.mark.parametrize("draft", ["lookup", MODEL])
+def test_guesses(draft: str | Path) -> None:
+    given = ["Hello", "--max-tokens", 30, "--ignore-eos", "--draft", draft]
+    found = json.loads(call(*ON, *given, "--json").stdout)
+    assert found["ids"] == model().generate("Hello", max_new_tokens=30, ignore_eos=True).ids
+    line = call(*ON, *given).stderr
+    if draft == "lookup":  # which may find nothing
+        return
+    assert found["guessed"] >= found["accepted"] > 0
+    assert re.search(r"tokens/s, \d+ of \d+ guesses right\n", line)
+
+
 def test_a_trace(tmp_path: Path) -> None:
     for more in (["Hello"], ["--chat"]):
         file = tmp_path / f"{more[0]}.json"
@@ -301,6 +313,7 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         (["generate", "--model", MODEL.parents[1] / "tiny-bert", "x"], "one that embeds it"),
         ([*ON, "--file", "/absent/prompt"], "no such file"),
         ([*ON, "x", "--quantize", "q8_0"], "expected rows of a multiple of 32 to quantize"),
+        ([*ON, "x", "--draft", MODEL.parents[1] / "tiny-bert"], "one that embeds it"),
         ([*ON, "x", "--quantize", "q9"], "expected quantize of q8_0, q4_0"),
     ],
 )

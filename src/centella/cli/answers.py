@@ -30,13 +30,14 @@ class How(Struct, frozen=True):
     logprobs: int | None = None
     pieces: bool = False  # as JSON, too
     lines: bool = False  # of JSON
+    draft: Generator | str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Of `generate` and `stream`."""
         return {
             "max_new_tokens": self.tokens, "stop": self.stop, "ignore_eos": self.ignore_eos,
-            "logprobs": self.logprobs, **self.sampling,
+            "logprobs": self.logprobs, "draft": self.draft, **self.sampling,
         }  # fmt: skip
 
 
@@ -68,7 +69,10 @@ class Answers(Struct):
             else f", first after {self.first_s:.2f} s"
         )  # fmt: skip
         then = "" if self.rate is None else f", then {self.rate:,.1f} tokens/s"
-        return f"{self.prompt_tokens:,} prompt tokens, {self.tokens:,} tokens{first}{then}"
+        guessed = sum(one.guessed for one in self.all)
+        right = sum(one.accepted for one in self.all)
+        guesses = f", {right:,} of {guessed:,} guesses right" if guessed else ""
+        return f"{self.prompt_tokens:,} prompt tokens, {self.tokens:,} tokens{first}{then}{guesses}"
 
 
 def answered(
@@ -154,7 +158,9 @@ def _as_object(generator: Generator, done: Answers, led: Ledger | None) -> dict[
 
 
 def _one(generator: Generator, one: Generation) -> dict[str, Any]:
-    answer = {"text": one.text, "finish": one.finish, "ids": one.ids}
+    answer: dict[str, Any] = {"text": one.text, "finish": one.finish, "ids": one.ids}
+    if one.guessed:
+        answer |= {"guessed": one.guessed, "accepted": one.accepted}
     if one.logprobs is None:
         return answer
 

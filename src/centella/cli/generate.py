@@ -23,6 +23,7 @@ from centella.tasks.generate import Generator
 from centella.tasks.load import load
 from centella.tasks.logprobs import checked
 from centella.tasks.sampling import Sampling
+from centella.tasks.speculation import LOOKUP
 
 Model = Annotated[
     str, typer.Option(metavar="DIR", help="A model folder, or a repository of huggingface.co.")
@@ -55,6 +56,10 @@ Seed = Annotated[
 Logprobs = Annotated[
     int | None,
     typer.Option(metavar="K", help="Log-probabilities of tokens and K alternatives, in --json."),
+]
+DraftBy = Annotated[
+    str | None,
+    typer.Option("--draft", metavar="D", help="Guess ahead: lookup, or a smaller model."),
 ]
 AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line for each piece.")]
 Template = Annotated[
@@ -100,6 +105,7 @@ def run(
     device: Device = None,
     dtype: Dtype = WeightDtype.auto,
     quantize: Quantize = None,
+    draft: DraftBy = None,
     logprobs: Logprobs = None,
     template: Template = None,
     as_json: Json = False,
@@ -116,19 +122,13 @@ def run(
     """
     if not model:
         raise CentellaError("generate: --model DIR: expected a model folder or a repository")
-    if sum(given is not None for given in (prompt, file, ids)) > 1:
-        raise CentellaError("generate: give one of PROMPT, --file and --ids")
-    if ids is not None and (chat or system is not None):
-        raise CentellaError(
-            "generate: --ids is a whole prompt: give it without --chat and --system"
-        )
-    for name, given, needed in (("logprobs", logprobs is not None, as_json),
-                                ("stream", stream, as_json),
-                                ("template", template is not None, chat),
-                                ("system", system is not None, chat)):  # fmt: skip
-        if given and not needed:
-            other = "--json" if name in ("logprobs", "stream") else "--chat"
-            raise CentellaError(f"generate: --{name}: expected {other} with it, got none")
+    _check_together(
+        sum(given is not None for given in (prompt, file, ids)),
+        ids is not None,
+        chat,
+        as_json,
+        {"logprobs": logprobs, "stream": stream or None, "template": template, "system": system},
+    )
     file = "-" if prompt == "-" else file
     text = prompt if file is None else _read(file)
     talk = chat and text is None
@@ -144,16 +144,12 @@ def run(
         raise CentellaError("generate: --stop: expected a text that is not empty, got none")
     if text is None and ids is None and not chat:
         text = _piped()
-    generator = load(model, device, dtype.value, quantize=quantize)
-    if not isinstance(generator, Generator):
-        raise CentellaError(
-            f"generate: {in_line(model)}: expected a model that generates text, got one that "
-            f"embeds it; centella embed --model {in_line(model)}"
-        )
+    generator = _loaded(model, device, dtype, quantize)
+    guesser = draft if draft in (None, LOOKUP) else _loaded(draft, device, dtype, quantize)
     if seed is not None and generator.config.sampling.with_("generate", sampling).greedy:
         err("generate: --seed changes nothing where the likeliest token is taken: --temperature")
     how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger,
-              alternatives, stream, stream or talk)  # fmt: skip
+              alternatives, stream, stream or talk, guesser)  # fmt: skip
     first = [] if system is None else [{"role": "system", "content": system}]
     with ledger(timing=True) if trace is not None else nullcontext() as timed:
         if talk:
@@ -162,6 +158,33 @@ def run(
             _once(generator, how, n, text, ids, first if chat else None, variables)
     if timed is not None and trace is not None:
         timed.trace(trace)
+
+
+def _check_together(
+    prompts: int, ids: bool, chat: bool, as_json: bool, given: Mapping[str, object]
+) -> None:
+    """Refuse options that do not go together."""
+    if prompts > 1:
+        raise CentellaError("generate: give one of PROMPT, --file and --ids")
+    if ids and (chat or given["system"] is not None):
+        raise CentellaError(
+            "generate: --ids is a whole prompt: give it without --chat and --system"
+        )
+    for name, value in given.items():
+        other = "json" if name in ("logprobs", "stream") else "chat"
+        if value is not None and not (as_json if other == "json" else chat):
+            raise CentellaError(f"generate: --{name}: expected --{other} with it, got none")
+
+
+def _loaded(model: str, device: str | None, dtype: WeightDtype, quantize: str | None) -> Generator:
+    """A model that generates."""
+    generator = load(model, device, dtype.value, quantize=quantize)
+    if not isinstance(generator, Generator):
+        raise CentellaError(
+            f"generate: {in_line(model)}: expected a model that generates text, got one that "
+            f"embeds it; centella embed --model {in_line(model)}"
+        )
+    return generator
 
 
 def _once(
