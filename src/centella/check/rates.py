@@ -48,13 +48,16 @@ def measure(device: Device) -> list[Rate]:
     ]
 
 
-def copy_rate(device: Device) -> float:
-    """Bytes a second that are read and written side by side, measured once for an adapter."""
+def copy_rate(device: Device, above: float = 0.0) -> float:
+    """Bytes a second that are read and written side by side, measured once for an adapter.
+
+    It is measured anew where what was kept is not above a rate that was seen since.
+    """
     key = key_of(device.backend)
     file = f"copy-rate-{zlib.crc32(key.encode()):08x}.json"
     try:
         stored = json.loads(kept(file) or b"")
-        if stored["key"] == key and stored["rate"] > 0:
+        if stored["key"] == key and stored["rate"] > above:
             return float(stored["rate"])
     except (ValueError, KeyError, TypeError):  # not there, or not what we wrote
         pass

@@ -26,7 +26,7 @@ def line(generator: Generator, tokens: float, rate: float) -> str:
     from centella.check.rates import copy_rate
 
     nbytes = step_bytes(generator, tokens)
-    most = copy_rate(generator.model.device)
+    most = copy_rate(generator.model.device, above=nbytes * rate)
     return (
         f"memory: {nbytes / 1e6:,.1f} MB read a token, {nbytes * rate / 1e9:,.2f} GB/s: "
         f"{nbytes * rate / most:.1%} of the {most / 1e9:,.0f} GB/s that this device copies"
