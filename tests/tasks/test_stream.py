@@ -10,6 +10,7 @@ import pytest
 
 import centella as ct
 from centella.tasks.load import load
+from centella.tasks.session import Session
 from tests.support.threads import together
 from tests.tasks.test_generate import EVERY, FOLDER, MESSAGES, TEXT, generator, host
 
@@ -87,6 +88,28 @@ def test_a_cancelled_task_ends_its_stream() -> None:
     with ct.ledger() as led:  # the session that read the prompt is there, and right
         assert model.generate(TEXT, **OPTIONS) == whole
     assert led.allocations <= 1
+
+
+def test_reading_a_prompt_ends_between_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = host()
+    session, ending = Session(model.model, 2, 128), threading.Event()
+    rows = [list(range(3, 90)), list(range(40, 60))]
+    read, fill = list[int](), session._fill
+
+    def noted(part: Any) -> None:
+        fill(part)
+        read.append(part.shape[1])
+        if len(read) == 2:
+            ending.set()
+
+    monkeypatch.setattr(session, "_fill", noted)
+    assert not session.start(rows, chunk=16, ending=ending)
+    assert (read, session.past.cache.lengths) == ([16, 16], (32, 19))
+    assert session.start(rows, chunk=16)
+    assert sum(read) <= 32 + 64  # it went on where it was
+    both = [tokens.tolist() for tokens in session.run(5)]
+    alone = model.generate(rows, max_new_tokens=5, ignore_eos=True)
+    assert [list(ids) for ids in zip(*both, strict=True)] == [one.ids for one in alone]
 
 
 def test_a_stream_is_closed_from_elsewhere() -> None:

@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
 
-from msgspec.structs import replace
-
 from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.tasks import speculation
-from centella.tasks.chat import CONFIG, ChatTemplate, special_tokens
+from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
 from centella.tasks.pieces import Generation, Tally, Text
 from centella.tasks.prompts import Asked, Prompts
@@ -24,13 +22,11 @@ from centella.tasks.sessions import Sessions
 from centella.tasks.stream import Stream, in_thread
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
-from centella.weights.folder import TOKENIZER
-from centella.weights.model_files import kind, read_json, show
+from centella.weights.model_files import show
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
-    from centella.weights.gguf import GGUF
 
 __all__ = ["Generation", "Generator"]
 Prompt = str | Sequence[int]
@@ -325,7 +321,7 @@ class Generator:
     ) -> Pieces[str]:  # fmt: skip
         """Write the texts, token by token, until `ending` is set; the pieces of the first one."""
         n, tally = len(texts) // len(rows), texts[0].tally
-        with closing(self._steps(rows, n, asked, tally)) as steps:
+        with closing(self._steps(rows, n, asked, ending, tally)) as steps:
             for step in steps:
                 tokens = tokens_of(step).tolist()
                 pieces = [
@@ -342,14 +338,17 @@ class Generator:
         if rest[0]:
             yield rest[0]
 
-    def _steps(self, rows: list[Ids], n: int, asked: Asked, tally: Tally) -> Pieces[Array]:
+    def _steps(
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, tally: Tally
+    ) -> Pieces[Array]:
         """What step after step sends, as long as it is asked for and there is room."""
         longest = max(map(len, rows))
         steps = min(asked.stops.tokens, self.context - longest)
         each = [row for row in rows for _ in range(n)]
         session = self._sessions.take(each, longest + steps)
         session.choose_by(asked.sampling, each, asked.logprobs)
-        session.start_several(rows, n)
+        if not session.start_several(rows, n, ending):
+            steps = 0
         alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
         guesser = self._sessions.guesser(asked.draft, session) if alone else None
         try:
@@ -368,34 +367,3 @@ class Generator:
 def _refuse_n(op: str, arguments: SamplingArgs) -> None:
     if "n" in arguments:
         raise TypeError(f"{op}: unexpected argument 'n'; generate gives several continuations")
-
-
-def read_gguf(file: GGUF) -> Callable[[LlamaModel], Generator]:
-    """Read what a Generator has beside its model from a GGUF file; as `read_generator`."""
-    from centella.tasks import text_gguf
-
-    config = GeneratorConfig(text_gguf.stop_ids(file), text_gguf.begin_id(file))
-    tokenizer = text_gguf.read_tokenizer(file) or file.file
-    template = text_gguf.read_template(file)
-    return partial(Generator, tokenizer=tokenizer, config=config, template=template)
-
-
-def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Generator]:
-    """Read what a Generator has beside its model, which the function returned takes.
-
-    Raises:
-        WeightsError: a file that is malformed.
-        MissingExtraError: the folder has a tokenizer, and its library is not installed.
-    """
-    from centella.tasks.text import Tokenizer
-
-    config = GeneratorConfig.from_folder(folder)
-    file = folder / TOKENIZER
-    absent = kind(file) == "nothing at that path"
-    tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
-    template = None if absent else ChatTemplate.from_folder(folder)
-    if isinstance(tokenizer, Tokenizer):
-        eos = special_tokens(read_json(folder / CONFIG)).get("eos_token", "")
-        found = {i for t, i in tokenizer.native.get_vocab().items() if t == eos and i < vocab_size}
-        config = replace(config, stop_ids=config.stop_ids | found)
-    return partial(Generator, tokenizer=tokenizer, config=config, template=template)

@@ -21,7 +21,8 @@ from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
-from centella.tasks.generate import Generator, read_generator, read_gguf
+from centella.tasks.generate import Generator
+from centella.tasks.generator_files import read_generator, read_gguf
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint

@@ -7,6 +7,7 @@ read that token. A step that turns out to be after the end is forgotten.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -169,8 +170,18 @@ class Session:
     def _read(self, ids: Tensor) -> None:
         self.model.states(ids, self.past)
 
-    def start(self, rows: Sequence[Ids], chunk: int = CHUNK) -> None:
+    def start(
+        self, rows: Sequence[Ids], chunk: int = CHUNK, ending: threading.Event | None = None
+    ) -> bool:
         """Read all but the last token of each prompt; what was read before is kept.
+
+        Args:
+            rows: the prompts.
+            chunk: tokens that are read at once.
+            ending: reading stops where it is set.
+
+        Returns:
+            Whether all was read; else the session only knows what it has read.
 
         Raises:
             KVCacheFullError: there is no room.
@@ -186,7 +197,7 @@ class Session:
         rest = [row[k:-1] for row, k in zip(rows, kept, strict=True)]
         left = max(map(len, rest))
         at = 0
-        while left:
+        while left and not (ending and ending.is_set()):
             room = self.capacity - max(cache.lengths)
             tokens = _part(left, min(chunk, room), room)
             part = np.zeros((self.batch, tokens), np.int32)
@@ -195,20 +206,28 @@ class Session:
                 part[row, : len(some)] = some
             self._fill(part)
             at, left = at + tokens, max(0, left - tokens)
-        cache.truncate([len(row) - 1 for row in rows])
+        ends = [min(k + at, len(row) - 1) for row, k in zip(rows, kept, strict=True)]
+        cache.truncate(ends)
+        self.rows = [list(row[:end]) for row, end in zip(rows, ends, strict=True)]
+        if left:
+            return False
         self.rows = [list(row) for row in rows]
         self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
+        return True
 
-    def start_several(self, rows: Sequence[Ids], times: int) -> None:
-        """Read prompts that are continued so many times each, once; raises as `start`."""
+    def start_several(
+        self, rows: Sequence[Ids], times: int, ending: threading.Event | None = None
+    ) -> bool:
+        """Read prompts that are continued so many times each, once; as `start`."""
         each = [row for row in rows for _ in range(times)]
         unread = max(len(new) - _common(old, new) for old, new in zip(self.rows, each, strict=True))
         if times > 1 and unread > LEAST:
             if self._first is None or self._first.batch != len(rows):
                 self._first = Session(self.model, len(rows), self.capacity)
-            self._first.start(rows)
+            if not self._first.start(rows, ending=ending):
+                return False
             self._take(self._first, times)
-        self.start(each)
+        return self.start(each, ending=ending)
 
     def _take(self, other: Session, times: int) -> None:
         """Take over what another session has read, each of its sequences so many times."""
