@@ -299,6 +299,15 @@ def test_template_of_a_file_of_its_own(tmp_path: Path) -> None:
     assert found.render(MESSAGES) == '<s>"hi"'
 
 
+def test_templates_by_name(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b{{ tools }}"}]
+    found = ChatTemplate.from_folder(
+        folder_with(tmp_path, tokenizer_config={"chat_template": named})
+    )
+    assert found is not None
+    assert (found.render(MESSAGES), found.render(MESSAGES, tools=[1])) == ("a", "b[1]")
+
+
 def test_logits_that_are_nan_are_an_error_with_the_layer(tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [{}, {"temperature": 0.5, "seed": 1}]
     for sampling in options:

@@ -30,10 +30,15 @@ class ChatTemplate:
         source: the Jinja text.
         tokens: special tokens that it names (bos_token, eos_token).
         origin: the file that it is from, for errors.
+        with_tools: what takes its place where there are tools, of folders with several.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
+    def __init__(
+        self, source: str, tokens: Mapping[str, str], origin: str,
+        with_tools: ChatTemplate | None = None,
+    ) -> None:  # fmt: skip
         self.origin = origin
+        self._with_tools = with_tools
         self._source = source
         self._tokens = dict(tokens)
 
@@ -68,14 +73,16 @@ class ChatTemplate:
             source = read_bytes(file).decode("utf-8", "replace")
         else:
             file = folder / CONFIG
+        tokens, with_tools = special_tokens(config), None
         if isinstance(source, list):  # several, by name
             named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-            source = named.get("default")
+            source, tools = named.get("default"), named.get("tool_use")
+            with_tools = cls(tools, tokens, str(file)) if isinstance(tools, str) else None
         if source is None:
             return None
         if not isinstance(source, str):
             raise WeightsError(f"{file}: chat_template: expected a string, got {show(source)}")
-        return cls(source, special_tokens(config), str(file))
+        return cls(source, tokens, str(file), with_tools)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **values: Any
@@ -92,6 +99,8 @@ class ChatTemplate:
                 bounds.
             MissingExtraError: jinja2 is not installed.
         """
+        if self._with_tools is not None and values.get("tools") is not None:
+            return self._with_tools.render(messages, answer=answer, **values)
         template, failure = self._compiled
         given = {**self._tokens, **values, "messages": [dict(m) for m in messages],
                  "add_generation_prompt": answer, BUDGET: Budget()}  # fmt: skip

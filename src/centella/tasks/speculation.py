@@ -38,9 +38,11 @@ class Guesser(Protocol):
 
     def ready(self, row: Ids) -> bool:
         """Whether there is a guess for this sequence; quick."""
+        ...
 
     def guess(self, row: Ids) -> Array | Tensor:
         """`GUESSES` tokens [1, `GUESSES`] i32 that may follow."""
+        ...
 
 
 class Lookup:
