@@ -121,10 +121,9 @@ class _Thread:
             ahead = [base + j * lay.teams for j in range(lay.keys)]
             mine = [at + self.team for at in ahead]
             safe = [lang.minimum(key, work.end - 1) for key in mine]
-            places = [work.lines.places(key) for key in safe]
-            pairs = list(zip(safe, places, strict=True))
-            keys = [self._load(k, at + key * key_pitch, True) for key, (at, _) in pairs]
-            values = [self._load(v, at + key * value_pitch, False) for key, (_, at) in pairs]
+            rows = [(key, *work.lines.places(key)) for key in safe]
+            keys = [self._load(k, at + key * key_pitch, True) for key, at, _ in rows]
+            values = [self._load(v, at + key * value_pitch, False) for key, _, at in rows]
             kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
             values = [
                 [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
