@@ -721,6 +721,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "one token in the bin beside its own decides only at the threshold",
         (),
     ),
+    "row.top = lang.workgroup_uniform(": (
+        "of a short row nearly all threads have no logit: any of them serves",
+        ("long", "two chunks", "each thread", "greedy"),
+    ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",
         (),
