@@ -275,6 +275,12 @@ attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", win
     sinks=i(2), softcap=1.5)
 attention | split, window | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
     window=70, sinks=i(4), softcap=1.5)
+attention | blocks | f32 f16 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]))
+attention | tiled, blocks | f32 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]), variant="tiled")
+attention | split, blocks | f32 f16 | F.attention(i(2, 2, 1, 128), i(1, 3, 64, 128),
+    i(1, 3, 64, 128), starts=i.of([100, 127]), blocks=i.of([[2, 0], [1, 2]]), variant="split")
 attention | split | f32 f16 | attend(i, 2, 2, 1, 150, 128, variant="split")
 attention | split into many | f32 f16 | many_parts(i)
 attention | split of lengths | f32 f16 | attend(i, 2, 2, 1, 192, 128, variant="split",
@@ -714,6 +720,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "lang.atomic_add(each, at, part)": (
         "one token in the bin beside its own decides only at the threshold",
         (),
+    ),
+    "row.top = lang.workgroup_uniform(": (
+        "of a short row nearly all threads have no logit: any of them serves",
+        ("long", "two chunks", "each thread", "greedy"),
     ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",
