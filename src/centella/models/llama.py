@@ -24,6 +24,7 @@ from centella.models.llama_config import LlamaConfig
 from centella.models.moe import SparseMLP
 from centella.nn import Embedding, Linear, Module
 from centella.nn.attention import join_heads
+from centella.nn.block_cache import BlockView
 from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
 from centella.runtime.device import Device
@@ -50,12 +51,12 @@ class Past(Struct, frozen=True, eq=False):
     """What a decoder keeps of the tokens before: keys and values, and the rotary tables.
 
     Attributes:
-        cache: keys and values of each layer.
+        cache: keys and values of each layer, of a sequence a row or in blocks of a pool.
         tables: cos and sin of each rotary embedding, f32 [capacity, rotary / 2].
         still: tables that turn nothing, of layers without rotary embedding.
     """
 
-    cache: KVCache
+    cache: KVCache | BlockView
     tables: tuple[Tables, ...]
     still: Tables
 
@@ -162,7 +163,7 @@ class Attention(Module):
         y = cache.attend(queries, self.layer, scale=c.attention_scale, mask=visible)
         return join_heads(y)
 
-    def capped(self, q: Tensor, cache: KVCache, visible: Tensor | None) -> Tensor:
+    def capped(self, q: Tensor, cache: KVCache | BlockView, visible: Tensor | None) -> Tensor:
         """softmax(c tanh(scale q k^T / c)) v, over what each query sees: with scores in memory."""
         c = self.config
         assert visible is not None, "the model gives a mask where scores are capped"
@@ -293,9 +294,14 @@ class LlamaModel(Module):
         )  # fmt: skip
         if c.attention_softcap:
             cache.reset()  # scores in memory are multiplied by values of every position
-        tables = [tuple(asarray(t, device=where_to) for t in r.tables(capacity)) for r in c.ropes]
-        ones = full((capacity, 1), 1.0, device=where_to)
-        return Past(cache, tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0))
+        return Past(cache, *self.rotary(capacity, where_to))
+
+    def rotary(self, capacity: int, device: Device) -> tuple[tuple[Tables, ...], Tables]:
+        """What a `Past` of that capacity has beside its cache: tables that turn, and still ones."""
+        tables = [tuple(asarray(t, device=device) for t in r.tables(capacity))
+                  for r in self.config.ropes]  # fmt: skip
+        ones = full((capacity, 1), 1.0, device=device)
+        return tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0)
 
     def forward(self, ids: Tensor, past: Past | None = None, last: bool = False) -> Tensor:
         """Logits f32 [batch, tokens, vocab]; [batch, 1, vocab] of the last token with `last`.
