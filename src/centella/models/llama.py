@@ -14,6 +14,7 @@ family changes is a switch of `LlamaConfig`. Attributes carry the names of check
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -45,9 +46,11 @@ from centella.tensors.functional import (
 from centella.tensors.tensor import Tensor
 
 Tables = tuple[Tensor, Tensor]
+Cache = KVCache | BlockView
+C = TypeVar("C", bound=Cache, covariant=True)
 
 
-class Past(Struct, frozen=True, eq=False):
+class Past(Struct, Generic[C], frozen=True, eq=False):
     """What a decoder keeps of the tokens before: keys and values, and the rotary tables.
 
     Attributes:
@@ -56,7 +59,7 @@ class Past(Struct, frozen=True, eq=False):
         still: tables that turn nothing, of layers without rotary embedding.
     """
 
-    cache: KVCache | BlockView
+    cache: C
     tables: tuple[Tables, ...]
     still: Tables
 
@@ -142,7 +145,7 @@ class Attention(Module):
             self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
 
     def forward(
-        self, x: Tensor, norm: Norm | None, past: Past, visible: Tensor | None
+        self, x: Tensor, norm: Norm | None, past: Past[Cache], visible: Tensor | None
     ) -> Tensor:  # fmt: skip
         """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
@@ -163,7 +166,7 @@ class Attention(Module):
         y = cache.attend(queries, self.layer, scale=c.attention_scale, mask=visible)
         return join_heads(y)
 
-    def capped(self, q: Tensor, cache: KVCache | BlockView, visible: Tensor | None) -> Tensor:
+    def capped(self, q: Tensor, cache: Cache, visible: Tensor | None) -> Tensor:
         """softmax(c tanh(scale q k^T / c)) v, over what each query sees: with scores in memory."""
         c = self.config
         assert visible is not None, "the model gives a mask where scores are capped"
@@ -236,7 +239,7 @@ class Layer(Module):
         if config.traits.norms == "both":
             self.pre_feedforward_layernorm: Norm = norm()
 
-    def forward(self, x: Tensor, past: Past, visible: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, past: Past[Cache], visible: Tensor | None) -> Tensor:
         """[batch, tokens, hidden] to the same."""
         attention, mlp = self.self_attn, self.mlp
         kind = self.config.traits.norms
@@ -275,7 +278,7 @@ class LlamaModel(Module):
         """Drops the "model." of checkpoints with a head."""
         return name.removeprefix("model.")
 
-    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past:
+    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past[KVCache]:
         """An empty past for `batch` sequences of up to `capacity` tokens.
 
         Raises:
@@ -303,7 +306,7 @@ class LlamaModel(Module):
         ones = full((capacity, 1), 1.0, device=device)
         return tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0)
 
-    def forward(self, ids: Tensor, past: Past | None = None, last: bool = False) -> Tensor:
+    def forward(self, ids: Tensor, past: Past[Cache] | None = None, last: bool = False) -> Tensor:
         """Logits f32 [batch, tokens, vocab]; [batch, 1, vocab] of the last token with `last`.
 
         Args:
@@ -323,12 +326,12 @@ class LlamaModel(Module):
         x = self.states(ids, past or self.past(ids.shape[0], ids.shape[1], ids.device))
         return self.head(x[:, -1:] if last else x)
 
-    def states(self, ids: Tensor, past: Past) -> Tensor:
+    def states(self, ids: Tensor, past: Past[Cache]) -> Tensor:
         """Ids [batch, tokens] to the states of the last layer [batch, tokens, hidden]."""
         *_, last = self.layer_states(ids, past)
         return last
 
-    def layer_states(self, ids: Tensor, past: Past) -> Iterator[Tensor]:
+    def layer_states(self, ids: Tensor, past: Past[Cache]) -> Iterator[Tensor]:
         """The embeddings, then the states of each layer, all [batch, tokens, hidden]."""
         c, tokens = self.config, ids.shape[1]
         x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)

@@ -14,7 +14,7 @@ import numpy as np
 
 from centella.dtypes import f32, i32
 from centella.models.llama import Past
-from centella.nn.block_cache import BlockCache
+from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import BLOCK, BlockTable
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
@@ -91,7 +91,7 @@ class Slots:
     def _reading(self, ids: Tensor, table: Tensor) -> None:
         self.model.states(ids, self._past(table))
 
-    def _past(self, table: Tensor) -> Past:
+    def _past(self, table: Tensor) -> Past[BlockView]:
         return Past(self.cache.view(table), *self._rotary)
 
     def _width(self, blocks: int) -> int:
