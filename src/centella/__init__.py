@@ -40,7 +40,9 @@ from centella.runtime.pipelines import CachedPipeline, PipelineCache
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
+from centella.tasks.request import Request
 from centella.tasks.sampling import Sampling
+from centella.tasks.schedule import Scheduler
 from centella.tensors import functional as _functional
 from centella.tensors.batch import CommandBatch
 from centella.tensors.creation import arange as arange  # as full and zeros: functional lists it
@@ -69,11 +71,11 @@ __all__ = [
     "ContractError", "Counts", "DType", "DTypeError", "Device", "DeviceError", "DeviceLostError",
     "DiscardedError", "Embedder", "Event", "Generation", "Generator", "In", "InOut", "KVCache",
     "KVCacheFullError", "Ledger", "LimitError", "MatmulCache", "MissingExtraError", "Out",
-    "OutOfMemoryError", "Pending", "PipelineCache", "QTensor", "Sampling", "Scalar", "ShapeError",
-    "SimulationError", "State", "Tensor", "TraceError", "TransferForbidden", "UserKernel",
-    "WeightsError", "__version__", "asarray", "bf16", "bool_", "device", "empty", "f16", "f32",
-    "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang", "ledger",
-    "load", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8", "serving", "totals", "u8",
-    "u32",
+    "OutOfMemoryError", "Pending", "PipelineCache", "QTensor", "Request", "Sampling", "Scalar",
+    "Scheduler", "ShapeError", "SimulationError", "State", "Tensor", "TraceError",
+    "TransferForbidden", "UserKernel", "WeightsError", "__version__", "asarray", "bf16", "bool_",
+    "device", "empty", "f16", "f32", "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32",
+    "jit", "kernel", "lang", "ledger", "load", "nn", "ones", "quantize", "quantize_blocks",
+    "quantize_int8", "serving", "totals", "u8", "u32",
 ]  # fmt: skip
 __all__ += _functional.__all__

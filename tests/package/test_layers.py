@@ -60,6 +60,7 @@ LATE: dict[tuple[str, str], str] = {
     ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
     ("tasks", "models"): "`import centella` is quick: a family loads with the first model of it",
     ("tasks", "tasks"): "the same: the tokenizer loads with the first model",
+    ("tasks", "asyncio"): "as runtime: only `await` on a Request needs an event loop",
     ("weights", "huggingface_hub"): "extra `models`",
     ("weights", "difflib"): "only a name that is wrong is compared with others",
     ("tasks", "tokenizers"): "extra `models`",

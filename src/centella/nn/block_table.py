@@ -117,6 +117,11 @@ class Blocks:
             del self._unused[block]
             self._free.append(block)
 
+    def forget_all(self) -> None:
+        """What is known holds no more, of another model."""
+        for block in list(self._known):
+            self.forget(block)
+
 
 class BlockTable:
     """The blocks of one sequence.

@@ -74,6 +74,12 @@ class Slots:
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device, CAPTURES)
         self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
 
+    def forget(self) -> None:
+        """Captures and contents of another model: its parameters were changed."""
+        for step in (self._read, self._greedy, self._random):
+            step.clear()
+        self.cache.blocks.forget_all()
+
     # -- a prompt ---------------------------------------------------------------------------------
 
     def read(self, ids: Ids, padded: int, start: int, table: BlockTable) -> None:
