@@ -38,7 +38,9 @@ def host() -> ct.Generator:
     return generator(ct.device("cpu"))
 
 
-def chats(count: int, longest: int, most: int, seed: int = 0) -> list[tuple[list[int], dict[str, Any]]]:
+def chats(
+    count: int, longest: int, most: int, seed: int = 0
+) -> list[tuple[list[int], dict[str, Any]]]:
     """Prompts of random lengths, a third of which begin alike; greedy and sampled."""
     rng = np.random.default_rng(seed)
     common = rng.integers(3, 200, longest).tolist()
@@ -56,7 +58,9 @@ def chats(count: int, longest: int, most: int, seed: int = 0) -> list[tuple[list
     return made
 
 
-def run(scheduler: ct.Scheduler, asked: list[tuple[list[int], dict[str, Any]]]) -> list[ct.Generation]:
+def run(
+    scheduler: ct.Scheduler, asked: list[tuple[list[int], dict[str, Any]]]
+) -> list[ct.Generation]:
     requests = [scheduler.submit(ids, **options) for ids, options in asked]
     scheduler.run()
     return [request.result() for request in requests]
