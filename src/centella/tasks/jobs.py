@@ -18,8 +18,9 @@ from centella.errors import ContractError, DeviceLostError
 from centella.host.interrupts import uninterrupted
 from centella.nn.block_table import BlockTable
 from centella.runtime.pending import Pending
+from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
+from centella.tasks.prompts import Asked
 from centella.tasks.request import Answer
-from centella.tasks.sampling import Sampling
 from centella.tasks.session import CHUNK, Array, Ids, next_part, origin_of_nan
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Job(Struct, eq=False):
     Attributes:
         order: of its arrival.
         ids: the prompt and the tokens that have come; prompt: tokens of the former.
+        asked: how tokens are chosen, and what is told of them.
         seed: of its draws; steps: most tokens; submitted: those that steps have been submitted for.
         leader: the request of the same prompt whose keys and values it takes over.
         table: where its keys and values are; slot: where it is decoded; None and -1 while it waits.
@@ -41,7 +43,7 @@ class Job(Struct, eq=False):
     answer: Answer
     ids: Ids
     prompt: int
-    sampling: Sampling
+    asked: Asked
     seed: int
     steps: int
     leader: Job | None = None
@@ -54,6 +56,14 @@ class Job(Struct, eq=False):
         """Its table, which it has while it is read or decoded."""
         assert self.table is not None, "a job that waits is neither read nor decoded"
         return self.table
+
+    def told(self, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+        """As many of the alternatives that a step told of as it asked for."""
+        asked = self.asked.logprobs
+        if asked is None or logprobs is None:
+            return None
+        top = dict(list(logprobs.top.items())[:asked])
+        return TokenLogprobs(logprobs.id, logprobs.logprob, top)
 
     @property
     def position(self) -> int:
@@ -176,7 +186,7 @@ class Jobs:
 
     def _join(self, job: Job) -> None:
         slot = min(self._free)
-        self.device.occupy(slot, job.ids, job.prompt, job.sampling, job.seed)
+        self.device.occupy(slot, job.ids, job.prompt, job.asked.sampling, job.seed)
         self._free.remove(slot)
         job.slot = slot
         self.reading = None
@@ -198,7 +208,11 @@ class Jobs:
         for job in jobs:
             device.cache.copy(job.own.reserve(job.position, job.position + 1))
         rows = [(job.slot, job.position, job.own) for job in jobs]
-        tokens = device.step(rows, all(job.sampling.greedy for job in jobs))
+        told = max((job.asked.logprobs for job in jobs if job.asked.logprobs is not None),
+                   default=None)  # fmt: skip
+        tokens = device.step(
+            rows, all(job.asked.sampling.greedy for job in jobs), MOST if told else told
+        )
         for job in jobs:
             job.submitted += 1
         self.steps += 1
@@ -218,24 +232,25 @@ class Jobs:
         if ahead is None:
             return
         try:
-            tokens = ahead.tokens.result()
+            step = ahead.tokens.result()
         except Exception as error:
             self._fail(error, ahead.jobs)
             return
-        for job, token in zip(ahead.jobs, tokens.tolist(), strict=False):
+        tokens = tokens_of(step).tolist()
+        for i, job in enumerate(ahead.jobs):
             try:
                 if job.table is not None and not job.answer.ended:
-                    self._add(job, token)
+                    self._add(job, tokens[i], logprobs_of(step, i))
             except Exception as error:  # its text cannot be decoded, say
                 self._fail(error, [job])
 
-    def _add(self, job: Job, token: int) -> None:
+    def _add(self, job: Job, token: int, logprobs: TokenLogprobs | None) -> None:
         if token < 0:
             where = origin_of_nan(self.device.model, job.ids)
             raise ContractError(f"submit: token {len(job.ids)}: the logits are NaN, {where}")
         job.own.add(job.ids[-1:])
         job.ids.append(token)
-        if job.answer.add(token):
+        if job.answer.add(token, job.told(logprobs)):
             self._retire(job)
         elif len(job.ids) - job.prompt == job.steps:
             job.answer.end("context")

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Generation, Text
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class Answer:
         self._text = text
         self._waiters: list[Waiter] = []
 
-    def add(self, token: int) -> bool:
+    def add(self, token: int, logprobs: TokenLogprobs | None) -> bool:
         """A token more; whether it was the last."""
         with self.changed:
             if not self.ended:
-                self._given(self._text.add(token), bool(self._text.finish))
+                self._given(self._text.add(token, logprobs), bool(self._text.finish))
             return self.ended
 
     def end(self, finish: str) -> None:
@@ -118,8 +119,8 @@ class Request:
     """A prompt that a `Scheduler` continues, beside others.
 
     An iterator over pieces of text, as they come; `async for` takes them, too. `result()` waits for
-    all of it, and so does `await`. `with scheduler.submit(...) as request:` cancels what has not
-    ended at the end of the block.
+    all of it, and so does `await`. A task that is cancelled while it waits cancels the request, and
+    so does the end of `with scheduler.submit(...) as request:`.
     """
 
     def __init__(self, driver: Driver, answer: Answer) -> None:
@@ -171,11 +172,15 @@ class Request:
     async def _waited(self, ready: Callable[[], bool]) -> None:
         import asyncio
 
-        while not ready():
-            if self._driver.background:
-                await self._answer.news(ready)
-            else:
-                await asyncio.to_thread(self._driver.drive, ready)
+        try:
+            while not ready():
+                if self._driver.background:
+                    await self._answer.news(ready)
+                else:
+                    await asyncio.to_thread(self._driver.drive, ready)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     # -- its pieces -------------------------------------------------------------------------------
 

@@ -119,21 +119,25 @@ class Scheduler:
     @overload
     def submit(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: Literal[1] = 1, **sampling: Unpack[SamplingArgs],
+        ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Request: ...  # fmt: skip
     @overload
     def submit(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: int, **sampling: Unpack[SamplingArgs],
+        ignore_eos: bool = False, n: int, logprobs: int | None = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Any: ...  # fmt: skip
     def submit(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: int = 1, **sampling: Unpack[SamplingArgs],
+        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Continue a prompt as soon as there is room; any thread may call it.
 
         Args:
-            prompt, max_new_tokens, stop, ignore_eos, sampling: as for `Generator.generate`.
+            prompt, max_new_tokens, stop, ignore_eos, logprobs, sampling: as for
+                `Generator.generate`.
             n: continuations, which share the prompt; number i has `seed + i`.
 
         Returns:
@@ -144,26 +148,28 @@ class Scheduler:
                 ShapeError also for a prompt of `context` tokens or more.
             ContractError: the Scheduler is closed.
         """
-        model = self._model
-        ids = model._ids("submit", prompt)
-        stops = model._stops("submit", max_new_tokens, stop, ignore_eos)
-        chosen = model.config.sampling.with_("submit", sampling)
+        prompts, config = self._model._prompts, self._model.config
+        ids = prompts.ids("submit", prompt, config.begin_id)
+        asked = prompts.asked("submit", config, sampling, tokens=max_new_tokens, stop=stop,
+                              ignore_eos=ignore_eos, logprobs=logprobs)  # fmt: skip
         if len(ids) >= self.context:
             raise ShapeError(
                 f"submit: expected a prompt of fewer than {self.context:,} tokens, the context of "
                 f"the Scheduler, got {len(ids):,}"
             )
-        steps, seed = min(stops.tokens, self.context - len(ids)), chosen.first_seed()
+        steps = min(asked.stops.tokens, self.context - len(ids))
+        seed = asked.sampling.first_seed()
         jobs: list[Job] = []
         with self._lock:
             if self._closed:
                 raise ContractError("submit: expected an open Scheduler, got one that is closed")
             for i in range(whole("submit", "n", n, 1)):
-                answer = Answer(Text(model._decode, stops), len(ids))
+                text = Text(prompts.decode, asked.stops, asked.logprobs is not None)
                 leader, own = (jobs[0] if jobs else None), (seed + i) & 0x7FFFFFFF
                 jobs.append(
-                    Job(self._arrived + i, answer, list(ids), len(ids), chosen, own, steps, leader)
-                )
+                    Job(self._arrived + i, Answer(text, len(ids)), list(ids), len(ids), asked, own,
+                        steps, leader)
+                )  # fmt: skip
             self._arrived += n
             self._new.extend(jobs)
             if self.background and (self._thread is None or not self._thread.is_alive()):

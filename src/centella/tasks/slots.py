@@ -19,6 +19,7 @@ from centella.nn.block_table import BLOCK, BlockTable
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
+from centella.tasks.logprobs import Scores
 from centella.tasks.sampling import Sampling
 from centella.tensors.creation import full
 from centella.tensors.functional import gather, scatter
@@ -69,6 +70,7 @@ class Slots:
         self._drawn = state("tokens drawn", (slots,))
         self._seeds = state("seeds", (slots,))
         self._settings = state("sampling", (slots, len(SETTINGS)), f32)
+        self._scores: dict[int, Scores] = {}  # by rows
         self._read: Jitted[..., None] = Jitted(self._reading, device, CAPTURES)
         self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device, CAPTURES)
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device, CAPTURES)
@@ -134,14 +136,15 @@ class Slots:
     # -- a step -----------------------------------------------------------------------------------
 
     def step(
-        self, rows: Sequence[tuple[int, int, BlockTable]], greedy: bool
-    ) -> Pending[Array]:  # fmt: skip
-        """Submit a step of some requests; their tokens [rows or more] i32, -1 for NaN.
+        self, rows: Sequence[tuple[int, int, BlockTable]], greedy: bool, logprobs: int | None
+    ) -> Pending[Array]:
+        """Submit a step of some requests; what it sends, as `tokens_of` reads it: -1 for NaN.
 
         Args:
             rows: of each its slot, the position of its last token, and its table, in which that
                 position is reserved.
             greedy: whether all take the most likely token.
+            logprobs: alternatives to tell of; None: no log-probabilities.
         """
         batch = min(1 << (len(rows) - 1).bit_length(), self.count)
         width = self._width(max(len(table.blocks) for _, _, table in rows))
@@ -150,21 +153,25 @@ class Slots:
         others = (slot for slot in range(self.count) if slot not in slots)  # what pads has its own
         slots += [slot for slot, _ in zip(others, range(batch - len(rows)), strict=False)]
         step = self._greedy if greedy else self._random
-        return step.fetch(table, np.array(slots, np.int32))
+        if logprobs is not None and batch not in self._scores:
+            self._scores[batch] = Scores(batch, self._counts.shape[1], self.model.device)
+        return step.fetch(table, np.array(slots, np.int32), logprobs)
 
-    def _likeliest(self, table: Tensor, slots: Tensor) -> Tensor:
-        return self._written(slots, apply("argmax", self._logits(table, slots), marked=True))
+    def _likeliest(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots)
+        return self._told(slots, logits, apply("argmax", logits, marked=True), logprobs)
 
-    def _sampled(self, table: Tensor, slots: Tensor) -> Tensor:
-        given = (self._counts.value, self._drawn.value, self._logits(table, slots),
-                 self._settings.value, self._seeds.value, slots)  # fmt: skip
-        return self._written(slots, apply_all(get("sample"), given, {})[2])
+    def _sampled(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots)
+        given = (self._counts.value, self._drawn.value, logits, self._settings.value,
+                 self._seeds.value, slots)  # fmt: skip
+        return self._told(slots, logits, apply_all(get("sample"), given, {})[2], logprobs)
 
     def _logits(self, table: Tensor, slots: Tensor) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)
         return self.model(ids, self._past(table))[:, 0]
 
-    def _written(self, slots: Tensor, chosen: Tensor) -> Tensor:
-        """The same; each becomes the last token of its slot."""
+    def _told(self, slots: Tensor, logits: Tensor, chosen: Tensor, k: int | None) -> Tensor:
+        """What a step sends; each token becomes the last one of its slot."""
         self._last.assign(scatter(self._last.value, slots, chosen))
-        return chosen
+        return chosen if k is None else self._scores[slots.shape[0]](logits, chosen, k)
