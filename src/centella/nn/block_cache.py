@@ -85,7 +85,7 @@ class BlockCache:
         return len(self._layers)
 
     def reset(self) -> None:
-        """Zeros everywhere: what is masked must be a number where scores lie in memory."""
+        """Zeros everywhere; in the block of nobody they stay, for padding to read."""
         for state in (state for pair in self._layers for state in pair):
             state.assign(full((), 0, state.dtype, self.device))
 
@@ -176,7 +176,7 @@ class BlockView:
             norms = () if qk_norm is None else (qk_norm,)
             attrs = {"interleaved": interleaved, "eps": epsilon("append_qkv", eps)}
             given = (*pools, x, cos, sin, self._table, *norms)
-            *_, queries = apply_all(get("rope_cache_write"), given, attrs)
+            queries: Tensor = apply_all(get("rope_cache_write"), given, attrs)[2]
             return queries
         both = [x[:, :heads], x[:, heads : heads + kv_heads]]  # each divided by heads
         if qk_norm is not None:
@@ -194,8 +194,15 @@ class BlockView:
         return keys, values
 
     def attend(
-        self, q: Tensor, layer: int = 0, *, scale: float | None = None, mask: Tensor | None = None
-    ) -> Tensor:
+        self, q: Tensor, layer: int = 0, *, scale: float | None = None,
+        mask: Tensor | None = None, window: int | None = None, softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """As `KVCache.attend`."""
         keys, values = self.states(layer)
-        return attention(q, keys, values, starts=self.positions, scale=scale, mask=mask)
+        if window is not None and window >= self.capacity:
+            window = None  # all keys are within it
+        return attention(
+            q, keys, values, starts=self.positions, scale=scale, mask=mask, window=window,
+            softcap=softcap, sinks=sinks,
+        )  # fmt: skip

@@ -8,16 +8,18 @@ from collections.abc import Generator as Pieces
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.errors import DeviceError, DTypeError, ShapeError, WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
+from centella.tasks import speculation
 from centella.tasks.chat import CONFIG, ChatTemplate, check_messages, special_tokens
 from centella.tasks.logprobs import logprobs_of, tokens_of
-from centella.tasks.pieces import Generation, Text
+from centella.tasks.pieces import Generation, Tally, Text
 from centella.tasks.prompts import Asked, Prompts
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import LEAST, Array, Ids, Session
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "Generator"]
 Prompt = str | Sequence[int]
 Several = list[str] | list[list[int]] | list[str | list[int]]
+DraftBy: TypeAlias = "Literal['lookup'] | Generator | None"
 ROOM = 256  # capacities are multiples of it
 IDLE = 2  # sessions that a Generator keeps
 LOST = 32  # tokens that a session forgets for another prompt where a new one could be made
@@ -47,6 +50,7 @@ class Options(SamplingArgs, total=False):
     stop: str | Sequence[str]
     ignore_eos: bool
     logprobs: int | None
+    draft: DraftBy
 
 
 class Generator:
@@ -69,6 +73,7 @@ class Generator:
         self._idle: list[Session] = []
         self._lock = lock_of(self)
         self._tree = Tree(model)
+        self._drafts: WeakKeyDictionary[Session, speculation.Draft] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         c = self.model.config
@@ -105,24 +110,24 @@ class Generator:
     def generate(
         self, prompts: str, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
         ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
-        **sampling: Unpack[SamplingArgs],
+        draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Generation: ...  # fmt: skip
     @overload
     def generate(
         self, prompts: Several, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None,
+        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None, draft: DraftBy = None,
         **sampling: Unpack[SamplingArgs],
     ) -> list[Generation]: ...  # fmt: skip
     @overload
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        logprobs: int | None = None, **sampling: Unpack[SamplingArgs],
+        logprobs: int | None = None, draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Any: ...  # fmt: skip
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        logprobs: int | None = None, **sampling: Unpack[SamplingArgs],
+        logprobs: int | None = None, draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Continue prompts.
 
@@ -134,6 +139,10 @@ class Generator:
             n: continuations of each prompt, which is read once.
             logprobs: 0 for the log-probabilities of the tokens, up to 20 for those of so many of
                 the likeliest ones as well: `Generation.logprobs`.
+            draft: who guesses tokens that this model then verifies, several in one step: "lookup"
+                for what followed the same tokens before, or a smaller Generator on this device. The
+                tokens are those of None. Only where there is one continuation, without penalties
+                and log-probabilities; else nothing is guessed.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
                 presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
                 the most likely token.
@@ -156,6 +165,7 @@ class Generator:
             stop=stop,
             ignore_eos=ignore_eos,
             logprobs=logprobs,
+            draft=draft,
             **sampling,
         )
 
@@ -188,12 +198,13 @@ class Generator:
     def _generated(
         self, op: str, prompts: Any, ending: threading.Event, n: int, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
-        **sampling: Unpack[SamplingArgs],
+        draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         several, rows = self._prompts.rows(op, prompts, self.config.begin_id)
         n = whole(op, "n", n, 1)
         asked = self._prompts.asked(op, self.config, sampling, tokens=max_new_tokens, stop=stop,
-                                    ignore_eos=ignore_eos, logprobs=logprobs)  # fmt: skip
+                                    ignore_eos=ignore_eos, logprobs=logprobs,
+                                    draft=self._draft(op, draft))  # fmt: skip
         texts = [self._text(asked) for _ in range(n * len(rows))]
         for _ in self._written(rows, texts, asked, ending):
             pass
@@ -203,12 +214,13 @@ class Generator:
     def stream(
         self, prompt: Prompt | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
-        on_token: Callable[[int], object] | None = None, **sampling: Unpack[SamplingArgs],
+        on_token: Callable[[int], object] | None = None, draft: DraftBy = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
         """The continuation of one prompt in pieces of whole characters, as they come.
 
         Args:
-            prompt, max_new_tokens, stop, ignore_eos, logprobs, sampling: as for `generate`.
+            prompt, max_new_tokens, stop, ignore_eos, logprobs, draft, sampling: as for `generate`.
             on_token: called with each token, also with one that completes no character.
 
         Raises:
@@ -222,7 +234,7 @@ class Generator:
             )
         asked = self._prompts.asked(
             "stream", self.config, sampling, tokens=max_new_tokens, stop=stop,
-            ignore_eos=ignore_eos, logprobs=logprobs,
+            ignore_eos=ignore_eos, logprobs=logprobs, draft=self._draft("stream", draft),
         )  # fmt: skip
         return self._stream("stream", rows[0], asked, on_token)
 
@@ -230,13 +242,14 @@ class Generator:
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
         on_token: Callable[[int], object] | None = None,
-        template: Mapping[str, Any] | None = None, **sampling: Unpack[SamplingArgs],
+        template: Mapping[str, Any] | None = None, draft: DraftBy = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
         """The answer to a conversation, in pieces; what it shares with the last one is not reread.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
-            max_new_tokens, stop, ignore_eos, logprobs, on_token, sampling: as for `stream`.
+            max_new_tokens, stop, ignore_eos, logprobs, on_token, draft, sampling: as for `stream`.
             template: further variables of the model's chat template.
 
         Raises:
@@ -247,7 +260,8 @@ class Generator:
         ids = self.encode_chat(messages, **(template or {}))
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
-                                    ignore_eos=ignore_eos, logprobs=logprobs)  # fmt: skip
+                                    ignore_eos=ignore_eos, logprobs=logprobs,
+                                    draft=self._draft("chat", draft))  # fmt: skip
         return self._stream("chat", row, asked, on_token)
 
     def warm(self) -> None:
@@ -266,6 +280,25 @@ class Generator:
         prompt = self.template.render(messages, **values)
         ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
         return ids
+
+    def _draft(self, op: str, draft: Any) -> LlamaModel | str | None:
+        """Who guesses: "lookup", the model of a Generator, or nobody.
+
+        Raises:
+            DTypeError: something else; DeviceError: a Generator on another device.
+        """
+        if draft is None or (isinstance(draft, str) and draft == speculation.LOOKUP):
+            return draft
+        if not isinstance(draft, Generator):
+            raise DTypeError(
+                f'{op}: draft: expected "lookup", a Generator or None, got {show(draft)}'
+            )
+        if draft.model.device is not self.model.device:
+            raise DeviceError(
+                f"{op}: draft: expected a model on {self.model.device.name}, got one on "
+                f"{draft.model.device.name}"
+            )
+        return draft.model
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -287,7 +320,8 @@ class Generator:
         on_token: Callable[[int], object] | None = None,
     ) -> Pieces[str]:  # fmt: skip
         """Write the texts, token by token, until `ending` is set; the pieces of the first one."""
-        with closing(self._steps(rows, len(texts) // len(rows), asked)) as steps:
+        n, tally = len(texts) // len(rows), texts[0].tally
+        with closing(self._steps(rows, n, asked, tally)) as steps:
             for step in steps:
                 tokens = tokens_of(step).tolist()
                 pieces = [
@@ -304,7 +338,7 @@ class Generator:
         if rest[0]:
             yield rest[0]
 
-    def _steps(self, rows: list[Ids], n: int, asked: Asked) -> Pieces[Array]:
+    def _steps(self, rows: list[Ids], n: int, asked: Asked, tally: Tally) -> Pieces[Array]:
         """What step after step sends, as long as it is asked for and there is room."""
         longest = max(map(len, rows))
         steps = min(asked.stops.tokens, self.context - longest)
@@ -312,14 +346,32 @@ class Generator:
         session = self._session(each, longest + steps)
         session.choose_by(asked.sampling, each, asked.logprobs)
         session.start_several(rows, n)
+        alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
+        guesser = self._guesser(asked.draft, session) if alone else None
         try:
-            for step in session.run(steps):
+            for step in (
+                session.run(steps)
+                if guesser is None
+                else (speculation.run(session, guesser, steps, tally))
+            ):
                 session.add(step)
                 yield step
         except GeneratorExit:  # the caller has what it wants
             self._keep(session)
             raise
         self._keep(session)
+
+    def _guesser(
+        self, draft: LlamaModel | str | None, session: Session
+    ) -> speculation.Guesser | None:
+        """Who guesses for a session; a smaller model keeps what it has read of it."""
+        if draft is None or isinstance(draft, str):
+            return speculation.Lookup() if draft else None
+        kept = self._drafts.get(session)
+        if kept is None or kept.model is not draft:
+            vocab = self.model.config.vocab_size
+            kept = self._drafts[session] = speculation.Draft(draft, session.capacity, vocab)
+        return kept
 
     def _keep(self, session: Session) -> None:
         with self._lock:

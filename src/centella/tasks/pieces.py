@@ -23,6 +23,7 @@ class Generation(Struct, frozen=True):
             closed, or failed, before its end).
         prompt_tokens: tokens of the prompt.
         logprobs: the log-probabilities of each of `ids`; None unless `logprobs=` asked for them.
+        guessed, accepted: tokens that `draft=` guessed, and those that were right.
     """
 
     ids: Ids
@@ -30,6 +31,15 @@ class Generation(Struct, frozen=True):
     finish: str
     prompt_tokens: int
     logprobs: list[TokenLogprobs] | None = None
+    guessed: int = 0
+    accepted: int = 0
+
+
+class Tally(Struct):
+    """Tokens that were guessed, and those of them that the model chose itself."""
+
+    guessed: int = 0
+    accepted: int = 0
 
 
 class Stops(Struct, frozen=True):
@@ -58,6 +68,7 @@ class Text:
         ids: the tokens, without the one that ended it.
         logprobs: of each of `ids`; None: they are not given.
         finish: "stop", "length" or what `end` was told, once it has ended.
+        tally: of guesses.
     """
 
     def __init__(
@@ -66,6 +77,7 @@ class Text:
         self.ids: Ids = []
         self.logprobs: list[TokenLogprobs] | None = [] if logprobs else None
         self.finish: str = ""
+        self.tally: Tally = Tally()
         self._stops = stops
         self._text = ""
         self._told = 0  # characters that were given
@@ -141,4 +153,5 @@ class Text:
 
     def generation(self, prompt_tokens: int) -> Generation:
         """It, as users get it."""
-        return Generation(self.ids, self.whole(), self.finish, prompt_tokens, self.logprobs)
+        return Generation(self.ids, self.whole(), self.finish, prompt_tokens, self.logprobs,
+                          self.tally.guessed, self.tally.accepted)  # fmt: skip

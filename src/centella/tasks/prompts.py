@@ -19,6 +19,7 @@ from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
 if TYPE_CHECKING:
+    from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
 
 
@@ -29,11 +30,13 @@ class Asked(Struct, frozen=True):
         sampling: how tokens are chosen.
         stops: when a continuation ends.
         logprobs: alternatives whose log-probabilities are wanted; None: none at all.
+        draft: who guesses tokens: "lookup", a smaller model, or nobody.
     """
 
     sampling: Sampling
     stops: Stops
     logprobs: int | None = None
+    draft: LlamaModel | str | None = None
 
 
 class Prompts:
@@ -124,7 +127,7 @@ class Prompts:
 
     def asked(
         self, op: str, config: GeneratorConfig, sampling: SamplingArgs, *, tokens: object,
-        stop: Any, ignore_eos: object, logprobs: object,
+        stop: Any, ignore_eos: object, logprobs: object, draft: LlamaModel | str | None = None,
     ) -> Asked:  # fmt: skip
         """Arguments of `op`, checked.
 
@@ -144,7 +147,7 @@ class Prompts:
             ids |= {i for i, token in added.items() if token.content in words}
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)
-        return Asked(chosen, stops, probabilities.checked(op, logprobs))
+        return Asked(chosen, stops, probabilities.checked(op, logprobs), draft)
 
 
 def _whole(value: Any) -> bool:

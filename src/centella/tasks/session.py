@@ -20,8 +20,8 @@ from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import Scores, tokens_of
 from centella.tasks.sampling import Sampling
-from centella.tensors.creation import asarray
-from centella.tensors.functional import gather
+from centella.tensors.creation import arange, asarray, full
+from centella.tensors.functional import concat, gather, ne
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
@@ -68,6 +68,8 @@ class Session:
         self._logprobs: int | None = None  # alternatives that a step tells of
         self._scores = Scores(batch, vocab, device)
         self._fill: Jitted[..., None] = Jitted(self._read, device)
+        self._guessed: dict[int, tuple[State, State]] = {}  # what `sample` changes in a pass
+        self._verify: Jitted[..., Tensor] = Jitted(self._verified, device)
 
     def _likeliest(self, logprobs: int | None) -> Tensor:
         """The most likely token after each sequence's last one; -1 for NaN: see `_told`."""
@@ -88,6 +90,53 @@ class Session:
         """What a step sends: the tokens [batch] i32, or `Scores`; they become the last ones."""
         self._token.assign(chosen.reshape(self.batch, 1))
         return chosen if logprobs is None else self._scores(logits, chosen, logprobs)
+
+    def _verified(self, guess: Tensor, greedy: bool) -> Tensor:
+        """See `verify`; the last token that is right becomes the last one of the sequence."""
+        guesses = guess.shape[1]
+        logits = self.model(concat([self._token.value, guess], 1), self.past)[0]
+        if greedy:
+            chosen = apply("argmax", logits, marked=True)
+        else:
+            counts, numbers = self._guessed[guesses]
+            tokens = arange(guesses + 1, device=guess.device)
+            numbers.assign(self._drawn.value + tokens)
+            settings, seeds = (gather(s.value, tokens * 0) for s in (self._settings, self._seeds))
+            given = (counts.value, numbers.value, logits, settings, seeds)
+            chosen = apply_all(get("sample"), given, {})[2]
+        chosen = chosen.reshape(1, guesses + 1)
+        differs = ne(guess, chosen[:, :guesses]).astype(f32)
+        right = apply("argmax", concat([differs, full((1, 1), 1.0, f32, guess.device)], 1))
+        self._token.assign(gather(chosen.reshape(guesses + 1), right).reshape(1, 1))
+        self._drawn.assign(self._drawn.value + right + 1)
+        return concat([guess, chosen], 1)
+
+    def verify(self, guess: Array | Tensor) -> Array:
+        """Tokens that follow the last one, [1 to guesses + 1] i32: those of so many steps.
+
+        They are the guesses that the model chooses itself, and the first that it chooses otherwise.
+        Penalties and log-probabilities are not known here.
+
+        Args:
+            guess: [1, guesses] i32: what may follow the last token of the one sequence.
+
+        Raises:
+            KVCacheFullError: there is no room for all of them.
+        """
+        guesses, cache = guess.shape[1], self.past.cache
+        if guesses not in self._guessed and self._step is not self._greedy:
+            device, vocab = self.model.device, self.model.config.vocab_size
+            self._guessed[guesses] = (
+                State(np.zeros((guesses + 1, vocab), np.int32), device=device, name="guesses"),
+                State(np.zeros(guesses + 1, np.int32), device=device, name="numbers of guesses"),
+            )
+        before = cache.length
+        row = self._verify.fetch(guess, self._step is self._greedy).result()[0]
+        wrong = row[:guesses] != row[guesses:-1]
+        right = int(np.argmax(wrong)) if wrong.any() else guesses
+        cache.truncate(before + right + 1)
+        chosen: Array = row[guesses : guesses + right + 1]
+        return chosen
 
     def choose_by(
         self, sampling: Sampling, rows: Sequence[Ids], logprobs: int | None = None
@@ -193,6 +242,10 @@ class Session:
             )
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
+
+    def likeliest(self) -> Tensor:
+        """A step as a part of what is captured: the likeliest token of each sequence, [batch]."""
+        return self._likeliest(None)
 
     def step(self) -> Pending[Array]:
         """Submit a step; what it sends when it is done, as `tokens_of` reads it."""
