@@ -42,7 +42,7 @@ class Memory:
 def test_any_order_of_changes_keeps_every_sequence(seed: int) -> None:
     rng = random.Random(seed)
     memory = Memory(rng.choice([8, 20, 60]), rng.choice([1, 3, 4]))
-    tables, wanted, full = [], list[list[int]](), 0
+    tables, wanted, full = list[BlockTable](), list[list[int]](), 0
     for _ in range(600):
         kind = rng.choice(["new", "grow", "grow", "grow", "fork", "cut", "drop"])
         if kind == "new" or not tables:
@@ -131,16 +131,7 @@ def appended(
     return q.numpy(), y.numpy()
 
 
-@pytest.mark.parametrize("norm", [True, False])
-def test_a_pool_above_a_binding(norm: bool) -> None:
-    test_steps_of_unequal_sequences_equal_a_cache_each(windowed("webgpu", binding=36_000), 10, norm)
-
-
-@pytest.mark.devices(*EVERY)
-@pytest.mark.parametrize(("dim", "norm"), [(16, True), (10, False)])
-def test_steps_of_unequal_sequences_equal_a_cache_each(
-    device: ct.Device, dim: int, norm: bool
-) -> None:
+def check_steps(device: ct.Device, dim: int, norm: bool) -> None:
     """Prompts in unequal blocks, padded; then a token of each, and a row of nobody's."""
     rng, heads, kv = np.random.default_rng(dim), 2, 2
     cache = BlockCache(kv, dim, 7, num_layers=2, device=device)
@@ -163,9 +154,9 @@ def test_steps_of_unequal_sequences_equal_a_cache_each(
     assert rows[1].tolist() == [0, sequences[1].blocks[0], 0, 0]
 
     def expected(i: int, x: Array) -> tuple[Array, Array]:
-        given = (ct.asarray(part, device="cpu") for part in (x[None], *tables))
+        qkv, cos, sin = (ct.asarray(part, device="cpu") for part in (x[None], *tables))
         weights = None if norms is None else ct.asarray(norms, device="cpu")
-        q = alone[i].append_qkv(*given, qk_norm=weights)
+        q = alone[i].append_qkv(qkv, cos, sin, qk_norm=weights)
         return q.numpy(), alone[i].attend(q).numpy()
 
     got = appended(device, cache, rows, prompt, tables, norms, 1)
@@ -182,6 +173,19 @@ def test_steps_of_unequal_sequences_equal_a_cache_each(
     keys = cache.states(1)[0].numpy()
     assert np.isnan(keys[:, 4:]).all()
     assert not keys[:, 0].any()
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize(("dim", "norm"), [(16, True), (10, False)])
+def test_steps_of_unequal_sequences_equal_a_cache_each(
+    device: ct.Device, dim: int, norm: bool
+) -> None:
+    check_steps(device, dim, norm)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_pool_above_a_binding(norm: bool) -> None:
+    check_steps(windowed("webgpu", binding=36_000), 10, norm)
 
 
 @pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")

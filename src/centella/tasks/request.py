@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Generation, Text
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import asyncio
 
     Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+
+Ready = Callable[[], bool]
+Drive = Callable[[Ready], None]
 
 
 class Answer:
@@ -84,7 +87,7 @@ class Answer:
         with self.changed:
             return self.pieces.popleft() if self.pieces else None
 
-    async def news(self, ready: Callable[[], bool]) -> None:
+    async def news(self, ready: Ready) -> None:
         """Wait in an event loop."""
         import asyncio
 
@@ -102,19 +105,6 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Driver(Protocol):
-    """What computes requests."""
-
-    @property
-    def background(self) -> bool:
-        """Whether a thread of its own does; else whoever waits."""
-        ...
-
-    def drive(self, ready: Callable[[], bool]) -> None:
-        """Compute a step, unless that is so already."""
-        ...
-
-
 class Request:
     """A prompt that a `Scheduler` continues, beside others.
 
@@ -123,9 +113,9 @@ class Request:
     so does the end of `with scheduler.submit(...) as request:`.
     """
 
-    def __init__(self, driver: Driver, answer: Answer) -> None:
-        self._driver = driver
+    def __init__(self, answer: Answer, drive: Drive | None) -> None:
         self._answer = answer
+        self._drive = drive  # a step, unless it is ready; None: a thread computes
 
     def __repr__(self) -> str:
         return f"<Request of {self.prompt_tokens} tokens, {'done' if self.done() else 'under way'}>"
@@ -157,27 +147,27 @@ class Request:
     def _ready(self) -> bool:
         return bool(self._answer.pieces) or self._answer.ended
 
-    def _wait(self, ready: Callable[[], bool], timeout: float | None = None) -> None:
+    def _wait(self, ready: Ready, timeout: float | None = None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         while not ready():
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"not done after {timeout} s")
-            if self._driver.background:
+            if self._drive is None:
                 with self._answer.changed:
                     self._answer.changed.wait_for(ready, left)
             else:
-                self._driver.drive(ready)
+                self._drive(ready)
 
-    async def _waited(self, ready: Callable[[], bool]) -> None:
+    async def _waited(self, ready: Ready) -> None:
         import asyncio
 
         try:
             while not ready():
-                if self._driver.background:
+                if self._drive is None:
                     await self._answer.news(ready)
                 else:
-                    await asyncio.to_thread(self._driver.drive, ready)
+                    await asyncio.to_thread(self._drive, ready)
         except asyncio.CancelledError:
             self.cancel()
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from typing import Any, Literal, Self, Unpack, overload
 
@@ -21,7 +21,7 @@ from centella.nn.tree import Tree
 from centella.tasks.generate import Generator, Prompt
 from centella.tasks.jobs import Job, Jobs
 from centella.tasks.pieces import Text
-from centella.tasks.request import Answer, Request
+from centella.tasks.request import Answer, Ready, Request
 from centella.tasks.sampling import SamplingArgs
 from centella.tensors.arguments import flag, whole
 
@@ -178,7 +178,8 @@ class Scheduler:
                     target=run, args=(self._work,), name="centella scheduler", daemon=True
                 )
                 self._thread.start()
-        requests = [Request(self, job.answer) for job in jobs]
+        drive = None if self.background else self._drive
+        requests = [Request(job.answer, drive) for job in jobs]
         return requests[0] if n == 1 else requests
 
     def close(self, drain: bool = True) -> None:
@@ -217,8 +218,8 @@ class Scheduler:
         while self.step():
             pass
 
-    def drive(self, ready: Callable[[], bool]) -> None:
-        """Compute a step, unless that is so already: for who waits."""
+    def _drive(self, ready: Ready) -> None:
+        """Compute a step, unless it is ready: for who waits."""
         with self._driving:
             if not ready():
                 self._step()
