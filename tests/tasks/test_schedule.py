@@ -207,6 +207,38 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others(host: ct.Generat
     assert run(scheduler, [([never, 5], good[0][1])])[0].finish == "length"  # of the model as it is
 
 
+@pytest.mark.parametrize("what", ["read", "step"])
+@pytest.mark.parametrize("error", [ct.OutOfMemoryError, ct.DeviceLostError])
+def test_a_step_that_fails_ends_what_was_in_it(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch, what: str, error: type[Exception]
+) -> None:
+    asked = chats(6, 100, 20)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, max_batch=2, background=False)
+    requests = [scheduler.submit(ids, **options) for ids, options in asked]
+    while what == "step" and scheduler.running < 2:
+        scheduler.step()
+    under_way = sum(not request.done() for request in requests)
+    with monkeypatch.context() as patch:
+
+        def fails(*_: Any) -> None:
+            raise error("no more")
+
+        patch.setattr(scheduler._jobs.device, what, fails)
+        scheduler.step()
+    scheduler.run()
+    ended = list[bool]()
+    for request, result in zip(requests, wanted, strict=True):
+        try:
+            assert request.result() == result
+        except error as raised:
+            assert str(raised) == "no more"
+            ended.append(True)
+    hurt = {"read": 1, "step": 2}[what]
+    assert len(ended) == (under_way if error is ct.DeviceLostError else hurt)
+    assert run(scheduler, asked) == wanted  # nothing is left of it
+
+
 @pytest.mark.devices("cpu", "webgpu")
 def test_threads_submit_and_wait(device: ct.Device) -> None:
     model, asked = generator(device), chats(12, 90, 25, seed=5)
