@@ -41,7 +41,9 @@ from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
 from centella.tasks.logprobs import TokenLogprobs
+from centella.tasks.request import Request
 from centella.tasks.sampling import Sampling
+from centella.tasks.schedule import Scheduler
 from centella.tasks.search import Index, Matches
 from centella.tasks.stream import Stream
 from centella.tensors import functional as _functional
@@ -101,8 +103,10 @@ __all__ = [
     "Pending",
     "PipelineCache",
     "QTensor",
+    "Request",
     "Sampling",
     "Scalar",
+    "Scheduler",
     "ShapeError",
     "SimulationError",
     "State",

@@ -316,7 +316,9 @@ cache_write | 16 | f32 f16 | written(i, 16, [0, 3])
 cache_write | 16, past the end | f32 f16 | written(i, 16, [2, 5])
 cache_write | 7 | f32 f16 | written(i, 7, [0, 3])
 cache_write | 7, past the end | f32 f16 | written(i, 7, [2, 5])
+cache_write | blocks | f32 f16 | written(i, 16, [[2, 1, 3], [1, 2, 0]])
 rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
+rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
 cache_step | begin | i32 | stepped(i)
@@ -487,21 +489,22 @@ def assigned(i: Inputs, state: tuple[int, ...], x: tuple[int, ...]) -> ct.Tensor
     return made.value
 
 
-def written(i: Inputs, dim: int, starts: list[int]) -> ct.Tensor:
-    """Keys and values written into caches."""
-    caches = [ct.State(i(2, 3, 7, dim)) for _ in "kv"]
+def written(i: Inputs, dim: int, starts: list[Any]) -> ct.Tensor:
+    """Keys and values written into caches, or into blocks."""
+    shape = (3, 4, 7, dim) if isinstance(starts[0], list) else (2, 3, 7, dim)
+    caches = [ct.State(i(*shape)) for _ in "kv"]
     new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
     apply_all(get("cache_write"), (*(c.value for c in caches), *new, i.of(starts)), {})
     return F.stack([c.value for c in caches])
 
 
-def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
+def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool, starts: Any = (2, 5)) -> ct.Tensor:
     """q, k and v of a step, rotated, k and v cached."""
     caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
     x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
     angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
     tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
-    given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
+    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
     *_, q = apply_all(get("rope_cache_write"), given, {"interleaved": interleaved, "eps": 1e-6})
     return F.concat([q, *(c.value for c in caches)], 2)
 

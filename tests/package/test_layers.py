@@ -76,7 +76,7 @@ LATE: dict[tuple[str, str], str] = {
     ("tensors", "serving"): "it loads asyncio, which only a service needs",
     ("tensors", "simulator"): "the simulator loads with the first kernel that runs in it",
     ("runtime", "asyncio"): "only `await` on a Pending needs an event loop",
-    ("tasks", "asyncio"): "the same, on a Stream",
+    ("tasks", "asyncio"): "the same, on a Stream or a Request",
     ("cli", "cli"): "typer may be missing; rich takes longer to load than a short text to embed",
     ("cli", "check"): "--help and the other subcommands do without the cases",
     ("cli", "backends"): "a driver loads where a user asks what there is",

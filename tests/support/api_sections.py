@@ -106,8 +106,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "Models",
         "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
         "finds the vectors nearest to one.",
-        "load Embedder Generator Generation Stream TokenLogprobs Sampling serving "
-        "serving.Batcher Index Matches",
+        "load Embedder Generator Generation Stream Scheduler Request TokenLogprobs Sampling "
+        "serving serving.Batcher Index Matches",
     ),
     (
         "Ledger",
@@ -140,6 +140,6 @@ INNER: dict[str, str] = {
 
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
-    "Tensor Device Pending Event UserKernel Embedder Generator Ledger Counts DType CachedPipeline "
-    "Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+    "Tensor Device Pending Event UserKernel Embedder Generator Request Ledger Counts DType "
+    "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
 )
