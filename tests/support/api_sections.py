@@ -76,14 +76,14 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Along axes",
         "",
-        "sum mean var max min argmax topk softmax log_softmax layer_norm rms_norm l2_normalize "
-        "mean_pool",
+        "sum mean var max min argmax topk sort argsort cumsum softmax log_softmax layer_norm "
+        "rms_norm l2_normalize mean_pool",
     ),
     (
         "Moving",
         "`x[a:b]`, `x.T`, `x.permute` and `x.reshape` are views where they can be: see `Tensor`.",
-        "concat stack split chunk broadcast_to repeat pad tril gather scatter embedding "
-        "interleaved_to_head_first",
+        "concat stack split chunk broadcast_to repeat pad tril gather take_along_axis scatter "
+        "embedding interleaved_to_head_first",
     ),
     (
         "Attention, caches, State",
