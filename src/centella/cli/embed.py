@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json, Model
 from centella.cli.output import err, in_line, out, out_json, progress
 from centella.cli.process import reason
@@ -23,7 +24,6 @@ from centella.errors import CentellaError
 from centella.host.files import expect_writable, replaced
 from centella.ledger.counts import ledger
 from centella.tasks.embed import Embedder
-from centella.tasks.load import load
 
 
 class WeightDtype(StrEnum):
@@ -71,7 +71,7 @@ def run(
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load(model, device, dtype.value)
+            embedder = load_shown(model, device, dtype.value)
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size

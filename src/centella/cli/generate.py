@@ -14,13 +14,13 @@ import typer
 from centella.cli.answers import How, answered, as_json_object, show
 from centella.cli.chat import Talk
 from centella.cli.embed import Dtype, ShowLedger, WeightDtype
+from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json
 from centella.cli.output import in_line, out_json
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
-from centella.tasks.load import load
 from centella.tasks.sampling import Sampling
 
 Model = Annotated[
@@ -117,7 +117,7 @@ def run(
         raise CentellaError("generate: --stop: expected a text that is not empty, got none")
     if text is None and ids is None and not chat:
         text = _piped()
-    generator = load(model, device, dtype.value, quantize=quantize)
+    generator = load_shown(model, device, dtype.value, quantize)
     if not isinstance(generator, Generator):
         raise CentellaError(
             f"generate: {in_line(model)}: expected a model that generates text, got one that "

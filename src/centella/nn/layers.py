@@ -144,6 +144,7 @@ class Conv1d(Module):
 
     weight: Tensor
     bias: Tensor | None
+    reorders = True
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1,

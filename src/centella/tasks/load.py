@@ -74,6 +74,7 @@ FAMILIES = {
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: None = None, quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -82,6 +83,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["embed"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -90,6 +92,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["generate"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -98,6 +101,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
@@ -105,6 +109,7 @@ def load(  # noqa: D418
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -127,6 +132,7 @@ def load(
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
+        progress: `progress(done, total)` is called as weights reach the device, with their bytes.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -139,6 +145,8 @@ def load(
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype. ShapeError: another `quantize`.
+        OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
+            sent, with what is needed, what is free, and which `quantize` would fit.
     """
     begin = began()
     if quantize is not None:
@@ -171,7 +179,7 @@ def load(
     model.load_parameters(
         tensors, device=where, dtype=weights,
         vector_dtype=f32 if family.wide_vectors else activations, quantize=quantize,
-        origin=files.origin,
+        origin=files.origin, progress=progress,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)
