@@ -273,6 +273,7 @@ def test_what_was_captured_follows_the_model(on_cpu: Embedder) -> None:
     texts = ["one storm", "two storms and a river"]
     before = on_cpu.encode(texts, normalize=False)
     norm = on_cpu.model.encoder.layer[-1].output.LayerNorm
+    assert norm.bias is not None
     norm.weight = norm.weight * 2.0
     norm.bias = norm.bias * 2.0
     np.testing.assert_allclose(on_cpu.encode(texts, normalize=False), 2 * before, rtol=1e-5)

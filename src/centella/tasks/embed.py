@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
@@ -275,7 +276,12 @@ def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedd
     file = folder / TOKENIZER
     absent = kind(file) == "nothing at that path"
     tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
-    return partial(Embedder, tokenizer=tokenizer, config=config)
+
+    def embedder(model: BertModel) -> Embedder:
+        most = min(config.max_length, model.config.positions)
+        return Embedder(model, tokenizer, replace(config, max_length=most))
+
+    return embedder
 
 
 def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:

@@ -60,7 +60,11 @@ class Family(Struct, frozen=True):
 TASKS = ("embed", "generate")
 # By the `model_type` of config.json.
 FAMILIES = {
-    "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    **dict.fromkeys(
+        "albert bert camembert distilbert electra gte modernbert mpnet new nomic_bert roberta "
+        "xlm-roberta".split(),
+        Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    ),
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
