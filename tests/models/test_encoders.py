@@ -17,7 +17,9 @@ from tests.support.model_common import DATA
 
 pytest.importorskip("tokenizers")
 
-FOLDERS = sorted(p for p in (DATA / "encoders").iterdir() if p.is_dir())
+EVERY = sorted(p for p in (DATA / "encoders").iterdir() if p.is_dir())
+HEADED = [p for p in EVERY if p.name.endswith(("labels", "rank", "tags"))]
+FOLDERS = [p for p in EVERY if p not in HEADED]
 Array = np.ndarray[Any, Any]
 
 
@@ -41,6 +43,23 @@ def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
     assert states.dtype == np.float32
     real = np.arange(stored["ids"].shape[1]) < lengths[:, None]
     np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
+
+
+@pytest.mark.parametrize("folder", HEADED, ids=lambda p: p.name)
+def test_logits_equal_transformers(device: ct.Device, folder: Path) -> None:
+    """Of classifiers, cross-encoders and taggers; `types` where a family has them."""
+    task, stored = load(folder, device=device), expected(folder)
+    ids, lengths, types = (
+        ct.asarray(stored[name], device=device) for name in ("ids", "lengths", "types")
+    )
+    logits = task(ids, lengths, types).numpy()
+    for row, length in enumerate(stored["lengths"]):
+        got = logits[row, :length] if task.model.config.of_tokens else logits[row]
+        np.testing.assert_allclose(got, stored[f"logits{row}"], atol=2e-5)
+    plain = load(folder, device=device, task="embed").model  # the head is left out
+    np.testing.assert_allclose(
+        plain(ids, lengths, types).numpy()[0], stored["states"][0], atol=1e-5
+    )
 
 
 def config_of(name: str) -> dict[str, Any]:

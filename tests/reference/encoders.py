@@ -36,7 +36,16 @@ DISTIL = {
 LABELS: dict[str, Any] = {
     "id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2},
 }  # fmt: skip
+TAGS: dict[str, Any] = {
+    "id2label": {0: "O", 1: "B-LAKE", 2: "I-LAKE"},
+    "label2id": {"O": 0, "B-LAKE": 1, "I-LAKE": 2},
+}  # fmt: skip
+MODERN: dict[str, Any] = {
+    "local_attention": 10, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
 ONE: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+SMALL: dict[str, Any] = {"vocab_size": 60, "hidden_size": 18, "intermediate_size": 26}
 CLASSIFIER, TAGGER = "ForSequenceClassification", "ForTokenClassification"
 # By folder: the family's name in transformers, its class after that, and what differs from SIZES.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -58,6 +67,22 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                         "layer_types": ["sliding_attention", "full_attention"],
                         "sep_token_id": 2}),
     "xlm-roberta": ("XLMRoberta", "Model", {"pad_token_id": 3, "type_vocab_size": 2}),
+    "bert-labels": ("Bert", CLASSIFIER, {**SMALL, **LABELS}),
+    "bert-tags": ("Bert", TAGGER, {**SMALL, **TAGS}),
+    "xlm-roberta-rank": ("XLMRoberta", CLASSIFIER, {**SMALL, **ONE, "pad_token_id": 1,
+                         "type_vocab_size": 1}),
+    "electra-labels": ("Electra", CLASSIFIER, {**SMALL, **LABELS, "embedding_size": 18}),
+    "albert-labels": ("Albert", CLASSIFIER, {**SMALL, **LABELS, "embedding_size": 10}),
+    "distilbert-labels": ("DistilBert", CLASSIFIER, {**LABELS, "vocab_size": 60, "dim": 18,
+                          "hidden_dim": 26}),
+    "mpnet-labels": ("MPNet", CLASSIFIER, {**SMALL, **LABELS, "pad_token_id": 1}),
+    "roberta-tags": ("Roberta", TAGGER, {**SMALL, **TAGS, "pad_token_id": 1, "type_vocab_size": 1}),
+    "gte-rank": ("Gte", CLASSIFIER, {**SMALL, **ONE, "type_vocab_size": 1, "pad_token_id": 1}),
+    "nomic-labels": ("NomicBert", CLASSIFIER, {**SMALL, **LABELS}),
+    "modernbert-labels": ("ModernBert", CLASSIFIER, {**SMALL, **LABELS, **MODERN,
+                          "classifier_pooling": "mean", "classifier_activation": "relu"}),
+    "modernbert-tags": ("ModernBert", TAGGER, {**SMALL, **TAGS, **MODERN, "norm_bias": True,
+                        "classifier_bias": True}),
 }  # fmt: skip
 
 
@@ -81,7 +106,7 @@ def make(name: str) -> None:
     pad = config.pad_token_id or 0
     rng = np.random.default_rng(7)
     real = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
-    ids = np.where(real, rng.integers(5, VOCAB, real.shape), pad)
+    ids = np.where(real, rng.integers(5, config.vocab_size, real.shape), pad)
     types = np.where(real & (np.arange(max(LENGTHS)) > 6), min(1, max(0, types_of(config) - 1)), 0)
     states = np.zeros((*ids.shape, config.hidden_size), np.float32)
     logits: dict[int, np.ndarray] = {}

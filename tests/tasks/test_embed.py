@@ -149,7 +149,12 @@ def test_threads_share_one(tiny: Embedder) -> None:
         (["ok"], {"batch_size": True}, DTypeError, "a whole number for batch_size, got True"),
         (["ok"], {"normalize": "yes"}, DTypeError, "encode: expected True or False for normalize"),
         (["ok"], {"normalize_embeddings": True}, DTypeError, "_embeddings=; write normalize=$"),
-        (["ok"], {"convert_to_tensor": True}, DTypeError, "unknown argument convert_to_tensor=; the vectors are NumPy"),
+        (
+            ["ok"],
+            {"convert_to_tensor": True},
+            DTypeError,
+            "convert_to_tensor=; the vectors are NumPy",
+        ),
         (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
     ],
 )

@@ -279,7 +279,8 @@ class BertModel(Module):
     # heads, and ranges of integers
     ignored: tuple[str, ...] = (
         "pooler.*", "pooler_*", "cls.*", "lm_head.*", "predictions.*", "vocab_*", "head.*",
-        "decoder.*", "discriminator_predictions.*", "generator_*", "sop_classifier.*",
+        "decoder.*", "classifier.*", "pre_classifier.*", "qa_outputs.*",
+        "discriminator_predictions.*", "generator_*", "sop_classifier.*",
         "embeddings.position_ids", "embeddings.token_type_ids", "*rotary_emb.inv_freq",
     )  # fmt: skip
 
@@ -290,7 +291,7 @@ class BertModel(Module):
 
     def rename(self, name: str) -> str:
         """The name that a BERT without a head has for a family's tensor."""
-        name = name.removeprefix(self.config.traits.prefix)
+        name = self.config.traits.bare(name)
         if any(fnmatchcase(name, pattern) for pattern in self.ignored):
             return name
         for theirs, ours in self.config.traits.tensors:

@@ -13,7 +13,7 @@ class Traits(Struct, frozen=True):
     """What a family has that its config.json does not state, or states in other words.
 
     Attributes:
-        prefix: of tensor names in checkpoints with a head.
+        prefixes: of tensor names in checkpoints with a head.
         tensors: parts of the checkpoint's tensor names, and the parts of BERT's, in this order.
         fields: names in BERT's config.json, and the family's, of which the first that is there is
             read.
@@ -32,7 +32,7 @@ class Traits(Struct, frozen=True):
             activation.
     """
 
-    prefix: str = ""
+    prefixes: tuple[str, ...] = ()
     tensors: tuple[tuple[str, str], ...] = ()
     fields: Mapping[str, tuple[str, ...]] = {}
     defaults: Mapping[str, Any] = {}
@@ -47,11 +47,16 @@ class Traits(Struct, frozen=True):
     layer_tensors: int = 16
     head: tuple[str, str, str] = ("pooler.dense", "classifier", "tanh")
 
+    def bare(self, name: str) -> str:
+        """A tensor's name without the prefix that a checkpoint with a head has."""
+        prefix = next((p for p in self.prefixes if name.startswith(p)), "")
+        return name.removeprefix(prefix)
+
 
 DENSE_HEAD = ("classifier.dense", "classifier.out_proj", "tanh")
-ROBERTA = Traits(prefix="roberta.", padded=True, head=DENSE_HEAD)
+ROBERTA = Traits(prefixes=("roberta.",), padded=True, head=DENSE_HEAD)
 GTE = Traits(
-    prefix="new.", rotary=True, packed=True, gated="up first", layer_tensors=11,
+    prefixes=("new.", "gte."), rotary=True, packed=True, gated="up first", layer_tensors=11,
     tensors=(
         ("attention.qkv_proj", "attention.self.qkv"),
         ("attention.o_proj", "attention.output.dense"),
@@ -66,7 +71,7 @@ GTE = Traits(
 # By `model_type`.
 FAMILIES: dict[str, Traits] = {
     "albert": Traits(
-        prefix="albert.", head=("pooler", "classifier", "tanh"),
+        prefixes=("albert.",), head=("pooler", "classifier", "tanh"),
         tensors=(
             ("encoder.embedding_hidden_mapping_in", "embeddings.project"),
             ("attention.query", "attention.self.query"), ("attention.key", "attention.self.key"),
@@ -79,11 +84,11 @@ FAMILIES: dict[str, Traits] = {
         defaults={"embedding_size": 128, "hidden_act": "gelu_new"},
         more=("embedding_size", "num_hidden_groups", "inner_group_num"),
     ),
-    "bert": Traits(prefix="bert.", tensors=(("LayerNorm.gamma", "LayerNorm.weight"),
+    "bert": Traits(prefixes=("bert.",), tensors=(("LayerNorm.gamma", "LayerNorm.weight"),
                                             ("LayerNorm.beta", "LayerNorm.bias"))),
     "camembert": ROBERTA,
     "distilbert": Traits(
-        prefix="distilbert.", token_types=False, head=("pre_classifier", "classifier", "relu"),
+        prefixes=("distilbert.",), token_types=False, head=("pre_classifier", "classifier", "relu"),
         tensors=(
             ("transformer.layer", "encoder.layer"), ("attention.q_lin", "attention.self.query"),
             ("attention.k_lin", "attention.self.key"), ("attention.v_lin", "attention.self.value"),
@@ -97,13 +102,13 @@ FAMILIES: dict[str, Traits] = {
         defaults={"max_position_embeddings": 512},
     ),
     "electra": Traits(
-        prefix="electra.", tensors=(("embeddings_project", "embeddings.project"),),
+        prefixes=("electra.",), tensors=(("embeddings_project", "embeddings.project"),),
         defaults={"embedding_size": 128}, more=("embedding_size",),
         head=("classifier.dense", "classifier.out_proj", "gelu"),
     ),
     "gte": GTE,
     "modernbert": Traits(
-        prefix="model.", token_types=False, rotary=True, packed=True, gated="gate first",
+        prefixes=("model.",), token_types=False, rotary=True, packed=True, gated="gate first",
         norm_first=True, layer_tensors=5, head=("head.dense", "classifier", "gelu"),
         tensors=(
             ("embeddings.tok_embeddings", "embeddings.word_embeddings"),
@@ -121,7 +126,7 @@ FAMILIES: dict[str, Traits] = {
               "rope_parameters"),
     ),
     "mpnet": Traits(
-        prefix="mpnet.", token_types=False, padded=True, head=DENSE_HEAD,
+        prefixes=("mpnet.",), token_types=False, padded=True, head=DENSE_HEAD,
         tensors=(
             ("attention.attn.q.", "attention.self.query."),
             ("attention.attn.k.", "attention.self.key."),
@@ -134,7 +139,7 @@ FAMILIES: dict[str, Traits] = {
     ),
     "new": GTE,
     "nomic_bert": Traits(
-        rotary=True, packed=True, gated="apart", layer_tensors=9,
+        prefixes=("nomic_bert.", "bert."), rotary=True, packed=True, gated="apart", layer_tensors=9,
         tensors=(
             ("emb_ln", "embeddings.LayerNorm"), ("attn.Wqkv", "attention.self.qkv"),
             ("attn.out_proj", "attention.output.dense"), ("mlp.fc11", "intermediate.up"),

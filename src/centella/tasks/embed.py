@@ -6,11 +6,7 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-import importlib.util
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -22,14 +18,13 @@ from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
+from centella.tasks.batches import grid, read_tokenizer, run_batches
 from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
-from centella.weights.folder import TOKENIZER
-from centella.weights.model_files import kind
 
 if TYPE_CHECKING:
     from centella.models import BertModel
@@ -39,9 +34,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 __all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
 
-STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
 CAPTURES = 40  # sizes of batches that the model is kept captured for
-IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
 class Forward:
@@ -57,13 +50,14 @@ class Forward:
         def embed(ids: Tensor, lengths: Tensor, normalize: bool, dim: int | None) -> Tensor:
             return _vectors(config, dense, model(ids, lengths), lengths, normalize, dim)
 
-        self._of = (model, config)
+        self._of = (model, config, dense)
         self._tree = Tree(model)
         self.captured: Jitted[..., Tensor] = Jitted(embed, model.device, CAPTURES)
 
-    def stands_for(self, model: BertModel, config: EmbedderConfig) -> bool:
-        """Whether it is still what these do: captures hold the parameters that there were."""
-        return self._of == (model, config) and not self._tree.changed
+    def stands_for(self, embedder: Embedder) -> bool:
+        """Whether it is still what that does: captures hold the parameters that there were."""
+        of = (embedder.model, embedder.config, embedder.dense)
+        return self._of == of and not self._tree.changed
 
 
 class Embedder:
@@ -166,27 +160,15 @@ class Embedder:
             progress = flag("encode", "progress", progress)
         listed = [texts] if isinstance(texts, str) else _listed(texts)
         ids = self._tokenize(_prompted(begin, listed))
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
         vectors = np.empty((len(ids), kept or self.dim), np.float32)
-        running: deque[tuple[list[int], Pending[Array]]] = deque()
-        done = 0
-        with _progress(len(ids), progress) as tell:
 
-            def finish() -> None:
-                nonlocal done
-                rows, pending = running.popleft()
-                vectors[rows] = pending.result()[: len(rows)]
-                done += len(rows)
-                tell(done, len(ids))
+        def submit(rows: list[int]) -> Pending[Array]:
+            return self._submit([ids[i] for i in rows], batch_size, wanted, kept)
 
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                some = [ids[i] for i in rows]
-                running.append((rows, self._submit(some, batch_size, wanted, kept)))
-                if len(running) == IN_FLIGHT:
-                    finish()
-            while running:
-                finish()
+        def take(rows: list[int], result: Array) -> None:
+            vectors[rows] = result[: len(rows)]
+
+        run_batches([len(tokens) for tokens in ids], batch_size, submit, take, progress)
         if dtype != "f32":
             vectors = packed(vectors, dtype, ranges)
         return vectors[0] if isinstance(texts, str) else vectors
@@ -278,16 +260,11 @@ class Embedder:
         self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool, dim: int | None
     ) -> Pending[Array]:
         """Start one batch: rows and columns are rounded up, what is added has length 0."""
-        rows = min(batch_size, 1 << (len(ids) - 1).bit_length())
-        longest = max(map(len, ids))
-        columns = max(1, min(-(-longest // STEP) * STEP, self.config.max_length))
-        padded = np.full((rows, columns), self.tokenizer.pad_id or 0, np.int32)
-        lengths = np.zeros(rows, np.int32)
-        for row, tokens in enumerate(ids):
-            padded[row, : len(tokens)] = tokens
-            lengths[row] = len(tokens)
+        padded, lengths = grid(
+            ids, batch_size, self.config.max_length, self.tokenizer.pad_id or 0
+        )  # fmt: skip
         forward = self._forward
-        if forward is None or not forward.stands_for(self.model, self.config):
+        if forward is None or not forward.stands_for(self):
             forward = self._forward = Forward(self)
         return forward.captured.fetch(padded, lengths, normalize, dim)
 
@@ -299,12 +276,8 @@ def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedd
         WeightsError: a file that is malformed.
         MissingExtraError: the folder has a tokenizer, and its library is not installed.
     """
-    from centella.tasks.text import Tokenizer
-
     config = EmbedderConfig.from_folder(folder)
-    file = folder / TOKENIZER
-    absent = kind(file) == "nothing at that path"
-    tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
+    tokenizer = read_tokenizer(folder, vocab_size)
 
     def embedder(model: BertModel) -> Embedder:
         config.width(model.config.hidden_size)  # refuses now what does not fit
@@ -335,27 +308,3 @@ def _listed(texts: Any) -> list[Any]:
     if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
         raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
     return list(texts)
-
-
-@contextmanager
-def _progress(
-    total: int, show: bool | Callable[[int, int], None]
-) -> Iterator[Callable[[int, int], None]]:
-    """What is called with texts done and of all: the caller's own, a bar of rich, or log lines."""
-    if not show:
-        yield lambda done, total: None
-        return
-    if callable(show):
-        yield show
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield partial(logger("embed").info, "encoded %d of %d texts")
-        return
-    # What rich draws with in a notebook.
-    drawn = None if importlib.util.find_spec("ipywidgets") else False
-    with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
-        task = bar.add_task("encode", total=total)
-        yield lambda done, total: bar.update(task, completed=done)
