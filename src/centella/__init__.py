@@ -37,6 +37,7 @@ from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
+from centella.tasks.classify import Classifier, Label, Ranked, Span, TokenClassifier
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
@@ -65,15 +66,16 @@ else:
     from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401
 
 __all__ = [
-    "AudioError", "CachedPipeline", "CentellaError", "CommandBatch", "CompileError", "Compiled",
-    "ContractError", "Counts", "DType", "DTypeError", "Device", "DeviceError", "DeviceLostError",
-    "DiscardedError", "Embedder", "Event", "Generation", "Generator", "In", "InOut", "KVCache",
-    "KVCacheFullError", "Ledger", "LimitError", "MatmulCache", "MissingExtraError", "Out",
-    "OutOfMemoryError", "Pending", "PipelineCache", "QTensor", "Sampling", "Scalar", "ShapeError",
-    "SimulationError", "State", "Tensor", "TraceError", "TransferForbidden", "UserKernel",
+    "AudioError", "CachedPipeline", "CentellaError", "Classifier", "CommandBatch",
+    "CompileError", "Compiled", "ContractError", "Counts", "DType", "DTypeError", "Device",
+    "DeviceError", "DeviceLostError", "DiscardedError", "Embedder", "Event", "Generation",
+    "Generator", "In", "InOut", "KVCache", "KVCacheFullError", "Label", "Ledger", "LimitError",
+    "MatmulCache", "MissingExtraError", "Out", "OutOfMemoryError", "Pending", "PipelineCache",
+    "QTensor", "Ranked", "Sampling", "Scalar", "ShapeError", "SimulationError", "Span", "State",
+    "Tensor", "TokenClassifier", "TraceError", "TransferForbidden", "UserKernel",
     "WeightsError", "__version__", "asarray", "bf16", "bool_", "device", "empty", "f16", "f32",
-    "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang", "ledger",
-    "load", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8", "serving", "totals", "u8",
-    "u32",
+    "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang",
+    "ledger", "load", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8", "serving",
+    "totals", "u8", "u32",
 ]  # fmt: skip
 __all__ += _functional.__all__
