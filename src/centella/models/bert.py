@@ -25,8 +25,8 @@ from centella.models.config import ACTIVATIONS
 from centella.nn import Embedding, LayerNorm, Linear, Module
 from centella.runtime.device import Device
 from centella.tensors.arguments import check_tensors
-from centella.tensors.creation import arange, asarray
-from centella.tensors.functional import abs, attention, normed_linear, rope
+from centella.tensors.creation import asarray
+from centella.tensors.functional import attention, normed_linear, rope
 from centella.tensors.tensor import Tensor
 
 __all__ = ["BertConfig", "BertModel"]
@@ -40,13 +40,15 @@ class Scene(Struct, frozen=True, eq=False):
 
     Attributes:
         lengths: [batch] i32, tokens of each text.
-        mask: a bias [1, heads, seq_len, seq_len], or bools [seq_len, seq_len]; None: none.
+        bias: added to scores, [1, heads, seq_len, seq_len]; None: none.
         tables: of the rotary embedding; None: none.
+        window: keys on either side that a query sees; -1: all.
     """
 
     lengths: Tensor
-    mask: Tensor | None = None
+    bias: Tensor | None = None
     tables: Tables | None = None
+    window: int = -1
 
 
 class Embeddings(Module):
@@ -99,7 +101,8 @@ class SelfAttention(Module):
         q, k = qkv[0], qkv[1]
         if scene.tables is not None:
             q, k = rope(q, *scene.tables), rope(k, *scene.tables)
-        y = attention(q, k, qkv[2], lengths=scene.lengths, mask=scene.mask)
+        window = None if scene.window < 0 else scene.window + 1
+        y = attention(q, k, qkv[2], lengths=scene.lengths, mask=scene.bias, window=window)
         return y.permute(0, 2, 1, 3).reshape(batch, seq_len, width)  # heads side by side
 
 
@@ -214,10 +217,9 @@ class Encoder(Module):
         if not c.ropes:
             return [Scene(lengths)] * layers
         tables = self.tables(seq_len, lengths.device)
-        near = {w: _near(seq_len, w, lengths.device) for w in set(c.windows)}
         return [
-            Scene(lengths, near[w], tables[turn])
-            for w, turn in zip(c.windows, c.rope_of, strict=True)
+            Scene(lengths, None, tables[turn], window)
+            for window, turn in zip(c.windows, c.rope_of, strict=True)
         ]
 
     def bias(self, seq_len: int, table: Embedding) -> Tensor:
@@ -240,14 +242,6 @@ class Encoder(Module):
 def norm_of(config: BertConfig) -> LayerNorm:
     """A norm of hidden states."""
     return LayerNorm(config.hidden_size, config.layer_norm_eps, config.norm_bias)
-
-
-def _near(seq_len: int, window: int, device: Device) -> Tensor | None:
-    """Which keys each query sees, up to `window` away: bool [seq_len, seq_len]; None: all."""
-    if window < 0 or window >= seq_len - 1:
-        return None
-    at = arange(seq_len, device=device)
-    return abs(at.reshape(-1, 1) - at) <= window
 
 
 def _buckets(seq_len: int, buckets: int) -> Array:
