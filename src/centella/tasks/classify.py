@@ -30,14 +30,22 @@ ACTIVATIONS = ("identity", "sigmoid", "softmax")
 
 
 class Label(Struct, frozen=True):
-    """A label of a text, and how sure the model is of it: `score`."""
+    """A label of a text.
+
+    Attributes:
+        label: its name; score: how sure the model is of it.
+    """
 
     label: str
     score: float
 
 
 class Ranked(Struct, frozen=True):
-    """A document: its index among those given, its score, its text."""
+    """A document in the order of a question.
+
+    Attributes:
+        index: its place among those given; score: how well it answers; text: its own.
+    """
 
     index: int
     score: float
@@ -45,7 +53,12 @@ class Ranked(Struct, frozen=True):
 
 
 class Span(Struct, frozen=True):
-    """A part of a text, characters `start` to `end`, with its label and score."""
+    """A labelled part of a text.
+
+    Attributes:
+        label: its name; score: how sure the model is of it.
+        start, end: its characters are text[start:end]; text: them.
+    """
 
     label: str
     score: float
