@@ -37,6 +37,7 @@ from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
+from centella.tasks.classify import Classifier, Label, Ranked, Span, TokenClassifier
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
@@ -71,6 +72,7 @@ __all__ = [
     "AudioError",
     "CachedPipeline",
     "CentellaError",
+    "Classifier",
     "CommandBatch",
     "CompileError",
     "Compiled",
@@ -91,6 +93,7 @@ __all__ = [
     "Index",
     "KVCache",
     "KVCacheFullError",
+    "Label",
     "Ledger",
     "LimitError",
     "Matches",
@@ -101,13 +104,16 @@ __all__ = [
     "Pending",
     "PipelineCache",
     "QTensor",
+    "Ranked",
     "Sampling",
     "Scalar",
     "ShapeError",
     "SimulationError",
+    "Span",
     "State",
     "Stream",
     "Tensor",
+    "TokenClassifier",
     "TokenLogprobs",
     "TraceError",
     "TransferForbidden",

@@ -104,10 +104,11 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
+        "[Encoders](encoders.md) and [decoders](generate.md) are listed there. "
         "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
         "finds the vectors nearest to one.",
-        "load Embedder Generator Generation Stream TokenLogprobs Sampling serving "
-        "serving.Batcher Index Matches",
+        "load Embedder Classifier TokenClassifier Label Ranked Span Generator Generation Stream "
+        "TokenLogprobs Sampling serving serving.Batcher Index Matches",
     ),
     (
         "Ledger",
@@ -140,6 +141,7 @@ INNER: dict[str, str] = {
 
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
-    "Tensor Device Pending Event UserKernel Embedder Generator Ledger Counts DType CachedPipeline "
-    "Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+    "Tensor Device Pending Event UserKernel Embedder Classifier TokenClassifier Generator Ledger "
+    "Counts DType CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored "
+    "nn.Module"
 )

@@ -14,7 +14,10 @@ from centella.tasks.load import load
 SOON = 0.7  # seconds: a model that is loaded by then needs no bar, whose drawing takes a while
 
 
-def load_shown(model: str, device: str | None, dtype: str, quantize: str | None = None) -> Any:
+def load_shown(
+    model: str, device: str | None, dtype: str, quantize: str | None = None,
+    task: str | None = None,
+) -> Any:  # fmt: skip
     """`ct.load`, with a bar where there is a terminal, else a line every few seconds."""
     begin, megabyte = time.monotonic(), 1_000_000
     with ExitStack() as stack:
@@ -30,4 +33,4 @@ def load_shown(model: str, device: str | None, dtype: str, quantize: str | None 
             for bar in drawn:
                 bar(done, total, f"{done // megabyte:,} of {total // megabyte:,} MB of weights")
 
-        return load(model, device, dtype, quantize=quantize, progress=tell)
+        return load(model, device, dtype, quantize=quantize, task=task, progress=tell)

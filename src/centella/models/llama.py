@@ -66,7 +66,6 @@ class Norm(Module):
     """
 
     scale: Tensor
-    reorders = True
 
     def __init__(self, features: int, eps: float, offset: float = 0.0) -> None:
         self.scale = parameter(features)
@@ -94,7 +93,6 @@ class HeadNorms(Module):
     """
 
     weight: Tensor
-    reorders = True
 
     def __init__(self, head_dim: int, offset: float) -> None:
         self.weight = parameter(2, head_dim)

@@ -49,6 +49,10 @@ class Experts(Module):
         """Rows of all experts, by expert."""
         return data.reshape(self.experts, -1, data.shape[-1])
 
+    def keeps_order(self, name: str) -> bool:
+        """Rows stay where they are."""
+        return True
+
 
 class SparseMLP(Module):
     """A router, and the experts among which it chooses for each token.

@@ -201,7 +201,7 @@ def _sent(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor 
         return first.to(device).astype(kind)
     if any(own is None for _, own in parts):
         return from_blocks(parts, kind, device)
-    if w.own or not w.owner.reorders:
+    if w.own or w.owner.keeps_order(w.name):
         filled = _filled(w, parts, kind, device)
         if filled is not None:
             return filled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -149,11 +149,13 @@ class Module:
         """
         return ((f"{path}{name}", shape),)
 
-    reorders: ClassVar[bool] = False  # whether `arranged` gives other elements, or another order
-
     def arranged(self, name: str, data: Array) -> Array:
-        """A parameter's data in the shape (if it `reorders`, the order) that the module keeps."""
+        """A parameter's data as the module keeps it."""
         return data
+
+    def keeps_order(self, name: str) -> bool:
+        """Whether `arranged` changes no more than the shape, so that rows may be read in parts."""
+        return type(self).arranged is Module.arranged
 
     def takes_planes(self, name: str) -> bool:
         """Whether parameter `name` may be a quantised weight; else one is loaded as floats."""
