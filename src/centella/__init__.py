@@ -37,6 +37,7 @@ from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
+from centella.tasks.classify import Classifier, Label, Ranked, Span, TokenClassifier
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
@@ -73,6 +74,7 @@ __all__ = [
     "AudioError",
     "CachedPipeline",
     "CentellaError",
+    "Classifier",
     "CommandBatch",
     "CompileError",
     "Compiled",
@@ -93,6 +95,7 @@ __all__ = [
     "Index",
     "KVCache",
     "KVCacheFullError",
+    "Label",
     "Ledger",
     "LimitError",
     "Matches",
@@ -103,15 +106,18 @@ __all__ = [
     "Pending",
     "PipelineCache",
     "QTensor",
+    "Ranked",
     "Request",
     "Sampling",
     "Scalar",
     "Scheduler",
     "ShapeError",
     "SimulationError",
+    "Span",
     "State",
     "Stream",
     "Tensor",
+    "TokenClassifier",
     "TokenLogprobs",
     "TraceError",
     "TransferForbidden",

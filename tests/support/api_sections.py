@@ -76,14 +76,14 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Along axes",
         "",
-        "sum mean var max min argmax topk softmax log_softmax layer_norm rms_norm l2_normalize "
-        "mean_pool",
+        "sum mean var max min argmax topk sort argsort cumsum softmax log_softmax layer_norm "
+        "rms_norm l2_normalize mean_pool",
     ),
     (
         "Moving",
         "`x[a:b]`, `x.T`, `x.permute` and `x.reshape` are views where they can be: see `Tensor`.",
-        "concat stack split chunk broadcast_to repeat pad tril gather scatter embedding "
-        "interleaved_to_head_first",
+        "concat stack split chunk broadcast_to repeat pad tril gather take_along_axis scatter "
+        "embedding interleaved_to_head_first",
     ),
     (
         "Attention, caches, State",
@@ -104,10 +104,11 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
+        "[Encoders](encoders.md) and [decoders](generate.md) are listed there. "
         "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
         "finds the vectors nearest to one.",
         "load Embedder Generator Generation Stream Scheduler Request TokenLogprobs Sampling "
-        "serving serving.Batcher Index Matches",
+        "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
     ),
     (
         "Ledger",
@@ -141,5 +142,6 @@ INNER: dict[str, str] = {
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
     "Tensor Device Pending Event UserKernel Embedder Generator Request Ledger Counts DType "
-    "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+    "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module "
+    "Classifier TokenClassifier",
 )

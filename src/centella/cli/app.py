@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from centella import __version__
-from centella.cli import bench, check, demo, embed, generate, info, kernels, search
+from centella.cli import bench, check, demo, embed, generate, info, kernels, rank, search
 from centella.cli.output import err, in_line, out, printable
 from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError
@@ -56,6 +56,12 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         ("centella search vectors.parquet 'how is memory freed?'",
          "centella search vectors.npy 'a cat on a mat' --file lines.txt --top 3",
          "centella search vectors.npy 'one' 'two' --json"),
+    ),
+    "rank": (
+        rank.run, "Put texts in the order of a question.",
+        "Put texts in the order in which they answer a question, by a cross-encoder.",
+        ("centella rank --model models/reranker 'how is memory freed?' --file lines.txt --top 3",
+         "centella rank --model models/reranker 'a cat' 'cats sleep' 'taxes are due' --json"),
     ),
     "generate": (
         generate.run, "Continue a prompt, or chat.",
