@@ -37,9 +37,10 @@ from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
-from centella.tasks.classify import Classifier, Label, Ranked, Span, TokenClassifier
+from centella.tasks.classify import Classifier, TokenClassifier
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
+from centella.tasks.labels import Label, Ranked, Span
 from centella.tasks.load import load
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.request import Request
