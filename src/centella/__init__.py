@@ -6,7 +6,8 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 
 from typing import TYPE_CHECKING
 
-from centella import lang, nn
+from centella import audio, lang, nn
+from centella.audio.log_mel import log_mel
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import (
     AudioError,
@@ -126,6 +127,7 @@ __all__ = [
     "WeightsError",
     "__version__",
     "asarray",
+    "audio",
     "bf16",
     "bool_",
     "device",
@@ -143,6 +145,7 @@ __all__ = [
     "lang",
     "ledger",
     "load",
+    "log_mel",
     "nn",
     "ones",
     "quantize",

@@ -1,7 +1,7 @@
 """What stands where on docs/api.md: its sections, in the order in which a user needs them.
 
-A name is one of `centella`, or of its modules with `nn.` or `serving.` before it. One with `:` is a
-class that has no public name, but whose objects users hold: `module:Class`.
+A name is one of `centella`, or of its modules with `audio.`, `nn.` or `serving.` before it. One
+with `:` is a class that has no public name, but whose objects users hold: `module:Class`.
 """
 
 from __future__ import annotations
@@ -111,6 +111,13 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
     ),
     (
+        "Audio",
+        "[Audio](audio.md) says what is read by which package.",
+        "audio log_mel audio.host_log_mel audio.open_audio audio.read_audio audio.AudioStream "
+        "audio.windows audio.speech_regions audio.speech_pieces audio.SpeechDetector "
+        "audio.SpeechRules audio.Segment audio.Word audio.by_word audio.format_transcript",
+    ),
+    (
         "Ledger",
         "[The ledger](ledger.md) shows it at work.",
         "ledger forbid totals Ledger Counts centella.ledger.timeline:KernelTime",
@@ -143,5 +150,5 @@ INNER: dict[str, str] = {
 GIVEN = (
     "Tensor Device Pending Event UserKernel Embedder Generator Request Ledger Counts DType "
     "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module "
-    "Classifier TokenClassifier"
+    "Classifier TokenClassifier audio.AudioStream",
 )
