@@ -6,7 +6,8 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 
 from typing import TYPE_CHECKING
 
-from centella import lang, nn
+from centella import audio, lang, nn
+from centella.audio.log_mel import log_mel
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import (
     AudioError,
@@ -71,9 +72,9 @@ __all__ = [
     "KVCacheFullError", "Ledger", "LimitError", "MatmulCache", "MissingExtraError", "Out",
     "OutOfMemoryError", "Pending", "PipelineCache", "QTensor", "Sampling", "Scalar", "ShapeError",
     "SimulationError", "State", "Tensor", "TraceError", "TransferForbidden", "UserKernel",
-    "WeightsError", "__version__", "asarray", "bf16", "bool_", "device", "empty", "f16", "f32",
-    "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang", "ledger",
-    "load", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8", "serving", "totals", "u8",
-    "u32",
+    "WeightsError", "__version__", "asarray", "audio", "bf16", "bool_", "device", "empty", "f16",
+    "f32", "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang",
+    "ledger", "load", "log_mel", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8",
+    "serving", "totals", "u8", "u32",
 ]  # fmt: skip
 __all__ += _functional.__all__

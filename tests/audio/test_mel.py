@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import centella as ct
 from centella.audio.mel import host_log_mel, mel_filters
 from centella.errors import DTypeError, ShapeError
 
@@ -83,3 +84,52 @@ def test_rows_are_apart_and_short_ones_have_no_frame() -> None:
 def test_what_is_refused(samples: Array, num_mels: int, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         host_log_mel(samples, num_mels)
+
+
+def on_device(samples: Array, num_mels: int, device: ct.Device) -> Array:
+    return ct.log_mel(ct.asarray(samples, device=device), num_mels).numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_devices_is_that_of_transformers(kind: str, device: ct.Device) -> None:
+    sizes = [160, 200, 201] if device.name == "simulator" else [160, 200, 479, 16001]
+    for n, num_mels in zip(sizes, [128, 80, 80, 128], strict=False):
+        samples = signal(kind, n)
+        found = on_device(samples, num_mels, device)
+        np.testing.assert_allclose(found, expected(samples, num_mels), atol=1e-4)
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
+def test_a_padded_window_on_a_device_is_the_extractors(device: ct.Device) -> None:
+    """Speech-like sound with an offset, quieter by 50 dB than the offset, and two rows apart."""
+    rows = np.zeros((2, 480000), np.float32)
+    rows[0, :50001] = 0.3 + 1e-3 * signal("chirp", 50001)
+    rows[1] = signal("noise", 480000)
+    found = on_device(rows, 80, device)
+    for row, one in zip(rows, found, strict=True):
+        np.testing.assert_allclose(one, expected(row, 80, pad=True), atol=1e-4)
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
+def test_a_replay_uploads_its_samples_alone(device: ct.Device) -> None:
+    compute = device.compile(ct.log_mel, np.zeros((2, 3200), np.float32))
+    rows = np.stack([signal("tone", 3200), signal("noise", 3200)])
+    compute(rows)
+    with ct.ledger() as led:
+        found = compute(rows).numpy()
+    led.expect(uploads=1, upload_bytes=rows.nbytes, downloads=1, submissions=1, compiles=0)
+    np.testing.assert_allclose(found, host_log_mel(rows), atol=1e-4)
+    again = on_device(rows, 80, device)  # its constants are not of the capture alone
+    np.testing.assert_array_equal(again, found)
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_bad_samples_on_a_device(device: ct.Device) -> None:
+    assert on_device(np.zeros((3, 159), np.float32), 80, device).shape == (3, 80, 0)
+    assert np.isnan(on_device(np.full(400, np.nan, np.float32), 80, device)).all()
+    with pytest.raises(ShapeError, match="log_mel: num_mels: expected 1 to 201, got 202"):
+        on_device(np.zeros(400, np.float32), 202, device)
+    with pytest.raises(DTypeError, match="log_mel: samples: expected f32, got f16"):
+        on_device(np.zeros(400, np.float16), 80, device)
+    with pytest.raises(DTypeError, match="log_mel"):
+        ct.log_mel(np.zeros(400))  # type: ignore[arg-type]  # what a user tries first

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from centella.audio import subtitles
+from centella.audio.subtitles import format_transcript
 from centella.audio.transcript import Segment, Word, by_word
+from centella.errors import AudioError
 
 HELLO = Segment(
     0.0,
@@ -20,7 +21,7 @@ SEGMENTS = [HELLO, Segment(1.5, 2.0, " \n "), LATE]
 
 
 def written(name: str, segments: list[Segment]) -> str:
-    return "".join(subtitles.FORMATS[name](segments))
+    return "".join(format_transcript(segments, name))
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,8 @@ def test_a_cue_ends_after_it_starts_and_none_is_before_0() -> None:
     assert written("tsv", [Segment(-0.2, -0.1, "a"), Segment(2.0, 1.0, "b")]).splitlines()[1:] == [
         "0\t1\ta", "2000\t2001\tb",
     ]  # fmt: skip
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(AudioError, match="expected one of text, srt, vtt, tsv, json, got 'ass'"):
+        format_transcript(SEGMENTS, "ass")

@@ -1,7 +1,7 @@
 """What stands where on docs/api.md: its sections, in the order in which a user needs them.
 
-A name is one of `centella`, or of its modules with `nn.` or `serving.` before it. One with `:` is a
-class that has no public name, but whose objects users hold: `module:Class`.
+A name is one of `centella`, or of its modules with `audio.`, `nn.` or `serving.` before it. One
+with `:` is a class that has no public name, but whose objects users hold: `module:Class`.
 """
 
 from __future__ import annotations
@@ -108,6 +108,12 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "load Embedder Generator Generation Sampling serving serving.Batcher",
     ),
     (
+        "Audio",
+        "[Audio](audio.md) says what is read by which package.",
+        "audio log_mel audio.host_log_mel audio.open_audio audio.read_audio audio.AudioStream "
+        "audio.Segment audio.Word audio.by_word audio.format_transcript",
+    ),
+    (
         "Ledger",
         "[The ledger](ledger.md) shows it at work.",
         "ledger forbid totals Ledger Counts centella.ledger.timeline:KernelTime",
@@ -139,5 +145,5 @@ INNER: dict[str, str] = {
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
     "Tensor Device Pending Event UserKernel Embedder Generator Ledger Counts DType CachedPipeline "
-    "Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+    "Memory KernelTime CachedWeight Jitted audio.AudioStream nn.Parameter nn.Stored nn.Module"
 )

@@ -5,3 +5,19 @@ mel         log-mel spectrograms
 transcript  segments and words, the result of speech models
 subtitles   transcripts as text, SRT, WebVTT, TSV, JSON
 """
+
+from centella.audio.mel import host_log_mel
+from centella.audio.stream import AudioStream, open_audio, read_audio
+from centella.audio.subtitles import format_transcript
+from centella.audio.transcript import Segment, Word, by_word
+
+__all__ = [
+    "AudioStream",
+    "Segment",
+    "Word",
+    "by_word",
+    "format_transcript",
+    "host_log_mel",
+    "open_audio",
+    "read_audio",
+]

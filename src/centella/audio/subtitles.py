@@ -15,6 +15,7 @@ from types import MappingProxyType
 import msgspec
 
 from centella.audio.transcript import Segment, Word
+from centella.errors import AudioError
 
 Segments = Iterable[Segment]
 
@@ -63,6 +64,23 @@ def json(segments: Segments) -> Iterator[str]:
 FORMATS: MappingProxyType[str, Callable[[Segments], Iterator[str]]] = MappingProxyType(
     {"text": text, "srt": srt, "vtt": vtt, "tsv": tsv, "json": json}
 )
+
+
+def format_transcript(segments: Segments, format: str = "text") -> Iterator[str]:
+    """A transcript in a format, in pieces: each is given as soon as its segment is.
+
+    Args:
+        segments: in order; `by_word(segments)` for subtitles of single words.
+        format: "text" (a line a segment), "srt", "vtt" (WebVTT), "tsv" (start and end in
+            milliseconds, text) or "json" (`segments` with every field that is set, and `text`).
+
+    Raises:
+        AudioError: another format.
+    """
+    if format not in FORMATS:
+        expected = ", ".join(FORMATS)
+        raise AudioError(f"format_transcript: expected one of {expected}, got {format!r}")
+    return FORMATS[format](segments)
 
 
 def _cues(segments: Segments) -> Iterator[tuple[int, int, str]]:
