@@ -15,6 +15,9 @@ preprocessor_config.json, model.safetensors (f16), and expected.npz, of two wind
     speech   f32 [2]                    probability of no speech
     means    f32 [2]                    mean log-probability of `timed`
     times    f32 [2, 40]                `token_timestamps` of `timed`, in seconds
+    grams    i32 [2, 40]                `generate(no_repeat_ngram_size=3)`, without timestamps
+    long     i32 [n], bounds f32 [k, 2] tokens of a recording of `LONG` frames in sequence, each
+                                        window told the text before it, and its segments' times
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from transformers.models.whisper.generation_whisper import WhisperGenerationMixi
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "whisper"
 POSITIONS, TARGETS = 150, 64  # three seconds a window
+LONG = 1110
 FRAMES = (300, 220)  # of each window that sound is in, for `times`
 LANGUAGES = ("en", "de", "fr", "es")
 SIZES: dict[str, Any] = {
@@ -69,6 +73,12 @@ def tokenizer(english: bool) -> tuple[Any, dict[str, int]]:
 def mel(mels: int) -> torch.Tensor:
     """Two windows [2, mels, 300] of what a spectrogram's values might be."""
     made = np.random.default_rng(mels).standard_normal((2, mels, 2 * POSITIONS))
+    return torch.from_numpy(np.clip(made.astype(np.float32), -1, 1.5))
+
+
+def long(mels: int) -> torch.Tensor:
+    """A recording [1, mels, LONG] of the same kind."""
+    made = np.random.default_rng(mels + 1).standard_normal((1, mels, LONG))
     return torch.from_numpy(np.clip(made.astype(np.float32), -1, 1.5))
 
 
@@ -172,23 +182,33 @@ def expect(folder: Path) -> str:
         chosen = scores.gather(2, sequences[:, : scores.shape[1], None])[..., 0]
         counted = (sequences == g.eos_token_id).cumsum(1) <= 1
         means = chosen.where(counted, 0.0).sum(1) / counted.sum(1)
-        times = model.generate(
-            sound,
-            return_token_timestamps=True,
-            return_timestamps=True,
-            **{**once, "output_attentions": True},
-        )["token_timestamps"]
+        timing = {**once, "output_attentions": True, "return_token_timestamps": True}
+        times = [
+            model.generate(
+                sound[i : i + 1], return_timestamps=True,
+                **{**timing, "attention_mask": heard[i : i + 1].long()},
+            )["token_timestamps"][0, len(begin) :]
+            for i in range(2)  # in a batch the padding of a row that has ended would count
+        ]  # fmt: skip
         plain = model.generate(sound, **once).sequences[:, len(begin) + 1 :]
+        grams = model.generate(sound, no_repeat_ngram_size=3, **once).sequences[:, len(begin) + 1 :]
+        segments = model.generate(
+            long(c.num_mel_bins).double(), return_timestamps=True, return_segments=True,
+            condition_on_prev_tokens=True, max_new_tokens=24, **told,
+        )["segments"][0]  # fmt: skip
         beams = model.generate(sound, num_beams=5, **once).sequences[:, len(begin) + 1 :]
     stamps = np.zeros((2, 40), np.float32)
-    some = times[:, len(begin) : len(begin) + 40].numpy()
-    stamps[:, : some.shape[1]] = some
+    for into, ends in zip(stamps, times, strict=True):
+        into[: len(ends)] = ends[:40].numpy()
     end = g.eos_token_id
     np.savez_compressed(
         folder / "expected.npz", states=states[:, ::5].float().numpy(), ids=ids.int().numpy(),
         logits=logits.float().numpy(), greedy=row[:, len(begin):].int().numpy(),
         language=np.asarray(language, np.int32), speech=first[:, g.no_timestamps_token_id - 1],
         timed=padded(sequences, end), plain=padded(plain, end), beams=padded(beams, end),
+        grams=padded(grams, end),
+        long=np.concatenate([part["tokens"] for part in segments]).astype(np.int32),
+        bounds=np.array([[float(part["start"]), float(part["end"])] for part in segments]),
         means=means.float().numpy(), times=stamps,
     )  # fmt: skip
     size = sum(f.stat().st_size for f in folder.iterdir())

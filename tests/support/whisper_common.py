@@ -15,6 +15,7 @@ from centella.weights import open_checkpoint
 
 FOLDER = Path(__file__).parents[1] / "data" / "whisper"
 NAMES = ("tiny", "large", "turbo", "distil-en")
+FRAMES = (300, 220)  # of each window that sound is in, for times
 EVERY = ("cpu", "webgpu", "webgpu-hardware", "cuda")
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +34,12 @@ def expected(name: str) -> dict[str, Array]:
 def mel(mels: int) -> Array:
     """Two windows f32 [2, mels, 300] of noise, as tests/reference/whisper.py makes them."""
     noise = np.random.default_rng(mels).standard_normal((2, mels, 300))
+    return np.clip(noise.astype(np.float32), -1, 1.5)
+
+
+def long_mel(mels: int) -> Array:
+    """A recording f32 [1, mels, 1110] of the same kind."""
+    noise = np.random.default_rng(mels + 1).standard_normal((1, mels, 1110))
     return np.clip(noise.astype(np.float32), -1, 1.5)
 
 

@@ -22,6 +22,7 @@ from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
+from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -31,6 +32,8 @@ from centella.weights.model_files import show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
+
+Task = Embedder | Generator | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -47,7 +50,7 @@ class Family(Struct, frozen=True):
     module: str
     config: str
     model: str
-    read_task: Callable[[Path, int], Callable[[Any], Embedder | Generator]]
+    read_task: Callable[[Path, int], Callable[[Any], Task]]
     wide_vectors: bool = False
     task: str = "embed"
 
@@ -57,7 +60,7 @@ class Family(Struct, frozen=True):
         return getattr(module, self.config), getattr(module, self.model)
 
 
-TASKS = ("embed", "generate")
+TASKS = ("embed", "generate", "transcribe")
 # By the `model_type` of config.json.
 FAMILIES = {
     "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
@@ -67,7 +70,11 @@ FAMILIES = {
             "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
         ),
     ),
-}
+    "whisper": Family(
+        "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
+        "transcribe",
+    ),
+}  # fmt: skip
 
 
 @overload
@@ -92,6 +99,14 @@ def load(  # noqa: D418
     warm: bool = False, task: Literal["generate"], quantize: str | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
+) -> Transcriber:  # fmt: skip
+    """A model that transcribes."""
 
 
 @overload
@@ -122,8 +137,8 @@ def load(
             warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed" or "generate": what the model has to be for, which type checkers then know;
-            None: whatever it is for.
+        task: "embed", "generate" or "transcribe": what the model has to be for, which type checkers
+            then know; None: whatever it is for.
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
@@ -131,7 +146,7 @@ def load(
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
-        "olmo2", "gemma2", "gemma3_text").
+        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper".
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -150,9 +165,9 @@ def load(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
-    if quantize is not None and family.task != "generate":
+    if quantize is not None and family.task == "embed":
         raise WeightsError(
-            f"{files.config_file}: quantize: expected a model to generate with, got "
+            f"{files.config_file}: quantize: expected a model to generate or transcribe with, got "
             f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
@@ -195,7 +210,7 @@ class _Files(Struct, frozen=True):
     values: dict[str, Any]
     family: Family
     tensors: Callable[[Any], Mapping[str, Any]]
-    read_task: Callable[[int], Callable[[Any], Embedder | Generator]]
+    read_task: Callable[[int], Callable[[Any], Task]]
 
 
 def _open_folder(folder: Path) -> _Files:
