@@ -7,6 +7,7 @@ subtitles   transcripts as text, SRT, WebVTT, TSV, JSON
 """
 
 from centella.audio.mel import host_log_mel
+from centella.audio.regions import SpeechDetector, SpeechRules, speech_pieces, speech_regions
 from centella.audio.stream import AudioStream, open_audio, read_audio
 from centella.audio.subtitles import format_transcript
 from centella.audio.transcript import Segment, Word, by_word
@@ -14,10 +15,14 @@ from centella.audio.transcript import Segment, Word, by_word
 __all__ = [
     "AudioStream",
     "Segment",
+    "SpeechDetector",
+    "SpeechRules",
     "Word",
     "by_word",
     "format_transcript",
     "host_log_mel",
     "open_audio",
     "read_audio",
+    "speech_pieces",
+    "speech_regions",
 ]
