@@ -35,11 +35,14 @@ def transcriber(device: str, name: str = "tiny") -> Transcriber:
     return ct.load(FOLDER / name, device, task="transcribe")
 
 
+QUIET: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None, "vad": "off"}
+
+
 class Spectrogram(Recording):
     """A recording whose samples are a spectrogram [mels, frames]."""
 
     def __init__(self, mel: Array) -> None:
-        self.mel, self.frames = mel, 300
+        self.mel, self.frames, self.everything = mel, 300, True
         self.stream: Any = type("Stream", (), {"close": lambda self: None, "duration": 1.0})()
 
     def window(self, start: int, frames: int | None = None) -> Window | None:
@@ -68,7 +71,8 @@ def test_windows_in_sequence_equal_transformers(device: ct.Device, name: str) ->
     text = stored["long"][stored["long"] < v.end]
     assert [t for s in segments for t in s.tokens] == text.tolist()
     bounds = [(s.start, s.end) for s in segments]
-    np.testing.assert_allclose(bounds, stored["bounds"], atol=1e-6)
+    ends = np.minimum(stored["bounds"], 11.1)  # times stay in the recording here
+    np.testing.assert_allclose(bounds, ends, atol=1e-6)
 
 
 @pytest.mark.devices("cpu", "webgpu")
@@ -78,7 +82,7 @@ def test_any_length(device: ct.Device) -> None:
     for seconds in (1 / RATE, 0.011, 2.99, 3.01, 7.4):
         done: list[tuple[float, float]] = []
         made = model.transcribe(
-            sound(seconds), temperature=0.0, no_speech_threshold=None, timestamps="word",
+            sound(seconds), **QUIET, timestamps="word",
             progress=lambda at, total, done=done: done.append((at, total)),
         )  # fmt: skip
         assert made.duration == pytest.approx(seconds)
@@ -97,11 +101,11 @@ def test_any_length(device: ct.Device) -> None:
 
 def test_an_iterable_of_pieces_is_the_whole() -> None:
     model, samples = transcriber("cpu"), sound(7)
-    whole = model.transcribe(samples, temperature=0.0).segments
+    whole = model.transcribe(samples, **QUIET).segments
     assert whole
-    pieces = model.stream(np.array_split(samples, 23), temperature=0.0)
+    pieces = model.stream(np.array_split(samples, 23), **QUIET)
     assert tuple(pieces) == whole
-    first = next(model.stream(samples, temperature=0.0))
+    first = next(model.stream(samples, **QUIET))
     assert isinstance(first, Segment) and first == whole[0]
 
 
@@ -109,9 +113,10 @@ def test_windows_together_are_those_alone() -> None:
     """Batches of any size give the same texts, at the times of the file."""
     model, samples = transcriber("cpu"), sound(10)
     regions = [(0.5, 1.2), (2.0, 3.1), (6.0, 9.5)]
-    how: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None, "language": "de"}
+    how: dict[str, Any] = {**QUIET, "language": "de"}
     made = [model.transcribe(samples, regions=regions, batch=n, **how).segments for n in (2, 3, 5)]
-    assert made[0] == made[1] == made[2] != ()
+    texts = [[(s.start, s.end, s.tokens) for s in segments] for segments in made]
+    assert texts[0] == texts[1] == texts[2] != []
     assert {int(s.start >= start) for s in made[0] for start, _ in regions[:1]} == {1}
     assert all(s.end <= 3.1 or 6.0 <= s.start <= s.end <= 9.5 for s in made[0])
     alone = model.transcribe(samples[6 * RATE : 9 * RATE], batch=2, **how).segments
@@ -125,13 +130,13 @@ def test_windows_together_are_those_alone() -> None:
 
 def test_fallback_stops_at_the_first_text_believed() -> None:
     model, samples = transcriber("cpu"), sound(2.5)
-    sure = model.transcribe(samples, no_speech_threshold=None, logprob_threshold=None,
+    sure = model.transcribe(samples, vad="off", no_speech_threshold=None, logprob_threshold=None,
                             compression_ratio_threshold=None)  # fmt: skip
     assert {s.temperature for s in sure.segments} == {0.0}
-    never = model.transcribe(samples, temperature=(0.0, 0.5), no_speech_threshold=None,
+    never = model.transcribe(samples, temperature=(0.0, 0.5), vad="off", no_speech_threshold=None,
                              logprob_threshold=-1e-9)  # fmt: skip
     assert {s.temperature for s in never.segments} == {0.5}
-    silent = model.transcribe(samples, no_speech_threshold=0.0, logprob_threshold=-1e-9)
+    silent = model.transcribe(samples, vad="off", no_speech_threshold=0.0, logprob_threshold=-1e-9)
     assert silent.segments == () and silent.text == ""
 
 
@@ -175,25 +180,26 @@ def test_segments_and_the_next_window(
 
 
 def test_joined_regions_and_repeats() -> None:
-    assert joined([(0, 1), (2, 3), (4, 9), (9, 10)], 5) == [(0, 3), (4, 9), (9, 10)]
+    assert list(joined([(0, 1), (2, 3), (4, 9), (9, 10)], 5)) == [(0, 3), (4, 9), (9, 10)]
     assert repeats([1, 2, 3, 2, 3, 2, 3], 3) and not repeats([1, 2, 3, 2, 3], 3)
 
 
 def test_max_repeats_ends_a_window() -> None:
-    model, samples = transcriber("cpu", "turbo"), sound(2.5)
-    how: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None, "language": "de",
-                           "timestamps": "none"}  # fmt: skip
+    model, samples = transcriber("cpu"), sound(2.5)
+    how: dict[str, Any] = {**QUIET, "language": "de", "timestamps": "none"}
     (free,) = model.transcribe(samples, **how).segments
-    (ended,) = model.transcribe(samples, **how, max_repeats=3).segments
-    assert len(ended.tokens) <= len(free.tokens)
+    (ended,) = model.transcribe(samples, **how, max_repeats=2).segments
+    assert len(ended.tokens) < len(free.tokens)
     assert ended.tokens == free.tokens[: len(ended.tokens)]
 
 
 def test_prompts_change_the_text() -> None:
     model, samples = transcriber("cpu"), sound(2.5)
-    how: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None}
-    texts = {model.transcribe(samples, **how, **more).segments[0].tokens
-             for more in ({}, {"prompt": "the hat"}, {"hotwords": "water"})}  # fmt: skip
+    how = QUIET
+    texts = {
+        tuple(s.tokens for s in model.transcribe(samples, **how, **more).segments)
+        for more in ({}, {"prompt": "the hat"}, {"hotwords": "water"})
+    }
     assert len(texts) == 3
     long = model.transcribe(samples, **how, prompt="water " * 99, hotwords="heather " * 3)
     assert long.segments
@@ -201,9 +207,9 @@ def test_prompts_change_the_text() -> None:
 
 def test_after_the_first_nothing_is_compiled() -> None:
     model, samples = transcriber("cpu"), sound(6)
-    model.transcribe(samples, language="de")
+    model.transcribe(samples, language="de", vad="off")
     with ct.ledger() as led:
-        model.transcribe(sound(6, 1), language="fr")
+        model.transcribe(sound(6, 1), language="fr", vad="off")
     led.expect(compiles=0)
 
 
@@ -246,10 +252,19 @@ def test_bad_input_names_the_file(tmp_path: Path) -> None:
     assert model.transcribe(sound(1, 5), temperature=0.0).duration == 1.0  # it goes on
 
 
+def test_nobody_speaks() -> None:
+    """Silence and noise are not heard, so that no text is invented."""
+    model, noise = transcriber("cpu"), np.random.default_rng(3).standard_normal(9 * RATE) * 0.1
+    for quiet in (np.zeros(5 * RATE, np.float32), noise.astype(np.float32)):
+        made = model.transcribe(quiet)
+        assert (made.segments, made.text, made.language) == ((), "", None)
+        assert made.duration == quiet.size / RATE
+
+
 def test_english_alone() -> None:
     model = transcriber("cpu", "distil-en")
     assert model.languages == ("en",)
-    made = model.transcribe(sound(4), language="en", temperature=0.0, no_speech_threshold=None)
+    made = model.transcribe(sound(4), language="en", **QUIET)
     assert made.language is None and made.segments
     for wrong in ({"language": "de"}, {"task": "translate"}):
         with pytest.raises(ShapeError, match="the model has English alone"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from centella.audio.mel import HOP, RATE, Array
+from centella.audio.regions import Region, SpeechDetector
 from centella.audio.stream import AudioStream
 
 
@@ -29,35 +30,42 @@ class Recording:
 
     Args:
         frames: of a window, 10 ms each.
+        regions: (start, end) of speech in seconds, in order; None: all of it, or what is detected.
+        detector: finds the regions as the stream is read.
     """
 
-    def __init__(self, stream: AudioStream, frames: int) -> None:
+    def __init__(
+        self, stream: AudioStream, frames: int, regions: Sequence[Region] | None = None,
+        detector: SpeechDetector | None = None,
+    ) -> None:  # fmt: skip
         self.stream: AudioStream = stream
         self.frames: int = frames
+        self.everything: bool = regions is None and detector is None
+        self._detector = None if regions is not None else detector
+        self._regions: list[Region] = list(regions or ())
         self._first = 0  # sample that the kept ones begin with
         self._kept = np.empty(0, np.float32)
+        self._ended = False
 
     @property
     def duration(self) -> float:
         """Seconds: as the file says, or as far as it was read."""
         return self.stream.duration or self.stream.position / RATE
 
+    def speech_from(self, frame: int) -> int:
+        """The first frame from one on where somebody speaks; -1: nobody does."""
+        if self.everything:
+            return frame
+        later = (max(frame, int(a * 100)) for a, b in self._found() if b * 100 > frame)
+        return next(later, -1)
+
     def window(self, start: int, frames: int | None = None) -> Window | None:
         """The window that begins at a frame, not before that of the last call; None at the end."""
         first, count = start * HOP, (frames or self.frames) * HOP
-        while self._first < first:  # forget
-            gone = self._kept[: first - self._first]
-            if not gone.size:
-                self._kept = self.stream.read(min(first - self._first, RATE))
-                if not self._kept.size:
-                    return None
-                continue
-            self._first += gone.size
-            self._kept = self._kept[gone.size :]
-        if self._kept.size < count:
-            more = self.stream.read(count - self._kept.size)
-            self._kept = np.concatenate([self._kept, more])
-        samples = self._kept[:count]
+        while self._first + self._kept.size < first + count and self._more():
+            self._forget(first)
+        self._forget(first)
+        samples = self._kept[:count] if self._first == first else self._kept[:0]
         if not samples.size:
             return None
         return Window(start, max(samples.size // HOP, 1), samples)
@@ -69,23 +77,59 @@ class Recording:
             row[: window.samples.size] = window.samples
         return rows
 
-    def parts(self, regions: Sequence[tuple[float, float]]) -> Iterator[Window]:
-        """A window for each region of speech in seconds; long ones are several."""
-        for start, end in joined(regions, self.frames / 100):
-            first, last = round(start * 100), max(round(end * 100), round(start * 100) + 1)
-            for at in range(first, last, self.frames):
-                window = self.window(at, min(self.frames, last - at))
-                if window is None:
-                    return
-                yield window
+    def parts(self) -> Iterator[Window]:
+        """Windows that cover the speech, as few as can be."""
+        if self.everything:
+            yield from self._split((0.0, float("inf")))
+            return
+        for region in joined(self._found(), self.frames / 100):
+            yield from self._split(region)
+
+    def _split(self, region: Region) -> Iterator[Window]:
+        start, end = region
+        at, last = round(start * 100), max(end * 100, round(start * 100) + 1)
+        while at < last:
+            window = self.window(at, int(min(self.frames, np.ceil(last - at))))
+            if window is None:
+                return
+            yield window
+            at += self.frames
+
+    def _found(self) -> Iterator[Region]:
+        """Each region, once its end is known."""
+        index = 0
+        while index < len(self._regions) or (self._detector is not None and self._more()):
+            if index < len(self._regions):
+                yield self._regions[index]
+                index += 1
+
+    def _more(self) -> bool:
+        """Read a second; False at the end."""
+        if self._ended:
+            return False
+        piece = self.stream.read(RATE)
+        self._ended = not piece.size
+        if self._detector is not None:
+            found = self._detector.finish() if self._ended else self._detector.push(piece)
+            self._regions += found
+        self._kept = np.concatenate([self._kept, piece])
+        return True
+
+    def _forget(self, first: int) -> None:
+        """Drop samples before one."""
+        gone = min(max(first - self._first, 0), self._kept.size)
+        self._first, self._kept = self._first + gone, self._kept[gone:]
 
 
-def joined(regions: Sequence[tuple[float, float]], longest: float) -> list[tuple[float, float]]:
+def joined(regions: Iterable[Region], longest: float) -> Iterator[Region]:
     """Regions that follow one another made one while that is no longer than a window."""
-    made: list[tuple[float, float]] = []
+    last: Region | None = None
     for start, end in regions:
-        if made and end - made[-1][0] <= longest:
-            made[-1] = (made[-1][0], end)
-        else:
-            made.append((start, end))
-    return made
+        if last and end - last[0] <= longest:
+            last = (last[0], end)
+            continue
+        if last:
+            yield last
+        last = (start, end)
+    if last:
+        yield last

@@ -19,6 +19,7 @@ from centella.weights.model_files import read_json, show
 
 TASKS = ("transcribe", "translate")
 TIMES = ("none", "segment", "word")
+DETECTORS = ("auto", "energy", "off")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Regions = Sequence[tuple[float, float]]
 
@@ -41,6 +42,8 @@ class TranscribeArgs(TypedDict, total=False):
     max_new_tokens: int | None
     seed: int
     batch: int | None
+    beam: int
+    vad: str
     regions: Regions | None
 
 
@@ -62,7 +65,10 @@ class Options(Struct, frozen=True):
             0: it goes on.
         max_new_tokens: of a window; None: half of the model's positions.
         seed: of sampling; equal seeds give equal texts.
-        batch: windows at once; 1: one after the other, each from the last time of the one before.
+        batch: windows at once; 1: one after the other, each from the last time of the one before;
+            None: 8 for what is longer than a window and has regions, else 1.
+        beam: texts of a window that are followed at temperature 0; 1: the most likely token alone.
+        vad: what finds the regions of speech: "auto" or "energy", or "off" for none: all is heard.
         regions: (start, end) of speech in seconds, in order; what is outside is not heard.
     """
 
@@ -81,6 +87,8 @@ class Options(Struct, frozen=True):
     max_new_tokens: int | None = None
     seed: int = 0
     batch: int | None = None
+    beam: int = 1
+    vad: str = "auto"
     regions: tuple[tuple[float, float], ...] | None = None
 
     @property
@@ -110,6 +118,7 @@ class Options(Struct, frozen=True):
             options = replace(options, **{name: checked})
         one_of(op, "task", options.task, TASKS)
         one_of(op, "timestamps", options.timestamps, TIMES)
+        one_of(op, "vad", options.vad, DETECTORS)
         if options.task != "transcribe" and options.task not in vocabulary.tasks:
             raise ShapeError(f"{op}: task: expected transcribe, got {options.task}; {_ENGLISH}")
         if options.language is not None:
@@ -173,6 +182,10 @@ def _count(op: str, name: str, value: Any) -> int | None:
     return value
 
 
+def _beam(op: str, name: str, value: Any) -> int:
+    return _whole(1, 16)(op, name, value) or 1  # type: ignore[no-any-return]
+
+
 def _temperatures(op: str, name: str, value: Any) -> tuple[float, ...]:
     several = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     numbers = tuple(_number(op, name, v) for v in several)
@@ -195,10 +208,10 @@ def _regions(op: str, name: str, value: Any) -> tuple[tuple[float, float], ...] 
 
 
 _CHECKS: dict[str, Any] = {
-    **dict.fromkeys(("language", "task", "timestamps", "prompt", "hotwords"), _text),
+    **dict.fromkeys(("language", "task", "timestamps", "prompt", "hotwords", "vad"), _text),
     "condition_on_previous_text": _flag, "temperature": _temperatures, "regions": _regions,
     "no_repeat_ngram": _whole(2, LONGEST), "max_repeats": _whole(2, 1000),
-    "seed": _whole(0, 0x7FFFFFFF), "batch": _count, "max_new_tokens": _count,
+    "seed": _whole(0, 0x7FFFFFFF), "batch": _count, "beam": _beam, "max_new_tokens": _count,
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from centella.audio.log_mel import log_mel
 from centella.audio.mel import RATE
-from centella.audio.stream import Given, open_audio
+from centella.audio.regions import SpeechDetector
+from centella.audio.stream import AudioStream, Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.errors import WeightsError
 from centella.host.forks import lock_of
@@ -45,7 +46,7 @@ Array = np.ndarray[Any, Any]
 Ids = list[int]
 Progress = Callable[[float, float], object]
 IDLE = 2  # sessions that a Transcriber keeps
-BATCH = 8  # windows at once, of files whose regions of speech are known
+BATCH = 8  # windows at once, of files longer than one whose regions of speech are found
 HOT = 0.5  # a text above this temperature is not told to the next window
 
 
@@ -132,14 +133,14 @@ class Transcriber:
         return tuple(self.config.vocabulary.languages) or ("en",)
 
     def transcribe(
-        self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
+        self, audio: Given | AudioStream, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcript:  # fmt: skip
         """Write down what is said.
 
         Args:
             audio: a path, "-", an open file, samples [n] or [n, channels], or an iterable of
-                those; as `centella.audio.open_audio` takes it.
+                those; as `centella.audio.open_audio` takes it, or what it gives.
             rate: samples a second, of arrays.
             progress: called with seconds that are done, and in all, after each window.
             options: language, task, timestamps, prompt ...: see `Options`.
@@ -154,7 +155,7 @@ class Transcriber:
         return Transcript(segments, running.language, running.duration)
 
     def stream(
-        self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
+        self, audio: Given | AudioStream, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcription:  # fmt: skip
         """As `transcribe`, segment by segment: each comes when its window is done.
@@ -163,8 +164,9 @@ class Transcriber:
         """
         chosen = Options.of("transcribe", options, self.config.vocabulary)
         self.tokenizer  # noqa: B018  # raises now where there is none
-        stream = open_audio(audio, rate=rate)
-        recording = Recording(stream, self.model.config.frames)
+        stream = audio if isinstance(audio, AudioStream) else open_audio(audio, rate=rate)
+        detector = None if chosen.vad == "off" else SpeechDetector()
+        recording = Recording(stream, self.model.config.frames, chosen.regions, detector)
         return Transcription(self, recording, chosen, progress)
 
     def warm(self) -> None:
@@ -233,8 +235,9 @@ class Transcription(Iterator[Segment]):
 
     def _run(self) -> Any:
         """Segments, with a session of its own while it runs."""
-        regions, batch = self._options.regions, self._options.batch
-        batch = batch or (1 if regions is None else BATCH)
+        known = self._recording.stream.duration or 0.0  # of a microphone nothing is known
+        several = known * 100 > self._recording.frames and not self._recording.everything
+        batch = self._options.batch or (BATCH if several else 1)
         with closing(self._recording.stream):
             session = self._transcriber.take(batch)
             if batch == 1:
@@ -246,7 +249,7 @@ class Transcription(Iterator[Segment]):
     def _one_by_one(self, session: SpeechSession) -> Iterator[Segment]:
         """Each window begins where the last segment of the one before ends."""
         at, timed = 0, self._options.timestamps != "none"
-        while (at := self._heard_from(at)) >= 0:
+        while (at := self._recording.speech_from(at)) >= 0:
             window = self._recording.window(at)
             if window is None:
                 return
@@ -258,27 +261,15 @@ class Transcription(Iterator[Segment]):
                 cuts = _all(attempt.tokens, first_time, window.frames)
                 if timed:
                     cuts, step = cut(attempt.tokens, first_time, window.frames)
+                cuts = self._with_text(cuts)
                 yield from self._told(session, 0, window, attempt, cuts)
+                self._remember(attempt, cuts)
             at += max(step, FRAMES_A_STEP)
             self._tell(at)
 
-    def _heard_from(self, at: int) -> int:
-        """The first frame from `at` on where somebody speaks; -1: nobody does."""
-        regions = self._options.regions
-        if regions is None:
-            return at
-        later = [(start, end) for start, end in regions if end * 100 > at]
-        return max(at, int(later[0][0] * 100)) if later else -1
-
     def _together(self, session: SpeechSession) -> Iterator[Segment]:
         """Several windows at a time; none knows the text of another."""
-        frames = self._recording.frames
-        everything = iter(partial(self._next_window, iter(range(0, 1 << 40, frames))), None)
-        regions = self._options.regions
-        windows: Iterable[Window | None] = (
-            everything if regions is None else self._recording.parts(regions)
-        )
-        for group in _groups(windows, session.batch):
+        for group in _groups(self._recording.parts(), session.batch):
             self._listen(session, group)
             attempts = self._attempts(session, len(group))
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
@@ -287,11 +278,8 @@ class Transcription(Iterator[Segment]):
                     cuts = (cut_all if timed else _all)(
                         attempt.tokens, self._vocabulary.first_time, window.frames
                     )
-                    yield from self._told(session, row, window, attempt, cuts)
+                    yield from self._told(session, row, window, attempt, self._with_text(cuts))
                 self._tell(window.start + window.frames)
-
-    def _next_window(self, starts: Iterator[int]) -> Window | None:
-        return self._recording.window(next(starts))
 
     def _tell(self, frames: int) -> None:
         if self._progress is not None:
@@ -371,23 +359,30 @@ class Transcription(Iterator[Segment]):
         self, session: SpeechSession, row: int, window: Window, attempt: Attempt,
         cuts: Sequence[Cut],
     ) -> Iterator[Segment]:  # fmt: skip
-        """Segments of a window with a text; what comes next is told of them."""
+        """Segments of a window, at their times in the recording."""
         timing = self._timing(session, row, window, attempt)
         for piece in cuts:
-            text = self._text(piece.tokens)
-            if not text.strip():
-                continue
             start, end = (
-                min(t * 2, window.frames) + window.start for t in (piece.start, piece.end)
+                min(t * FRAMES_A_STEP, window.frames) + window.start
+                for t in (piece.start, piece.end)
             )
-            if start == end and self._options.timestamps != "none":
-                continue
             yield Segment(
-                start / 100, end / 100, text, timing(piece) if timing else (),
+                start / 100, end / 100, self._text(piece.tokens), timing(piece) if timing else (),
                 tuple(t for t in piece.tokens if t < self._vocabulary.end), attempt.avg_logprob,
                 attempt.compression_ratio, attempt.no_speech_prob, attempt.temperature,
             )  # fmt: skip
-            self._before += piece.tokens
+
+    def _with_text(self, cuts: Sequence[Cut]) -> list[Cut]:
+        """Segments without those that are blank or have no length."""
+        timed = self._options.timestamps != "none"
+        return [
+            piece for piece in cuts
+            if self._text(piece.tokens).strip() and not (timed and piece.start == piece.end)
+        ]  # fmt: skip
+
+    def _remember(self, attempt: Attempt, cuts: Sequence[Cut]) -> None:
+        """What the next window is told."""
+        self._before += [token for piece in cuts for token in piece.tokens]
         if not self._options.condition_on_previous_text or attempt.temperature > HOT:
             self._before = []
 
@@ -433,10 +428,10 @@ def _all(tokens: Sequence[int], first_time: int, frames: int) -> list[Cut]:
     return [Cut(0, frames // FRAMES_A_STEP, tuple(tokens), 0)]
 
 
-def _groups(windows: Iterable[Window | None], size: int) -> Iterator[list[Window]]:
+def _groups(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:
     group: list[Window] = []
     for window in windows:
-        group += [window] if window is not None else []
+        group.append(window)
         if len(group) == size:
             yield group
             group = []
