@@ -150,5 +150,5 @@ INNER: dict[str, str] = {
 GIVEN = (
     "Tensor Device Pending Event UserKernel Embedder Generator Request Ledger Counts DType "
     "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module "
-    "Classifier TokenClassifier audio.AudioStream",
+    "Classifier TokenClassifier audio.AudioStream"
 )

@@ -23,6 +23,7 @@ from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
+from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from centella.models.config import ModelConfig
 
 
-Task = Embedder | Generator | Classifier | TokenClassifier
+Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -61,7 +62,7 @@ class Family(Struct, frozen=True):
         return getattr(module, self.config), getattr(module, self.model)
 
 
-TASKS = ("embed", "generate", "classify", "tag")
+TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 # By the `model_type` of config.json.
 FAMILIES = {
     **dict.fromkeys(
@@ -75,7 +76,11 @@ FAMILIES = {
             "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
         ),
     ),
-}
+    "whisper": Family(
+        "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
+        "transcribe",
+    ),
+}  # fmt: skip
 # Of an encoder with a head, by the end of its `architectures`.
 HEADS = {
     f"For{kind}Classification": Family(
@@ -133,6 +138,15 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Transcriber:  # fmt: skip
+    """A model that transcribes."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
@@ -160,8 +174,8 @@ def load(
             warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed" or "generate": what the model has to be for, which type checkers then know;
-            None: whatever it is for.
+        task: "embed", "generate" or "transcribe": what the model has to be for, which type checkers
+            then know; None: whatever it is for.
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
@@ -170,7 +184,7 @@ def load(
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
-        "olmo2", "gemma2", "gemma3_text").
+        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper".
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -191,9 +205,9 @@ def load(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
-    if quantize is not None and family.task != "generate":
+    if quantize is not None and family.task == "embed":
         raise WeightsError(
-            f"{files.config_file}: quantize: expected a model to generate with, got "
+            f"{files.config_file}: quantize: expected a model to generate or transcribe with, got "
             f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
