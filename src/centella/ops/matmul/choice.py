@@ -30,7 +30,7 @@ from centella.ops.matmul.tiled import TILED
 from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
-EVERY: tuple[Variant[Product, Any], ...] = (
+ORDER: tuple[Variant[Product, Any], ...] = (
     SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
 )  # fmt: skip
 
@@ -49,9 +49,9 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
         problem = replace(problem, lda=0, ldb=0, sa=0, sb=0, a_along_k=True, b_along_k=True)
         product = replace(product, problem=problem)
     what = f"{op}: [{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
-    chosen = choose(EVERY, product, caps, variant, what)
+    chosen = choose(ORDER, product, caps, variant, what)
     if chosen is SKINNY_MMA and not product.whole:
-        chosen = choose(EVERY, product, caps, None, what)
+        chosen = choose(ORDER, product, caps, None, what)
     if chosen in (MMA, WGMMA) and not product.whole and product.specs[-1].size:
         matrices = repack.matrices(problem, *product.specs[:2])
         copied = {i: m for i, m in enumerate(matrices) if not product.rows[i]}

@@ -264,19 +264,20 @@ gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm", rewritable=True)
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
-    """The tile of a variant on a device: the first that fits.
+def fits(tile: Tile, itemsize: int, caps: Caps) -> bool:
+    """Whether a device has room for a tile, and its threads share the loads of it evenly.
 
-    Its threads share the 16-byte chunks of either operand's tile evenly; of 1-byte elements, half
-    chunks.
+    They load the 16-byte chunks of either operand's tile; of 1-byte elements, half chunks.
     """
-    for tile in (*row_of(caps).first.get(variant, ()), *TILES[variant]):
-        share = 16 // max(itemsize, 2) * tile.threads
-        if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
-            continue
-        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
-            return tile
-    return None
+    share = 16 // max(itemsize, 2) * tile.threads
+    even = tile.bm * tile.bk % share == 0 and tile.bn * tile.bk % share == 0
+    return even and tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+
+
+def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
+    """The tile of a variant on a device: the first that fits."""
+    tiles = (*row_of(caps).first.get(variant, ()), *TILES[variant])
+    return next((tile for tile in tiles if fits(tile, itemsize, caps)), None)
 
 
 def tiles_of(problem: Problem, tile: Tile) -> int:
