@@ -88,10 +88,10 @@ def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]
     seen: dict[str, Tensor] = {}
     joined: set[str] = set()
 
-    def tell(path: str, module: Module, output: object, given: Mapping[str, object]) -> None:
+    def tell(path: str, module: Module, output: object, arguments: Mapping[str, object]) -> None:
         if isinstance(output, Tensor):
             seen[path] = output
-        more = bool(given.get("activation")) or given.get("residual") is not None
+        more = bool(arguments.get("activation")) or arguments.get("residual") is not None
         if more and len(list(module.named_modules())) == 1:
             joined.add(path)
 
@@ -166,8 +166,8 @@ def _compared(path: str, got: Array, dtype: DType, expected: Array) -> Layer:
     wide, wanted = got.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = float(np.square(wide - wanted).sum() / max(np.square(wanted).sum(), 1e-300))
-    found = difference(wide, wanted, dtype_of("f32"), limit)
+    off = difference(wide, wanted, dtype_of("f32"), limit)
     return Layer(
         path, got.shape, dtype.name, error if math.isfinite(error) else None, limit,
-        "" if found is None else str(found),
+        "" if off is None else str(off),
     )  # fmt: skip

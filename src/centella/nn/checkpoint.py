@@ -67,17 +67,17 @@ def fill(
     dtypes = _Dtypes(dtype, vector_dtype, quantize, origin)
     ready = [(w, *dtypes.ready(w, stored)) for w in wanted]
     where = open_device(device)
-    made: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
+    weights: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
     infinite: dict[str, list[Tensor]] = {}
     for w, parts, kind in ready:  # each is read now
         weight = _sent(w, parts, kind, where)
         if quantize is not None and dtypes.quantizes(w):
             weight, infinite[w.path] = all_quantized(weight, quantize, f"{origin}: {w.path}")
             where.recorder.flush()  # so the whole weight is freed before the next is sent
-        made.append((w, weight))
+        weights.append((w, weight))
     if infinite:
         _check_finite(infinite, origin)
-    for w, weight in made:
+    for w, weight in weights:
         setattr(w.owner, w.name, weight)
     where.recorder.flush()
 
@@ -86,14 +86,14 @@ def _by_path(
     module: Module, tensors: Mapping[str, Stored | Array | Tensor], origin: str
 ) -> dict[str, Named]:
     """Checkpoint tensors by the parameter path that they mean."""
-    found: dict[str, Named] = {}
+    entries: dict[str, Named] = {}
     for name, tensor in tensors.items():
         path = module.rename(name)
-        if path in found:
-            both = f"{shown(found[path][0])} and {shown(name)}"
+        if path in entries:
+            both = f"{shown(entries[path][0])} and {shown(name)}"
             raise WeightsError(f"{origin}: {both} both stand for {shown(path)}")
-        found[path] = name, Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
-    return found
+        entries[path] = name, Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
+    return entries
 
 
 def _sources(slot: Slot) -> tuple[tuple[str, Shape], ...]:
@@ -104,11 +104,11 @@ def _sources(slot: Slot) -> tuple[tuple[str, Shape], ...]:
 def _wanted(slot: Slot, stored: Mapping[str, Named]) -> _Wanted:
     path, owner, name, value = slot
     parts = _sources(slot)
-    _, given = stored.get(path, ("", None))
-    own = given is not None and (isinstance(given, Tensor) or given.shape == value.shape)
+    _, entry = stored.get(path, ("", None))
+    own = entry is not None and (isinstance(entry, Tensor) or entry.shape == value.shape)
     if own and parts != ((path, value.shape),):
         return _Wanted(owner, name, path, value.shape, ((path, value.shape),), True)
-    return _Wanted(owner, name, path, value.shape, parts, isinstance(given, Tensor))
+    return _Wanted(owner, name, path, value.shape, parts, isinstance(entry, Tensor))
 
 
 def _names_of(slots: Sequence[Slot]) -> set[str]:

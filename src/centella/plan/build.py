@@ -27,7 +27,7 @@ from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import fuse
 from centella.record.recording import Node
-from centella.record.values import Place, Value
+from centella.record.values import Origin, Value
 from centella.specs import Caps
 
 LOWERED = 8192  # forms of a device, before their launches are forgotten
@@ -75,7 +75,7 @@ class Plan(Struct, frozen=True):
     externals: int
     buffers: tuple[int, ...]
     makers: tuple[int, ...]
-    results: Mapping[Place, int]
+    results: Mapping[Origin, int]
     launches: tuple[Launch, ...]
     nodes: tuple[PlanNode, ...]
     dropped: int
@@ -193,7 +193,7 @@ def build(
     values = _lifetimes(plain, alive, owners, memo.launches)
     slots, sizes, makers = placement.place(values)
     first = len(externals)
-    where: dict[Place, int] = {
+    where: dict[Origin, int] = {
         (v.node, v.output): first + s for v, s in zip(values, slots, strict=True)
     }
     for version, owner in owners.items():
@@ -218,8 +218,8 @@ def build(
 
 def _plain(node: Node, externals: Mapping[Value, int], wanted: tuple[bool, ...]) -> PlanNode:
     sources = tuple(
-        Source(*place, offset) if value is None else Source(-1, externals[value], offset)
-        for value, place, offset in node.inputs
+        Source(*origin, offset) if value is None else Source(-1, externals[value], offset)
+        for value, origin, offset in node.inputs
     )
     return PlanNode(node.form, sources, wanted)
 
@@ -235,9 +235,9 @@ def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
     return alive
 
 
-def _owners(nodes: Sequence[PlanNode]) -> dict[Place, Place]:
+def _owners(nodes: Sequence[PlanNode]) -> dict[Origin, Origin]:
     """Each version of a State, and the value whose memory it is: (-1, slot) for an outside one."""
-    owners: dict[Place, Place] = {}
+    owners: dict[Origin, Origin] = {}
     for index, node in enumerate(nodes):
         for output, operand in enumerate(node.op.mutates):
             source = node.inputs[operand]
@@ -247,17 +247,17 @@ def _owners(nodes: Sequence[PlanNode]) -> dict[Place, Place]:
 
 
 def _lifetimes(
-    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Place, Place],
+    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Origin, Origin],
     launches: Lowerings,
 ) -> list[placement.Lifetime]:  # fmt: skip
     """What needs memory: results, temporaries and what nodes need for themselves."""
-    last: dict[Place, int] = {}
-    kept: set[Place] = set()
+    last: dict[Origin, int] = {}
+    kept: set[Origin] = set()
     for index, node in enumerate(nodes):
         if alive[index]:
             for source in node.inputs:
-                place = (source.node, source.index)
-                last[owners.get(place, place)] = index
+                origin = (source.node, source.index)
+                last[owners.get(origin, origin)] = index
             for output, wanted in enumerate(node.wanted):
                 if wanted:
                     kept.add(owners.get((index, output), (index, output)))
@@ -266,11 +266,11 @@ def _lifetimes(
         if not alive[index]:
             continue
         for output, spec in enumerate(node.form.outputs):
-            place = (index, output)
-            if place not in owners:
-                end = last.get(place, index)
+            origin = (index, output)
+            if origin not in owners:
+                end = last.get(origin, index)
                 values.append(
-                    placement.Lifetime(index, output, spec.storage_bytes, end, place in kept)
+                    placement.Lifetime(index, output, spec.storage_bytes, end, origin in kept)
                 )
         if node.form in launches:
             for number, nbytes in enumerate(launches[node.form].scratch):
@@ -279,7 +279,7 @@ def _lifetimes(
 
 
 def _launches(
-    index: int, node: PlanNode, where: Mapping[Place, int], lowerings: Lowerings
+    index: int, node: PlanNode, where: Mapping[Origin, int], lowerings: Lowerings
 ) -> list[Launch]:
     """The launches of a node on the slots of the plan."""
     lowered = lowerings.get(node.form)

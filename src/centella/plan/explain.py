@@ -27,13 +27,13 @@ def explain(plan: Any) -> str:
     ]
     if alive:
         largest = sorted(alive, key=lambda v: (-v.nbytes, v.node))
-        parts = [f"{_made(plan.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
+        parts = [f"{_maker_of(plan.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
         more = [f"{len(largest) - LISTED} more"] if len(largest) > LISTED else []
         lines.append(f"  largest live set {live:,} bytes: {', '.join(parts + more)}")
     return "\n".join([*lines, *_launches(plan)])
 
 
-def _made(nodes: Any, value: Any) -> str:
+def _maker_of(nodes: Any, value: Any) -> str:
     name = label(nodes[value.node])
     return name if value.output >= 0 else f"scratch of {name}"
 

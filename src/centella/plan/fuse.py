@@ -21,7 +21,7 @@ from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import FusedAttrs, Step, weight
 from centella.plan.divide import divisible
-from centella.record.values import Place
+from centella.record.values import Origin
 from centella.specs import Caps, Shape, Spec
 
 LONGEST = 64
@@ -67,8 +67,8 @@ def _fusable(node: Any) -> bool:
     return (op.element is not None or op.name in ALONG_ROWS) and node.form.outputs[0].size > 0
 
 
-def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
-    readers: dict[Place, set[int]] = {}
+def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Origin, set[int]]:
+    readers: dict[Origin, set[int]] = {}
     for index, node in enumerate(nodes):
         if alive[index]:
             for source in node.inputs:
@@ -76,7 +76,7 @@ def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
     return readers
 
 
-def _changed(nodes: Sequence[Any]) -> set[Place]:
+def _changed(nodes: Sequence[Any]) -> set[Origin]:
     """Values that a node changes in place: their readers stay where they were recorded."""
     return {(node.inputs[i].node, node.inputs[i].index) for node in nodes for i in node.op.mutates}
 
@@ -85,8 +85,8 @@ class _Graph(Struct, eq=False):
     """What is fused: the nodes, who reads each, values that change, nodes that have a group."""
 
     nodes: Sequence[Any]
-    readers: Mapping[Place, set[int]]
-    changed: set[Place]
+    readers: Mapping[Origin, set[int]]
+    changed: set[Origin]
     caps: Caps
     forms: MutableMapping[Any, Any]
     taken: set[int] = field(default_factory=set)

@@ -86,6 +86,6 @@ def _repacked(
     problem, copies, whole = repack.repacked(op, product.problem, copied, own, caps)
     specs = tuple(whole.get(i, spec) for i, spec in enumerate(product.specs))
     inner = product_calls(op, replace(product, problem=problem, specs=specs), variant, caps)
-    where = {place: own + i for i, place in enumerate(whole)}
+    where = {operand: own + i for i, operand in enumerate(whole)}
     places = [where.get(i, i) for i in range(own)]
     return after_copies(Lowered(copies, tuple(whole.values())), places, inner)

@@ -124,20 +124,20 @@ def _store(
     across = tile.teams * each // per
     for base in range(0, across, tile.threads):
         item = lang.local_id() + base
-        place = item * per
-        with lang.if_((item < across) & (first + place < p["n"])):
+        offset = item * per
+        with lang.if_((item < across) & (first + offset < p["n"])):
             out = []
             for j in range(per):
-                team, o = (place + j) // each, (place + j) % each
+                team, o = (offset + j) // each, (offset + j) % each
                 if gate:
                     opened = ACTIVATIONS[gate](KERNEL, scratch[o * 2 * pitch + team])
                     out.append(opened * scratch[(o * 2 + 1) * pitch + team])
                     continue
                 out.append(scratch[o * pitch + team])
                 if "residual" in extra:
-                    column = lang.minimum(first + place + j, p["n"] - 1)
+                    column = lang.minimum(first + offset + j, p["n"] - 1)
                     out[j] += extra["residual"][unit * lang.parameter("ldr", u32) + column]
-            y.store(unit * p["ldy"] + (first + place), out)
+            y.store(unit * p["ldy"] + (first + offset), out)
 
 
 kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritable=True)

@@ -71,8 +71,8 @@ def _normed(
         row = lang.minimum(first + team * each + out, p["n"] - 1)
         starts.append((row + p["half"] if gate and r % 2 else row) * p["ldw"])
     weights = Rows(w, starts, vector_w, None, p["k"])
-    held = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
-    inputs = Rows(x, [row * p["rowx"] for row in held], vector_x, None, p["k"])
+    rows_of_x = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
+    inputs = Rows(x, [row * p["rowx"] for row in rows_of_x], vector_x, None, p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     if "norm" in extra:
         squares = lang.vars(f32, tile.m, init=0.0)
@@ -93,8 +93,8 @@ def _finish(
     t, count = lang.local_id(), len(sums)
     together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
     slots = tile.threads // together
-    held = power_of_two(max(SHARED_WORDS // (slots * count), 1))
-    rows = min(tile.m, held) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
+    fitting = power_of_two(max(SHARED_WORDS // (slots * count), 1))
+    rows = min(tile.m, fitting) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
     scratch = lang.shared(f32, slots * count * rows)
     for row in range(0, tile.m, rows):
         if row:
@@ -124,15 +124,15 @@ def _store(
     items = rows * across
     for base in range(0, items, tile.threads):
         item = lang.local_id() + base
-        i, place = item // across, item % across * per
-        inside = (row + i < p["m"]) & (first + place < p["n"])
+        i, offset = item // across, item % across * per
+        inside = (row + i < p["m"]) & (first + offset < p["n"])
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
             factor = alpha
             out = []
             for j in range(per):
-                team, o = (place + j) // each, (place + j) % each
+                team, o = (offset + j) // each, (offset + j) % each
                 at = i * count
 
                 def total(r: Any, at: Any = at, team: Any = team) -> Any:
@@ -149,9 +149,9 @@ def _store(
                     out.append(total(o) * factor)
             if "residual" in extra:
                 start = (row + i) * lang.parameter("ldr", u32)
-                columns = [lang.minimum(first + place + j, p["n"] - 1) for j in range(per)]
+                columns = [lang.minimum(first + offset + j, p["n"] - 1) for j in range(per)]
                 out = [v + extra["residual"][start + c] for v, c in zip(out, columns, strict=True)]
-            y.store((row + i) * p["ldy"] + (first + place), out)
+            y.store((row + i) * p["ldy"] + (first + offset), out)
 
 
 kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)

@@ -115,14 +115,14 @@ def _store(
     items = count * across
     for base in range(0, items, tile.threads):
         item = lang.local_id() + base
-        i, place = item // across, item % across * per
-        inside = (row + i < p["m"]) & (first + place < p["n"])
+        i, offset = item // across, item % across * per
+        inside = (row + i < p["m"]) & (first + offset < p["n"])
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
             out = []
             for j in range(per):
-                team, r = (place + j) // tile.outs, (place + j) % tile.outs
+                team, r = (offset + j) // tile.outs, (offset + j) % tile.outs
                 out.append(scratch[(i * tile.outs + r) * pitch + team])
-            finish = Epilogue(activation, extra, first + place, per, p["n"])
-            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place), finish(out, row + i))
+            finish = Epilogue(activation, extra, first + offset, per, p["n"])
+            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + offset), finish(out, row + i))

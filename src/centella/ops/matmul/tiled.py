@@ -54,7 +54,7 @@ class _Operand:
         self.depth = depth
         count, left = divmod(rows * tile.bk, self.width * tile.threads)
         assert left == 0, "the tile must divide among the threads"
-        self.place = (start, pitch, first, extent)
+        self.window = (start, pitch, first, extent)
         mine = () if tile.rolled else range(count)
         self.pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
 
@@ -68,7 +68,7 @@ class _Operand:
     def _piece(self, index: Any) -> Any:
         """(row or k within the tile, k or row within the tile, fixed part of the address)."""
         bk, width = self.tile.bk, self.width
-        start, pitch, first, extent = self.place
+        start, pitch, first, extent = self.window
         if self.along_k:
             row, k = index // (bk // width), index % (bk // width) * width
             place = start + lang.minimum(first + row, extent - 1) * pitch
@@ -235,27 +235,27 @@ def _finish(
                 row = row0 + ty * 4 + (i // 4) * (tile.bm // groups_m) + i % 4
                 with lang.if_(row < p["m"]):
                     out = finish([sums[i][4 * g + j] for j in range(4)], row)
-                    place = batch * p["sy"] + row * p["ldy"] + column
-                    _store(y, place, out, column, p["n"], vector)
+                    start = batch * p["sy"] + row * p["ldy"] + column
+                    _store(y, start, out, column, p["n"], vector)
 
 
-def _store(y: Any, place: Any, out: list[Any], column: Any, n: Any, vector: bool) -> None:
+def _store(y: Any, start: Any, out: list[Any], column: Any, n: Any, vector: bool) -> None:
     """Four neighbouring results: as a chunk where rows allow it, else word by word."""
     if vector and y.dtype.per_chunk == 4:
-        y.store(place, out)
+        y.store(start, out)
     else:
-        store_words(y, place, out, column, n)
+        store_words(y, start, out, column, n)
 
 
-def store_words(y: Any, place: Any, out: list[Any], column: Any, n: Any) -> None:
+def store_words(y: Any, start: Any, out: list[Any], column: Any, n: Any) -> None:
     """Neighbouring results word by word, those past the last column left out."""
     words = y.dtype.per_word
     for j in range(0, len(out), words):
         if j == 0:
-            y.store(place, out[:words])
+            y.store(start, out[:words])
         else:
             with lang.if_(column + j < n):
-                y.store(place + j, out[j : j + words])
+                y.store(start + j, out[j : j + words])
 
 
 gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm", rewritable=True)
