@@ -20,6 +20,7 @@ from centella.runtime.device import device, trusted
 EXTRAS = {
     "models": ("tokenizers", "huggingface_hub", "jinja2"),
     "cli": ("typer", "rich"),
+    "arrow": ("pyarrow",),
     "cuda": ("cuda-core", "cuda-bindings"),
 }
 MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 4
