@@ -20,7 +20,7 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs
 from centella.ops.matmul.problem import Problem, aligned
-from centella.ops.matmul.sums import SUBGROUP, combine, when
+from centella.ops.matmul.sums import SUBGROUP, slots_of, totals
 from centella.ops.matmul.thin import (
     Rows,
     Thin,
@@ -93,26 +93,10 @@ def _experts(
             share = extra["shares"][unit * lang.parameter("lds", u32) + pick]
             add(unit, pick, (unit * p["picks"] + pick) * p["rowx"], share)
     own = tile.teams == 1 and y.dtype.per_word == 1 and not gate  # a thread stores what it added up
-    scratch, pitch = _totals([s[0] for s in sums], tile, shuffle, own)
-    _store(scratch, pitch, tile, gate, unit, first, p, y, extra)
-
-
-def _totals(values: list[Any], tile: Thin, shuffle: bool, own: bool) -> tuple[Any, int]:
-    """The sums of each team: value v of team i is at `v * pitch + i`."""
-    t = lang.local_id()
-    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
-    slots = tile.threads // together
+    slots = slots_of(tile, shuffle)
     scratch = lang.shared(f32, slots * tile.outs)
-    step = together // 2
-    while step:
-        values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-        step //= 2
-    with when(t % SUBGROUP < tile.teams, together > 1):
-        slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-        for v, value in enumerate(values):
-            scratch[v * slots + slot] = value
-    lang.barrier()
-    return scratch, combine(scratch, tile.outs, slots, tile.teams, own, tile.rolled)
+    pitch = totals(scratch, [s[0] for s in sums], tile, slots, own)
+    _store(scratch, pitch, tile, gate, unit, first, p, y, extra)
 
 
 def _store(

@@ -21,7 +21,7 @@ from centella.ops.layout import rows_of
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, combine, power_of_two, when
+from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
     PARTIAL,
     Rows,
@@ -90,9 +90,7 @@ def _finish(
     extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Combine the sums of each team; then norm, gate or residual, and the store."""
-    t, count = lang.local_id(), len(sums)
-    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
-    slots = tile.threads // together
+    count, slots = len(sums), slots_of(tile, shuffle)
     fitting = power_of_two(max(SHARED_WORDS // (slots * count), 1))
     rows = min(tile.m, fitting) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
     scratch = lang.shared(f32, slots * count * rows)
@@ -100,16 +98,7 @@ def _finish(
         if row:
             lang.barrier()
         values = [sums[r][row + i] for i in range(rows) for r in range(count)]
-        step = together // 2
-        while step:
-            values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-            step //= 2
-        with when(t % SUBGROUP < tile.teams, together > 1):
-            slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-            for v, value in enumerate(values):
-                scratch[v * slots + slot] = value
-        lang.barrier()
-        pitch = combine(scratch, len(values), slots, tile.teams, False, tile.rolled)
+        pitch = totals(scratch, values, tile, slots)
         _store(scratch, pitch, tile, gate, row, rows, count, first, p, y, extra)
 
 
