@@ -24,7 +24,7 @@ from centella.errors import DeviceError
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
 from centella.ledger.counts import Ledger, on_flush
-from centella.plan.build import Plan
+from centella.plan.graph import Plan
 from centella.record.recording import innermost
 from centella.record.values import READY, Value
 from centella.runtime.executor import Executor

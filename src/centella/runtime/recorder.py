@@ -15,8 +15,8 @@ from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.form import Form
 from centella.op.op import Op, get
-from centella.plan import build as plan
 from centella.plan.divide import division
+from centella.plan.graph import EMPTY, Plan
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
@@ -304,7 +304,7 @@ class Recorder:
         """The plan of what a recording holds, or of what it ran last."""
         with self._lock:
             if not recording.nodes:
-                last: plan.Plan = recording.last_plan or plan.EMPTY
+                last: Plan = recording.last_plan or EMPTY
                 return last.explain()
             taken = Recorded(recording.nodes, recording.uploads)
             boundary = boundary_of(taken, outputs)
