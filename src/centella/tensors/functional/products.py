@@ -222,8 +222,8 @@ def conv1d(
         "padding": whole("conv1d", "padding", padding),
     }
     attrs = _attrs("conv1d", variant, activation=_activation("conv1d", activation), **numbers)
-    given = (x, weight) if bias is None else (x, weight, bias)
-    return apply_all(get("conv1d"), given, attrs)[0].permute(0, 2, 1)
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    return apply_all(get("conv1d"), operands, attrs)[0].permute(0, 2, 1)
 
 
 def _rounded(op: str, dtype: Any) -> dict[str, Any]:
