@@ -29,7 +29,7 @@ def test_the_same_in_a_coroutine(device: ct.Device) -> None:
         assert await stream == whole  # which has ended
         assert await model.stream(TEXT, logprobs=1, **OPTIONS) == whole
         assert await model.generate_async(TEXT, logprobs=1, **OPTIONS) == whole
-        prompts: list[str | list[int]] = [list(range(3, 70)), TEXT]  # of which the first is read once
+        prompts: list[str | list[int]] = [list(range(3, 70)), TEXT]  # each is read once
         random = {**OPTIONS, "temperature": 1.0}
         several = await model.generate_async(prompts, n=2, seed=4, **random)
         assert several == [model.generate(prompts[i // 2], seed=4 + i, **random) for i in range(4)]

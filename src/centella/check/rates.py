@@ -99,16 +99,16 @@ def _product(device: Device) -> tuple[int, float]:
 def _thin(device: Device) -> tuple[int, float]:
     """Rows of the largest square f16 weight that LAUNCH allows, and its bytes a second."""
     random = np.random.default_rng(1)
-    found = (ROWS[0], 0.0)
+    measured = (ROWS[0], 0.0)
     for rows in ROWS:
         nbytes = 2 * rows * rows
-        if nbytes > device.caps.max_binding // 2 or (found[1] and nbytes / found[1] > LAUNCH):
+        if nbytes > device.caps.max_binding // 2 or (measured[1] and nbytes / measured[1] > LAUNCH):
             break
         part = (_normal(random, rows, rows) * np.float32(rows**-0.5)).astype(np.float16)
         weights = [asarray(part, device=device) for _ in range(WEIGHTS)]
         x = asarray(_normal(random, 1, rows), device=device)
-        found = rows, nbytes / _launch_seconds(device, x, partial(_row, weights), 4 * CHAIN)
-    return found
+        measured = rows, nbytes / _launch_seconds(device, x, partial(_row, weights), 4 * CHAIN)
+    return measured
 
 
 def _row(weights: list[Tensor], x: Tensor, i: int) -> Tensor:
@@ -165,11 +165,11 @@ def _launch_seconds(
     """A launch's share of a replayed chain: what a longer chain takes more, host and copies out."""
 
     def chain(launches: int) -> list[Tensor]:
-        y, made = x, list[Tensor]()
+        y, results = x, list[Tensor]()
         for i in range(launches):
             y = step(y, i)
-            made.append(y)  # each is a result, so that none is joined with the next
-        return made
+            results.append(y)  # each is a result, so that none is joined with the next
+        return results
 
     one, more = (device.compile(chain, n) for n in (1, 1 + length))
 

@@ -14,13 +14,13 @@ import typer
 from centella.cli.answers import How, answered, report
 from centella.cli.chat import Talk
 from centella.cli.embed import Dtype, ShowLedger, WeightDtype
+from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json
 from centella.cli.output import err, in_line
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
-from centella.tasks.load import load
 from centella.tasks.logprobs import checked
 from centella.tasks.sampling import Sampling
 from centella.tasks.speculation import LOOKUP
@@ -178,7 +178,7 @@ def _check_together(
 
 def _loaded(model: str, device: str | None, dtype: WeightDtype, quantize: str | None) -> Generator:
     """A model that generates."""
-    generator = load(model, device, dtype.value, quantize=quantize)
+    generator = load_shown(model, device, dtype.value, quantize)
     if not isinstance(generator, Generator):
         raise CentellaError(
             f"generate: {in_line(model)}: expected a model that generates text, got one that "

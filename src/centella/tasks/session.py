@@ -29,6 +29,7 @@ from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel, Past
+    from centella.nn.kv_cache import KVCache
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
@@ -48,7 +49,7 @@ class Session:
         self.model: LlamaModel = model
         self.batch: int = batch
         self.capacity: int = capacity
-        self.past: Past = model.past(batch, capacity)
+        self.past: Past[KVCache] = model.past(batch, capacity)
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
         self._first: Session | None = None  # reads prompts that several sequences begin with
         device = model.device
@@ -199,7 +200,7 @@ class Session:
         at = 0
         while left and not (ending and ending.is_set()):
             room = self.capacity - max(cache.lengths)
-            tokens = _part(left, min(chunk, room), room)
+            tokens = next_part(left, min(chunk, room), room)
             part = np.zeros((self.batch, tokens), np.int32)
             for row, ids in enumerate(rest):
                 some = ids[at : at + tokens]
@@ -261,20 +262,10 @@ class Session:
             at = int(np.argmin(tokens))
             raise ContractError(
                 f"generate: sequence {at}, token {len(self.rows[at])}: the logits are NaN, "
-                f"{self._origin_of_nan(self.rows[at])}"
+                f"{origin_of_nan(self.model, self.rows[at])}"
             )
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
-
-    def _origin_of_nan(self, row: Ids) -> str:
-        """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
-        past = self.model.past(1, len(row))
-        ids = asarray(np.array([row], np.int32), device=self.model.device)
-        for layer, x in enumerate(self.model.layer_states(ids, past)):
-            if np.isnan(x.astype(f32).numpy()).any():
-                which = "the embedding" if not layer else f"layer {layer - 1}"
-                return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
-        return "first in the product with the head"
 
     def likeliest(self) -> Tensor:
         """A step as a part of what is captured: the likeliest token of each sequence, [batch]."""
@@ -295,13 +286,24 @@ class Session:
             yield under_way.popleft().result()
 
 
+def origin_of_nan(model: LlamaModel, row: Ids) -> str:
+    """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
+    past = model.past(1, len(row))
+    ids = asarray(np.array([row], np.int32), device=model.device)
+    for layer, x in enumerate(model.layer_states(ids, past)):
+        if np.isnan(x.astype(f32).numpy()).any():
+            which = "the embedding" if not layer else f"layer {layer - 1}"
+            return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
+    return "first in the product with the head"
+
+
 def _common(old: Ids, new: Ids) -> int:
     """Tokens that both begin with."""
     most = min(len(old), len(new))
     return next((i for i in range(most) if old[i] != new[i]), most)
 
 
-def _part(left: int, chunk: int, room: int) -> int:
+def next_part(left: int, chunk: int, room: int) -> int:
     """Tokens to read next: whole chunks, then a part padded to a power of two, if there is room."""
     if left >= chunk:
         return chunk
