@@ -269,18 +269,6 @@ attention | tiled, odd head | f32 f16 | attend(i, 2, 2, 9, 40, 13, variant="tile
 attention | tiled, all | f32 f16 | attend(i, 2, 1, 9, 40, 8, variant="tiled",
     starts=i.of([25, 33]), lengths=i.of([26, 40]), mask=i(2, 1, 9, 40),
     key_mask=i.of(np.arange(80).reshape(2, 40) % 3 > 0, "bool"))
-attention | window | f32 f16 | attend(i, 2, 1, 5, 21, 16, starts=i.of([3, 17]), window=4,
-    sinks=i(2), softcap=1.5)
-attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", window=7,
-    sinks=i(2), softcap=1.5)
-attention | split, window | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
-    window=70, sinks=i(4), softcap=1.5)
-attention | blocks | f32 f16 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
-    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]))
-attention | tiled, blocks | f32 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
-    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]), variant="tiled")
-attention | split, blocks | f32 f16 | F.attention(i(2, 2, 1, 128), i(1, 3, 64, 128),
-    i(1, 3, 64, 128), starts=i.of([100, 127]), blocks=i.of([[2, 0], [1, 2]]), variant="split")
 attention | split | f32 f16 | attend(i, 2, 2, 1, 150, 128, variant="split")
 attention | split into many | f32 f16 | many_parts(i)
 attention | split of lengths | f32 f16 | attend(i, 2, 2, 1, 192, 128, variant="split",
@@ -363,6 +351,18 @@ fused | norm odd | f32 f16 | F.rms_norm(i(3, 140)[:, 1:] * i(3, 1), i(139)) + i(
 fused | reduce | f32 f16 | F.mean(added(i, 2, 3, 257 * i.chunk), -1) * 0.5 + i(2, 3)
 fused | reduce odd | f32 f16 | F.sum(i(6, 266 * i.chunk)[:, 1:] * i(6, 1), -1) + i(6)
 fused | reduce long | f32 f16 | F.sum(i(2, 16500) * 0.25, -1) + i(2)
+attention | window | f32 f16 | attend(i, 2, 1, 5, 21, 16, starts=i.of([3, 17]), window=4,
+    sinks=i(2), softcap=1.5)
+attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", window=7,
+    sinks=i(2), softcap=1.5)
+attention | split, window | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
+    window=70, sinks=i(4), softcap=1.5)
+attention | blocks | f32 f16 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]))
+attention | tiled, blocks | f32 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]), variant="tiled")
+attention | split, blocks | f32 f16 | F.attention(i(2, 2, 1, 128), i(1, 3, 64, 128),
+    i(1, 3, 64, 128), starts=i.of([100, 127]), blocks=i.of([[2, 0], [1, 2]]), variant="split")
 """
 KEYS = np.random.default_rng(3).random((2, 21)) < 0.6
 PICKS = np.append(
@@ -734,10 +734,6 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "lang.atomic_add(each, at, part)": (
         "one token in the bin beside its own decides only at the threshold",
         (),
-    ),
-    "row.top = lang.workgroup_uniform(": (
-        "of a short row nearly all threads have no logit: any of them serves",
-        ("long", "two chunks", "each thread", "greedy"),
     ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",

@@ -286,15 +286,17 @@ def launches_of(
     """
     lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
     partial = {"partial": Ref(len(form.inputs) + 1, parts.spec)}
-    scoring = ("scoring", form.attrs.scoring)
-    known = (scoring, ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
+    scoring = form.attrs.scoring
+    known = (("scoring", scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
+    spans = Scoring(scoring.causal, True) if scoring.windowed else Scoring()  # what parts depend on
     read = [name for name in ("q", "k", "v", *form.attrs.masks) if name != "sinks"]
     first = launch(
         kernel, form, parts.groups, (*known, *constants), operands(form, *read), {},
         changes=partial, scalars=parts.scalars, threads=threads,
     )  # fmt: skip
     second = launch(
-        combine, form, parts.all_queries, (("early", caps.sm >= 90), ("lay", lay), scoring),
+        combine, form, parts.all_queries,
+        (("early", caps.sm >= 90), ("lay", lay), ("scoring", spans)),
         partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip

@@ -28,13 +28,13 @@ INFINITE = 0x7F800000
 LEAST = 16  # exponent below which scales would not be normal numbers
 
 
-def _scale_values(*, scoring: Scoring, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
+def _scale_values(*, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
     """A group has sixteen elements of all keys of one head: their largest, then each scaled."""
     p = parameters("kv_heads slabs lq lk vb vh vl fb fh fl")
     number = lang.group_id()
     slab, group = number % p["slabs"], number // p["slabs"]
     head, b = group % p["kv_heads"], group // p["kv_heads"]
-    end = Sight(masks, scoring, b, p["lq"], p["lk"]).end
+    end = Sight(masks, Scoring(), b, p["lq"], p["lk"]).end
     column = slab * SLAB + lang.local_id() % 2 * PER_CHUNK
     mine, rows = lang.local_id() // 2, THREADS // 2
     source = b * p["vb"] + head * p["vh"] + column
@@ -70,8 +70,7 @@ def values_first(form: Form[AttentionAttrs]) -> Lowered:
     groups = batch * kv_heads * slabs
     kept, scales = make_spec((batch, kv_heads, lk, dim), f16, 16), Spec((groups,), f32, (1,))
     call = launch(
-        kernel, form, groups, (("scoring", form.attrs.scoring),),
-        operands(form, "v", "lengths", "starts"),
+        kernel, form, groups, (), operands(form, "v", "lengths", "starts"),
         {"kept": Ref(place, flat(kept)), "scales": Ref(place + 1, scales)},
         scalars={**steps_of("f", kept), "slabs": slabs},
     )  # fmt: skip
