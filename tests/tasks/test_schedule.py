@@ -80,6 +80,13 @@ def free(scheduler: ct.Scheduler) -> int:
     return scheduler._jobs.device.cache.blocks.free
 
 
+@pytest.mark.devices("simulator")
+def test_no_two_threads_write_one_word(device: ct.Device, host: ct.Generator) -> None:
+    asked = chats(4, 100, 4)
+    scheduler = ct.Scheduler(generator(device), max_batch=4, tokens=600, background=False)
+    assert run(scheduler, asked) == alone(host, asked)
+
+
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
 def test_chats_get_what_they_get_alone(device: ct.Device, name: str) -> None:
