@@ -66,7 +66,7 @@ class Session:
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
         self._step: Jitted[..., Tensor] = self._greedy
         self._logprobs: int | None = None  # alternatives that a step tells of
-        self._scores = Scores(batch, vocab, device)
+        self._scores: Scores | None = None
         self._fill: Jitted[..., None] = Jitted(self._read, device)
         self._guessed: dict[int, tuple[State, State]] = {}  # what `sample` changes in a pass
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device)
@@ -89,7 +89,9 @@ class Session:
     def _told(self, logits: Tensor, chosen: Tensor, logprobs: int | None) -> Tensor:
         """What a step sends: the tokens [batch] i32, or `Scores`; they become the last ones."""
         self._token.assign(chosen.reshape(self.batch, 1))
-        return chosen if logprobs is None else self._scores(logits, chosen, logprobs)
+        if logprobs is None or self._scores is None:
+            return chosen
+        return self._scores(logits, chosen, logprobs)
 
     def _verified(self, guess: Tensor, greedy: bool) -> Tensor:
         """See `verify`; the last token that is right becomes the last one of the sequence."""
@@ -149,6 +151,9 @@ class Session:
             logprobs: alternatives that a step tells the log-probabilities of; None: none at all.
         """
         self._logprobs = logprobs
+        if logprobs is not None and self._scores is None:
+            vocab = self.model.config.vocab_size
+            self._scores = Scores(self.batch, vocab, self.model.device)
         self._step = self._greedy if sampling.greedy else self._random
         if sampling.greedy:
             return

@@ -133,6 +133,50 @@ def scatter() -> Row:
     return Row(ALL, tuple(made), exact=True)
 
 
+TAKEN: tuple[tuple[Shape, Shape, int], ...] = (
+    *(((9,), (5,), 0), ((3, 9), (3, 4), 1), ((3, 9), (4, 9), 0), ((2, 5, 8), (2, 7, 8), 1)),
+    *(((2, 5, 3), (1, 7, 1), 1), ((1, 5, 3), (4, 2, 3), 1), ((3, 33), (3, 0), 1)),
+    *(((4, 1), (4, 9), 1), ((2, 2, 67), (2, 2, 40), 2)),
+)
+
+
+def take_along_axis() -> Row:
+    """Along each axis; other extents that broadcast; some outside; views of either operand."""
+    made = [
+        Case((In(shape), In(indices, (-n - 1, n + 1), "i32")), {"axis": axis})
+        for shape, indices, axis in TAKEN
+        for n in (shape[axis],)
+    ]
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((9, 8), layout=x), In((9, 5), (0, 8), "i32")), {"axis": 1}))
+        made.append(Case((In((9, 5)), In((4, 5), (0, 9), "i32", x)), {"axis": 0}))
+    return Row(ALL, tuple(made), exact=True)
+
+
+def scatter_reduce() -> Row:
+    """Each way to combine, an index a slice or an element; many equal, some outside; views."""
+
+    def case(
+        shape: Shape, k: int, axis: int, reduce: str, each: bool, x: str = "plain", **more: Any
+    ) -> Case:
+        n, values = shape[axis], (*shape[:axis], k, *shape[axis + 1 :])
+        at = In(values if each else (k,), (-n - 1, n + 1), "i32", x if each else "plain")
+        given = (In(shape, (-3, 4), layout=x), at, In(values, (-3, 4), layout=x))
+        return Case(given, {"axis": axis, "reduce": reduce}, **more)
+
+    shapes: tuple[tuple[Shape, int, int], ...] = (
+        *(((9,), 5, 0), ((9, 5), 30, 0), ((3, 33), 40, 1), ((2, 5, 3), 7, 1), ((0, 3), 4, 0)),
+        *(((5, 3), 0, 0), ((4, 0), 3, 0), ((2, 7, 8), 1, 1)),
+    )
+    made = [case(*s, r, each) for s in shapes for r in ("add", "set") for each in (False, True)]
+    made += [case((9, 5), 4, axis, r, each) for axis in (0, 1) for r in ("mul", "max", "min")
+             for each in (False, True)]  # fmt: skip
+    made += [case((9, 8), 6, 0, "add", False, x) for x in ("pads", "offset", "strided", "rows")]
+    made += [case((9, 8), 6, 1, "max", True, x) for x in LAYOUTS[1:]]
+    made += [case((300, 5), 5000, 0, "add", False, small=False)]
+    return Row(NUMBERS, tuple(made), exact=True)
+
+
 def rope() -> Row:
     """Both pairings; some columns pass; positions of each kind, some outside the tables."""
     made = []
