@@ -137,6 +137,14 @@ def test_a_step_is_one_submission_and_its_table(device: ct.Device, sampling: Any
         scheduler.run()
 
 
+def test_a_warm_scheduler_captures_nothing_for_short_texts(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, max_batch=5, background=False)
+    scheduler.warm()
+    with ct.ledger() as led:
+        run(scheduler, [([i], {"max_new_tokens": 9, "ignore_eos": True}) for i in range(20)])
+    led.expect(compiles=0, allocations=0, plans=0)
+
+
 def test_continuations_of_a_prompt_read_it_once(host: ct.Generator) -> None:
     ids = list(range(3, 100))
     options: dict[str, Any] = {"max_new_tokens": 70, "ignore_eos": True, "temperature": 1.2}
