@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from centella.dtypes import DType, dtype_of, f32
 from centella.models.llama import LlamaModel
 from centella.models.llama_config import LlamaConfig
 from centella.nn.module import Parameter
-from centella.tasks.sampling import Sampling
+from centella.tasks.generate import Generator
+from centella.tasks.sampling import GeneratorConfig, Sampling
 from centella.tasks.session import Session
 
 SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {  # hidden, layers, heads, kv, inner, tied
@@ -93,8 +95,31 @@ def generate(args: argparse.Namespace) -> Iterator[Row]:
                 wide = kind if device.caps.target == "ptx" else f32
                 model = model_of(size, device, kind, wide)
                 for batch in map(int, args.rows.split(",")):
-                    for row in measured(model, batch, args.small):
+                    for row in (*measured(model, batch, args.small),
+                                served(model, batch, args.small)):  # fmt: skip
                         yield {"who": f"{name} {dtype}", **row, "shape": (size, batch)}
+
+
+def served(model: LlamaModel, batch: int, small: bool) -> Row:
+    """Tokens a second of requests of many lengths, four for each row of a `Scheduler`'s steps."""
+    random, (prompt, tokens) = np.random.default_rng(2), (16, 8) if small else (PROMPT, TOKENS)
+    sizes = random.integers((prompt // 4, tokens // 4), (prompt, 2 * tokens), (4 * batch, 2))
+    generator = Generator(model, Path("tokenizer.json"), GeneratorConfig())
+    seconds = []
+    with ct.Scheduler(
+        generator, max_batch=batch, tokens=batch * (prompt + 2 * tokens)
+    ) as scheduler:
+        for _ in range(1 + ROUNDS):
+            ids = [random.integers(0, model.config.vocab_size, n).tolist() for n, _ in sizes]
+            begin = time.perf_counter()
+            requests = [scheduler.submit(row, max_new_tokens=int(n))
+                        for row, (_, n) in zip(ids, sizes, strict=True)]  # fmt: skip
+            for request in requests:
+                request.result()
+            seconds.append(time.perf_counter() - begin)
+        row = {"steps": scheduler.steps, "preemptions": scheduler.preemptions}
+    written = summary(seconds[1:], int(sizes[:, 1].sum()))
+    return {"bench": "served, prefill included", "unit": "tokens/s", **written, **row}
 
 
 def measured(model: LlamaModel, batch: int, small: bool) -> Iterator[Row]:

@@ -80,6 +80,13 @@ def free(scheduler: ct.Scheduler) -> int:
     return scheduler._jobs.device.cache.blocks.free
 
 
+@pytest.mark.devices("simulator")
+def test_no_two_threads_write_one_word(device: ct.Device, host: ct.Generator) -> None:
+    asked = chats(4, 100, 4)
+    scheduler = ct.Scheduler(generator(device), max_batch=4, tokens=600, background=False)
+    assert run(scheduler, asked) == alone(host, asked)
+
+
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
 def test_chats_get_what_they_get_alone(device: ct.Device, name: str) -> None:
@@ -128,6 +135,14 @@ def test_a_step_is_one_submission_and_its_table(device: ct.Device, sampling: Any
         for request in requests:
             request.cancel()
         scheduler.run()
+
+
+def test_a_warm_scheduler_captures_nothing_for_short_texts(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, max_batch=5, background=False)
+    scheduler.warm()
+    with ct.ledger() as led:
+        run(scheduler, [([i], {"max_new_tokens": 9, "ignore_eos": True}) for i in range(20)])
+    led.expect(compiles=0, allocations=0, plans=0)
 
 
 def test_continuations_of_a_prompt_read_it_once(host: ct.Generator) -> None:

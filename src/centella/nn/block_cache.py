@@ -148,7 +148,7 @@ class BlockView:
         heads, _, size, dim = cache.shape
         batch, width = table.shape[0], table.shape[1] - 1
         self.shape: tuple[int, int, int, int] = (batch, heads, width * size, dim)
-        self.positions: Tensor = table[:, 0].copy()
+        self.positions: Tensor = table[:, 0]
         self._blocks = table[:, 1:]
         self._cache = cache
         self._table = table

@@ -182,6 +182,18 @@ class Scheduler:
         requests = [Request(job.answer, drive) for job in jobs]
         return requests[0] if n == 1 else requests
 
+    def warm(self) -> None:
+        """Continue 1, 2, 4, ... short prompts: steps of that many rows are captured.
+
+        Tokens are chosen as the model's folder says. Longer tables, and other ways to choose, are
+        captured when they come.
+        """
+        rows = [1 << i for i in range((self.max_batch - 1).bit_length())]
+        for count in (*rows, self.max_batch):
+            requests = [self.submit([0], max_new_tokens=2, ignore_eos=True) for _ in range(count)]
+            for request in requests:
+                request.result()
+
     def close(self, drain: bool = True) -> None:
         """Take no further requests, and return when all are done. A second time does nothing.
 
