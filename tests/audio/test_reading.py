@@ -274,7 +274,7 @@ def test_any_bytes_are_samples_or_an_audio_error() -> None:
     rng, read = np.random.default_rng(0), 0
     for bits in (8, 16, 24, 32) * 25:
         content = np.frombuffer(wav_bytes(tone(0.02), 16000, bits), "u1").copy()
-        content[rng.integers(0, 64, 4)] = rng.choice([0, 1, 2, 128, 255], 4)
+        content[rng.integers(0, 64, 2)] = rng.choice([0, 1, 2, 128, 255], 2)
         given = io.BytesIO(content[: rng.integers(20, 2000)].tobytes())
         try:
             samples = read_audio(given)
