@@ -57,7 +57,17 @@ def failed(*arguments: object) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("info",), ("embed",), ("generate",), ("kernels",), ("bench",), ("check",), ("demo",)],
+    [
+        (),
+        ("info",),
+        ("embed",),
+        ("search",),
+        ("generate",),
+        ("kernels",),
+        ("bench",),
+        ("check",),
+        ("demo",),
+    ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")
@@ -400,7 +410,7 @@ def test_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
     absent = ("--model", tmp_path / "no-model", "--device", "cpu")
     text = failed("embed", "a", "--output", tmp_path / "foo.txt", *absent)
-    assert "--output writes a .npy file" in text
+    assert "--output: expected .npy, .parquet, .arrow, got " in text
     text = failed("embed", "a", "--output", tmp_path / "nope" / "foo.npy", *absent)
     assert f"there is no folder {tmp_path / 'nope'}" in text
     assert list(tmp_path.iterdir()) == []

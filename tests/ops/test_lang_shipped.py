@@ -269,6 +269,12 @@ attention | tiled, odd head | f32 f16 | attend(i, 2, 2, 9, 40, 13, variant="tile
 attention | tiled, all | f32 f16 | attend(i, 2, 1, 9, 40, 8, variant="tiled",
     starts=i.of([25, 33]), lengths=i.of([26, 40]), mask=i(2, 1, 9, 40),
     key_mask=i.of(np.arange(80).reshape(2, 40) % 3 > 0, "bool"))
+attention | window | f32 f16 | attend(i, 2, 1, 5, 21, 16, starts=i.of([3, 17]), window=4,
+    sinks=i(2), softcap=1.5)
+attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", window=7,
+    sinks=i(2), softcap=1.5)
+attention | split, window | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
+    window=70, sinks=i(4), softcap=1.5)
 attention | split | f32 f16 | attend(i, 2, 2, 1, 150, 128, variant="split")
 attention | split into many | f32 f16 | many_parts(i)
 attention | split of lengths | f32 f16 | attend(i, 2, 2, 1, 192, 128, variant="split",

@@ -463,6 +463,12 @@ SHAPE_MISTAKES = {
         "attention: expected starts [1], got [5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, starts=i[0, :1], causal=True)":
         "attention: expected causal or starts, got both",
+    "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, window=0)":
+        "attention: expected window of 1 or more, got 0",
+    "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, softcap=-2)":
+        "attention: expected a finite softcap above 0, got -2",
+    "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=x[0])":
+        "attention: expected sinks [1], got [5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant='small')":
         "attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, got 'small'",
     "f.concat([x, x[:2]], axis=1)":
@@ -513,6 +519,8 @@ SHAPE_MISTAKES = {
         "cache_step: expected i32 lengths [5], got i32 [3]",
 }  # fmt: skip
 DTYPE_MISTAKES = {
+    "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=i[0, :1])":
+        "attention: expected float sinks, got i32",
     "f.var(i)": "var: expected a float dtype, got i32",
     "f.var(x, correction='1')": "var: expected a number for correction, got str",
     "f.pad(i, 1, 0.5)": "pad: expected a number that fits i32, got 0.5",

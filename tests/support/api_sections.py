@@ -104,8 +104,10 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
-        "[A service](service.md) embeds the texts of many requests together.",
-        "load Embedder Generator Generation Sampling serving serving.Batcher",
+        "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
+        "finds the vectors nearest to one.",
+        "load Embedder Generator Generation Stream TokenLogprobs Sampling serving "
+        "serving.Batcher Index Matches",
     ),
     (
         "Audio",

@@ -54,8 +54,9 @@ def test_a_special_token_as_a_stop_string() -> None:
     ids = model.generate(TEXT, max_new_tokens=9, ignore_eos=True).ids
     native = model.tokenizer.native
     end = native.token_to_id("<|im_end|>")
-    stops = model._stops("generate", 9, "<|im_end|>", True)
-    assert stops.ids == {end}
+    asked = model._prompts.asked("generate", model.config, {}, tokens=9, stop="<|im_end|>",
+                                 ignore_eos=True, logprobs=None)  # fmt: skip
+    assert asked.stops.ids == {end}
     assert end not in ids
 
 

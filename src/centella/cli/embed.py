@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,10 +20,11 @@ from centella.cli.process import reason
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
-from centella.host.files import expect_writable, replaced
+from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.embed import Embedder
 from centella.tasks.load import load
+from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
 
 class WeightDtype(StrEnum):
@@ -41,13 +42,20 @@ File = Annotated[
 ]
 Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
-Output = Annotated[str | None, typer.Option(metavar="F.npy", help="Save the array [texts, dim].")]
+Output = Annotated[
+    str | None,
+    typer.Option(metavar="F", help="Save the vectors: .npy, or with the texts .parquet, .arrow."),
+]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Forget what an interrupted run of --file has saved.")
+]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
 ]
 
 AT_ONCE = 8  # batches of which rows are shown together: lengths are sorted among them
+SAVED = 32  # batches whose rows are saved together
 MANY = 4  # batches; from here on a terminal gets a progress bar, on stderr
 WIDE = 28  # characters of a text in the table
 SHOWN = 4  # first values of a vector in the table
@@ -56,7 +64,8 @@ SHOWN = 4  # first values of a vector in the table
 def run(
     texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
     dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
-    output: Output = None, show_ledger: ShowLedger = False, timing: Timing = False,
+    output: Output = None, restart: Restart = False, show_ledger: ShowLedger = False,
+    timing: Timing = False,
 ) -> None:  # fmt: skip
     """Embed and print, or save.
 
@@ -66,7 +75,7 @@ def run(
         OSError: for a file that cannot be read or written.
     """
     if output is not None:
-        _expect_array(output)
+        _expect_vectors(output)
     lines = _texts(texts or [], file)
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
@@ -83,10 +92,13 @@ def run(
         ):
             if rows:
                 _show(embedder, lines, batch_size, tell)
+            elif output is not None:
+                about = _about(model, dtype, file)
+                vectors = _save(
+                    output, embedder, lines, batch_size, model, about, restart, tell
+                )  # fmt: skip
             else:
                 vectors = embedder.encode(lines, batch_size, progress=tell)
-    if output is not None:
-        _save(output, vectors)
     if as_json:
         pairs = zip(lines, vectors.tolist(), strict=True)
         made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
@@ -99,17 +111,52 @@ def run(
         err(stages.table())
 
 
-def _expect_array(output: str) -> None:
-    """Refuse, before a model is loaded, a file that is no .npy or that cannot be written."""
-    if not output.endswith(".npy"):
-        raise CentellaError(f"embed: --output writes a .npy file; {output} does not end in .npy")
+def _expect_vectors(output: str) -> None:
+    """Refuse, before a model is loaded, a file of another kind or that cannot be written."""
+    if not output.endswith(SUFFIXES):
+        raise CentellaError(f"embed: --output: expected {', '.join(SUFFIXES)}, got {output}")
     expect_writable(output)
 
 
-def _save(output: str, vectors: Any) -> None:
-    with replaced(output) as file:
-        sink: Any = SimpleNamespace(write=file.write)  # of a file, NumPy's errors have no reason
-        np.save(sink, vectors)
+def _about(model: str, dtype: WeightDtype, file: str | None) -> dict[str, Any] | None:
+    """Of what run vectors are; None: of one that cannot go on."""
+    if file is None or not Path(file).is_file():
+        return None
+    seen = os.stat(file)
+    source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
+    return {"model": model, "dtype": dtype.value, **source}
+
+
+def _save(
+    output: str, embedder: Embedder, texts: list[str], batch_size: int, model: str,
+    about: dict[str, Any] | None, restart: bool, tell: Callable[[int, int], None],
+) -> Any:  # fmt: skip
+    """Embed into a file, some batches at a time; what an interrupted run has saved is kept."""
+    if about is None or (os.path.exists(output) and not os.path.isfile(output)):
+        vectors = embedder.encode(texts, batch_size, progress=tell)
+        write_vectors(output, vectors, texts, model)
+        return vectors
+    name, total = in_line(output), len(texts)
+    with VectorFile(output, embedder.dim, about, restart=restart) as file:
+        if file.rows:
+            err(f"{name}: goes on behind {file.rows:,} of {total:,} texts")
+        try:
+            while file.rows < total:
+                begin = file.rows
+
+                def told(done: int, _: int, begin: int = begin) -> None:
+                    tell(begin + done, total)
+
+                some = texts[begin : begin + SAVED * batch_size]
+                file.append(embedder.encode(some, batch_size, progress=told))
+        except BaseException:
+            if file.rows:
+                err(f"{name}: {file.rows:,} of {total:,} texts are saved; the same command goes on")
+            else:
+                file.discard()
+            raise
+        file.finish(texts, model)
+    return open_vectors(output).vectors
 
 
 def _texts(texts: list[str], file: str | None) -> list[str]:

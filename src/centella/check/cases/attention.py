@@ -11,7 +11,7 @@ from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row, Sha
 def attend(
     b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
     causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
-    seen: bool = False, variant: str = "", **options: Any,
+    seen: bool = False, window: int = 0, softcap: float = 0.0, variant: str = "", **options: Any,
 ) -> Case:  # fmt: skip
     """One attention case; `added` is the shape of the mask, which is of bools if `seen`."""
     mask = ("bools", "bool") if seen else ("hidden" if hidden else "normal", "f32")
@@ -23,9 +23,11 @@ def attend(
         "key_mask": In((b, lk), "bools", "bool"),
         "mask": In(added or (b, h, lq, lk), *mask),
         "starts": In((b,), (-2, lk + 2), "i32"),
+        "sinks": In((h,), "normal", "f32"),
     }
     attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
-    attrs |= {"variant": variant} if variant else {}
+    given = {"window": window, "softcap": softcap, "variant": variant}
+    attrs |= {name: value for name, value in given.items() if value}
     return Case((q, k, v, *(extra[m] for m in masks)), attrs, **options)
 
 
@@ -64,11 +66,29 @@ def attention() -> Row:
             attend(1, 1, 1, 3, 5, 8, values="large", variant="tiled", sweep=True, dtypes=("f32",)),
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
             *of_variants(),
+            *sights(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
         sums=True,
     )  # fmt: skip
+
+
+def sights() -> list[Case]:
+    """Windows, caps and sinks of every variant, alone and together with masks."""
+    rows: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (("starts",), {"window": 20}),
+        (("sinks",), {"window": 33, "causal": True, "sweep": True}),
+        (("lengths", "sinks"), {"window": 5, "softcap": 1.5}),
+        (("key_mask", "mask", "starts", "sinks"), {"window": 40, "softcap": 0.5}),
+        ((), {"softcap": 2.0, "causal": True, "values": "large", "sweep": True}),
+    ]  # fmt: skip
+    return [
+        attend(2, 6, 2, lq, 77, 24, *masks, variant=variant, **more)
+        for variant, lq in (("stream", 9), ("split", 3), ("tiled", 9), ("mma", 19),
+                            ("split_mma", 3), ("wgmma", 19))
+        for masks, more in rows if variant != "wgmma" or "mask" not in masks
+    ]  # fmt: skip
 
 
 def many_keys() -> list[Case]:

@@ -13,7 +13,7 @@ from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.problem import VARIANTS, AttentionAttrs
+from centella.ops.attention.problem import VARIANTS, AttentionAttrs, keys_seen
 from centella.specs import Shape, Spec
 
 
@@ -44,7 +44,7 @@ def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
 
 
 def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> None:
-    wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk)}.get(name)
+    wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk), "sinks": (heads,)}.get(name)
     if wanted is not None and spec.shape != wanted:
         raise ShapeError(f"attention: expected {name} {list(wanted)}, got {list(spec.shape)}")
     if name == "mask":
@@ -58,6 +58,8 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
             f"attention: expected a float mask, which is added to the scores, or a bool one, True "
             f"where a query sees a key, got {spec.dtype.name}; mask.astype('bool') is one"
         )
+    if name == "sinks" and not spec.dtype.is_float:
+        raise DTypeError(f"attention: expected float sinks, got {spec.dtype.name}")
     if name == "key_mask" and spec.dtype.is_float:
         raise DTypeError(f"attention: expected a bool or integer key_mask, got {spec.dtype.name}")
 
@@ -72,42 +74,56 @@ def misshapen(scores: Shape, mask: Shape) -> ShapeError:
 
 
 def reference(
-    q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float
-) -> Any:
+    q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float,
+    window: int | None = None, softcap: float | None = None,
+) -> Any:  # fmt: skip
     """The NumPy formula, over the keys that some query may see."""
     b, heads, lq, dim = q.shape
     kv_heads, lk = k.shape[1:3]
     named = dict(zip(masks, more, strict=True))
     if "mask" in named and named["mask"].dtype == bool:
         named["mask"] = np.where(named["mask"], q.dtype.type(0), q.dtype.type(LOWEST))
-    most = _most(named, lq, lk)
-    k, v = k[:, :, :most], v[:, :, :most]
+    some = _some(named, window, lq, lk)
+    k, v = k[:, :, some], v[:, :, some]
     grouped = (q * q.dtype.type(scale)).reshape(b, kv_heads, heads // kv_heads * lq, dim)
-    scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, most)
-    counts = _counts(named, causal, lq, lk)[..., :most]
+    scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, k.shape[2])
+    if softcap is not None:
+        cap = q.dtype.type(softcap)
+        scores = np.tanh(scores / cap) * cap
+    counts = _counts(named, causal, window, lq, lk)[..., some]
     if "mask" in named:
-        scores = scores + named["mask"][..., :most]
+        whole = np.broadcast_to(named["mask"], (*named["mask"].shape[:3], lk))
+        scores = scores + whole[..., some]
     if not counts.all():
         np.copyto(scores, -np.inf, where=~counts)
         v = np.where(_any_head(counts, kv_heads), v, v.dtype.type(0))
-    scores -= scores.max(-1, keepdims=True, initial=LOWEST)
+    top = scores.max(-1, keepdims=True, initial=LOWEST)
+    sink: Any = 0
+    if "sinks" in named:
+        top = np.maximum(top, named["sinks"][:, None, None])
+        sink = np.exp(named["sinks"][:, None, None] - top)
+    scores -= top
     e = np.exp(scores, out=scores)
-    total = e.sum(-1, keepdims=True)
-    y = np.matmul(e.reshape(*grouped.shape[:-1], most), v).reshape(q.shape)
+    total = e.sum(-1, keepdims=True) + sink
+    y = np.matmul(e.reshape(*grouped.shape[:-1], k.shape[2]), v).reshape(q.shape)
     return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
 
 
-def _most(named: dict[str, Any], lq: int, lk: int) -> int:
-    """Keys of the longest sequence."""
-    most = lk
+def _some(named: dict[str, Any], window: int | None, lq: int, lk: int) -> slice:
+    """Keys from the first that a window shows to the last of the longest sequence."""
+    least, most = 0, lk
     if "lengths" in named:
         most = min(most, int(named["lengths"].max(initial=0)))
     if "starts" in named:
         most = min(most, int(named["starts"].max(initial=-lq)) + lq)
-    return most
+    if window is not None:
+        first = int(named["starts"].min(initial=lk)) if "starts" in named else lk - lq
+        least = first - window + 1
+    most = max(most, 0)
+    return slice(min(max(least, 0), most), most)
 
 
-def _counts(named: dict[str, Any], causal: bool, lq: int, lk: int) -> Any:
+def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk: int) -> Any:
     """Which keys each query sees, [b or 1, heads or 1, lq or 1, lk]."""
     key = np.arange(lk)
     counts: Any = np.ones((1, 1, 1, lk), bool)
@@ -115,10 +131,12 @@ def _counts(named: dict[str, Any], causal: bool, lq: int, lk: int) -> Any:
         counts = counts & (key < named["lengths"][:, None])[:, None, None, :]
     if "key_mask" in named:
         counts = counts & (named["key_mask"] != 0)[:, None, None, :]
-    if causal or "starts" in named:
+    if causal or window is not None or "starts" in named:
         starts = np.asarray(named.get("starts", np.array([lk - lq])), np.int64)
-        place = starts[:, None] + np.arange(lq)
-        counts = counts & (key <= place[..., None])[:, None]
+        behind = (starts[:, None] + np.arange(lq))[..., None] - key  # [b or 1, lq, lk]
+        seen = behind >= 0 if causal or "starts" in named else behind > -(window or 0)
+        seen = seen if window is None else seen & (behind < window)
+        counts = counts & seen[:, None]
     return counts & ~(named["mask"] <= LOWEST) if "mask" in named else counts
 
 
@@ -142,8 +160,9 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
     share = max(heads // kv_heads, 1)  # there may be no heads of queries
     b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
     made: list[Dims] = [(b, shared, q, None), (b, h, None, None), (b, h, None, None)]
-    for spec in form.inputs[3:]:  # of rank 1 and 2 a row a sequence; of rank 4, broadcast
-        own = (b, shared, q) if len(spec.shape) == 4 else (b,)
+    of_name: dict[str, Dims] = {"mask": (b, shared, q), "sinks": (shared,)}  # a mask broadcasts
+    for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
+        own = of_name.get(name, (b,))
         kept = (a if n > 1 else None for a, n in zip(own, spec.shape, strict=False))
         made.append((*kept, *(None for _ in spec.shape[len(own) :])))
     return Axes(tuple(made), ((b, q, shared, None),), told="q")
@@ -151,7 +170,7 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
 
 def flops_of(form: Form[AttentionAttrs]) -> int:
     """Scores and what they weigh: a multiplication and an addition each, for every key."""
-    return 4 * form.outputs[0].size * form.inputs[1].shape[2]
+    return 4 * form.outputs[0].size * keys_seen(form, 1)
 
 
 ATTENTION = Op("attention", rule, reference, "centella.ops.attention.choice:attention",

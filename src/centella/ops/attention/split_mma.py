@@ -19,7 +19,6 @@ Of bf16 weights are the sum of two numbers, as in `mma`.
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -31,12 +30,12 @@ from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
 from centella.ops.attention.split import few_queries
 from centella.ops.attention.table import MOST_ROWS
-from centella.ops.attention.weights import put
+from centella.ops.attention.weights import LOG2E, put
 from centella.specs import Caps
 
 WARP = 32
@@ -150,12 +149,12 @@ class _Warp:
                 self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
                 lang.ptx.mma_sync(held, query, self.keys_of)
 
-    def soften(self, first: Any, factor: Any) -> list[list[Any]]:
+    def soften(self, first: Any, scale: Any) -> list[list[Any]]:
         """Weights of the keys, where a maximum grew less of what was summed; which keys count."""
         counted = [[self.work.counts(self.key(first, n, e)) for e in range(2)] for n in range(2)]
         found = [
             [
-                self.work.seen(self.g, self.key(first, n, e), counted[n][e], held[e] * factor)
+                self.work.seen(self.g, self.key(first, n, e), counted[n][e], held[e] * scale)
                 for e in range(2)
             ]
             for n, held in enumerate(self.scores)
@@ -206,12 +205,11 @@ def _ones(dtype: Any) -> Any:
 
 
 def _split_mma(
-    *, tile: SplitTile, dim: int, rows: int, causal: bool, q: Any, k: Any, v: Any, partial: Any,
-    **masks: Any,
+    *, tile: SplitTile, dim: int, rows: int, scoring: Scoring, q: Any, k: Any, v: Any,
+    partial: Any, **masks: Any,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
-    work = Work(masks, causal, rows)
-    factor = lang.parameter("scale", f32) * math.log2(math.e)
+    work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     with lang.if_(work.begin < work.end):
         warp = _Warp(work, dim, k, v)
         warp.load_keys(work.begin)
@@ -222,7 +220,7 @@ def _split_mma(
             warp.score()
             with lang.if_(after < work.end):
                 warp.load_keys(after)
-            counted = warp.soften(first, factor)
+            counted = warp.soften(first, scale)
             warp.mix(counted)
             with lang.if_(after < work.end):
                 warp.load_values(after)
@@ -293,7 +291,7 @@ def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
 
 
 def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
-    parts = Parts.of(form.inputs[0], form.inputs[1], tile.step, tile.groups)
+    parts = Parts.of(form, tile.step, tile.groups)
     return launches_of(kernel, parts, form, (("tile", tile),), caps, tile.threads)
 
 
