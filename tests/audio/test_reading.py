@@ -269,6 +269,23 @@ def test_a_file_that_ends_early_gives_what_is_there(
         stream.read()
 
 
+def test_any_bytes_are_samples_or_an_audio_error() -> None:
+    pytest.importorskip("soundfile")
+    rng, read = np.random.default_rng(0), 0
+    for bits in (8, 16, 24, 32) * 25:
+        content = np.frombuffer(wav_bytes(tone(0.02), 16000, bits), "u1").copy()
+        content[rng.integers(0, 64, 2)] = rng.choice([0, 1, 2, 128, 255], 2)
+        given = io.BytesIO(content[: rng.integers(20, 2000)].tobytes())
+        try:
+            samples = read_audio(given)
+        except AudioError:
+            continue
+        read += 1
+        assert samples.size
+        assert np.isfinite(samples).all()
+    assert read > 5
+
+
 def ffmpeg(*arguments: str | Path) -> None:
     """Run the ffmpeg that is on the PATH."""
     subprocess.run(["ffmpeg", "-v", "error", "-y", *map(str, arguments)], check=True)

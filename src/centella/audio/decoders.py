@@ -8,6 +8,7 @@ calls, silence stands for what is missing, so that positions are times of the fi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 _LONGEST_GAP = 3600  # seconds of silence that stand for missing ones; more, and the file is broken
 _TOLERATED = 0.1  # seconds between the time of a frame and its position before silence fills it
+_GUESSED = (
+    "aac",
+    "ac3",
+    "amr",
+    "eac3",
+    "mp3",
+)  # formats whose length ffmpeg guesses by the bit rate
+_TICKS = 1_000_000  # of a second, in which ffmpeg states the times of a container
 _SHOWN = 500  # characters of ffmpeg's message
 
 
@@ -97,46 +106,62 @@ def _broken(name: str, seconds: float, error: object) -> AudioError:
 def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
     try:
         import av
-        from av.error import FFmpegError
     except ImportError:
         return _NO_PYAV
     try:
-        container: Any = av.open(file)  # its streams' types are unions of all kinds
-    except FFmpegError as error:
-        return f"PyAV: {error.strerror}"
+        container: Any = av.open(file, metadata_errors="replace")
+    except _pyav_fails() as error:
+        return f"PyAV: {getattr(error, 'strerror', None) or error}"
     stream = container.streams.best("audio")
-    if stream is None:
-        container.close()
-        return "PyAV: no audio stream"
-    frames = container.decode(stream)
+    frames = _decoded(container, stream) if stream is not None else iter(())
     try:
-        first = next(frames)
-    except (FFmpegError, StopIteration) as error:
+        first = next(frames, None)
+    except _pyav_fails() as error:
         container.close()
         return f"PyAV: no samples: {error}"
-    rate, channels = first.sample_rate, first.layout.nb_channels
-    begin = (container.start_time or 0) / av.time_base
+    if first is None:
+        container.close()
+        return "PyAV: no audio stream with samples"
+    rate, channels = first[0].sample_rate, first[0].layout.nb_channels
+    begin = (container.start_time or 0) / _TICKS
+    length: int | None = None if container.format.name in _GUESSED else container.duration
+    known = None if length is None else int(length / _TICKS * rate)
+    blocks = _timed(name, chain([first], frames), rate, channels, begin)
+    return Source(name, rate, channels, blocks, known, container.close)
 
-    def blocks() -> Iterator[Array]:
-        at, frame = 0, first
-        while frame is not None:
+
+def _pyav_fails() -> tuple[type[Exception], ...]:
+    """What PyAV raises for a broken file; the last two for seeks and for formats NumPy lacks."""
+    from av.error import FFmpegError
+
+    return FFmpegError, OSError, ValueError
+
+
+def _decoded(container: Any, stream: Any) -> Iterator[tuple[Any, Array]]:
+    """Frames and their samples, [n, channels]."""
+    for frame in container.decode(stream):
+        raw = frame.to_ndarray()
+        planar = frame.format.is_planar
+        yield frame, raw.T if planar else raw.reshape(-1, frame.layout.nb_channels)
+
+
+def _timed(
+    name: str, frames: Iterator[tuple[Any, Array]], rate: int, channels: int, begin: float
+) -> Iterator[Array]:
+    """The samples of frames, and silence up to the time of one that comes late."""
+    at = 0
+    try:
+        for frame, block in frames:
             if (frame.sample_rate, frame.layout.nb_channels) != (rate, channels):
                 raise _broken(name, at / rate, "its rate or number of channels changes")
             if frame.time is not None:
                 for silence in _missing(name, frame.time - begin, at, rate, channels):
                     at += len(silence)
                     yield silence
-            raw = frame.to_ndarray()
-            block = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
             at += len(block)
             yield floats(name, block)
-            try:
-                frame = next(frames, None)
-            except FFmpegError as error:
-                raise _broken(name, at / rate, error) from error
-
-    known = None if container.duration is None else int(container.duration / av.time_base * rate)
-    return Source(name, rate, channels, blocks(), known, container.close)
+    except _pyav_fails() as error:
+        raise _broken(name, at / rate, error) from error
 
 
 def _missing(name: str, time: float, at: int, rate: int, channels: int) -> Iterator[Array]:

@@ -24,7 +24,7 @@ from centella.audio.wav import is_wav, open_pcm, open_wav
 from centella.errors import AudioError, MissingExtraError
 from centella.host.log import logger
 
-_TOLERATED = 0.1  # seconds by which the length that a header states may be wrong
+_TOLERATED = 0.25  # seconds by which the length that a header states may be wrong: mp3's is
 
 Given = str | os.PathLike[str] | Array | IO[bytes] | Iterable[Array]
 
