@@ -12,6 +12,7 @@ import pytest
 import centella as ct
 from centella.errors import WeightsError
 from centella.models import BertConfig, BertModel
+from centella.models.llama_encoder import LlamaEncoderConfig
 from centella.tasks.load import load
 from tests.support.model_common import DATA
 
@@ -34,7 +35,7 @@ def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
     model, stored = load(folder, device=device, task="embed").model, expected(folder)
     lengths = stored["lengths"]
     step = ct.jit(lambda *inputs: model(*inputs), device=device)
-    inputs = stored["ids"], lengths, stored["types"]
+    inputs = (stored["ids"], lengths, *([stored["types"]] if stored["types"].any() else []))
     step(*inputs)
     with ct.ledger() as led, ct.forbid("compile"):
         states = step.fetch(*inputs).result()
@@ -126,3 +127,14 @@ def test_configs_as_their_authors_wrote_them() -> None:
 def test_configs_that_are_refused(name: str, edit: dict[str, Any], text: str) -> None:
     with pytest.raises(WeightsError, match=f"^here: {text}"):
         BertConfig.from_dict({**config_of(name), **edit}, "here")
+
+
+def test_decoders_that_do_not_embed() -> None:
+    values = config_of("qwen3-embed")
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    for edit, text in (
+        ({"rope_parameters": dynamic}, "rope_type: expected default, .*, got 'dynamic'"),
+        ({"use_bidirectional_attention": "yes"}, "expected true or false, got 'yes'"),
+    ):
+        with pytest.raises(WeightsError, match=text):
+            LlamaEncoderConfig.from_dict({**values, **edit}, "here")
