@@ -46,6 +46,37 @@ def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
     np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
 
 
+@pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize("name", ["modernbert", "mpnet", "qwen3-embed"])
+def test_captures_of_many_sizes_after_one_that_failed(device: ct.Device, name: str) -> None:
+    """What the positions need is in no capture but its own."""
+    model = load(DATA / "encoders" / name, device=device, task="embed").model
+    stored = expected(DATA / "encoders" / name)
+    ids, lengths = stored["ids"], stored["lengths"]
+    with pytest.raises(ZeroDivisionError):
+        ct.jit(lambda *inputs: model(*inputs) / (1 // 0), device=device)(ids, lengths)
+    step = ct.jit(lambda *inputs: model(*inputs), device=device)
+    for columns in (29, 17, 8, 29):
+        states = step.fetch(ids[:, :columns], np.minimum(lengths, columns)).result()
+    real = np.arange(29) < lengths[:, None]
+    np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
+    eager = model(ct.asarray(ids, device=device), ct.asarray(lengths, device=device)).numpy()
+    np.testing.assert_array_equal(states[real], eager[real])
+
+
+@pytest.mark.devices("simulator", "webgpu", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+def test_states_in_16_bits(device: ct.Device, folder: Path) -> None:
+    model, stored = load(folder, device=device, dtype="f16", task="embed").model, expected(folder)
+    ids, lengths = (ct.asarray(stored[name], device=device) for name in ("ids", "lengths"))
+    types = [ct.asarray(stored["types"], device=device)] if stored["types"].any() else []
+    states = model(ids, lengths, *types)
+    assert states.dtype.name == "f16"
+    real = np.arange(ids.shape[1]) < stored["lengths"][:, None]
+    error = np.abs(states.numpy().astype(np.float32) - stored["states"])[real]
+    assert error.max() < 0.03
+
+
 @pytest.mark.parametrize("folder", HEADED, ids=lambda p: p.name)
 def test_logits_equal_transformers(device: ct.Device, folder: Path) -> None:
     """Of classifiers, cross-encoders and taggers; `types` where a family has them."""
@@ -118,6 +149,8 @@ def test_configs_as_their_authors_wrote_them() -> None:
         ("nomic", {"head_dim": 8}, "head_dim: expected 10, got 8"),
         ("gte", {"rope_scaling": {"type": "ntk"}}, "factor: expected a positive number, got None"),
         ("gte", {"rope_scaling": 3}, "rope_scaling: expected an object, got 3"),
+        ("nomic", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+         "rope_type: expected default, .*, got 'dynamic'"),
         ("modernbert", {"local_attention": "8"}, "local_attention: expected a whole number over 0"),
         ("modernbert", {"layer_types": ["full"]}, "layer_types: expected 4 of full_attention, .*"),
         ("albert", {"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000, .*"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
+import numpy as np
 from msgspec.structs import replace
 
 from centella.dtypes import DType, f32
@@ -20,12 +21,11 @@ from centella.nn.attention import split_heads
 from centella.nn.kv_cache import KVCache
 from centella.runtime.device import Device
 from centella.tensors.arguments import check_tensors
-from centella.tensors.creation import asarray, full
+from centella.tensors.creation import asarray
 from centella.tensors.functional import attention, rms_norm, rope
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
-FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # the same for texts of every length
 BOTH_WAYS = "use_bidirectional_attention"
 
 
@@ -52,11 +52,7 @@ class LlamaEncoderConfig(LlamaConfig, frozen=True):
         rest = {name: value for name, value in values.items() if name != BOTH_WAYS}
         config = super().from_dict({**rest, "tie_word_embeddings": True}, origin)  # no head
         for turn in config.ropes:
-            if turn.kind not in FIXED_ROPES:
-                raise WeightsError(
-                    f"{origin}: rope_type: expected {', '.join(FIXED_ROPES)} to embed with, "
-                    f"got {show(turn.kind)}"
-                )
+            turn.expect_fixed()
         windows = tuple(w // 2 + 1 if both and w else w for w in config.windows)
         return replace(config, both_ways=bool(both), windows=windows)
 
@@ -113,7 +109,6 @@ class LlamaEncoder(Module):
     def __init__(self, config: LlamaEncoderConfig, dtype: DType = f32) -> None:
         self.config = config
         self.decoder: LlamaModel = LlamaModel(config, dtype)
-        self._tables: dict[tuple[Device, int], tuple[Tables, ...]] = {}
 
     def rename(self, name: str) -> str:
         """The decoder's names."""
@@ -144,13 +139,11 @@ class LlamaEncoder(Module):
         x = self.decoder.states(ids, Past(once, tuple(tables), still))
         return rms_norm(x, self.decoder.norm.scale, self.config.rms_norm_eps)
 
-    def tables(self, seq_len: int, device: Device) -> tuple[Tables, ...]:
-        """Cos and sin of each rotary embedding, and those that turn nothing, sent once."""
-        capacity = min(1 << max(seq_len - 1, 63).bit_length(), self.config.positions)
-        key = device, capacity
-        if key not in self._tables:
-            tables = [turn.tables(capacity) for turn in self.config.ropes]
-            sent = [(asarray(c, device=device), asarray(s, device=device)) for c, s in tables]
-            still = full((capacity, 1), 1.0, device=device), full((capacity, 1), 0.0, device=device)
-            self._tables[key] = (*sent, still)
-        return self._tables[key]
+    def tables(self, seq_len: int, device: Device) -> list[Tables]:
+        """Cos and sin of each rotary embedding, and those that turn nothing; captures keep them."""
+        made = [turn.tables(seq_len) for turn in self.config.ropes]
+        still = np.ones((seq_len, 1), np.float32), np.zeros((seq_len, 1), np.float32)
+        return [
+            (asarray(cos, device=device), asarray(sin, device=device))
+            for cos, sin in [*made, still]
+        ]
