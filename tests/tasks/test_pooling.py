@@ -98,6 +98,21 @@ def test_products_after_the_pooling(device: ct.Device, tmp_path: Path) -> None:
     assert led.download_bytes == 4 * 8 * 4
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"prompts": {"query": 3}}, "prompts: expected texts by name"),
+        ({"prompts": {"a": ""}, "default_prompt_name": ["a"]}, "default_prompt_name: expected one"),
+        ({"similarity_fn_name": "likeness"}, "similarity_fn_name: expected one of cosine, dot"),
+    ],
+)
+def test_prompts_that_are_none(tmp_path: Path, values: dict[str, Any], text: str) -> None:
+    folder = with_head(tmp_path)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(values))
+    with pytest.raises(WeightsError, match=text):
+        load(folder, device="cpu")
+
+
 def test_products_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"2_Dense: in_features: expected 48, .* got 50"):
         load(with_head(tmp_path / "a", in_features=50), device="cpu")
