@@ -31,8 +31,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "layer_types": None},
     "smollm3": {"no_rope_layers": None},
 }
-QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-             "MXFP4"]  # fmt: skip
+QUANTISED = [kind.name for kind in KINDS.values() if kind.dtype is None]
 TEXTS = ["", "Hello, world", "  two  spaces\n\nlines\t", "it's 12345 o'clock", "naïve café 東京 🙂",
          "x" * 100, "<|im_start|>user\nhi<|im_end|>"]  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json, Model
 from centella.cli.output import err, in_line, out, out_json, progress
 from centella.cli.reading import lines_of
@@ -21,7 +22,6 @@ from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.embed import Embedder
-from centella.tasks.load import load
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
 
@@ -87,7 +87,7 @@ def run(
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load(model, device, dtype.value, task="embed")
+            embedder = load_shown(model, device, dtype.value, task="embed")
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size

@@ -60,6 +60,10 @@ class Experts(Module):
         """All of them."""
         return True
 
+    def keeps_order(self, name: str) -> bool:
+        """Rows stay where they are."""
+        return True
+
 
 class Router(Linear):
     """Scores of the experts; never quantised, since small differences decide."""

@@ -23,6 +23,7 @@ from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
+from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from centella.models.config import ModelConfig
 
 
-Task = Embedder | Generator | Classifier | TokenClassifier
+Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -61,7 +62,7 @@ class Family(Struct, frozen=True):
         return getattr(module, self.config), getattr(module, self.model)
 
 
-TASKS = ("embed", "generate", "classify", "tag")
+TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 # By the `model_type` of config.json.
 FAMILIES = {
     **dict.fromkeys(
@@ -75,7 +76,11 @@ FAMILIES = {
             "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
         ),
     ),
-}
+    "whisper": Family(
+        "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
+        "transcribe",
+    ),
+}  # fmt: skip
 # Of a decoder whose folder has modules.json.
 EMBEDDING_DECODER = Family(
     "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder", read_embedder, True
@@ -93,6 +98,7 @@ HEADS = {
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: None = None, quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -101,6 +107,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["embed"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -109,6 +116,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["generate"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -117,6 +125,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["classify"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Classifier:  # fmt: skip
     """A model that gives texts labels, or ranks them."""
 
@@ -125,6 +134,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["tag"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TokenClassifier:  # fmt: skip
     """A model that gives tokens labels."""
 
@@ -132,7 +142,17 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Transcriber:  # fmt: skip
+    """A model that transcribes."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
@@ -140,6 +160,7 @@ def load(  # noqa: D418
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -157,16 +178,17 @@ def load(
             warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed" or "generate": what the model has to be for, which type checkers then know;
-            None: whatever it is for.
+        task: "embed", "generate" or "transcribe": what the model has to be for, which type checkers
+            then know; None: whatever it is for.
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
+        progress: `progress(done, total)` is called as weights reach the device, with their bytes.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
-        "olmo2", "gemma2", "gemma3_text").
+        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper".
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -174,6 +196,8 @@ def load(
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype. ShapeError: another `quantize`.
+        OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
+            sent, with what is needed, what is free, and which `quantize` would fit.
     """
     begin = began()
     if quantize is not None:
@@ -185,9 +209,9 @@ def load(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
-    if quantize is not None and family.task != "generate":
+    if quantize is not None and family.task == "embed":
         raise WeightsError(
-            f"{files.config_file}: quantize: expected a model to generate with, got "
+            f"{files.config_file}: quantize: expected a model to generate or transcribe with, got "
             f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
@@ -206,7 +230,7 @@ def load(
     model.load_parameters(
         tensors, device=where, dtype=weights,
         vector_dtype=f32 if family.wide_vectors else activations, quantize=quantize,
-        origin=files.origin,
+        origin=files.origin, progress=progress,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)

@@ -15,8 +15,8 @@ from centella.ops.elementwise import EXPRESSIONS
 
 # Functions of a tensor that other libraries also have as methods; those of NumPy under its names.
 FUNCTIONS: frozenset[str] = frozenset(
-    "argmax broadcast_to cast chunk dot gather log_softmax matmul max mean min repeat scatter "
-    "softmax split sum tril var".split()
+    "argmax argsort broadcast_to cast chunk cumsum dot gather log_softmax matmul max mean min "
+    "repeat scatter softmax sort split sum tril var".split()
 ) | (EXPRESSIONS.keys() - {"copy", "silu_gate"})
 _DATA = "ct.asarray makes a tensor"
 _GRAPH = "centella is for inference: there are no gradients"
@@ -50,7 +50,7 @@ OF_MODULE: dict[str, str] = {
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
     "std": "ct.sqrt(ct.var(x, axis))",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
-    **dict.fromkeys(("sort", "argsort", "unique", "cumsum"), "NumPy's, of x.numpy()"),
+    "unique": "NumPy's, of x.numpy()", "scatter_add": 'ct.scatter(..., reduce="add")',
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
     "Batcher": "ct.serving.Batcher",
 }  # fmt: skip

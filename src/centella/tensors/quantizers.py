@@ -46,8 +46,8 @@ def all_quantized(
         except DTypeError as error:
             raise WeightsError(f"{name}: {error}") from error
     if isinstance(weight, Tensor):
-        made, bad = quantized(weight, format)
-        return made, [bad]
+        tensor, bad = quantized(weight, format)
+        return tensor, [bad]
     if isinstance(weight, QTensor):
         return weight, []
     parts, counts = zip(*(all_quantized(part, format, name) for part in weight.parts), strict=True)

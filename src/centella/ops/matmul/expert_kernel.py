@@ -21,7 +21,7 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.problem import Problem, aligned
-from centella.ops.matmul.sums import SUBGROUP, combine, when
+from centella.ops.matmul.sums import SUBGROUP, slots_of, totals
 from centella.ops.matmul.thin import (
     Rows,
     Thin,
@@ -107,29 +107,12 @@ def _experts(
         for pick in lang.range(p["picks"]):
             share = extra["shares"][unit * lang.parameter("ld_shares", u32) + pick]
             add(unit, pick, (unit * p["picks"] + pick) * p["rowx"], share)
-    own = (
-        tile.teams == 1 and y.dtype.per_word == 1 and not single
-    )  # a thread stores what it added up
-    scratch, pitch = _totals([s[0] for s in sums], tile, shuffle, own)
-    _store(scratch, pitch, tile, gate, both, unit, first, p, y, extra)
-
-
-def _totals(values: list[Any], tile: Thin, shuffle: bool, own: bool) -> tuple[Any, int]:
-    """The sums of each team: value v of team i is at `v * pitch + i`."""
-    t = lang.local_id()
-    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
-    slots = tile.threads // together
+    # A thread stores what it added up.
+    own = tile.teams == 1 and y.dtype.per_word == 1 and not single
+    slots = slots_of(tile, shuffle)
     scratch = lang.shared(f32, slots * tile.outs)
-    step = together // 2
-    while step:
-        values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-        step //= 2
-    with when(t % SUBGROUP < tile.teams, together > 1):
-        slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-        for v, value in enumerate(values):
-            scratch[v * slots + slot] = value
-    lang.barrier()
-    return scratch, combine(scratch, tile.outs, slots, tile.teams, own, tile.rolled)
+    pitch = totals(scratch, [s[0] for s in sums], tile, slots, own)
+    _store(scratch, pitch, tile, gate, both, unit, first, p, y, extra)
 
 
 def _store(
@@ -141,25 +124,24 @@ def _store(
     across = tile.teams * each // per
     for base in range(0, across, tile.threads):
         item = lang.local_id() + base
-        place = item * per
-        with lang.if_((item < across) & (first + place < p["n"])):
+        offset = item * per
+        with lang.if_((item < across) & (first + offset < p["n"])):
             out = []
             for j in range(per):
-                team, o = (place + j) // each, (place + j) % each
-                column = lang.minimum(first + place + j, p["n"] - 1)
+                team, o = (offset + j) // each, (offset + j) % each
+                column = lang.minimum(first + offset + j, p["n"] - 1)
                 value = scratch[o * (2 if both else 1) * pitch + team]
                 value = ACTIVATIONS[gate](KERNEL, value) if gate else value
                 if both:
                     value = value * scratch[(o * 2 + 1) * pitch + team]
                 if "opened" in extra:
-                    value = (
-                        value * extra["opened"][unit * lang.parameter("ld_opened", u32) + column]
-                    )
+                    at = unit * lang.parameter("ld_opened", u32) + column
+                    value = value * extra["opened"][at]
                 if "residual" in extra:
-                    place_of = unit * lang.parameter("ld_residual", u32) + column
-                    value = value + extra["residual"][place_of]
+                    at = unit * lang.parameter("ld_residual", u32) + column
+                    value = value + extra["residual"][at]
                 out.append(value)
-            y.store(unit * p["ldy"] + (first + place), out)
+            y.store(unit * p["ldy"] + (first + offset), out)
 
 
 kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritable=True)

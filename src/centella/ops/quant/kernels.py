@@ -125,14 +125,14 @@ def _walk_bytes(
     assert few is not None
     for at in lang.range(lane * span, p["k"] // halves, tile.lanes * span):
         column = at // CHUNK * kind.step + at % CHUNK if halves > 1 else at
-        places = [Place(kind, planes, row, column) for planes, row in outs]
+        steps = [Place(kind, planes, row, column) for planes, row in outs]
         stored = [[planes[0].load_word(row * p["ldw"] + (at + j)) for j in range(0, span, 4)]
                   for planes, row in outs]  # fmt: skip
-        factors = [kind.factors(place) for place in places]
+        factors = [kind.factors(step) for step in steps]
         for half in range(halves):
             xs = [inputs.read(i, column + half * CHUNK, span, False) for i in range(tile.m)]
             for r, words in enumerate(stored):
-                values = few([v for word in words for v in word], half, places[r])
+                values = few([v for word in words for v in word], half, steps[r])
                 _add(sums[r : r + 1], [values], [factors[r]], xs)
 
 
@@ -209,18 +209,18 @@ def _decoded(
 ) -> tuple[Any, list[Any]]:
     """The column of a row's step, and its elements; `vector`: rows start on 16 bytes."""
     column = chunk * kind.step
-    place = Place(kind, planes, row, column)
+    at = Place(kind, planes, row, column)
     start = row * lang.parameter("ldw", u32)
     if vector:
         loaded = planes[0].load_bits(start + chunk * CHUNK)
-        factor, low = kind.factors(place)
-        values = kind.numbers(loaded, place)
+        factor, low = kind.factors(at)
+        values = kind.numbers(loaded, at)
     else:
         last, few = lang.parameter("columns", u32) - 1, kind.few
         assert few is not None, "others are copied first"
-        factor, low = kind.factors(place)
+        factor, low = kind.factors(at)
         each = [planes[0][start + lang.minimum(column + j, last)] for j in range(CHUNK)]
-        values = few(each, 0, place)
+        values = few(each, 0, at)
     if low is None:
         return column, [v * factor for v in values]
     return column, [lang.fma(v, factor, low) for v in values]
@@ -229,10 +229,10 @@ def _decoded(
 def _store(y: Any, row: Any, column: Any, values: list[Any], ragged: bool) -> None:
     """A step of a row of the result, in chunks; `ragged`: in words, the row may end within it."""
     per = y.dtype.per_word if ragged else y.dtype.per_chunk
-    place = row * lang.parameter("ldy", u32) + column
+    start = row * lang.parameter("ldy", u32) + column
     for j in range(0, len(values), per):
         with when(column + j < lang.parameter("columns", u32) if ragged else None, ragged):
-            y.store(place + j, values[j : j + per])
+            y.store(start + j, values[j : j + per])
 
 
 def _dequantize(*, format: str, vector: bool, y: Any, **planes: Any) -> None:
