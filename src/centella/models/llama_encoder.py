@@ -111,8 +111,8 @@ class LlamaEncoder(Module):
         self.decoder: LlamaModel = LlamaModel(config, dtype)
 
     def rename(self, name: str) -> str:
-        """The decoder's names."""
-        return f"decoder.{self.decoder.rename(name)}"
+        """The decoder's names; the whole keeps its own."""
+        return f"decoder.{self.decoder.rename(name)}" if name else name
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """The last hidden states, normalised.
