@@ -12,6 +12,7 @@ import pytest
 import centella as ct
 from centella.errors import WeightsError
 from centella.models import BertConfig, BertModel
+from centella.models.llama_encoder import LlamaEncoderConfig
 from centella.tasks.load import load
 from tests.support.model_common import DATA
 
@@ -34,7 +35,7 @@ def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
     model, stored = load(folder, device=device, task="embed").model, expected(folder)
     lengths = stored["lengths"]
     step = ct.jit(lambda *inputs: model(*inputs), device=device)
-    inputs = stored["ids"], lengths, stored["types"]
+    inputs = (stored["ids"], lengths, *([stored["types"]] if stored["types"].any() else []))
     step(*inputs)
     with ct.ledger() as led, ct.forbid("compile"):
         states = step.fetch(*inputs).result()
@@ -43,6 +44,37 @@ def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
     assert states.dtype == np.float32
     real = np.arange(stored["ids"].shape[1]) < lengths[:, None]
     np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize("name", ["modernbert", "mpnet", "qwen3-embed"])
+def test_captures_of_many_sizes_after_one_that_failed(device: ct.Device, name: str) -> None:
+    """What the positions need is in no capture but its own."""
+    model = load(DATA / "encoders" / name, device=device, task="embed").model
+    stored = expected(DATA / "encoders" / name)
+    ids, lengths = stored["ids"], stored["lengths"]
+    with pytest.raises(ZeroDivisionError):
+        ct.jit(lambda *inputs: model(*inputs) / (1 // 0), device=device)(ids, lengths)
+    step = ct.jit(lambda *inputs: model(*inputs), device=device)
+    for columns in (29, 17, 8, 29):
+        states = step.fetch(ids[:, :columns], np.minimum(lengths, columns)).result()
+    real = np.arange(29) < lengths[:, None]
+    np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
+    eager = model(ct.asarray(ids, device=device), ct.asarray(lengths, device=device)).numpy()
+    np.testing.assert_array_equal(states[real], eager[real])
+
+
+@pytest.mark.devices("simulator", "webgpu", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+def test_states_in_16_bits(device: ct.Device, folder: Path) -> None:
+    model, stored = load(folder, device=device, dtype="f16", task="embed").model, expected(folder)
+    ids, lengths = (ct.asarray(stored[name], device=device) for name in ("ids", "lengths"))
+    types = [ct.asarray(stored["types"], device=device)] if stored["types"].any() else []
+    states = model(ids, lengths, *types)
+    assert states.dtype.name == "f16"
+    real = np.arange(ids.shape[1]) < stored["lengths"][:, None]
+    error = np.abs(states.numpy().astype(np.float32) - stored["states"])[real]
+    assert error.max() < 0.03
 
 
 @pytest.mark.parametrize("folder", HEADED, ids=lambda p: p.name)
@@ -117,6 +149,8 @@ def test_configs_as_their_authors_wrote_them() -> None:
         ("nomic", {"head_dim": 8}, "head_dim: expected 10, got 8"),
         ("gte", {"rope_scaling": {"type": "ntk"}}, "factor: expected a positive number, got None"),
         ("gte", {"rope_scaling": 3}, "rope_scaling: expected an object, got 3"),
+        ("nomic", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+         "rope_type: expected default, .*, got 'dynamic'"),
         ("modernbert", {"local_attention": "8"}, "local_attention: expected a whole number over 0"),
         ("modernbert", {"layer_types": ["full"]}, "layer_types: expected 4 of full_attention, .*"),
         ("albert", {"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000, .*"),
@@ -126,3 +160,14 @@ def test_configs_as_their_authors_wrote_them() -> None:
 def test_configs_that_are_refused(name: str, edit: dict[str, Any], text: str) -> None:
     with pytest.raises(WeightsError, match=f"^here: {text}"):
         BertConfig.from_dict({**config_of(name), **edit}, "here")
+
+
+def test_decoders_that_do_not_embed() -> None:
+    values = config_of("qwen3-embed")
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    for edit, text in (
+        ({"rope_parameters": dynamic}, "rope_type: expected default, .*, got 'dynamic'"),
+        ({"use_bidirectional_attention": "yes"}, "expected true or false, got 'yes'"),
+    ):
+        with pytest.raises(WeightsError, match=text):
+            LlamaEncoderConfig.from_dict({**values, **edit}, "here")

@@ -46,6 +46,14 @@ MODERN: dict[str, Any] = {
 }  # fmt: skip
 ONE: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
 SMALL: dict[str, Any] = {"vocab_size": 60, "hidden_size": 18, "intermediate_size": 26}
+DECODER: dict[str, Any] = {
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+POOLED = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
 CLASSIFIER, TAGGER = "ForSequenceClassification", "ForTokenClassification"
 # By folder: the family's name in transformers, its class after that, and what differs from SIZES.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -67,6 +75,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                         "layer_types": ["sliding_attention", "full_attention"],
                         "sep_token_id": 2}),
     "xlm-roberta": ("XLMRoberta", "Model", {"pad_token_id": 3, "type_vocab_size": 2}),
+    "qwen3-embed": ("Qwen3", "Model", DECODER),
+    "gemma3-embed": ("Gemma3Text", "Model", {**DECODER, "num_attention_heads": 6,
+                     "use_bidirectional_attention": True,
+                     "sliding_window": 12, "query_pre_attn_scalar": 10, "layer_types":
+                     ["sliding_attention", "full_attention"]}),
     "bert-labels": ("Bert", CLASSIFIER, {**SMALL, **LABELS}),
     "bert-tags": ("Bert", TAGGER, {**SMALL, **TAGS}),
     "xlm-roberta-rank": ("XLMRoberta", CLASSIFIER, {**SMALL, **ONE, "pad_token_id": 1,
@@ -96,12 +109,17 @@ def make(name: str) -> None:
     model = getattr(transformers, family + head)(config).eval()
     with torch.no_grad():
         for path, p in model.named_parameters():
-            centre = 1.0 if p.ndim == 1 and path.endswith("weight") else 0.0
+            norm = p.ndim == 1 and path.endswith("weight")
+            centre = 1.0 if norm and family != "Gemma3Text" else 0.0  # whose norms add 1
             p.copy_(centre + 0.25 * torch.randn_like(p))
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, safe_serialization=True)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if more.get("head_dim"):  # a decoder embeds where its folder has modules
+        (folder / "modules.json").write_text(json.dumps(POOLED))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     model = model.double()
     pad = config.pad_token_id or 0
     rng = np.random.default_rng(7)

@@ -33,21 +33,22 @@ def with_tokenizer(name: str, where: Path, **config: Any) -> Path:
     """A checkpoint with a tokenizer of whole words: <s> a </s> b </s>, where b has type 1."""
     folder = where / name
     shutil.copytree(DATA / "encoders" / name, folder)
-    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    values = json.loads((folder / "config.json").read_text())
+    special = ["<s>", "</s>", "<unk>"]
+    special.insert(values.get("pad_token_id") or 0, "<pad>")
     vocab = {word: i for i, word in enumerate([*special, *WORDS])}
     native = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
     native.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     native.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> $B:1 </s>:1",
-        special_tokens=[("<s>", 1), ("</s>", 2)],
+        special_tokens=[(name, vocab[name]) for name in ("<s>", "</s>")],
     )
     native.add_special_tokens(special)
     native.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"pad_token": "<pad>", "model_max_length": 12})
     )
-    values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **config}))
     return folder
 

@@ -16,6 +16,7 @@ from centella.tasks.load import load
 from centella.tasks.pooling import POOLINGS
 from centella.tasks.vectors import packed
 from tests.support.model_common import DATA, copy_of
+from tests.tasks.test_classify import with_tokenizer
 
 pytest.importorskip("tokenizers")
 
@@ -97,6 +98,21 @@ def test_products_after_the_pooling(device: ct.Device, tmp_path: Path) -> None:
     assert led.download_bytes == 4 * 8 * 4
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"prompts": {"query": 3}}, "prompts: expected texts by name"),
+        ({"prompts": {"a": ""}, "default_prompt_name": ["a"]}, "default_prompt_name: expected one"),
+        ({"similarity_fn_name": "likeness"}, "similarity_fn_name: expected one of cosine, dot"),
+    ],
+)
+def test_prompts_that_are_none(tmp_path: Path, values: dict[str, Any], text: str) -> None:
+    folder = with_head(tmp_path)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(values))
+    with pytest.raises(WeightsError, match=text):
+        load(folder, device="cpu")
+
+
 def test_products_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"2_Dense: in_features: expected 48, .* got 50"):
         load(with_head(tmp_path / "a", in_features=50), device="cpu")
@@ -104,6 +120,24 @@ def test_products_that_do_not_fit(tmp_path: Path) -> None:
         WeightsError, match=r"activation_function: expected one of .*, got 'a.Swell'"
     ):
         load(with_head(tmp_path / "b", activation_function="a.Swell"), device="cpu")
+
+
+@pytest.mark.parametrize(("name", "most"), [("xlm-roberta", 36), ("qwen3-embed", 40)])
+def test_texts_of_other_families(device: ct.Device, tmp_path: Path, name: str, most: int) -> None:
+    """Cut where the model has no more positions: XLM-R's begin behind those of padding."""
+    folder = with_tokenizer(name, tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    embedder = load(folder, device=device)
+    assert isinstance(embedder, Embedder)
+    texts = ["lake", "river over the stone", "sun " * 100]
+    vectors = embedder.encode(texts)
+    for text, vector in zip(texts, vectors, strict=True):
+        ids = np.array([embedder.tokenizer.encode([text], most)[0]], np.int32)
+        lengths = ct.asarray(np.array([ids.shape[1]], np.int32), device=device)
+        states = embedder(ct.asarray(ids, device=device), lengths).numpy()[0]
+        wanted = exact("mean" if name == "xlm-roberta" else "lasttoken", states)
+        np.testing.assert_allclose(vector, wanted, atol=2e-5)
+    assert ids.shape[1] == most
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from centella.tensors.tensor import Tensor
 
 __all__ = ["BertConfig", "BertModel"]
 
-Tables = tuple[Tensor, Tensor]  # cos and sin, f32 [capacity, head_dim / 2]
+Tables = tuple[Tensor, Tensor]  # cos and sin, f32 [seq_len, head_dim / 2]
 MOST_DISTANCE = 128  # from which on all distances share a bias
 
 
@@ -196,7 +196,6 @@ class Encoder(Module):
                 c.relative_attention_num_buckets, c.num_attention_heads
             )
         self.config = config
-        self._tables: dict[tuple[Device, int], tuple[Tables, ...]] = {}
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same."""
@@ -227,16 +226,10 @@ class Encoder(Module):
         ids = _buckets(seq_len, table.weight.shape[0])
         return table(asarray(ids, device=table.weight.device)).astype(f32).permute(2, 0, 1)[None]
 
-    def tables(self, seq_len: int, device: Device) -> tuple[Tables, ...]:
-        """Of each rotary embedding cos and sin, sent to a device once."""
-        capacity = min(1 << max(seq_len - 1, 63).bit_length(), self.config.positions)
-        key = device, capacity
-        if key not in self._tables:
-            made = [turn.tables(capacity) for turn in self.config.ropes]
-            self._tables[key] = tuple(
-                (asarray(cos, device=device), asarray(sin, device=device)) for cos, sin in made
-            )
-        return self._tables[key]
+    def tables(self, seq_len: int, device: Device) -> list[Tables]:
+        """Cos and sin of each rotary embedding; a capture keeps them."""
+        made = [turn.tables(seq_len) for turn in self.config.ropes]
+        return [(asarray(cos, device=device), asarray(sin, device=device)) for cos, sin in made]
 
 
 def norm_of(config: BertConfig) -> LayerNorm:

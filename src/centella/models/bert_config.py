@@ -34,6 +34,7 @@ class BertConfig(ModelConfig, frozen=True):
 
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "hidden_act": tuple(ACTIVATIONS),
+        "relative_attention_num_buckets": (0, 32),
         **dict.fromkeys(("attention_bias", "inner_bias", "mlp_bias", "norm_bias"), (True, False)),
     }
     multiples: ClassVar[tuple[tuple[str, str], ...]] = (("hidden_size", "num_attention_heads"),)
@@ -41,8 +42,7 @@ class BertConfig(ModelConfig, frozen=True):
         ("model_type", "position_offset", "windows", "ropes", "rope_of")
     )
     zero: ClassVar[frozenset[str]] = frozenset(
-        ("type_vocab_size", "embedding_size", "relative_attention_num_buckets",
-         "num_hidden_groups", "inner_group_num")
+        ("type_vocab_size", "embedding_size", "num_hidden_groups", "inner_group_num")
     )  # fmt: skip
 
     num_attention_heads: int
@@ -195,6 +195,8 @@ def _rotary(config: BertConfig, own: Mapping[str, Any], origin: str) -> dict[str
         Rope(_rope_values(kind, own, dim, origin), dim, config.max_position_embeddings, origin)
         for kind in used
     )
+    for turn in ropes:
+        turn.expect_fixed()
     window = own.get("local_attention", 128)
     if type(window) is not int or window < 1:
         raise WeightsError(

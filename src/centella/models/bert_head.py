@@ -69,10 +69,11 @@ class LabelConfig(BertConfig, frozen=True):
             if value not in known:
                 wanted = ", ".join(map(str, known))
                 raise WeightsError(f"{origin}: {name}: expected {wanted}, got {show(values[name])}")
-        modern = config.traits.norm_first
+        modern, listed = config.traits.norm_first, values.get("architectures")
+        architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
         return replace(
             config, labels=_labels(values, origin), problem=problem or "",
-            of_tokens=str((values.get("architectures") or [""])[0]).endswith(TOKENS),
+            of_tokens=architecture.endswith(TOKENS),
             head_activation=activation if modern else usual,
             head_bias=bool(values.get("classifier_bias", False)) if modern else True,
             head_pooling=pooling if modern else "cls",

@@ -66,6 +66,18 @@ class Rope:
         cos, sin = np.cos(angles) * growth, np.sin(angles) * growth
         return cos.astype(np.float32), sin.astype(np.float32)
 
+    def expect_fixed(self) -> None:
+        """Refuse frequencies that depend on the length of the text, as of its batch's padding.
+
+        Raises:
+            WeightsError: `dynamic` or `longrope`.
+        """
+        if self.kind in ("dynamic", "longrope"):
+            known = ", ".join(kind for kind in KINDS if kind not in ("dynamic", "longrope"))
+            raise WeightsError(
+                f"{self.origin}: rope_type: expected {known} to embed with, got {show(self.kind)}"
+            )
+
     def regime(self, length: int) -> int:
         """Lengths with equal numbers have equal frequencies."""
         trained = int(self._number("original_max_position_embeddings", self.positions))

@@ -82,6 +82,10 @@ FAMILIES = {
         "transcribe",
     ),
 }  # fmt: skip
+# Of a decoder whose folder has modules.json.
+EMBEDDING_DECODER = Family(
+    "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder", read_embedder, True
+)
 # Of an encoder with a head, by the end of its `architectures`.
 HEADS = {
     f"For{kind}Classification": Family(
@@ -259,8 +263,10 @@ def _open_folder(folder: Path, task: str | None) -> _Files:
     family = _family(file, values)
     listed = values.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
-    headless = task == "embed" or is_file(folder / "modules.json")
-    if family.task == "embed" and not headless:
+    pooled = is_file(folder / "modules.json")
+    if family.task == "generate" and pooled and task in (None, "embed"):
+        family = EMBEDDING_DECODER
+    elif family.task == "embed" and not pooled and task != "embed":
         family = next((row for end, row in HEADS.items() if name.endswith(end)), family)
     return _Files(
         str(folder), file, values, family, lambda config: open_checkpoint(folder),

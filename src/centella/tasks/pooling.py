@@ -271,7 +271,7 @@ def _prompts(root: Path) -> dict[str, Any]:
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise WeightsError(f"{file}: prompts: expected texts by name, got {show(prompts)}")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         known = ", ".join(prompts) or "none"
         raise WeightsError(
             f"{file}: default_prompt_name: expected one of {known}, got {show(default)}"
