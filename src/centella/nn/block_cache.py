@@ -185,24 +185,15 @@ class BlockView:
         apply_all(get("cache_write"), (*pools, k, x[:, heads + kv_heads :], self._table), {})
         return q
 
-    def states(self, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values of these sequences, `shape` each, gathered from their blocks."""
-        keys, values = (
-            gather(pool, self._blocks, 1).permute(1, 0, 2, 3, 4).reshape(self.shape)
-            for pool in self._cache.states(layer)
-        )
-        return keys, values
-
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None,
         mask: Tensor | None = None, window: int | None = None, softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """As `KVCache.attend`."""
-        keys, values = self.states(layer)
         if window is not None and window >= self.capacity:
             window = None  # all keys are within it
         return attention(
-            q, keys, values, starts=self.positions, scale=scale, mask=mask, window=window,
-            softcap=softcap, sinks=sinks,
+            q, *self._cache.states(layer), starts=self.positions, blocks=self._blocks,
+            scale=scale, mask=mask, window=window, softcap=softcap, sinks=sinks,
         )  # fmt: skip
