@@ -14,6 +14,7 @@ family changes is a switch of `LlamaConfig`. Attributes carry the names of check
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -39,6 +40,9 @@ from centella.tensors.functional import (
     tanh,
 )
 from centella.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from centella.models.llama_states import Passing
 
 Tables = tuple[Tensor, Tensor]
 
@@ -137,7 +141,7 @@ class Attention(Module):
             self.q_norm: Norm = Norm(heads * d, c.rms_norm_eps, c.traits.offset)
             self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
 
-    def forward(self, x: Tensor, norm: Norm | None, past: Past) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None, past: Past | Passing) -> Tensor:
         """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
         weight = None if norm is None else norm.scale
@@ -211,7 +215,7 @@ class Layer(Module):
         if config.traits.norms == "both":
             self.pre_feedforward_layernorm: Norm = norm()
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: Past | Passing) -> Tensor:
         """[batch, tokens, hidden] to the same."""
         attention, mlp = self.self_attn, self.mlp
         kind = self.config.traits.norms
@@ -291,12 +295,12 @@ class LlamaModel(Module):
         x = self.states(ids, past or self.past(ids.shape[0], ids.shape[1], ids.device))
         return self.head(x[:, -1:] if last else x)
 
-    def states(self, ids: Tensor, past: Past) -> Tensor:
+    def states(self, ids: Tensor, past: Past | Passing) -> Tensor:
         """Ids [batch, tokens] to the states of the last layer [batch, tokens, hidden]."""
         *_, last = self.layer_states(ids, past)
         return last
 
-    def layer_states(self, ids: Tensor, past: Past) -> Iterator[Tensor]:
+    def layer_states(self, ids: Tensor, past: Past | Passing) -> Iterator[Tensor]:
         """The embeddings, then the states of each layer, all [batch, tokens, hidden]."""
         c = self.config
         x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)
