@@ -69,7 +69,7 @@ def check_model(
         `card()`, `as_dict()`.
 
     Raises:
-        WeightsError: the folder holds no model that this library knows.
+        WeightsError: the folder holds no model that this library knows; a GGUF file on the CPU.
         MissingExtraError: the device is the CPU, and there is nothing to compare it with.
     """
     begin = time.perf_counter()
@@ -112,6 +112,10 @@ def _check_decoder(
     got = run_decoder(task, ids)
     if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
         against, expected = run_reference(str(root), ids, task.context)
+    elif where.caps.target == "numpy" and is_gguf(root):
+        raise WeightsError(
+            f"{root}: expected another device than the CPU, with which a GGUF file is compared"
+        )
     elif where.caps.target == "numpy":
         raise MissingExtraError("transformers", "reference")
     else:
