@@ -100,6 +100,7 @@ def test_configs_as_their_authors_wrote_them() -> None:
     renamed = BertModel(new).rename("new.encoder.layer.1.mlp.up_gate_proj.weight")
     assert renamed == "encoder.layer.1.intermediate.dense.weight"
     old = {**config_of("modernbert"), "layer_types": None, "rope_parameters": None}
+    old |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute"}
     both = {"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_rope_theta": 1e4}
     modern = BertConfig.from_dict({**old, **both})
     assert (modern.windows, modern.rope_of) == ((-1, 5, -1, 5), (0, 1, 0, 1))

@@ -275,6 +275,12 @@ attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", win
     sinks=i(2), softcap=1.5)
 attention | split, window | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
     window=70, sinks=i(4), softcap=1.5)
+attention | blocks | f32 f16 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]))
+attention | tiled, blocks | f32 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]), variant="tiled")
+attention | split, blocks | f32 f16 | F.attention(i(2, 2, 1, 128), i(1, 3, 64, 128),
+    i(1, 3, 64, 128), starts=i.of([100, 127]), blocks=i.of([[2, 0], [1, 2]]), variant="split")
 attention | split | f32 f16 | attend(i, 2, 2, 1, 150, 128, variant="split")
 attention | split into many | f32 f16 | many_parts(i)
 attention | split of lengths | f32 f16 | attend(i, 2, 2, 1, 192, 128, variant="split",
@@ -310,7 +316,9 @@ cache_write | 16 | f32 f16 | written(i, 16, [0, 3])
 cache_write | 16, past the end | f32 f16 | written(i, 16, [2, 5])
 cache_write | 7 | f32 f16 | written(i, 7, [0, 3])
 cache_write | 7, past the end | f32 f16 | written(i, 7, [2, 5])
+cache_write | blocks | f32 f16 | written(i, 16, [[2, 1, 3], [1, 2, 0]])
 rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
+rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
 cache_step | begin | i32 | stepped(i)
@@ -493,21 +501,22 @@ def assigned(i: Inputs, state: tuple[int, ...], x: tuple[int, ...]) -> ct.Tensor
     return made.value
 
 
-def written(i: Inputs, dim: int, starts: list[int]) -> ct.Tensor:
-    """Keys and values written into caches."""
-    caches = [ct.State(i(2, 3, 7, dim)) for _ in "kv"]
+def written(i: Inputs, dim: int, starts: list[Any]) -> ct.Tensor:
+    """Keys and values written into caches, or into blocks."""
+    shape = (3, 4, 7, dim) if isinstance(starts[0], list) else (2, 3, 7, dim)
+    caches = [ct.State(i(*shape)) for _ in "kv"]
     new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
     apply_all(get("cache_write"), (*(c.value for c in caches), *new, i.of(starts)), {})
     return F.stack([c.value for c in caches])
 
 
-def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
+def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool, starts: Any = (2, 5)) -> ct.Tensor:
     """q, k and v of a step, rotated, k and v cached."""
     caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
     x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
     angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
     tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
-    given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
+    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
     *_, q = apply_all(get("rope_cache_write"), given, {"interleaved": interleaved, "eps": 1e-6})
     return F.concat([q, *(c.value for c in caches)], 2)
 
@@ -726,6 +735,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "lang.atomic_add(each, at, part)": (
         "one token in the bin beside its own decides only at the threshold",
         (),
+    ),
+    "row.top = lang.workgroup_uniform(": (
+        "of a short row nearly all threads have no logit: any of them serves",
+        ("long", "two chunks", "each thread", "greedy"),
     ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",

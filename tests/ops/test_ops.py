@@ -485,6 +485,10 @@ SHAPE_MISTAKES = {
         "attention: expected a finite softcap above 0, got -2",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=x[0])":
         "attention: expected sinks [1], got [5]",
+    "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, blocks=i)":
+        "attention: expected k and v in blocks [a divisor of 1, blocks, 64, 5], got [1, 1, 3, 5]",
+    "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=i)":
+        "attention: expected blocks [1, 1 or more], got [3, 5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant='small')":
         "attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, got 'small'",
     "f.concat([x, x[:2]], axis=1)":
@@ -550,6 +554,8 @@ SHAPE_MISTAKES = {
         "cache_step: expected i32 lengths [5], got i32 [3]",
 }  # fmt: skip
 DTYPE_MISTAKES = {
+    "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=x)":
+        "attention: expected i32 blocks, got f32",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=i[0, :1])":
         "attention: expected float sinks, got i32",
     "f.var(i)": "var: expected a float dtype, got i32",

@@ -378,6 +378,17 @@ def test_attention_and_its_cache(device: ct.Device) -> None:
     agree(some, ct.attention(*tensors, lengths=lengths), sums=True)
     none = ct.attention(tensors[0][:, :0], *tensors[1:])
     assert none.numpy().shape == (2, 0, 9, 16)
+    q, *pools, table = (
+        random(2, 8, 3, 4),
+        random(4, 3, 64, 4),
+        random(4, 3, 64, 4),
+        [[2, 0], [1, 2]],
+    )
+    whole = (x[:, np.array(table)].swapaxes(0, 1).reshape(2, 4, 128, 4) for x in pools)
+    blocks = ct.asarray(np.array(table, np.int32), device=device)
+    sinks = ct.asarray(np.full(8, -np.inf, np.float32), device=device)
+    got = ct.attention(*(on(device, x) for x in (q, *pools)), blocks=blocks, sinks=sinks)
+    agree(attended(q, *whole), got, sums=True)  # by heads, each of which fits
     cache = ct.KVCache(2, 4, 16, 40, device=device)
     for i in range(0, 9, 3):
         cache.append(tensors[1][:, :, i : i + 3], tensors[2][:, :, i : i + 3])

@@ -13,7 +13,8 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.classify import Classifier, TokenClassifier, activated
+from centella.tasks.classify import Classifier, TokenClassifier
+from centella.tasks.labels import activated
 from centella.tasks.load import load
 from centella.tasks.text import Tokenizer
 from tests.support.model_common import DATA

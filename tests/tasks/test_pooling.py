@@ -193,3 +193,5 @@ def test_words_of_sentence_transformers(on_cpu: Embedder) -> None:
         on_cpu.similarity(vectors, vectors[:, :19])
     with pytest.raises(AttributeError, match=r"'max_seq_length': model\.config\.max_length"):
         on_cpu.max_seq_length  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'rank': ct\.load\(\.\.\., task=\"classify\"\)"):
+        on_cpu.rank  # type: ignore[attr-defined]  # noqa: B018

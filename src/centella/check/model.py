@@ -143,10 +143,10 @@ def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]
     seen: dict[str, Tensor] = {}
     joined: set[str] = set()
 
-    def tell(path: str, module: Module, output: object, given: Mapping[str, object]) -> None:
+    def tell(path: str, module: Module, output: object, arguments: Mapping[str, object]) -> None:
         if isinstance(output, Tensor):
             seen[path] = output
-        more = bool(given.get("activation")) or given.get("residual") is not None
+        more = bool(arguments.get("activation")) or arguments.get("residual") is not None
         if more and len(list(module.named_modules())) == 1:
             joined.add(path)
 
@@ -223,8 +223,8 @@ def _compared(path: str, got: Array, dtype: DType, expected: Array) -> Layer:
         squares = max(float(np.square(wanted).sum()), 1e-300)
         error = float(np.square(wide - wanted).sum() / squares)
         worst = float(np.abs(wide - wanted).max(initial=0) / math.sqrt(squares / max(wide.size, 1)))
-    found = difference(wide, wanted, dtype_of("f32"), limit)
+    off = difference(wide, wanted, dtype_of("f32"), limit)
     return Layer(
         path, got.shape, dtype.name, error if math.isfinite(error) else None, limit,
-        "" if found is None else str(found), worst if math.isfinite(worst) else None,
+        "" if off is None else str(off), worst if math.isfinite(worst) else None,
     )  # fmt: skip

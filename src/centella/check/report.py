@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ class Found(Struct, frozen=True):
         return [
             f"device    {self.device}",
             f"adapter   {named}",
-            f"versions  {versions}",
+            *wrap(f"versions  {versions}", 100, subsequent_indent=" " * 10),
             f"platform  {self.platform}",
         ]
 

@@ -117,8 +117,8 @@ FAMILIES: dict[str, Traits] = {
             ("attn.Wo", "attention.output.dense"), ("mlp_norm", "intermediate.norm"),
             ("mlp.Wi", "intermediate.dense"), ("mlp.Wo", "output.dense"),
         ),
-        fields={"layer_norm_eps": ("norm_eps",), "hidden_act": ("hidden_activation",),
-                "inner_bias": ("mlp_bias",)},
+        fields={"layer_norm_eps": ("norm_eps", "layer_norm_eps"),
+                "hidden_act": ("hidden_activation",), "inner_bias": ("mlp_bias",)},
         defaults={"layer_norm_eps": 1e-5, "attention_bias": False, "inner_bias": False,
                   "mlp_bias": False, "norm_bias": False},
         more=("attention_bias", "mlp_bias", "norm_bias", "local_attention", "layer_types",
@@ -180,7 +180,8 @@ NEUTRAL = frozenset(
     """architectures model_type torch_dtype dtype transformers_version use_cache initializer_range
     initializer_cutoff_factor initializer_factor bos_token_id eos_token_id cls_token_id sep_token_id
     mask_token_id auto_map _name_or_path output_attentions output_hidden_states output_past
-    return_dict gradient_checkpointing directionality id2label label2id num_labels problem_type
+    return_dict gradient_checkpointing directionality id2label label2id num_labels _num_labels
+    problem_type
     finetuning_task sentence_transformers tokenizer_class tie_word_embeddings tie_weights_
     unpad_inputs use_memory_efficient_attention logn_attention_clip1 decoder_bias
     classifier_activation classifier_bias classifier_pooling sbert_ce_default_activation_function

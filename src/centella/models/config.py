@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from msgspec import Struct
@@ -20,6 +20,12 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
+
+LARGEST = 2**31 - 1  # of a whole number
+# Of whole numbers that lists are made of.
+MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536, "encoder_layers": 10_000,
+        "decoder_layers": 10_000}  # fmt: skip
+WIDEST = 1e30  # of other numbers, whose products stay finite in float32
 
 
 class ModelConfig(Struct, frozen=True):
@@ -115,4 +121,80 @@ class ModelConfig(Struct, frozen=True):
                 f"{file}: num_hidden_layers: expected at most {layers}, for {len(checkpoint)} "
                 f"tensors in the checkpoint and {of_layer} in a layer, got "
                 f"{show(self.num_hidden_layers)}"
+            )
+
+
+class Fields:
+    """Reads fields of a config.json, each checked, and remembers which, to tell one left over.
+
+    Args:
+        neutral: fields that change nothing, whatever they say.
+    """
+
+    def __init__(self, values: Mapping[str, Any], origin: str, neutral: Iterable[str]) -> None:
+        self.values, self.origin = values, origin
+        self._read: set[str] = set(neutral)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value, or the default where it is missing or null."""
+        self._read.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def skip(self, name: str) -> int:
+        """A field without effect here."""
+        self._read.add(name)
+        return 0
+
+    def table(self, name: str) -> dict[str, Any]:
+        """An object; an empty one where it is missing."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            self.fail(name, "an object", value)
+        return dict(value)
+
+    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number within bounds."""
+        value, most = self.get(name, default), MOST.get(name, LARGEST)
+        if type(value) is not int or value < least:
+            self.fail(name, "a whole number over 0" if least else "a whole number", value)
+        if value > most:
+            self.fail(name, f"at most {most}", value)
+        return int(value)
+
+    def number(self, name: str, default: float) -> float:
+        """A number whose products stay finite."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 <= value <= WIDEST:
+            self.fail(name, f"a number, 0 or more and up to {WIDEST}", value)
+        return float(value)
+
+    def divisor(self, name: str, default: float) -> float:
+        """A number that others are divided by."""
+        value = self.number(name, default)
+        if value < 1 / WIDEST:
+            self.fail(name, "a number over 0", value)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is missing."""
+        value = self.get(name, False)
+        if type(value) is not bool:
+            self.fail(name, "true or false", value)
+        return bool(value)
+
+    def fail(self, name: str, expected: str, value: Any) -> None:
+        """Raise what names the field."""
+        raise WeightsError(f"{self.origin}: {name}: expected {expected}, got {show(value)}")
+
+    def expect_all_read(self) -> None:
+        """Refuse a field that is set and that nothing here reads: it would change the model."""
+        left = {
+            n: v for n, v in self.values.items() if n not in self._read and v not in (None, False)
+        }
+        if left:
+            name = min(left)
+            raise WeightsError(
+                f"{self.origin}: {name}: this library does not know this field, whose value is "
+                f"{show(left[name])}; without it the model might be another"
             )

@@ -70,10 +70,10 @@ def fill(
     dtypes = _Dtypes(dtype, vector_dtype, quantize, origin)
     ready = [(w, *dtypes.ready(w, stored)) for w in wanted]
     where = open_device(device)
-    weights = [_weight(w, parts, kind, where) for w, parts, kind in ready]
-    check_room([w for w in weights if w is not None], where, quantize, origin)
-    sizes = [0 if w is None else w.sent(where) for w in weights]
-    made: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
+    rooms = [_weight(w, parts, kind, where) for w, parts, kind in ready]
+    check_room([w for w in rooms if w is not None], where, quantize, origin)
+    sizes = [0 if w is None else w.sent(where) for w in rooms]
+    weights: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
     infinite: dict[str, list[Tensor]] = {}
     done, total = 0, sum(sizes)
     for (w, parts, kind), size in zip(ready, sizes, strict=True):  # each is read now
@@ -81,13 +81,13 @@ def fill(
         if quantize is not None and dtypes.quantizes(w):
             weight, infinite[w.path] = all_quantized(weight, quantize, f"{origin}: {w.path}")
             where.recorder.flush()  # so the whole weight is freed before the next is sent
-        made.append((w, weight))
+        weights.append((w, weight))
         done += size
         if progress is not None:
             progress(done, total)
     if infinite:
         _check_finite(infinite, origin)
-    for w, weight in made:
+    for w, weight in weights:
         setattr(w.owner, w.name, weight)
     where.recorder.flush()
 
@@ -96,14 +96,14 @@ def _by_path(
     module: Module, tensors: Mapping[str, Stored | Array | Tensor], origin: str
 ) -> dict[str, Named]:
     """Checkpoint tensors by the parameter path that they mean."""
-    found: dict[str, Named] = {}
+    entries: dict[str, Named] = {}
     for name, tensor in tensors.items():
         path = module.rename(name)
-        if path in found:
-            both = f"{shown(found[path][0])} and {shown(name)}"
+        if path in entries:
+            both = f"{shown(entries[path][0])} and {shown(name)}"
             raise WeightsError(f"{origin}: {both} both stand for {shown(path)}")
-        found[path] = name, Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
-    return found
+        entries[path] = name, Plain(tensor) if isinstance(tensor, np.ndarray) else tensor
+    return entries
 
 
 def _sources(slot: Slot) -> tuple[tuple[str, Shape], ...]:
@@ -114,11 +114,11 @@ def _sources(slot: Slot) -> tuple[tuple[str, Shape], ...]:
 def _wanted(slot: Slot, stored: Mapping[str, Named]) -> _Wanted:
     path, owner, name, value = slot
     parts = _sources(slot)
-    _, given = stored.get(path, ("", None))
-    own = given is not None and (isinstance(given, Tensor) or given.shape == value.shape)
+    _, entry = stored.get(path, ("", None))
+    own = entry is not None and (isinstance(entry, Tensor) or entry.shape == value.shape)
     if own and parts != ((path, value.shape),):
         return _Wanted(owner, name, path, value.shape, ((path, value.shape),), True)
-    return _Wanted(owner, name, path, value.shape, parts, isinstance(given, Tensor))
+    return _Wanted(owner, name, path, value.shape, parts, isinstance(entry, Tensor))
 
 
 def _names_of(slots: Sequence[Slot]) -> set[str]:

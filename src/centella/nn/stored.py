@@ -127,19 +127,19 @@ def from_blocks(parts: Sequence[Part], dtype: DType, device: Device) -> Tensor |
     Args:
         dtype: of parts that are not quantised.
     """
-    made: list[Tensor | QTensor] = []
+    weights: list[Tensor | QTensor] = []
     for format, group in groupby(parts, lambda part: format_of_stored(part[0])):
         if format is None:
             data = host_data([*group], dtype)
-            made.append(upload("load_parameters", data, dtype, device, stays=True))
+            weights.append(upload("load_parameters", data, dtype, device, stays=True))
             continue
         several = [_planes(cast("Blocks", tensor), format) for tensor, _ in group]
         alone = len(several) == 1
         arrays = several[0] if alone else map(np.concatenate, zip(*several, strict=True))
         kinds = ((a, from_numpy(a.dtype)) for a in arrays)
         planes = (upload("load_parameters", a, kind, device, stays=True) for a, kind in kinds)
-        made.append(QTensor(tuple(planes), format))
-    return made[0] if len(made) == 1 else Stacked(tuple(made))
+        weights.append(QTensor(tuple(planes), format))
+    return weights[0] if len(weights) == 1 else Stacked(tuple(weights))
 
 
 def checked(

@@ -15,8 +15,8 @@ from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.form import Form
 from centella.op.op import Op, get
-from centella.plan import build as plan
 from centella.plan.divide import division
+from centella.plan.graph import EMPTY, Plan
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
@@ -144,8 +144,8 @@ class Recorder:
                     if cell is not None:
                         read.append(cell)
                 if value.recording is target:
-                    if value.place is not OUTSIDE:
-                        inputs.append((None, value.place, offset))
+                    if value.origin is not OUTSIDE:
+                        inputs.append((None, value.origin, offset))
                         continue
                 elif value.state != READY:
                     value = self._there(value, form.op, len(inputs))
@@ -170,9 +170,9 @@ class Recorder:
         return taken
 
     def _target(
-        self, form: Form[Any], operands: Sequence[Seen], given: Recording | None
+        self, form: Form[Any], operands: Sequence[Seen], chosen: Recording | None
     ) -> Recording:
-        """Where an op is recorded: as `given`, or where its operands and this thread say."""
+        """Where an op is recorded: as `chosen`, or where its operands and this thread say."""
         explicit: Recording | None = None
         for value, _, _ in operands:
             if value.device is not self._device:
@@ -181,14 +181,14 @@ class Recorder:
                     f"move one with .to(device)"
                 )
             mine = value.recording
-            if mine is None or mine is explicit or given is not None or not mine.explicit:
+            if mine is None or mine is explicit or chosen is not None or not mine.explicit:
                 continue
             if explicit is not None:
                 raise ContractError(
                     f"{form.op.name}: operands wait for two open batches; execute one of them first"
                 )
             explicit = mine
-        return given or explicit or innermost(self._device) or self.implicit()
+        return chosen or explicit or innermost(self._device) or self.implicit()
 
     def _there(self, value: Value, op: Op[Any], index: int) -> Value:
         """An operand that waits for another recording, once that has run.
@@ -319,7 +319,7 @@ class Recorder:
         """The plan of what a recording holds, or of what it ran last."""
         with self._lock:
             if not recording.nodes:
-                last: plan.Plan = recording.last_plan or plan.EMPTY
+                last: Plan = recording.last_plan or EMPTY
                 return last.explain()
             taken = Recorded(recording.nodes, recording.uploads)
             boundary = boundary_of(taken, outputs)

@@ -13,6 +13,7 @@ from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
 from centella.tasks.batches import Progress, grid, read_tokenizer, run_batches
+from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
 from centella.tensors.jit import Jitted
@@ -26,45 +27,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 CAPTURES = 40  # sizes of batches that the model is kept captured for
-ACTIVATIONS = ("identity", "sigmoid", "softmax")
-
-
-class Label(Struct, frozen=True):
-    """A label of a text.
-
-    Attributes:
-        label: its name; score: how sure the model is of it.
-    """
-
-    label: str
-    score: float
-
-
-class Ranked(Struct, frozen=True):
-    """A document in the order of a question.
-
-    Attributes:
-        index: its place among those given; score: how well it answers; text: its own.
-    """
-
-    index: int
-    score: float
-    text: str
-
-
-class Span(Struct, frozen=True):
-    """A labelled part of a text.
-
-    Attributes:
-        label: its name; score: how sure the model is of it.
-        start, end: its characters are text[start:end]; text: them.
-    """
-
-    label: str
-    score: float
-    start: int
-    end: int
-    text: str
 
 
 class ClassifierConfig(Struct, frozen=True):
@@ -349,18 +311,6 @@ class TokenClassifier(_Runner):
             spans.append(Span(bare, score, start, end, text[start:end]))
             last = i
         return spans
-
-
-def activated(logits: Array, kind: str) -> Array:
-    """Logits f32 [..., labels] as scores."""
-    if kind == "identity":
-        return logits
-    if kind == "sigmoid":
-        e = np.exp(-np.abs(logits))
-        return np.where(logits >= 0, 1 / (1 + e), e / (1 + e)).astype(np.float32)
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    shares: Array = e / e.sum(-1, keepdims=True)
-    return shares
 
 
 def read_classifier(folder: Path, vocab_size: int) -> Callable[[LabelModel], Any]:

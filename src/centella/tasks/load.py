@@ -23,6 +23,7 @@ from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
 from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
+from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from centella.models.config import ModelConfig
 
 
-Task = Embedder | Generator | Classifier | TokenClassifier
+Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -63,7 +64,7 @@ class Family(Struct, frozen=True):
         return getattr(module, self.config), getattr(module, self.model)
 
 
-TASKS = ("embed", "generate", "classify", "tag")
+TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 # By the `model_type` of config.json.
 FAMILIES = {
     **dict.fromkeys(
@@ -74,16 +75,15 @@ FAMILIES = {
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
-            "centella.models.llama",
-            "LlamaConfig",
-            "LlamaModel",
-            read_generator,
-            True,
-            "generate",
+            "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate",
             True,
         ),
     ),
-}
+    "whisper": Family(
+        "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
+        "transcribe", True,
+    ),
+}  # fmt: skip
 # Decoders in a folder of sentence-transformers, or asked for to embed.
 STATES = Family(
     "centella.models.llama_states", "LlamaConfig", "LlamaStates", read_decoder_embedder, True,
@@ -146,6 +146,15 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Transcriber:  # fmt: skip
+    """A model that transcribes."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
@@ -173,8 +182,8 @@ def load(
             warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed" or "generate": what the model has to be for, which type checkers then know;
-            None: whatever it is for.
+        task: "embed", "generate" or "transcribe": what the model has to be for, which type checkers
+            then know; None: whatever it is for.
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
@@ -183,9 +192,9 @@ def load(
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
-        "olmo2", "gemma2", "gemma3_text"). A decoder is an `Embedder` in a folder of
-        sentence-transformers (with modules.json), and with task="embed": then, without such a
-        folder, of the last token's state.
+        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper". A decoder is an `Embedder`
+        in a folder of sentence-transformers (with modules.json), and with task="embed": then,
+        without such a folder, of the last token's state.
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -208,7 +217,7 @@ def load(
         )
     if quantize is not None and not family.quantizes:
         raise WeightsError(
-            f"{files.config_file}: quantize: expected a decoder, got "
+            f"{files.config_file}: quantize: expected a decoder or a model to transcribe with, got "
             f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()

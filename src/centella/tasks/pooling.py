@@ -97,8 +97,7 @@ class EmbedderConfig(Struct, frozen=True):
             kind = str(module.get("type", "")).rpartition(".")[2]
             if normalize and kind not in ("Normalize", "Dropout"):
                 raise WeightsError(f"{file}: expected Normalize after {kind}, got it before")
-            if kind in ("Pooling", "Dense"):
-                where = inside(root, module.get("path", ""), f"{file}: path")
+            where = inside(root, module.get("path", ""), f"{file}: path")
             if kind == "Pooling":
                 pooling = _pooling(where / "config.json")
             elif kind == "Dense":

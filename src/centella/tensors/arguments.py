@@ -18,13 +18,13 @@ from centella.tensors.tensor import Tensor, not_a_tensor
 BEYOND = 2.0**128 - 2.0**103  # what rounds to no f32
 
 
-def check_tensors(op: str, *given: Any) -> None:
+def check_tensors(op: str, *operands: Any) -> None:
     """Refuse what is no tensor.
 
     Raises:
         DTypeError: for anything else, with the way to make one.
     """
-    for one in given:
+    for one in operands:
         if not isinstance(one, Tensor):
             raise not_a_tensor(op, one)
 

@@ -85,6 +85,10 @@ OF_EMBEDDER: dict[str, str] = {
     "max_seq_length": "model.config.max_length; to change it: "
     "model.config = msgspec.structs.replace(model.config, max_length=256)",
     "truncate_dim": "encode(..., dim=256)",
+    "encode": 'ct.load(..., task="embed") gives a model that embeds',
+    **dict.fromkeys(
+        ("rank", "predict", "classify"), 'ct.load(..., task="classify") gives one of a classifier'
+    ),
     **dict.fromkeys(
         ("get_sentence_embedding_dimension", "get_embedding_dimension", "embedding_dimension"),
         "model.dim",

@@ -248,12 +248,12 @@ def _parse_object(file: Path, raw: bytes, size: int) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of a JSON text; the format forbids a name that comes twice."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"the name {show(key)} comes twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _tensor(contents: Contents, start: int, name: str, entry: Any) -> StoredTensor:

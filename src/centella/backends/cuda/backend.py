@@ -132,10 +132,10 @@ class CudaBackend(CudaMemory):
             try:
                 if work.launches and again is None:
                     self._launch(work, stream, stamps)
-                for read, (place, nbytes) in zip(work.reads, places, strict=True):
+                for read, (at, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
                     check(driver.cuMemcpyDtoHAsync(
-                        pinned.ctypes.data + place, work.slots[read.slot].native + read.start,
+                        pinned.ctypes.data + at, work.slots[read.slot].native + read.start,
                         nbytes, stream))  # fmt: skip
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
@@ -255,8 +255,8 @@ def _overlap() -> Any:
     return config
 
 
-def _overlapping(config: Any, function: Any, *given: Any) -> Any:
+def _overlapping(config: Any, function: Any, *launch: Any) -> Any:
     """`cuLaunchKernel` with this configuration."""
-    config.gridDimX, _, _, config.blockDimX, _, _, config.sharedMemBytes, stream, *rest = given
+    config.gridDimX, _, _, config.blockDimX, _, _, config.sharedMemBytes, stream, *rest = launch
     config.hStream = stream
     return driver.cuLaunchKernelEx(config, function, *rest)

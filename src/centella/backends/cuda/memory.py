@@ -41,7 +41,7 @@ class CudaMemory(Backend):
     """
 
     def __init__(self, which: str = "", *, native: Any = None) -> None:
-        ordinal, handle = _place(which, native)
+        ordinal, handle = _ordinal_and_context(which, native)
         self.ordinal: int = ordinal
         self.name: str = f"cuda:{ordinal}"
         self.dlpack: tuple[int, int] | None = (CUDA, ordinal)
@@ -137,15 +137,15 @@ class CudaMemory(Backend):
 
     def _check_stream(self, handle: int) -> None:
         try:
-            found = int(check(driver.cuStreamGetCtx(driver.CUstream(handle))))
+            current = int(check(driver.cuStreamGetCtx(driver.CUstream(handle))))
         except DeviceError as error:
             raise DeviceError(
                 f"{self.name}: expected a stream of this device, got {handle:#x}: {error}"
             ) from error
-        if found != int(self._context):
+        if current != int(self._context):
             raise DeviceError(
                 f"{self.name}: expected a stream of context {int(self._context):#x}, got one of "
-                f"{found:#x}"
+                f"{current:#x}"
             )
 
     # -- memory -----------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ class CudaMemory(Backend):
                 f"boundaries"
             )
         with self._lock, self.current():
-            for place in (address, address + nbytes - 1):
-                self._check_address(place)
+            for end in (address, address + nbytes - 1):
+                self._check_address(end)
             stream = self._streams.turn()
             if producer == WAIT_FOR_ALL:
                 check(driver.cuCtxSynchronize())
@@ -301,7 +301,7 @@ def _new_stream() -> int:
     return int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)))
 
 
-def _place(which: str, native: object) -> tuple[int, int | None]:
+def _ordinal_and_context(which: str, native: object) -> tuple[int, int | None]:
     """The ordinal of the device to open, and the application's context if it is to run there.
 
     Raises:
@@ -310,16 +310,16 @@ def _place(which: str, native: object) -> tuple[int, int | None]:
     if which and not which.isdigit():
         raise DeviceError(f"cuda: expected cuda or cuda:<index>, got cuda:{which}")
     available = device_count()
-    found, handle = (int(which or 0), None) if native is None else place_of(native)
+    named, handle = (int(which or 0), None) if native is None else place_of(native)
     if handle is not None:
         try:
             with Current(driver.CUcontext(handle)):
-                found = int(check(driver.cuCtxGetDevice()))
+                named = int(check(driver.cuCtxGetDevice()))
         except DeviceError as error:
             raise DeviceError(
                 f"cuda: expected a CUcontext as native=, got {native!r}: {error}"
             ) from error
-    ordinal = found or 0
+    ordinal = named or 0
     if which and int(which) != ordinal:
         raise DeviceError(f"cuda:{which}: expected a native= of it, got one of cuda:{ordinal}")
     if ordinal >= available:

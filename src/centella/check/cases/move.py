@@ -230,6 +230,14 @@ def cache_write() -> Row:
     made = [case((2, 3, 7, d), t, 8 - t) for d in (1, 5, 16, 64) for t in (1, 3)]
     made += [case((3, 1, 4, 8), 4, 1), case((3, 2, 5, 6), 3, 7), case((1, 2, 5, 8), 0, 5)]
     made += [case((2, 2, 9, 8), 4, 5, x) for x in LAYOUTS[1:]]
+    made += [
+        Case((*(In((2, blocks, 4, d), layout="state"),) * 2, *(In((1, 2, t, d), layout=x),) * 2,
+              In((1, 1 + width), "apart", "i32")))
+        for blocks, width, t, d, x in (
+            (6, 5, 7, 8, "plain"), (3, 4, 9, 5, "plain"), (4, 3, 3, 16, "pads"),
+            (9, 7, 1, 8, "plain"),
+        )
+    ]  # fmt: skip
     extremes = In((1, 1, 21, 1), "extremes")
     made += [
         Case(
@@ -268,6 +276,12 @@ def rope_cache_write() -> Row:
     made += [case(1, 8, 8, 1, 64, 32), case(3, 1, 1, 4, 24, 8, True, 9), case(0, 2, 1, 1, 8, 4)]
     made += [case(2, 2, 1, 3, 8, 4, True, layout=x, sweep=True) for x in LAYOUTS[1:]]
     made += [case(2, 4, 2, 3, 16, 8, norm, values="large") for norm in (False, True)]
+    attrs = {"interleaved": False, "eps": 1e-3}
+    for d, norm in ((16, True), (6, False)):
+        pools, tables = (In((2, 5, 4, d), layout="state"),) * 2, (In((9, 2), dtype="f32"),) * 2
+        table = In((1, 7), "apart", "i32")  # two sequences may not have one block
+        norms = (In((2, d), dtype="f32"),) if norm else ()
+        made += [Case((*pools, In((1, 8, 5, d)), *tables, table, *norms), attrs)]
     return Row(FLOATS, tuple(made), sums=True)
 
 

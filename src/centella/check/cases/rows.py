@@ -93,6 +93,9 @@ def sample() -> Row:
             states = (In((b, v), (0, 3), "i32", "state"), In((b,), (0, 999), "i32", "state"))
             rest = (In((b, v), values), In((b, 7), "positive"), In((b,), (0, 1 << 30), "i32"))
             made.append(Case((*states, *rest)))
+    states = (In((5, 300), (0, 3), "i32", "state"), In((5,), (0, 999), "i32", "state"))
+    rest = (In((3, 300)), In((5, 7), "positive"), In((5,), (0, 1 << 30), "i32"))
+    made.append(Case((*states, *rest, In((3,), "apart", "i32"))))
     return Row(("f32",), tuple(made), exact=True)
 
 
