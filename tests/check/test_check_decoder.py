@@ -18,7 +18,7 @@ from centella.check.decoder import Decoded, tokens_of
 from centella.cli.app import build
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
-from tests.support.gguf_files import random_tensors
+from tests.support.gguf_files import random_tensors, write
 from tests.support.model_common import DATA
 
 MODEL = sys.modules["centella.check.model"]
@@ -104,6 +104,15 @@ def test_what_quantising_changes(device: ct.Device, wide: Path) -> None:
     assert 0 < eight.quantized.divergence < four.quantized.divergence
     assert [path for path, _ in eight.quantized.layers] == PATHS[:-1]
     assert "quantized q8_0: squared error " in eight.card()
+
+
+def test_a_gguf_file_is_compared_with_the_cpu(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(FOLDER / "llama", file, "F32")
+    report = check_model(file, "simulator")
+    assert report.ok and report.against == "the CPU, f32"
+    with pytest.raises(ct.WeightsError, match="expected another device than the CPU"):
+        check_model(file, "cpu")
 
 
 @pytest.mark.usefixtures("alone")

@@ -323,8 +323,9 @@ take_along_axis | last | f32 f16 i8 | F.take_along_axis(i.ints(5, 33), i.of([PIC
 take_along_axis | first | f32 f16 | F.take_along_axis(i(33, 16), i.of([PICKS] * 16).T, 0)
 scatter_reduce | rows | f32 f16 i8 | F.scatter(i.ints(33, 5), i.of(PICKS), i.ints(21, 5),
     reduce="add")
-scatter_reduce | set | f32 f16 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), 1)
-scatter_reduce | max | f32 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), 1, "max")
+scatter_reduce | set | f32 f16 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), axis=1)
+scatter_reduce | max | f32 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), axis=1,
+    reduce="max")
 sample | short | f32 | sampled(i, i(6, 5), 0.7, 2, 0.9)
 sample | more than there are | f32 | sampled(i, i(6, 6), 0.7, 9, 0.9)
 sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)

@@ -320,7 +320,7 @@ FUNCTIONS = {
     "f.cumsum(n > 0)": "np.cumsum(n > 0, -1, dtype=np.int32)",
     "f.take_along_axis(x, f.argsort(n, 0), 0)":
         "np.take_along_axis(x, np.argsort(n, 0, kind='stable'), 0)",
-    "f.scatter(x[0], f.argsort(n[0], 1), x[1], 1, 'max')":
+    "f.scatter(x[0], f.argsort(n[0], 1), x[1], axis=1, reduce='max')":
         "np.maximum(x[0], _by_rank(x[1], n[0]))",
     "f.softmax(x, 0)": "_softmax(x, 0)",
     "f.log_softmax(x, 1)": "np.log(_softmax(x, 1))",
@@ -509,9 +509,9 @@ SHAPE_MISTAKES = {
     "f.scatter(x, i[:, :2], x)":
         "scatter: expected values of [3, 5] with any extent along axis 0, and indices along it or "
         "of the shape of values, got [3, 5] and [3, 2]",
-    "f.scatter(x, i[0], x, 1, 'mean')":
+    "f.scatter(x, i[0], x, axis=1, reduce='mean')":
         "scatter: expected reduce from set, add, mul, max, min, got 'mean'",
-    "f.scatter(x, i[0], x, 2)": "scatter: expected an axis of [3, 5], got 2",
+    "f.scatter(x, i[0], x, axis=2)": "scatter: expected an axis of [3, 5], got 2",
     "f.sort(x, 2)": "sort: expected an axis of [3, 5], got 2",
     "f.argsort(f.sum(x))": "argsort: expected rank 1 or more, got a scalar",
     "f.cumsum(x, -3)": "cumsum: expected an axis of [3, 5], got -3",

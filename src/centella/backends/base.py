@@ -338,7 +338,7 @@ class Backend(Interop, Process, Streams, Protocol):
         The bytes may change afterwards.
         """
 
-    def fill(
+    def write_parts(
         self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
     ) -> None:
         """Copy host bytes that are read now to the start of a buffer, in order with submissions.

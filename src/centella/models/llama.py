@@ -28,6 +28,7 @@ from centella.nn.attention import join_heads
 from centella.nn.block_cache import BlockView
 from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
+from centella.nn.one_pass import OnePass
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors
@@ -43,7 +44,7 @@ from centella.tensors.functional import (
 from centella.tensors.tensor import Tensor
 
 Tables = tuple[Tensor, Tensor]
-Cache = KVCache | BlockView
+Cache = KVCache | BlockView | OnePass
 C = TypeVar("C", bound=Cache, covariant=True)
 
 

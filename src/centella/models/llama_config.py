@@ -130,6 +130,11 @@ class LlamaConfig(ModelConfig, frozen=True):
     norm_topk_prob: bool = False
 
     @property
+    def positions(self) -> int:
+        """Tokens of the longest text."""
+        return self.max_position_embeddings
+
+    @property
     def traits(self) -> Traits:
         """What its family has."""
         return FAMILIES[self.model_type]

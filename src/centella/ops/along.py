@@ -100,8 +100,9 @@ def take_axes(form: Form[GatherAttrs]) -> Axes:
 
 def _at(sequence: Any, axis: int, value: Any) -> Any:
     """A shape or letters with another value at an axis."""
-    one = value if isinstance(sequence, str) else (value,)
-    return sequence[:axis] + one + sequence[axis + 1 :]
+    if isinstance(sequence, str):
+        return f"{sequence[:axis]}{value}{sequence[axis + 1 :]}"
+    return (*sequence[:axis], value, *sequence[axis + 1 :])
 
 
 def _spread(spec: Spec, letters: str, axis: int) -> str:
@@ -270,7 +271,8 @@ def _combined(form: Form[ScatterAttrs], steps: Shape, keys: Spec, first: int) ->
     }  # fmt: skip
     constants = (("axis", axis), ("rank", len(y.shape)), ("reduce", reduce))
     base = form.part("j", count).first == 0
-    reads = dict.fromkeys(("values", "keys", "order", *(("x",) if base else ())), 1)
+    names = ("values", "keys", "order", *(("x",) if base else ()))
+    reads: dict[str, int] = dict.fromkeys(names, 1)
     given = ((2, values), (4, keys), (5, keys), *(((0, x),) if base else ()))
     refs = (Ref(index, flat(spec)) for index, spec in given)
     return Call(

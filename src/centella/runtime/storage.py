@@ -96,7 +96,7 @@ class Storage:
                 return value
             buffer = self._pool.allocate(nbytes)
             begin = began()
-            executor.backend.fill(buffer, nbytes, step, part)
+            executor.backend.write_parts(buffer, nbytes, step, part)
             noted("upload", begin, executor.name, bytes=nbytes)
         count(uploads=1, upload_bytes=nbytes)
         value.ready(buffer)

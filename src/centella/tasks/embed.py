@@ -25,6 +25,7 @@ from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
+from centella.weights.model_files import is_file
 
 if TYPE_CHECKING:
     from centella.models import BertModel
@@ -269,23 +270,35 @@ class Embedder:
         return forward.captured.fetch(padded, lengths, normalize, dim)
 
 
-def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedder]:
+def read_embedder(
+    folder: Path, vocab_size: int, pooling: str | None = None
+) -> Callable[[Any], Embedder]:  # fmt: skip
     """Read what an Embedder has beside its model, which the function returned takes.
+
+    Args:
+        pooling: of a folder without modules.json.
 
     Raises:
         WeightsError: a file that is malformed.
         MissingExtraError: the folder has a tokenizer, and its library is not installed.
     """
     config = EmbedderConfig.from_folder(folder)
+    if pooling is not None and not is_file(folder / "modules.json"):
+        config = replace(config, pooling=pooling)
     tokenizer = read_tokenizer(folder, vocab_size)
 
-    def embedder(model: BertModel) -> Embedder:
+    def embedder(model: Any) -> Embedder:
         config.width(model.config.hidden_size)  # refuses now what does not fit
         most = min(config.max_length, model.config.positions)
         dense = [Dense.load(d, model.device) for d in config.dense]
         return Embedder(model, tokenizer, replace(config, max_length=most), dense)
 
     return embedder
+
+
+def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
+    """As `read_embedder`; without modules.json a text is its last token's state."""
+    return read_embedder(folder, vocab_size, "lasttoken")
 
 
 def _vectors(

@@ -21,7 +21,7 @@ from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
-from centella.tasks.embed import Embedder, read_embedder
+from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
 from centella.tasks.transcribe import Transcriber, read_transcriber
@@ -48,6 +48,7 @@ class Family(Struct, frozen=True):
             returns the function that takes the model.
         task: what it is for, one of `TASKS`.
         wide_vectors: whether norms and biases are f32, whatever the dtype of the activations.
+        quantizes: whether weights may be quantised as they are loaded.
     """
 
     module: str
@@ -56,6 +57,7 @@ class Family(Struct, frozen=True):
     read_task: Callable[[Path, int], Callable[[Any], Task]]
     wide_vectors: bool = False
     task: str = "embed"
+    quantizes: bool = False
 
     def classes(self) -> tuple[type[ModelConfig], Any]:
         """The class of its config, and that of its model."""
@@ -74,18 +76,20 @@ FAMILIES = {
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
-            "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
+            "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate",
+            True,
         ),
     ),
     "whisper": Family(
         "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
-        "transcribe",
+        "transcribe", True,
     ),
 }  # fmt: skip
-# Of a decoder whose folder has modules.json.
+# Of a decoder in a folder of sentence-transformers, or one that is asked for to embed.
 EMBEDDING_DECODER = Family(
-    "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder", read_embedder, True
-)
+    "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder", read_decoder_embedder,
+    True, quantizes=True,
+)  # fmt: skip
 # Of an encoder with a head, by the end of its `architectures`.
 HEADS = {
     f"For{kind}Classification": Family(
@@ -107,7 +111,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["embed"], quantize: None = None,
+    warm: bool = False, task: Literal["embed"], quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
@@ -189,7 +193,9 @@ def load(
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
-        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper".
+        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper". A decoder is an `Embedder`
+        in a folder of sentence-transformers (with modules.json), and with task="embed": then,
+        without such a folder, of the last token's state.
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -210,9 +216,9 @@ def load(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
-    if quantize is not None and family.task == "embed":
+    if quantize is not None and not family.quantizes:
         raise WeightsError(
-            f"{files.config_file}: quantize: expected a model to generate or transcribe with, got "
+            f"{files.config_file}: quantize: expected a decoder or a model to transcribe with, got "
             f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
@@ -264,7 +270,7 @@ def _open_folder(folder: Path, task: str | None) -> _Files:
     listed = values.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
     pooled = is_file(folder / "modules.json")
-    if family.task == "generate" and pooled and task in (None, "embed"):
+    if family.task == "generate" and (task == "embed" or (task is None and pooled)):
         family = EMBEDDING_DECODER
     elif family.task == "embed" and not pooled and task != "embed":
         family = next((row for end, row in HEADS.items() if name.endswith(end)), family)

@@ -182,7 +182,7 @@ class CudaMemory(Backend):
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
 
-    def fill(
+    def write_parts(
         self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
     ) -> None:
         """Copy host bytes part after part: one is read as the one before it is on its way."""

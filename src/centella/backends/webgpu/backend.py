@@ -153,7 +153,7 @@ class WebGpuBackend(Backend):
         with self.lock, Checked():
             raw.write(self._queue, buffer.native, data)
 
-    def fill(
+    def write_parts(
         self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
     ) -> None:
         """Copy host bytes part after part.

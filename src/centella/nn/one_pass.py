@@ -1,0 +1,50 @@
+"""Keys and values of a text that is all there, in the place of a cache."""
+
+from __future__ import annotations
+
+from centella.tensors.functional import attention, rms_norm, rope
+from centella.tensors.tensor import Tensor
+
+
+class OnePass:
+    """Keys and values of one pass through the layers, in the place of a `KVCache`.
+
+    Args:
+        kv_heads: heads of keys; head_dim: columns of each.
+        lengths: [batch] i32, tokens of each text, whose keys count.
+        causal: whether a query sees the keys before it alone.
+    """
+
+    def __init__(
+        self, kv_heads: int, head_dim: int, lengths: Tensor, *, causal: bool = True
+    ) -> None:
+        self._kv_heads, self._head_dim = kv_heads, head_dim
+        self._lengths, self._causal = lengths, causal
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, tokens: int) -> None:
+        """Nothing is to be done."""
+
+    def append_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6,
+    ) -> Tensor:  # fmt: skip
+        """As `KVCache.append_qkv`."""
+        kv, dim = self._kv_heads, self._head_dim
+        x = qkv.reshape(*qkv.shape[:2], qkv.shape[2] // dim, dim).permute(0, 2, 1, 3)
+        q, k, v = x[:, : -2 * kv], x[:, -2 * kv : -kv], x[:, -kv:]
+        if qk_norm is not None:
+            q, k = rms_norm(q, qk_norm[0], eps), rms_norm(k, qk_norm[1], eps)
+        self._layers[layer] = rope(k, cos, sin), v
+        return rope(q, cos, sin)
+
+    def attend(
+        self, q: Tensor, layer: int = 0, *, scale: float | None = None, window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `KVCache.attend`; the layer's keys and values are let go."""
+        k, v = self._layers.pop(layer)
+        return attention(
+            q, k, v, lengths=self._lengths, causal=self._causal, scale=scale, window=window,
+            softcap=softcap,
+        )  # fmt: skip

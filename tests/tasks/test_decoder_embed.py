@@ -1,0 +1,96 @@
+"""Decoders that embed: Qwen3-Embedding's kind of folder, and every family asked for to embed."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.check import check_model
+from centella.tasks.embed import Embedder
+from tests.support.model_common import DATA
+
+pytest.importorskip("tokenizers")
+FOLDER = DATA / "embedders" / "qwen3"
+DECODERS = DATA / "decoders"
+TEXTS = (
+    "a storm", "", "The keeper of the lighthouse counted 42 ships before the storm came up.",
+    "What is the capital of a small island?", "x",
+    "Instruct: find passages\nQuery: " + "rain and thunder " * 4,
+)  # fmt: skip
+EVERY = ("cpu", "simulator", "webgpu", "webgpu-hardware", "cuda")
+
+
+@functools.cache
+def embedder(device: ct.Device) -> Embedder:
+    return ct.load(FOLDER, device, "f32", task="embed")
+
+
+@pytest.mark.devices(*EVERY)
+def test_vectors_are_those_of_transformers(device: ct.Device) -> None:
+    expected = np.load(FOLDER / "expected.npz")["vectors"]
+    together = embedder(device).encode(TEXTS)
+    np.testing.assert_allclose(together, expected, atol=2e-6)
+    for text, vector in zip(TEXTS, together, strict=True):
+        np.testing.assert_allclose(embedder(device).encode(text), vector, atol=2e-6)
+
+
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+def test_a_batch_of_a_known_size_is_a_replay(device: ct.Device) -> None:
+    model = embedder(device)
+    model.encode(TEXTS[:2])
+    with ct.ledger() as led:
+        model.encode(["another", "of those"])
+    led.expect(uploads=1, downloads=1, submissions=1, compiles=0)
+
+
+def test_prompts_of_the_folder() -> None:
+    model = embedder(ct.device("cpu"))
+    asked = model.encode_query("rain")
+    prompt = "Instruct: find passages that answer\nQuery: "
+    np.testing.assert_array_equal(asked, model.encode("rain", prompt=prompt))
+    assert np.abs(asked - model.encode_document("rain")).max() > 1e-3
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("family", sorted(p.name for p in DECODERS.iterdir()))
+def test_states_are_those_that_logits_are_made_of(device: ct.Device, family: str) -> None:
+    """Windows, soft caps, layers without rotary embedding, experts; padding behind a text."""
+    ids = np.random.default_rng(0).integers(3, 300, (2, 37)).astype(np.int32)
+    decoder = ct.load(DECODERS / family, "cpu", "f32", task="generate").model
+    past = decoder.past(2, 37)
+    wanted = decoder.norm(decoder.states(ct.asarray(ids, device="cpu"), past)).numpy()
+    made = ct.load(DECODERS / family, device, "f32", task="embed")
+    assert made.config.pooling == "lasttoken"
+    padded = np.concatenate([ids, np.full((2, 11), 5, np.int32)], 1)
+    lengths = ct.asarray(np.full(2, 37, np.int32), device=device)
+    got = made(ct.asarray(padded, device=device), lengths).numpy()[:, :37]
+    np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_folder_says_what_it_is_for(tmp_path: Path) -> None:
+    folder = shutil.copytree(DECODERS / "qwen3", tmp_path / "model")
+    assert type(ct.load(folder, "cpu")).__name__ == "Generator"
+    shutil.copy(FOLDER / "modules.json", folder)
+    shutil.copytree(FOLDER / "1_Pooling", folder / "1_Pooling")
+    made: Any = ct.load(folder, "cpu")
+    assert isinstance(made, Embedder) and made.config.normalize
+    assert ct.load(folder, "cpu", task="generate").generate([3, 4], max_new_tokens=1)
+    with pytest.raises(ct.WeightsError, match=r"missing: lm_head\.weight"):
+        ct.load(FOLDER, "cpu", task="generate")
+    with pytest.raises(ct.ShapeError, match=r"expected ids \[batch, up to 128\], got \[1, 129\]"):
+        made(ct.zeros((1, 129), "i32", "cpu"), ct.zeros((1,), "i32", "cpu"))
+
+
+def test_a_decoder_that_embeds_beside_transformers() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    report = check_model(FOLDER, "cpu")
+    assert report.ok, report.card()
+    paths = ["layers.0", "layers.1", "layers.2", "norm", ""]
+    assert [layer.path for layer in report.layers] == paths
