@@ -104,8 +104,11 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
-        "[A service](service.md) embeds the texts of many requests together.",
-        "load Embedder Generator Generation Sampling serving serving.Batcher",
+        "[A service](service.md) embeds the texts of many requests together. "
+        "[Transcribe](transcribe.md) has sound to text.",
+        "load Embedder Generator Generation Sampling centella.tasks.transcribe:Transcriber "
+        "centella.tasks.transcribe:Transcript centella.tasks.transcribe:Transcription "
+        "centella.tasks.speech_options:Options serving serving.Batcher",
     ),
     (
         "Audio",

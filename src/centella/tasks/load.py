@@ -22,7 +22,6 @@ from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
-from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -32,8 +31,9 @@ from centella.weights.model_files import show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
+    from centella.tasks.transcribe import Transcriber
 
-Task = Embedder | Generator | Transcriber
+    Task = Embedder | Generator | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -58,6 +58,13 @@ class Family(Struct, frozen=True):
         """The class of its config, and that of its model."""
         module = importlib.import_module(self.module)
         return getattr(module, self.config), getattr(module, self.model)
+
+
+def read_transcriber(folder: Path, vocab_size: int) -> Callable[[Any], Transcriber]:
+    """Read what a Transcriber has beside its model; its modules load with the first one."""
+    from centella.tasks import transcribe
+
+    return transcribe.read_transcriber(folder, vocab_size)
 
 
 TASKS = ("embed", "generate", "transcribe")

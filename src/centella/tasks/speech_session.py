@@ -8,7 +8,8 @@ the device, and come to the host when the window's text has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Generator as Pieces
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,7 +216,7 @@ class SpeechSession:
             step = self._captured[how] = Jitted(chosen, self.model.device)
         return step.fetch()
 
-    def run(self, steps: int) -> Iterator[Array]:
+    def run(self, steps: int) -> Pieces[Array]:
         """Tokens [batch] of each step, one step ahead of the device.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator as Pieces
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -212,7 +213,7 @@ class Transcription(Iterator[Segment]):
         self.language: str | None = options.language
         self._before: Ids = self._ids(options.prompt)
         self._hot: Ids = self._ids(options.hotwords)
-        self._segments = self._run()
+        self._segments: Pieces[Segment] = self._run()
 
     def __iter__(self) -> Iterator[Segment]:
         return self
@@ -233,7 +234,7 @@ class Transcription(Iterator[Segment]):
 
     # -- the loops --------------------------------------------------------------------------------
 
-    def _run(self) -> Any:
+    def _run(self) -> Pieces[Segment]:
         """Segments, with a session of its own while it runs."""
         known = self._recording.stream.duration or 0.0  # of a microphone nothing is known
         several = known * 100 > self._recording.frames and not self._recording.everything
@@ -299,7 +300,7 @@ class Transcription(Iterator[Segment]):
         """What a window's text follows, and where the transcript begins in it."""
         v, options = self._vocabulary, self._options
         begin = [v.start]
-        if self.language in v.languages:
+        if self.language is not None and self.language in v.languages:
             begin += [v.languages[self.language]]
             begin += [v.tasks[options.task]] if options.task in v.tasks else []
         begin += [v.no_timestamps] * (options.timestamps == "none")
