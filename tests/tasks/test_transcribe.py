@@ -15,7 +15,7 @@ from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
 from centella.tasks.recording import Recording, Window, joined
 from centella.tasks.speech_options import Options
 from centella.tasks.speech_session import SpeechSession
-from centella.tasks.transcribe import Transcriber, Transcription
+from centella.tasks.transcribe import Decoding, Transcriber, Transcription
 from centella.tasks.windows import Attempt, Thresholds, cut, cut_all, repeats
 from tests.support.whisper_common import FOLDER, NAMES, Array, expected, long_mel
 
@@ -60,14 +60,14 @@ def test_windows_in_sequence_equal_transformers(device: ct.Device, name: str) ->
     """Seeks, segments and what each window is told, by its own `generate` on the same mel."""
     model, stored = transcriber(device.name, name), expected(name)
     v = model.config.vocabulary
-    session = SpeechSession(model.model, v, 1, lambda mel: mel)
-    model._idle.append(session)
+    decoding = Decoding(SpeechSession(model.model, v, 1, lambda mel: mel))
+    model._idle.append(decoding)
     german = {"language": "de"} if v.languages else {}
     options = Options.of("", {**german, "temperature": 0.0, "max_new_tokens": 24,
                               "no_speech_threshold": None}, v)  # fmt: skip
     recording = Spectrogram(long_mel(model.model.config.num_mel_bins)[0])
     segments = list(Transcription(model, recording, options))
-    model._idle.remove(session)
+    model._idle.remove(decoding)
     text = stored["long"][stored["long"] < v.end]
     assert [t for s in segments for t in s.tokens] == text.tolist()
     bounds = [(s.start, s.end) for s in segments]
@@ -193,6 +193,18 @@ def test_max_repeats_ends_a_window() -> None:
     (ended,) = model.transcribe(samples, **how, max_repeats=2).segments
     assert len(ended.tokens) < len(free.tokens)
     assert ended.tokens == free.tokens[: len(ended.tokens)]
+
+
+def test_beams() -> None:
+    """Texts of windows together, which a second call repeats; fallbacks leave the beams."""
+    model, samples = transcriber("cpu"), sound(6)
+    how: dict[str, Any] = {**QUIET, "timestamps": "none", "batch": 2, "language": "de", "beam": 4}
+    segments = model.transcribe(samples, **how).segments
+    assert [(s.start, s.end) for s in segments] == [(0, 3), (3, 6)]
+    assert segments == model.transcribe(samples, **how).segments
+    assert model.transcribe(samples, **{**how, "timestamps": "word"}).words
+    hot = {**how, "temperature": (0.0, 0.8), "logprob_threshold": -1e-9}
+    assert {s.temperature for s in model.transcribe(samples, **hot).segments} == {0.8}
 
 
 def test_prompts_change_the_text() -> None:

@@ -21,6 +21,7 @@ from centella.errors import WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
 from centella.tasks.align import token_ends, words
+from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording, Window
 from centella.tasks.rules import Vocabulary
 from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
@@ -75,6 +76,13 @@ class Transcript(Struct, frozen=True):
         return tuple(word for segment in self.segments for word in segment.words)
 
 
+class Decoding(Struct, frozen=True, eq=False):
+    """A session, and what follows several texts of its windows; None: one text is followed."""
+
+    session: SpeechSession
+    beams: Beams | None = None
+
+
 class Transcriber:
     """A speech model that writes what it hears; `ct.load` makes it.
 
@@ -89,7 +97,7 @@ class Transcriber:
         self.model = model
         self.config = config
         self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
-        self._idle: list[SpeechSession] = []
+        self._idle: list[Decoding] = []
         self._lock = lock_of(self)
         self._tree = Tree(model)
 
@@ -176,24 +184,25 @@ class Transcriber:
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    def take(self, batch: int) -> SpeechSession:
-        """An idle session for so many windows, or a new one."""
+    def take(self, batch: int, beam: int) -> Decoding:
+        """An idle session for so many windows and beams, or a new one."""
         with self._lock:
             if self._tree.changed:
                 self._idle, self._tree = [], Tree(self.model)
-            for session in self._idle:
-                if session.batch == batch:
-                    self._idle.remove(session)
-                    return session
-        mels = self.model.config.num_mel_bins
-        return SpeechSession(
-            self.model, self.config.vocabulary, batch, lambda sound: log_mel(sound, mels)
+            for kept in self._idle:
+                if (kept.session.batch, kept.session.beam) == (batch, beam):
+                    self._idle.remove(kept)
+                    return kept
+        mels, vocabulary = self.model.config.num_mel_bins, self.config.vocabulary
+        session = SpeechSession(
+            self.model, vocabulary, batch, lambda sound: log_mel(sound, mels), beam
         )
+        return Decoding(session, Beams(session) if beam > 1 else None)
 
-    def give(self, session: SpeechSession) -> None:
+    def give(self, decoding: Decoding) -> None:
         """Keep a session that is no longer used."""
         with self._lock:
-            self._idle = [session, *self._idle][:IDLE]
+            self._idle = [decoding, *self._idle][:IDLE]
 
 
 class Transcription(Iterator[Segment]):
@@ -240,22 +249,19 @@ class Transcription(Iterator[Segment]):
         several = known * 100 > self._recording.frames and not self._recording.everything
         batch = self._options.batch or (BATCH if several else 1)
         with closing(self._recording.stream):
-            session = self._transcriber.take(batch)
-            if batch == 1:
-                yield from self._one_by_one(session)
-            else:
-                yield from self._together(session)
-            self._transcriber.give(session)
+            decoding = self._transcriber.take(batch, self._options.beam)
+            yield from (self._one_by_one if batch == 1 else self._together)(decoding)
+            self._transcriber.give(decoding)
 
-    def _one_by_one(self, session: SpeechSession) -> Iterator[Segment]:
+    def _one_by_one(self, decoding: Decoding) -> Iterator[Segment]:
         """Each window begins where the last segment of the one before ends."""
-        at, timed = 0, self._options.timestamps != "none"
+        at, timed, session = 0, self._options.timestamps != "none", decoding.session
         while (at := self._recording.speech_from(at)) >= 0:
             window = self._recording.window(at)
             if window is None:
                 return
             self._listen(session, [window])
-            (attempt,) = self._attempts(session, 1)
+            (attempt,) = self._attempts(decoding, 1)
             step = window.frames
             if not self._options.thresholds.silent(attempt):
                 first_time = self._vocabulary.first_time
@@ -268,11 +274,12 @@ class Transcription(Iterator[Segment]):
             at += max(step, FRAMES_A_STEP)
             self._tell(at)
 
-    def _together(self, session: SpeechSession) -> Iterator[Segment]:
+    def _together(self, decoding: Decoding) -> Iterator[Segment]:
         """Several windows at a time; none knows the text of another."""
+        session = decoding.session
         for group in _groups(self._recording.parts(), session.batch):
             self._listen(session, group)
-            attempts = self._attempts(session, len(group))
+            attempts = self._attempts(decoding, len(group))
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
                 if not self._options.thresholds.silent(attempt):
                     timed = self._options.timestamps != "none"
@@ -310,49 +317,60 @@ class Transcription(Iterator[Segment]):
         lead = [v.previous, *before] if before else []
         return lead + begin, len(lead)
 
-    def _attempts(self, session: SpeechSession, count: int) -> list[Attempt]:
+    def _attempts(self, decoding: Decoding, count: int) -> list[Attempt]:
         """Texts of the first `count` windows, at the first temperature that gives one believed."""
-        options, (prompt, begin) = self._options, self._prompt()
-        most = self._transcriber.model.config.max_target_positions
-        steps = min(options.max_new_tokens or most // 2, most - len(prompt))
-        wanted = [row < count for row in range(session.batch)]
+        wanted = [row < count for row in range(decoding.session.batch)]
         attempts: dict[int, Attempt] = {}
-        for temperature in options.temperature:
-            session.start(
-                [prompt] * session.batch, begin, timed=options.timestamps != "none",
-                temperature=temperature, seed=options.seed, no_repeat=options.no_repeat_ngram,
-                active=wanted,
-            )  # fmt: skip
-            texts = self._written(session, wanted, steps)
-            heard = session.heard()
-            for row, (tokens, counted) in texts.items():
+        for temperature in self._options.temperature:
+            found = self._decoded(decoding, wanted, temperature)
+            no_speech = decoding.session.heard().no_speech
+            for row, (tokens, mean) in found.items():
                 text = self._text(tokens)
                 attempts[row] = Attempt(
-                    tuple(tokens), text, float(heard.log_probability[row]) / counted,
-                    compression_ratio(text), float(heard.no_speech[row]), temperature,
+                    tuple(tokens), text, mean, compression_ratio(text), float(no_speech[row]),
+                    temperature,
                 )  # fmt: skip
-                wanted[row] = options.thresholds.failed(attempts[row])
+                wanted[row] = self._options.thresholds.failed(attempts[row])
             if not any(wanted):
                 break
         return [attempts[row] for row in range(count)]
+
+    def _decoded(
+        self, decoding: Decoding, wanted: Sequence[bool], temperature: float
+    ) -> dict[int, tuple[Ids, float]]:
+        """Tokens of each wanted row, without the end, and their mean log-probability."""
+        options, (prompt, begin) = self._options, self._prompt()
+        most = self._transcriber.model.config.max_target_positions
+        steps = min(options.max_new_tokens or most // 2, most - len(prompt))
+        timed, session = options.timestamps != "none", decoding.session
+        if decoding.beams is not None and temperature == 0.0:
+            return decoding.beams.write(
+                prompt, begin, steps, timed=timed, no_repeat=options.no_repeat_ngram, active=wanted
+            )
+        session.start(
+            [prompt] * session.batch, begin, timed=timed, temperature=temperature,
+            seed=options.seed, no_repeat=options.no_repeat_ngram, active=wanted,
+        )  # fmt: skip
+        texts = self._written(session, wanted, steps)
+        sums = session.heard().log_probability
+        return {row: (text, float(sums[row]) / n) for row, (text, n) in texts.items()}
 
     def _written(
         self, session: SpeechSession, wanted: Sequence[bool], steps: int
     ) -> dict[int, tuple[Ids, int]]:
         """Tokens of each wanted row, without the end, and how many the sums are of."""
+        end, most = self._vocabulary.end, self._options.max_repeats
         texts: dict[int, tuple[Ids, int]] = {row: ([], 0) for row, on in enumerate(wanted) if on}
-        open_rows = set(texts)
+        left = set(texts)
         with closing(session.run(steps)) as running:
             for tokens in running:
-                for row in list(open_rows):
-                    text, token = texts[row][0], int(tokens[row])
-                    if token != self._vocabulary.end:
-                        text.append(token)
-                    most = self._options.max_repeats
-                    texts[row] = (text, texts[row][1] + 1)
-                    if token == self._vocabulary.end or (most and repeats(text, most)):
-                        open_rows.remove(row)
-                if not open_rows:
+                for row in list(left):
+                    (text, count), token = texts[row], int(tokens[row])
+                    text += [token] * (token != end)
+                    texts[row] = (text, count + 1)
+                    if token == end or (most and repeats(text, most)):
+                        left.remove(row)
+                if not left:
                     break
         return texts
 
