@@ -13,11 +13,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from gemv import ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, summary, torch_or_none
+from measure import Call, Row, alternate, forcing, summary, torch_or_none
 from msgspec.structs import replace
 
 import centella as ct
@@ -25,6 +24,7 @@ from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.ops.attention import choice
 from centella.ops.attention.tiled import TILED
 from centella.ops.attention.tiles import Tile
+from centella.specs import Caps
 from centella.tensors.tensor import apply
 
 
@@ -221,7 +221,7 @@ def title(tile: Tile) -> str:
     return f"{tile.bq}x{tile.bk}x{tile.depth}, {tile.tq}x{tile.tk}x{tile.td}{turn}"
 
 
-def tiles(shape: Shape, caps: ct.Caps) -> list[Tile]:
+def tiles(shape: Shape, caps: Caps) -> list[Tile]:
     """Those worth a try: a thread has at most 128 sums and scores."""
     every = (replace(t.of(shape.dim), unroll=n) for t in TILES for n in (1, 2))
     return [t for t in every if t.fits(caps) and t.tq * (t.td + t.tk) <= 128 and t.td <= 16]
@@ -244,9 +244,8 @@ def attention_sweep(args: argparse.Namespace) -> Iterator[Row]:
                 contestants[f"{name} stream"] = ours(device, shape, sets, dtype, tensors, stream)
                 for tile in tiles(shape, device.caps):
                     attend = forced(attrs | {"variant": title(tile)})
-                    one_tile = replace(TILED, name=title(tile), tile=lambda f, caps, t=tile: t)
                     try:
-                        with mock.patch.object(choice, "ORDER", (one_tile,)):
+                        with forcing(choice, TILED, title(tile), lambda form, caps, t=tile: t):
                             one = ours(device, shape, sets, dtype, tensors, attend)
                         contestants[f"{name} {title(tile)}"] = one
                     except ct.CentellaError as error:

@@ -14,11 +14,10 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, graphed, on_torch, round_of
-from measure import Call, Row, alternate, named, of_launch, summary, torch_or_none
+from measure import Call, Row, alternate, forcing, named, of_launch, summary, torch_or_none
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,7 +27,7 @@ from centella.op import op
 from centella.ops.attention import choice
 from centella.ops.attention.mma import LEAST_TILE, MMA, MMA_TILES, MmaTile
 from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
-from centella.specs import make_spec
+from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
 
 AnyTile = MmaTile | WgmmaTile
@@ -119,7 +118,7 @@ def tiles_of(dim: int, dtype: DType, small: bool) -> list[AnyTile]:
     """
     shipped = next(tile for most, tile, _ in MMA_TILES if dim <= most)
     tiles: list[AnyTile] = [LEAST_TILE] if small else [shipped, *TILES[dim]]
-    groups = [tiles, [tile for most, tile, *_ in WGMMA_TILES if dim == most]]
+    groups: list[list[AnyTile]] = [tiles, [tile for most, tile, *_ in WGMMA_TILES if dim == most]]
     groups[1] += [] if small else BY_WARPGROUPS.get(dim, ())
     if dtype is bf16:
         groups = [[*(replace(t, parts=2) for t in some), *some[:1]] for some in groups]
@@ -127,7 +126,7 @@ def tiles_of(dim: int, dtype: DType, small: bool) -> list[AnyTile]:
 
 
 def attend(tile: AnyTile | None, causal: bool, *tensors: ct.Tensor) -> ct.Tensor:
-    """Attention, with lengths where given; to be recorded and planned while `forcing(tile)`."""
+    """Attention, with lengths where given; to be recorded and planned while it is `forced`."""
     masks = ("lengths",) if len(tensors) > 3 else ()
     scale = tensors[0].shape[3] ** -0.5
     return apply("attention", *tensors, masks=masks, causal=causal, scale=scale,
@@ -135,17 +134,16 @@ def attend(tile: AnyTile | None, causal: bool, *tensors: ct.Tensor) -> ct.Tensor
 
 
 def variant_of(tile: AnyTile | None) -> str | None:
-    """The variant that `forcing` a tile adds, whose plans are its own; None: as is chosen."""
+    """The variant that `forced` adds for a tile, whose plans are its own; None: as is chosen."""
     return None if tile is None else repr(tile)
 
 
-def forcing(tile: AnyTile | None) -> Any:
+def forced(tile: AnyTile | None) -> Any:
     """Add a variant that has this tile alone."""
     if tile is None:
         return nullcontext()
     kernel: Any = MMA if isinstance(tile, MmaTile) else WGMMA
-    forced = replace(kernel, name=variant_of(tile), tile=lambda form, caps: tile)
-    return mock.patch.object(choice, "ORDER", (forced, *choice.ORDER))
+    return forcing(choice, kernel, repr(tile), lambda form, caps: tile)
 
 
 def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:
@@ -155,7 +153,7 @@ def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:
     inputs = q, make_spec(kv, dtype, 16), make_spec(kv, dtype, 16)
     y = make_spec((kv[0], kv[2], shape.heads, kv[3]), dtype, 16)
     attrs = {"causal": shape.causal, "masks": (), "scale": shape.dim**-0.5}
-    with forcing(tile):
+    with forced(tile):
         lowered = (
             op.get("attention")
             .form(inputs, (y,), {**attrs, "variant": variant_of(tile)})
@@ -194,7 +192,7 @@ def check(device: ct.Device, tile: AnyTile | None, dim: int, dtype: DType) -> fl
         stored = [random(rng, s, dtype) for s in shapes]
         lengths = np.array([lk - 7, lk // 2], np.int32)
         tensors = [ct.asarray(x, dtype, device) for x in stored]
-        with forcing(tile):
+        with forced(tile):
             got = attend(tile, causal, *tensors, ct.asarray(lengths, device=device)).numpy()
         wide = [widen(x, dtype).astype(np.float64) for x in stored]
         wanted = formula(*wide, lengths, masks=("lengths",), causal=causal, scale=dim**-0.5)
@@ -273,7 +271,7 @@ def _checked(
         yield tile
 
 
-def fits(tile: AnyTile, dim: int, caps: ct.Caps) -> bool:
+def fits(tile: AnyTile, dim: int, caps: Caps) -> bool:
     """Whether a device has the threads, the shared memory and the instructions."""
     small = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
     return small and (isinstance(tile, MmaTile) or caps.warpgroups)
@@ -297,7 +295,7 @@ def _timed(
         def record(tile: AnyTile | None = tile) -> list[ct.Tensor]:
             return [attend(tile, shape.causal, *tensors) for _ in range(count)]
 
-        with forcing(tile):
+        with forced(tile):
             replay = device.compile(record)
             got = replay()[-1].numpy()
         errors[title(tile)] = sampled(got, stored, shape, dtype)

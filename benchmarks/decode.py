@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from attention import Shape, Timed, error_of, forced, operands, ours, resident, sdpa, timed
 from gemv import round_of
-from measure import Row, alternate, cost, of_launch, torch_or_none
-from msgspec.structs import replace
+from measure import Row, alternate, cost, forcing, of_launch, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of
@@ -124,7 +122,11 @@ def every_length(name: str, args: argparse.Namespace) -> Iterator[Row]:
 
 def decode_sweep(args: argparse.Namespace) -> Iterator[Row]:
     """Every tile on tensor cores, the best first."""
-    device = ct.device("cuda")
+    names = [d for d in args.devices if ct.device(d).caps.tensor_cores]
+    if not names:
+        print("skipped: no device here has tensor cores")
+        return
+    device = ct.device(names[0])
     for shape in SMALL if args.small else SHAPES:
         for dtype in map(dtype_of, (args.dtypes or "f16").split(",")):
             sets = operands(shape, dtype)
@@ -133,10 +135,7 @@ def decode_sweep(args: argparse.Namespace) -> Iterator[Row]:
             for tile in TILES:
                 attrs = {"masks": (), "causal": False, "scale": shape.dim**-0.5,
                          "variant": title(tile)}  # fmt: skip
-                forced_tile = replace(
-                    SPLIT_MMA, name=title(tile), tile=lambda form, caps, t=tile: t
-                )
-                with mock.patch.object(choice, "ORDER", (forced_tile,)):
+                with forcing(choice, SPLIT_MMA, title(tile), lambda form, caps, t=tile: t):
                     contestants[title(tile)] = ours(
                         device, shape, sets, dtype, tensors, forced(attrs)
                     )

@@ -15,18 +15,17 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
-from measure import Call, Row, alternate, of_launch, summary, torch_or_none
+from measure import Call, Row, alternate, forcing, of_launch, summary, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.op import op
-from centella.ops.matmul import skinny, thin
+from centella.ops.matmul import choice
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.skinny import Skinny, skinny_tile_of
-from centella.ops.matmul.thin import ROWS, Thin
+from centella.ops.matmul.skinny import SKINNY_MMA, Skinny, skinny_tile_of
+from centella.ops.matmul.thin import ROWS, SKINNY, Thin
 from centella.specs import make_spec
 from centella.tensors.tensor import apply
 
@@ -290,21 +289,12 @@ def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
     return [tile for tile in found if tile.together(*dtypes) * tile.threads >= 256]
 
 
-def forcing(tile: Thin | Skinny) -> Any:
-    """Give a product this shape of a group."""
-    if isinstance(tile, Skinny):
-        return mock.patch.object(skinny, "skinny_tile_of", return_value=tile)
-    return mock.patch.object(thin, "thin_of", return_value=tile)
-
-
 def forced(tile: Thin | Skinny) -> Callable[..., Any]:
-    """`linear` with a group of this shape: to be captured while `forcing` gives it."""
-    variant = "skinny_mma" if isinstance(tile, Skinny) else "skinny"
+    """`linear` with a group of this shape: to be captured while it is forced."""
 
     def product(x: ct.Tensor, w: ct.Tensor, scale: ct.Tensor | None) -> ct.Tensor:
         extras = {} if scale is None else {"scale": scale}
-        attrs = {"activation": "", "alpha": 1.0, "extras": tuple(extras)}
-        attrs |= {"tile": title(tile), "variant": variant}
+        attrs = {"activation": "", "alpha": 1.0, "extras": tuple(extras), "variant": title(tile)}
         return apply("linear", x, w, *extras.values(), **attrs)
 
     return product
@@ -325,8 +315,9 @@ def thin_sweep(args: argparse.Namespace) -> Iterator[Row]:
             every = [*skinny_tiles(cell, device.caps), *tiles(cell, device.caps)]
             for tile in every[: 4 if args.small else None]:
                 who = f"{name} {title(tile)}"
+                kernel = SKINNY_MMA if isinstance(tile, Skinny) else SKINNY
                 try:
-                    with forcing(tile):
+                    with forcing(choice, kernel, title(tile), lambda form, caps, t=tile: t):
                         contestants[who] = ours(device, cell, sets, forced(tile))
                 except ct.CentellaError as error:
                     print(f"{who}: skipped, {str(error).splitlines()[0]}")

@@ -11,9 +11,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
 
 import centella as ct
+from centella.op.variant import Variant
 
 Row = dict[str, Any]
 Call = Callable[[], None]
@@ -79,6 +84,18 @@ def alternate(
             contestants[name]()
             seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def forcing(module: ModuleType, variant: Variant[Any, Any], name: str, tile_of: Any) -> Any:
+    """Let `variant=name` be a kernel on the tiles of `tile_of(form, caps)`, while this is entered.
+
+    Plans are kept by their attributes, so that a name stands for one tile.
+
+    Args:
+        module: which has the `ORDER` of the op's variants.
+    """
+    forced = replace(variant, name=name, tile=tile_of)
+    return mock.patch.object(module, "ORDER", (forced, *module.ORDER))
 
 
 def named(title: str, words: str | None) -> bool:

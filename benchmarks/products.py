@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx_webgpu
-from measure import Call, Row, alternate, summary, torch_or_none
+from measure import Call, Row, alternate, forcing, summary, torch_or_none
 from msgspec.structs import replace
 
 import centella as ct
-from centella.ops.matmul.table import TILES as VARIANTS
+from centella.ops.matmul import choice
 from centella.ops.matmul.table import Tile
-from centella.ops.matmul.tiled import tile_of
+from centella.ops.matmul.tiled import TILED, fits
 from centella.tensors.tensor import apply
 
 SHAPES = ((4096, 4096, 4096), (4097, 4093, 4099))
@@ -145,7 +145,6 @@ def title(tile: Tile) -> str:
 def product_of(layout: str, tile: Tile) -> Product:
     """The product of a layout, forced to a tile."""
     attrs: dict[str, Any] = {"alpha": 1.0, "variant": title(tile)}
-    VARIANTS[attrs["variant"]] = (tile,)
     if layout == "A B":
         return lambda a, b: apply("matmul", a, b, **attrs)
     return lambda x, w: apply("linear", x, w, activation="", extras=(), **attrs)
@@ -201,14 +200,17 @@ def _tiles(
     for tile in TILES:
         who = f"{name} {title(tile)}"
         product = product_of(layout, tile)
-        if tile_of(title(tile), 4, device.caps) is None:
+        if not fits(tile, 4, device.caps):
             print(f"{who}: skipped, {tile.threads} threads and {tile.shared_bytes:,} bytes of "
                   f"workgroup memory; {device.caps.max_workgroup} and "
                   f"{device.caps.max_shared:,} are allowed")  # fmt: skip
             continue
+        call = ours(device, tensors, product)
         try:
-            got = product(*tensors[0]).numpy()
+            with forcing(choice, TILED[-1], title(tile), lambda form, caps, t=tile: t):
+                got = product(*tensors[0]).numpy()
+                call()  # its plan, too, is built here
         except ct.CentellaError as error:
             print(f"{who}: skipped, {str(error).splitlines()[0]}")
             continue
-        yield who, (ours(device, tensors, product), error_of(got, *inputs[0]))
+        yield who, (call, error_of(got, *inputs[0]))

@@ -13,20 +13,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, named, of_launch, summary, torch_or_none
+from measure import Call, Row, alternate, forcing, named, of_launch, summary, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.op import op
-from centella.ops.matmul import mma as fragments
-from centella.ops.matmul import wgmma
-from centella.ops.matmul.mma import MMA_TILES, MmaTile
-from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
-from centella.specs import make_spec
+from centella.ops.matmul import choice
+from centella.ops.matmul import product as matmul
+from centella.ops.matmul.mma import MMA, MMA_TILES, MmaTile
+from centella.ops.matmul.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
+from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
 
 SHAPES = (
@@ -81,37 +80,36 @@ def title(tile: AnyTile | None) -> str:
 
 
 def variant_of(tile: AnyTile | None) -> str | None:
-    """The variant that a tile is one of; None: the choice is the library's."""
-    return None if tile is None else "mma" if isinstance(tile, MmaTile) else "wgmma"
+    """The variant that `forced` adds for a tile; None: the choice is the library's."""
+    return None if tile is None else title(tile)
 
 
 def linear(tile: AnyTile | None) -> Product:
-    """x W^T on a tile: to be recorded and planned while `mma_tile_of` gives it."""
+    """x W^T on a tile: to be recorded and planned while it is `forced`."""
 
     def product(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
         named = ("bias", "residual")[: len(more)]
         attrs = {"activation": "silu" if more else "", "alpha": 1.0, "extras": named}
-        return apply("linear", x, w, *more, variant=variant_of(tile), tile=title(tile), **attrs)
+        return apply("linear", x, w, *more, variant=variant_of(tile), **attrs)
 
     return product
 
 
-def forcing(tile: AnyTile | None) -> Any:
+def forced(tile: AnyTile | None) -> Any:
     """Give this tile to every product on tensor cores whose rows start on 16 bytes."""
     if tile is None:
         return nullcontext()
-    if isinstance(tile, WgmmaTile):
+    kernel = MMA if isinstance(tile, MmaTile) else WGMMA
 
-        def wide_tile_of(problem: Any, dtypes: Any, caps: ct.Caps) -> WgmmaTile:
-            takes = tile.takes(problem.a_along_k, problem.b_along_k)
-            return tile if takes else next(iter(WGMMA_TILES))
+    def tile_of(product: matmul.Product, caps: Caps) -> AnyTile | None:
+        if kernel.tile(product, caps) is None:
+            return None
+        if isinstance(tile, MmaTile):
+            return tile if product.whole else MMA_TILES[-1]
+        takes = tile.takes(product.problem.a_along_k, product.problem.b_along_k)
+        return tile if takes else next(iter(WGMMA_TILES))
 
-        return mock.patch.object(wgmma, "wgmma_tile_of", wide_tile_of)
-
-    def tile_of(dtypes: Any, caps: ct.Caps, whole: bool = True) -> MmaTile:
-        return tile if whole else MMA_TILES[-1]
-
-    return mock.patch.object(fragments, "mma_tile_of", tile_of)
+    return forcing(choice, kernel, title(tile), tile_of)
 
 
 def error_of(got: Any, wanted: Any) -> float:
@@ -148,9 +146,7 @@ def check(device: ct.Device, tile: AnyTile | None, dtype: DType) -> float:
         wanted = x.astype(np.float64) @ w.T.astype(np.float64)
         for a_way, b_way in itertools.product(("plain", "turned", "odd"), repeat=2):
             a, b = placed(device, x, dtype, a_way), placed(device, w, dtype, b_way)
-            got = apply(
-                "matmul", a, b.T, alpha=1.0, variant=variant_of(tile), tile=title(tile)
-            ).numpy()
+            got = apply("matmul", a, b.T, alpha=1.0, variant=variant_of(tile)).numpy()
             worst = max(worst, bounded(got, wanted, dtype, (m, n, k, a_way, b_way)))
         sums = wanted + bias
         fused = sums / (1 + np.exp(-sums)) + residual
@@ -173,7 +169,7 @@ def kernel_of(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: Any
     m, n, k = shape
     specs = tuple(make_spec(s, dtype, 16) for s in ((m, k), (n, k), (m, n)))
     attrs = {"activation": "", "alpha": 1.0, "extras": (), "variant": variant_of(tile)}
-    with forcing(tile):
+    with forced(tile):
         (call,) = op.get("linear").form(specs[:2], specs[2:], attrs).lower(device.caps).calls
     chosen = dict(call.constants).get("tile")
     return {**of_launch(device, call), "tile": title(chosen) if chosen in TILES else ""}
@@ -262,7 +258,7 @@ def _checked(
         for tile in tiles:
             who = f"{name} {title(tile)}"
             try:
-                with forcing(tile):
+                with forced(tile):
                     worst = check(device, tile, dtype)
             except ct.LimitError as error:
                 print(f"{who}: skipped, {str(error).splitlines()[0]}")
@@ -295,7 +291,7 @@ def _timed(
             ]
         who = f"{name} {title(tile)}"
         kernels[who] = kernel_of(device, shape, dtype, tile)
-        with forcing(tile):
+        with forced(tile):
             contestants[who], errors[who] = ours(
                 device, resident[name], pairs, count, dtype, linear(tile)
             )

@@ -38,10 +38,17 @@ from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
+from centella.tasks.classify import Classifier, TokenClassifier
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
+from centella.tasks.labels import Label, Ranked, Span
 from centella.tasks.load import load
+from centella.tasks.logprobs import TokenLogprobs
+from centella.tasks.request import Request
 from centella.tasks.sampling import Sampling
+from centella.tasks.schedule import Scheduler
+from centella.tasks.search import Index, Matches
+from centella.tasks.stream import Stream
 from centella.tensors import functional as _functional
 from centella.tensors.batch import CommandBatch
 from centella.tensors.creation import arange as arange  # as full and zeros: functional lists it
@@ -66,15 +73,87 @@ else:
     from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401
 
 __all__ = [
-    "AudioError", "CachedPipeline", "CentellaError", "CommandBatch", "CompileError", "Compiled",
-    "ContractError", "Counts", "DType", "DTypeError", "Device", "DeviceError", "DeviceLostError",
-    "DiscardedError", "Embedder", "Event", "Generation", "Generator", "In", "InOut", "KVCache",
-    "KVCacheFullError", "Ledger", "LimitError", "MatmulCache", "MissingExtraError", "Out",
-    "OutOfMemoryError", "Pending", "PipelineCache", "QTensor", "Sampling", "Scalar", "ShapeError",
-    "SimulationError", "State", "Tensor", "TraceError", "TransferForbidden", "UserKernel",
-    "WeightsError", "__version__", "asarray", "audio", "bf16", "bool_", "device", "empty", "f16",
-    "f32", "fetch", "forbid", "from_dlpack", "from_host", "i8", "i32", "jit", "kernel", "lang",
-    "ledger", "load", "log_mel", "nn", "ones", "quantize", "quantize_blocks", "quantize_int8",
-    "serving", "totals", "u8", "u32",
+    "AudioError",
+    "CachedPipeline",
+    "CentellaError",
+    "Classifier",
+    "CommandBatch",
+    "CompileError",
+    "Compiled",
+    "ContractError",
+    "Counts",
+    "DType",
+    "DTypeError",
+    "Device",
+    "DeviceError",
+    "DeviceLostError",
+    "DiscardedError",
+    "Embedder",
+    "Event",
+    "Generation",
+    "Generator",
+    "In",
+    "InOut",
+    "Index",
+    "KVCache",
+    "KVCacheFullError",
+    "Label",
+    "Ledger",
+    "LimitError",
+    "Matches",
+    "MatmulCache",
+    "MissingExtraError",
+    "Out",
+    "OutOfMemoryError",
+    "Pending",
+    "PipelineCache",
+    "QTensor",
+    "Ranked",
+    "Request",
+    "Sampling",
+    "Scalar",
+    "Scheduler",
+    "ShapeError",
+    "SimulationError",
+    "Span",
+    "State",
+    "Stream",
+    "Tensor",
+    "TokenClassifier",
+    "TokenLogprobs",
+    "TraceError",
+    "TransferForbidden",
+    "UserKernel",
+    "WeightsError",
+    "__version__",
+    "asarray",
+    "audio",
+    "bf16",
+    "bool_",
+    "device",
+    "empty",
+    "f16",
+    "f32",
+    "fetch",
+    "forbid",
+    "from_dlpack",
+    "from_host",
+    "i8",
+    "i32",
+    "jit",
+    "kernel",
+    "lang",
+    "ledger",
+    "load",
+    "log_mel",
+    "nn",
+    "ones",
+    "quantize",
+    "quantize_blocks",
+    "quantize_int8",
+    "serving",
+    "totals",
+    "u8",
+    "u32",
 ]  # fmt: skip
 __all__ += _functional.__all__

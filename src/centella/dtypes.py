@@ -102,13 +102,13 @@ def dtype_of(spec: Any) -> DType:
     if isinstance(spec, str) and (name := SAME.get(spec, spec)) in ALL:
         return ALL[name]
     try:
-        found = _BY_NUMPY.get(np.dtype(spec))
+        dtype = _BY_NUMPY.get(np.dtype(spec))
     except (TypeError, ValueError):  # NumPy's words for what is no dtype
-        found = None
-    if found is None:
+        dtype = None
+    if dtype is None:
         names = ", ".join(ALL)
         raise DTypeError(f"{spec!r} is not a storage type; expected one of {names}")
-    return found
+    return dtype
 
 
 def from_numpy(dtype: np.dtype[Any], op: str = "asarray") -> DType:
@@ -117,14 +117,14 @@ def from_numpy(dtype: np.dtype[Any], op: str = "asarray") -> DType:
     Raises:
         DTypeError: names `dtype=` as the way to say which narrower type is meant.
     """
-    found = _BY_NUMPY.get(dtype)
-    if found is None:
+    storage = _BY_NUMPY.get(dtype)
+    if storage is None:
         hint = {"i": "int32", "u": "uint32"}.get(dtype.kind, "float32")
         raise DTypeError(
             f"{op}: {dtype} has no storage type on a device; pass dtype= (for example "
             f"dtype={hint!r}) where it is taken, else convert it by x.astype(np.{hint})"
         )
-    return found
+    return storage
 
 
 def check_elements(op: str, native: Any, dtype: DType) -> None:
@@ -137,16 +137,16 @@ def check_elements(op: str, native: Any, dtype: DType) -> None:
         DTypeError: its elements are of another type.
     """
     if isinstance(native, np.ndarray):
-        held = native.dtype
+        stored = native.dtype
     else:
         face = getattr(native, "__cuda_array_interface__", None)
         if face is None:
             return
-        held = np.dtype(face["typestr"])
-    if held != dtype.numpy and held != np.uint8 and held.kind != "V":
+        stored = np.dtype(face["typestr"])
+    if stored != dtype.numpy and stored != np.uint8 and stored.kind != "V":
         raise DTypeError(
-            f"{op}: expected an array of {dtype.name} (NumPy's {dtype.numpy}), got {held}; convert "
-            f"it, or pass its bytes: .view('uint8')"
+            f"{op}: expected an array of {dtype.name} (NumPy's {dtype.numpy}), got {stored}; "
+            f"convert it, or pass its bytes: .view('uint8')"
         )
 
 
@@ -188,16 +188,16 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
     return _converted(op, array, kind), kind
 
 
-def _no_numbers(op: str, data: Any, held: np.dtype[Any]) -> DTypeError:
+def _no_numbers(op: str, data: Any, dtype: np.dtype[Any]) -> DTypeError:
     """The error of host data that no dtype= makes storable."""
-    if held.kind == "c":
+    if dtype.kind == "c":
         return DTypeError(
-            f"{op}: {held} has no storage type on a device; store its .real and its .imag"
+            f"{op}: {dtype} has no storage type on a device; store its .real and its .imag"
         )
-    if held.kind == "O" and (large := _beyond_int64(data)) is not None:
+    if dtype.kind == "O" and (large := _beyond_int64(data)) is not None:
         return DTypeError(f"{op}: {large!r:.40} does not fit any integer dtype")
-    made = isinstance(data, (np.ndarray, list, tuple))
-    got = f"{type(data).__name__} of {held}" if made else type(data).__name__
+    container = isinstance(data, (np.ndarray, list, tuple))
+    got = f"{type(data).__name__} of {dtype}" if container else type(data).__name__
     hint = "; list(...) makes one" if hasattr(data, "__next__") else ""
     return DTypeError(f"{op}: expected numbers, an array or a nested list of them, got {got}{hint}")
 

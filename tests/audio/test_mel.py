@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import centella as ct
+from centella.audio import open_audio, windows
 from centella.audio.mel import host_log_mel, mel_filters
 from centella.errors import DTypeError, ShapeError
 
@@ -112,12 +115,13 @@ def test_a_padded_window_on_a_device_is_the_extractors(device: ct.Device) -> Non
 
 @pytest.mark.devices("cpu", "webgpu", "cuda")
 def test_a_replay_uploads_its_samples_alone(device: ct.Device) -> None:
-    compute = device.compile(ct.log_mel, np.zeros((2, 3200), np.float32))
-    rows = np.stack([signal("tone", 3200), signal("noise", 3200)])
+    compute = device.compile(ct.log_mel, np.zeros((2, 3333), np.float32))
+    rows = np.stack([signal("tone", 3333), signal("noise", 3333)])
     compute(rows)
     with ct.ledger() as led:
         found = compute(rows).numpy()
-    led.expect(uploads=1, upload_bytes=rows.nbytes, downloads=1, submissions=1, compiles=0)
+    led.expect(uploads=1, downloads=1, submissions=1, compiles=0)
+    assert led.upload_bytes < rows.nbytes + 512
     np.testing.assert_allclose(found, host_log_mel(rows), atol=1e-4)
     again = on_device(rows, 80, device)  # its constants are not of the capture alone
     np.testing.assert_array_equal(again, found)
@@ -133,3 +137,20 @@ def test_bad_samples_on_a_device(device: ct.Device) -> None:
         on_device(np.zeros(400, np.float16), 80, device)
     with pytest.raises(DTypeError, match="log_mel"):
         ct.log_mel(np.zeros(400))  # type: ignore[arg-type]  # what a user tries first
+
+
+def test_a_long_recording_in_windows(tmp_path: Path) -> None:
+    """The mel of each is the extractor's for that window: its range is its own."""
+    path = tmp_path / "long.wav"
+    samples = np.concatenate([signal("noise", 16000 * 20), 0.01 * signal("noise", 16000 * 13 + 7)])
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    rows = list(windows(open_audio(path), 160000))
+    assert [(begin, row.size) for begin, row in rows] == [(10.0 * i, 160000) for i in range(4)]
+    whole = np.concatenate([row for _, row in rows])
+    np.testing.assert_allclose(whole[: samples.size], samples, atol=1e-4)
+    assert not whole[samples.size :].any()
+    for _, row in rows[1:3]:
+        np.testing.assert_allclose(host_log_mel(row), expected(row, 80), atol=1e-4)
+    assert [begin for begin, _ in windows(iter([samples[:5], samples[5:]]))] == [0.0, 30.0]

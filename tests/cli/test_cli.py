@@ -29,7 +29,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from centella.cli import info, kernels, output, passages
-from centella.cli.app import build
+from centella.cli.app import COMMANDS, build
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "data" / "tiny-bert"
@@ -57,7 +57,13 @@ def failed(*arguments: object) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    [(), *((name,) for name in "info embed generate transcribe kernels bench check demo".split())],
+    [
+        (),
+        *(
+            (name,)
+            for name in "info embed search generate transcribe kernels bench check demo".split()
+        ),
+    ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")
@@ -387,20 +393,18 @@ def test_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(output, "err", lambda text: events.append(("told", text)))
     monkeypatch.setattr("centella.cli.embed.out", lambda text: events.append(("rows", f"{text}\n")))
     call("embed", *options)
-    assert [kind for kind, _ in groupby(kind for kind, _ in events)] == [
-        "encode",
-        "told",
-        "rows",
-    ] * 3
+    assert events[0][1].startswith("loaded ")
+    kinds = [kind for kind, _ in groupby(kind for kind, _ in events)]
+    assert kinds == ["told", *["encode", "told", "rows"] * 3]
     assert "".join(text for kind, text in events if kind == "rows") == whole
-    told = [text for kind, text in events if kind == "told"]
+    told = [text for kind, text in events if kind == "told" and "loaded" not in text]
     assert told == [f"embedded {n} of 40 texts" for n in range(2, 42, 2)]
 
 
 def test_embed_refuses_an_output_before_it_loads_a_model(tmp_path: Path) -> None:
     absent = ("--model", tmp_path / "no-model", "--device", "cpu")
     text = failed("embed", "a", "--output", tmp_path / "foo.txt", *absent)
-    assert "--output writes a .npy file" in text
+    assert "--output: expected .npy, .parquet, .arrow, got " in text
     text = failed("embed", "a", "--output", tmp_path / "nope" / "foo.npy", *absent)
     assert f"there is no folder {tmp_path / 'nope'}" in text
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The CPU's formulas on blocks: what a tape computes, in which memory, and what it allocates."""
+"""The CPU's formulas on blocks: what a list of calls computes and allocates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import centella as ct
 from centella.host import blockwise
 from centella.host.blockwise import BLOCK, MOST_THREADS, SHARED, blocks_of, cores, share
-from centella.host.tape import Tape
+from centella.host.call_list import CallList
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.operands import NUMPY, TAPE
+from centella.ops.operands import NUMPY, SYMBOLS
 
 RNG = np.random.default_rng(4)
 SHAPES = (
@@ -136,9 +136,9 @@ def test_an_array_without_elements_has_no_blocks() -> None:
     assert blocks_of((0, 4)) == blocks_of((3, 0), whole_rows=True) == []
 
 
-def taped(formula: Callable[..., Any], *operands: Any, out: Any = None) -> Any:
-    tape = Tape([x.dtype for x in operands], operands[0].shape[-1])
-    run = tape.finish(formula(TAPE, *tape.operands))
+def calls_of(formula: Callable[..., Any], *operands: Any, out: Any = None) -> Any:
+    calls = CallList([x.dtype for x in operands], operands[0].shape[-1])
+    run = calls.finish(formula(SYMBOLS, *calls.operands))
     made = np.empty_like(operands[0]) if out is None else out
     with np.errstate(all="ignore"):
         run(operands, made)
@@ -163,10 +163,10 @@ def test_a_tape_computes_what_its_formula_says(name: str) -> None:
     x = np.array([[0.0, -0.0, 0.3, -1.5, 9.0, -9.0, 60.0], [1, 2, 3, -4, -5, 1e-30, -1e-30]], "f4")
     with np.errstate(all="ignore"):
         exact = np.broadcast_to(FORMULAS[name](NUMPY, x.astype(np.float64)), x.shape)
-    np.testing.assert_allclose(taped(FORMULAS[name], x), exact, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(calls_of(FORMULAS[name], x), exact, rtol=2e-6, atol=1e-6)
     inside = x.copy()
     np.testing.assert_array_equal(
-        taped(FORMULAS[name], inside, out=inside), taped(FORMULAS[name], x)
+        calls_of(FORMULAS[name], inside, out=inside), calls_of(FORMULAS[name], x)
     )
 
 
@@ -175,14 +175,14 @@ def test_an_activation_of_nan_and_infinity(name: str) -> None:
     x = np.array([np.nan, np.inf, -np.inf, 0], np.float32)
     with np.errstate(all="ignore"):
         expected = FORMULAS[name](NUMPY, x.astype(np.float64)).astype(np.float32)
-    np.testing.assert_array_equal(taped(FORMULAS[name], x), expected)
+    np.testing.assert_array_equal(calls_of(FORMULAS[name], x), expected)
 
 
 def test_gelu_is_within_its_bound() -> None:
     x = np.linspace(-12, 12, 400_001, dtype=np.float32)
     y = NUMPY.gelu(x)
     assert (np.abs(y - NUMPY.gelu(x.astype(np.float64))) <= 2.5e-7 * np.abs(x)).all()
-    np.testing.assert_array_equal(y, taped(FORMULAS["gelu"], x))
+    np.testing.assert_array_equal(y, calls_of(FORMULAS["gelu"], x))
     assert (y[x > 6.1] == x[x > 6.1]).all()
     far = NUMPY.gelu(np.array([-8.5, -30, -1e30], np.float32))
     assert ((far <= 0) & (far > -1e-20)).all()

@@ -59,6 +59,57 @@ def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
     assert not on_device(device, arrays, f32, variant, mask=np.zeros((3, 5), bool)).any()
 
 
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
+@pytest.mark.parametrize("both_sides", [False, True])
+def test_a_window_a_cap_and_sinks_are_what_they_say(
+    device: ct.Device, both_sides: bool, variant: str | None
+) -> None:
+    """Every score written down, in float64; NaN where no query looks."""
+    rng, lq, lk, w = rng_of("windows", both_sides), 4, 40, 6
+    q, k, v = normal(rng, (1, 4, lq, 8), (1, 2, lk, 8), (1, 2, lk, 8))
+    sinks = np.array([0.3, -np.inf, 40.0, -1.0], np.float32)
+    scores = np.einsum("hid,hjd->hij", q[0], k[0].repeat(2, 0)).astype(np.float64) / 2
+    at, key = np.arange(lq)[:, None] + lk - lq, np.arange(lk)
+    seen = (at - key < w) & (key - at < (w if both_sides else 1))
+    e = np.where(seen, np.exp(1.5 * np.tanh(scores / 1.5)), 0)
+    e /= e.sum(-1, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None]
+    wanted = np.einsum("hij,hjd->ihd", e, v[0].repeat(2, 0))[None]
+    k[..., : lk - lq - w + 1, :] = v[..., : lk - lq - w + 1, :] = np.nan
+    options: dict[str, Any] = {} if both_sides else {"causal": True}
+    got = on_device(device, (q, k, v), f32, variant, sinks=sinks, window=w, softcap=1.5, scale=0.5,
+                    **options)  # fmt: skip
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+@IN_REGISTERS
+def test_blocks_are_the_rows_that_they_name(device: ct.Device, variant: str) -> None:
+    """Another table compiles and plans nothing; no other block is read, nor rows past the last."""
+    rng = rng_of("blocks")
+    q, k, v = normal(rng, (2, 4, 2, 16), (2, 6, 64, 16), (2, 6, 64, 16))
+    k[:, 3] = v[:, 3] = k[:, 2, 40:] = v[:, 2, 40:] = np.nan
+    tensors = [ct.asarray(x, device=device) for x in (q, k, v)]
+    for n, rows in enumerate(([[5, 2], [0, 1]], [[4, 2], [2, 3]])):
+        starts, table = np.array([102, 30], np.int32), np.array(rows, np.int32)
+        whole = [x[:, table].swapaxes(0, 1).reshape(2, 2, 128, 16) for x in (k, v)]
+        given = [ct.asarray(x, device=device) for x in (starts, np.pad(table, ((0, 0), (1, 0))))]
+        with ct.ledger() as led:
+            y = ct.attention(*tensors, starts=given[0], blocks=given[1][:, 1:], variant=variant)
+            got = y.numpy().transpose(0, 2, 1, 3)
+        led.expect(**({"compiles": 0, "plans": 0} if n else {}))
+        wanted = exact((q, *whole), f32, {"starts": starts})
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 8)])
+def test_values_have_a_size_of_their_own(device: ct.Device, sizes: tuple[int, int]) -> None:
+    d, own = sizes
+    q, k, v = normal(rng_of("sizes", *sizes), (2, 2, 3, d), (2, 1, 9, d), (2, 1, 9, own))
+    got = on_device(device, (q, k, v), f32, causal=True)
+    wide = [np.pad(x, [(0, 0)] * 3 + [(0, 8 - x.shape[-1])]) for x in (q, k, v)]
+    wanted = exact(wide, f32, {}, causal=True, scale=d**-0.5)[..., :own]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 @IN_REGISTERS
 @pytest.mark.parametrize("name", ["lengths", "starts"])
 def test_keys_past_the_last_may_hold_anything(device: ct.Device, name: str, variant: str) -> None:
@@ -112,6 +163,10 @@ def test_every_length_runs_the_same_launches(device: ct.Device) -> None:
         if n > 1:
             led.expect(compiles=0, plans=0)
     assert launches == {2}
+    for window in (7, 8, 300):  # a number of the launch, as a cap is
+        with ct.ledger() as led:
+            ct.attention(*tensors, causal=True, window=window, softcap=window / 7).numpy()
+        led.expect(launches=2, **({} if window == 7 else {"compiles": 0}))
 
 
 @IN_REGISTERS

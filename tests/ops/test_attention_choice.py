@@ -115,9 +115,15 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
         (qkv(65, 128, bf16), {}, "wgmma"),
         (qkv(64, 64), {}, "mma"),
         (qkv(65, 64, lk=0), {}, "tiled"),
-        (qkv(65, 64), {"masks": ("lengths", "starts")}, "wgmma"),
+        (qkv(65, 64), {"masks": ("lengths", "starts", "sinks")}, "wgmma"),
         *((qkv(65, 64), {"masks": (m,)}, "mma") for m in ("mask", "key_mask")),
         *((qkv(65, 64), {"scale": x}, "mma") for x in (-0.125, 0.0, 0.01, 1.0)),
+        (qkv(65, 64), {"scale": 1.0, "softcap": 50.0, "window": 9}, "wgmma"),
+        (
+            (q, *[spec(2, 9, 64, 64, dtype=f16)] * 2, spec(2, 3, dtype=i32)),
+            {"masks": ("blocks",)},
+            "mma",
+        ),
         ((q, whole, v), {}, "wgmma"),
         ((q, repeated, v), {}, "mma"),
         ((q, k, view(k.shape, (90 * 65, 65, 130, 1), f16)), {}, "tiled"),
@@ -153,6 +159,8 @@ def test_tiles_of_attention() -> None:
         for dim in (most // 2 + 1, most):
             assert of(65, dim) == of(65, dim, "lengths", "starts") == large
             assert of(64, dim) == of(65, dim, "mask") == of(65, dim, "key_mask") == small
+            capped = form_of(qkv(65, dim), softcap=1.0)
+            assert mma.tile_of(capped, HOPPER) == small
             assert of(65, dim, dtype=bf16) == replace(large, parts=2)
             assert large.shared_bytes(dim) * large.together <= 227 << 10
     assert of(65, 257) is None
@@ -173,8 +181,9 @@ def test_heads_wide_and_narrow() -> None:
 
 
 def test_parts_of_the_keys_follow_from_shapes() -> None:
-    def of(heads: int, keys: int, queries: int = 1, enough: int = 512) -> Parts:
-        return Parts.of(spec(1, heads, queries, 64), spec(1, heads, keys, 64), 64, enough)
+    def of(heads: int, keys: int, queries: int = 1, enough: int = 512, **attrs: Any) -> Parts:
+        k = spec(1, heads, keys, 64)
+        return Parts.of(form_of((spec(1, heads, queries, 64), k, k), **attrs), 64, enough)
 
     assert [of(8, n).splits for n in (0, 1, 64, 65, 4096, 32768)] == [1, 1, 1, 2, 64, 64]
     assert [of(n, 32768).splits for n in (1, 3, 64, 256, 257, 9000)] == [
@@ -183,7 +192,10 @@ def test_parts_of_the_keys_follow_from_shapes() -> None:
     assert [of(8, 32768, enough=n).splits for n in (7, 396, 528)] == [1, 49, 66]
     rows = [of(1, 9, n).rows for n in (0, 1, 2, 3, 4, 5, 8, 9, 64)]
     assert rows == [1, 1, 2, 4, 4, 8, 8, 8, 8]
-    assert Parts.of(spec(1, 8, 1, 64), spec(1, 1, 9, 64), 64, most=2).blocks == 4
+    k = spec(1, 1, 9, 64)
+    assert Parts.of(form_of((spec(1, 8, 1, 64), k, k)), 64, most=2).blocks == 4
+    for causal, lq, splits in ((True, 1, 4), (True, 2, 5), (False, 1, 8)):  # of 256 keys and more
+        assert of(1, 32768, lq, window=256, causal=causal).splits == splits
     assert [of(1, 9, n).blocks for n in (0, 1, 8, 9, 64)] == [0, 1, 1, 2, 8]
 
 

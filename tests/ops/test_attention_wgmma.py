@@ -58,6 +58,13 @@ CASES: dict[str, tuple[Shape, WgmmaTile, dict[str, Any]]] = {
     "starts": ((3, 2, 2, 70, 90, 16), SMALL, {"starts": [-30, 0, 49]}),
     "causal, fewer keys": ((1, 4, 2, 140, 90, 16), SMALL, {"causal": True}),
     "lengths, causal": ((2, 2, 1, 70, 150, 16), SMALL, {"causal": True, "lengths": [70, 150]}),
+    "window": ((3, 2, 2, 140, 290, 16), SMALL, {"starts": [-30, 0, 400], "window": 50}),
+    "window of both sides": ((1, 2, 1, 140, 140, 16), SMALL, {"window": 20}),
+    "softcap, sinks": (
+        (2, 2, 1, 70, 150, 16),
+        SMALL,
+        {"lengths": [70, 150], "softcap": 1.5, "sinks": [2.0, -np.inf]},
+    ),
     "one consumer": ((1, 1, 1, 70, 100, 16), WgmmaTile(48, 1), {}),
     "three consumers": ((1, 1, 1, 200, 100, 16), WgmmaTile(32, 3, 3), {"causal": True}),
 }
@@ -143,7 +150,8 @@ def test_on_a_device(device: ct.Device, tile: WgmmaTile) -> None:
 @SHIPPED
 def test_tiles_stay_in_registers(dim: int, tile: WgmmaTile, tmp_path: Path) -> None:
     """No spills, no stack, no warning, and as many registers as roles divide."""
-    every: tuple[dict[str, Any], ...] = ({}, {"causal": True, "lengths": [4096]}, {"starts": [1]})
+    sight = {"starts": [1], "sinks": [0.0] * 4, "window": 128, "softcap": 50.0}
+    every: tuple[dict[str, Any], ...] = ({}, {"causal": True, "lengths": [4096]}, sight)
     cases = [(kind_of(tile), masks) for masks in every]
     if tile.parts == 1:  # values of bf16 that are made f16
         cases.append((bf16, every[1]))

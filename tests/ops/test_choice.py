@@ -15,7 +15,7 @@ from centella.emit.program import Call
 from centella.op import op, variant
 from centella.ops.attention import table as attention_table
 from centella.ops.matmul import table
-from centella.ops.matmul.choice import EVERY
+from centella.ops.matmul.choice import ORDER
 from centella.ops.matmul.columns import columns_of
 from centella.ops.matmul.mma import MMA_TILES, mma_tile_of
 from centella.ops.matmul.problem import VARIANTS, Problem
@@ -53,12 +53,12 @@ def product(whole: Problem, dtypes: Dtypes, aligned: bool = True) -> Product:
 
 def choose(whole: Problem, dtypes: Dtypes, caps: Caps, aligned: bool = True) -> str:
     """The name of the variant for a problem."""
-    return variant.choose(EVERY, product(whole, dtypes, aligned), caps, None, "").name
+    return variant.choose(ORDER, product(whole, dtypes, aligned), caps, None, "").name
 
 
 def fits(name: str, whole: Problem, dtypes: Dtypes, caps: Caps) -> bool:
     """Whether a variant can compute a problem."""
-    (named,) = (v for v in EVERY if v.name == name)
+    (named,) = (v for v in ORDER if v.name == name)
     return named.fits(product(whole, dtypes), caps)
 
 
@@ -85,7 +85,7 @@ def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
 
 def test_names_of_variants_are_those_of_kernels() -> None:
     assert tuple(v for v in VARIANTS if v in TILES) == tuple(TILES)
-    assert {v.name for v in EVERY} == set(VARIANTS)
+    assert {v.name for v in ORDER} == set(VARIANTS)
 
 
 # -- tiles ----------------------------------------------------------------------------------------

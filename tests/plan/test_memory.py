@@ -12,7 +12,7 @@ import centella as ct
 from centella.models.bert import BertConfig, BertModel
 from centella.nn import module
 from centella.plan import build as plan
-from centella.plan.build import Plan
+from centella.plan.graph import Plan
 from centella.plan.placement import Lifetime, largest_live, place
 from centella.record.recording import Recorded
 from centella.runtime import prepare

@@ -55,7 +55,7 @@ Machine = Callable[[FakeGpu], FakeGpu]
 
 def again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process: what is known is what the folder holds."""
-    monkeypatch.setattr(self_check, "_found", {})
+    monkeypatch.setattr(self_check, "_faults", {})
     monkeypatch.setattr(MODULE, "_opened", {})
     monkeypatch.setattr(MODULE, "_default", None)
 
@@ -206,7 +206,7 @@ def test_it_can_be_left_out(machine: Machine, cache: Path, monkeypatch: pytest.M
 def test_devices_of_numpy_need_none(cache: Path) -> None:
     for name in ("cpu", "simulator"):
         assert ct.device(name, pool="exact").fault == ""
-    assert not self_check._found and not stored(cache)
+    assert not self_check._faults and not stored(cache)
 
 
 # -- where it is remembered -----------------------------------------------------------------------

@@ -76,14 +76,14 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Along axes",
         "",
-        "sum mean var max min argmax topk softmax log_softmax layer_norm rms_norm l2_normalize "
-        "mean_pool",
+        "sum mean var max min argmax topk sort argsort cumsum softmax log_softmax layer_norm "
+        "rms_norm l2_normalize mean_pool",
     ),
     (
         "Moving",
         "`x[a:b]`, `x.T`, `x.permute` and `x.reshape` are views where they can be: see `Tensor`.",
-        "concat stack split chunk broadcast_to repeat pad tril gather scatter embedding "
-        "interleaved_to_head_first",
+        "concat stack split chunk broadcast_to repeat pad tril gather take_along_axis scatter "
+        "embedding interleaved_to_head_first",
     ),
     (
         "Attention, caches, State",
@@ -104,18 +104,20 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
-        "[A service](service.md) embeds the texts of many requests together. "
-        "[Transcribe](transcribe.md) has sound to text.",
-        "load Embedder Generator Generation Sampling centella.tasks.transcribe:Transcriber "
-        "centella.tasks.transcribe:Transcript centella.tasks.transcribe:Transcription "
-        "centella.tasks.speech_options:Options serving serving.Batcher",
+        "[Encoders](encoders.md) and [decoders](generate.md) are listed there. "
+        "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
+        "finds the vectors nearest to one; [transcribe](transcribe.md) has sound to text.",
+        "load Embedder Generator Generation Stream Scheduler Request TokenLogprobs Sampling "
+        "centella.tasks.transcribe:Transcriber centella.tasks.transcribe:Transcript "
+        "centella.tasks.transcribe:Transcription centella.tasks.speech_options:Options "
+        "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
     ),
     (
         "Audio",
         "[Audio](audio.md) says what is read by which package.",
         "audio log_mel audio.host_log_mel audio.open_audio audio.read_audio audio.AudioStream "
-        "audio.speech_regions audio.speech_pieces audio.SpeechDetector audio.SpeechRules "
-        "audio.Segment audio.Word audio.by_word audio.format_transcript",
+        "audio.windows audio.speech_regions audio.speech_pieces audio.SpeechDetector "
+        "audio.SpeechRules audio.Segment audio.Word audio.by_word audio.format_transcript",
     ),
     (
         "Ledger",
@@ -148,6 +150,7 @@ INNER: dict[str, str] = {
 
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
-    "Tensor Device Pending Event UserKernel Embedder Generator Ledger Counts DType CachedPipeline "
-    "Memory KernelTime CachedWeight Jitted audio.AudioStream nn.Parameter nn.Stored nn.Module"
+    "Tensor Device Pending Event UserKernel Embedder Generator Request Ledger Counts DType "
+    "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module "
+    "Classifier TokenClassifier audio.AudioStream"
 )

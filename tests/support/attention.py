@@ -24,7 +24,8 @@ Shape = tuple[int, int, int, int, int, int]
 CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
             subgroups=True, arch="sm_90a")  # fmt: skip
 BOUND = {f16: 2e-7, bf16: 5e-6}  # squared error of the squares
-KINDS = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32"}
+KINDS = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32", "sinks": "f32",
+         "blocks": "i32"}  # fmt: skip
 VARIANTS = {variant.name: variant for variant in ORDER}
 
 
@@ -88,15 +89,20 @@ class Plan(NamedTuple):
 
 def planned(
     variant: str, shape: Shape, dtype: DType = f16, tile: Any = None, *, caps: Caps = CAPS,
-    causal: bool = False, scale: float | None = None, **masks: Any,
+    causal: bool = False, scale: float | None = None, window: int | None = None,
+    softcap: float | None = None, **masks: Any,
 ) -> Plan:  # fmt: skip
-    """The launches for [batch, heads, kv_heads, lq, lk, dim], by a tile or the chosen one."""
+    """The launches for [batch, heads, kv_heads, lq, lk, dim], by a tile or the chosen one.
+
+    With blocks `lk` is how many there are in the pool.
+    """
     b, heads, kv_heads, lq, lk, dim = shape
-    shapes = ((b, heads, lq, dim), (b, kv_heads, lk, dim), (b, kv_heads, lk, dim))
+    k = (kv_heads, lk, 64, dim) if "blocks" in masks else (b, kv_heads, lk, dim)
+    shapes = ((b, heads, lq, dim), k, k)
     arrays = {name: np.asarray(value) for name, value in masks.items()}
     inputs = [make_spec(s, dtype, 16) for s in shapes]
     inputs += [make_spec(a.shape, dtype_of(KINDS[n]), 16) for n, a in arrays.items()]
-    attrs = {"causal": causal, "scale": scale or dim**-0.5}
+    attrs = {"causal": causal, "scale": scale or dim**-0.5, "window": window, "softcap": softcap}
     y, kernel = make_spec((b, lq, heads, dim), dtype, 16), VARIANTS[variant]
     form = ATTENTION.form(tuple(inputs), (y,), {**attrs, "masks": tuple(arrays)})
     if isinstance(tile, MmaTile) and dtype is bf16:
@@ -106,13 +112,14 @@ def planned(
 
 
 def exact(
-    arrays: Any, dtype: DType, masks: dict[str, Any], causal: bool = False, scale: float = 0.0
-) -> Array:
+    arrays: Any, dtype: DType, masks: dict[str, Any], causal: bool = False, scale: float = 0.0,
+    **attrs: Any,
+) -> Array:  # fmt: skip
     """Attention in float64 of what a dtype stores, [batch, query, head, element]."""
     wide = [rounded(np.asarray(x, np.float32), dtype) for x in arrays]
     scale = scale or wide[0].shape[-1] ** -0.5
     given = (*wide, *masks.values())
-    return np.asarray(reference(*given, masks=tuple(masks), causal=causal, scale=scale))
+    return np.asarray(reference(*given, masks=tuple(masks), causal=causal, scale=scale, **attrs))
 
 
 def error(got: Array, wanted: Array) -> float:

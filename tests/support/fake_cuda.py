@@ -257,7 +257,7 @@ def installed(patch: pytest.MonkeyPatch, kind: type[Fake]) -> Iterator[Fake]:
     driver = pytest.importorskip("cuda.bindings.driver")
     module = sys.modules["centella.runtime.device"]  # `centella.device` is the function
     patch.setattr(module, "_opened", {})
-    patch.setattr(module, "_made", ())
+    patch.setattr(module, "_devices", ())
     made = kind(driver)
     made.install(patch)
     yield made

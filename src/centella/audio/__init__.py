@@ -8,7 +8,7 @@ subtitles   transcripts as text, SRT, WebVTT, TSV, JSON
 
 from centella.audio.mel import host_log_mel
 from centella.audio.regions import SpeechDetector, SpeechRules, speech_pieces, speech_regions
-from centella.audio.stream import AudioStream, open_audio, read_audio
+from centella.audio.stream import AudioStream, open_audio, read_audio, windows
 from centella.audio.subtitles import format_transcript
 from centella.audio.transcript import Segment, Word, by_word
 
@@ -25,4 +25,5 @@ __all__ = [
     "read_audio",
     "speech_pieces",
     "speech_regions",
+    "windows",
 ]

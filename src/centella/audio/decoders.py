@@ -8,7 +8,7 @@ calls, silence stands for what is missing, so that positions are times of the fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str:
             return False
 
     try:
-        opened = Forward(file)
+        opened = Forward(cast(BinaryIO, file))
     except soundfile.SoundFileError as error:
         return f"soundfile: {getattr(error, 'error_string', error)}"
     if not opened.frames:
@@ -97,11 +97,12 @@ def _broken(name: str, seconds: float, error: object) -> AudioError:
 def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
     try:
         import av
+        from av.error import FFmpegError
     except ImportError:
         return _NO_PYAV
     try:
         container: Any = av.open(file)  # its streams' types are unions of all kinds
-    except av.FFmpegError as error:
+    except FFmpegError as error:
         return f"PyAV: {error.strerror}"
     stream = container.streams.best("audio")
     if stream is None:
@@ -110,7 +111,7 @@ def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
     frames = container.decode(stream)
     try:
         first = next(frames)
-    except (av.FFmpegError, StopIteration) as error:
+    except (FFmpegError, StopIteration) as error:
         container.close()
         return f"PyAV: no samples: {error}"
     rate, channels = first.sample_rate, first.layout.nb_channels
@@ -131,7 +132,7 @@ def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
             yield floats(name, block)
             try:
                 frame = next(frames, None)
-            except av.FFmpegError as error:
+            except FFmpegError as error:
                 raise _broken(name, at / rate, error) from error
 
     known = None if container.duration is None else int(container.duration / av.time_base * rate)

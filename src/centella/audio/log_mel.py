@@ -66,7 +66,8 @@ def log_mel(samples: Tensor, num_mels: int = 80) -> Tensor:
         return empty(shape, "f32", samples.device)
     basis, leak, filters = _constants(samples.device, num_mels)
     wave = _reflected(samples.reshape(*batch), count)
-    frames = wave._view((batch[0], count, FRAME), (wave.shape[1], HOP, 1), 0)  # they overlap
+    strides = (wave.spec.strides[0], HOP, 1)  # frames overlap
+    frames = wave._view((batch[0], count, FRAME), strides, wave._offset)
     mean = mean_along(frames, axis=-1, keepdims=True)
     spectrum = linear(frames - mean, basis)
     real = spectrum[..., :_COLUMNS] + mean * leak

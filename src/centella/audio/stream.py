@@ -18,7 +18,7 @@ from weakref import finalize
 import numpy as np
 
 from centella.audio.decoders import open_coded
-from centella.audio.mel import RATE
+from centella.audio.mel import RATE, WINDOW
 from centella.audio.source import Array, Source, block_frames, check_layout, floats
 from centella.audio.wav import is_wav, open_pcm, open_wav
 from centella.errors import AudioError, MissingExtraError
@@ -144,6 +144,22 @@ def read_audio(
         source, rate=rate, channels=channels, dtype=dtype, channel_axis=channel_axis
     ) as stream:
         return stream.read()
+
+
+def windows(samples: Array | Iterable[Array], count: int = WINDOW) -> Iterator[tuple[float, Array]]:
+    """A recording of any length in rows of equal length, one after the other, as `log_mel` reads.
+
+    Args:
+        samples: f32 [n], or pieces of it, as an `AudioStream` gives them.
+        count: samples of a row; by default those of 30 s.
+
+    Returns:
+        The second at which a row begins, and its samples, f32 [count]; the last has zeros behind.
+    """
+    stream = samples if isinstance(samples, AudioStream) else open_audio(samples)
+    while (row := stream.read(count)).size:
+        begin = (stream.position - row.size) / RATE
+        yield begin, np.pad(row, (0, count - row.size))
 
 
 def _of_path(name: str, raw: tuple[int, int, str] | None, opened: ExitStack) -> Source:

@@ -57,9 +57,9 @@ class Failed:
         text = f"{self._name} failed on the CPU: {str(error) or type(error).__name__}"
         if isinstance(error, SimulationError):
             return SimulationError(text)
-        made = OutOfMemoryError(text) if isinstance(error, MemoryError) else DeviceError(text)
-        made.__cause__ = error
-        return made
+        mapped = OutOfMemoryError(text) if isinstance(error, MemoryError) else DeviceError(text)
+        mapped.__cause__ = error
+        return mapped
 
 
 def flat(buffer: Buffer) -> Array:

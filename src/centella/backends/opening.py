@@ -82,8 +82,8 @@ def class_of(kind: str) -> type[Backend]:
         MissingExtraError: the driver's package is not installed.
     """
     module, name = BACKENDS[kind]
-    found: type[Backend] = getattr(import_module(module), name)
-    return found
+    backend: type[Backend] = getattr(import_module(module), name)
+    return backend
 
 
 def byte_count(asked: object) -> int:

@@ -106,7 +106,7 @@ def _elements(case: Case) -> int:
 def _failures(device: Device, name: str, dtype: str, cases: Sequence[Case]) -> Iterator[Failure]:
     """The cases that are wrong, or raise; they run together, one by one where that raises."""
     try:
-        found = list(differences(device, name, dtype, cases, TABLE[name]))
+        differing = list(differences(device, name, dtype, cases, TABLE[name]))
     except Exception as error:  # of ours, the driver or its bindings: what there is to report
         device.recorder.implicit().fail()
         if len(cases) == 1 or device.lost:
@@ -117,7 +117,7 @@ def _failures(device: Device, name: str, dtype: str, cases: Sequence[Case]) -> I
             if device.lost:
                 return
         return
-    for case, difference in found:
+    for case, difference in differing:
         yield _failure(
             name, dtype, case, str(difference), difference.index,
             f"{difference.expected:.9g}", f"{difference.got:.9g}",

@@ -11,7 +11,18 @@ import typer
 from typer.core import TyperGroup
 
 from centella import __version__
-from centella.cli import bench, check, demo, embed, generate, info, kernels, transcribe
+from centella.cli import (
+    bench,
+    check,
+    demo,
+    embed,
+    generate,
+    info,
+    kernels,
+    rank,
+    search,
+    transcribe,
+)
 from centella.cli.output import err, in_line, out, printable
 from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError
@@ -46,8 +57,22 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         embed.run, "Embed texts as unit vectors.", "Embed texts as unit vectors.",
         ("centella embed 'data stays on the device' 'a cat on a mat'",
          "centella embed --file lines.txt --output vectors.npy",
+         "centella embed --file lines.txt --output vectors.parquet",
          "sort names.txt | centella embed --file - --json",
          "centella embed hello --device webgpu --ledger"),
+    ),
+    "search": (
+        search.run, "Search a file of vectors by meaning.",
+        "Find the rows of a file of vectors, as embed saves them, that are nearest to a question.",
+        ("centella search vectors.parquet 'how is memory freed?'",
+         "centella search vectors.npy 'a cat on a mat' --file lines.txt --top 3",
+         "centella search vectors.npy 'one' 'two' --json"),
+    ),
+    "rank": (
+        rank.run, "Put texts in the order of a question.",
+        "Put texts in the order in which they answer a question, by a cross-encoder.",
+        ("centella rank --model models/reranker 'how is memory freed?' --file lines.txt --top 3",
+         "centella rank --model models/reranker 'a cat' 'cats sleep' 'taxes are due' --json"),
     ),
     "generate": (
         generate.run, "Continue a prompt, or chat.",

@@ -22,6 +22,7 @@ EXTRAS = {
     "audio": ("soundfile", "soxr"),
     "av": ("av",),
     "cli": ("typer", "rich"),
+    "arrow": ("pyarrow",),
     "cuda": ("cuda-core", "cuda-bindings"),
 }
 MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 4

@@ -77,8 +77,8 @@ class Kernel:
         used = face or self.face
         key = (dtypes, unit, exact(constants), size, used)
         with self._lock:
-            found = self._traced.get(key)
-            if found is None:
+            ir = self._traced.get(key)
+            if ir is None:
                 names = used.tensor_names
                 values = {n: d for n, d in used.constants if d is not REQUIRED}
                 values.update(constants)
@@ -87,11 +87,11 @@ class Kernel:
                     raise TraceError(f"kernel {self.name!r}: constant {missing[0]!r} has no value")
                 kinds = dict(zip(names, dtypes, strict=True))
                 dense = dict(zip(names, unit or (True,) * len(names), strict=True))
-                found = self._traced[key] = trace(
+                ir = self._traced[key] = trace(
                     self.fn, used, workgroup=size, dtypes=kinds, unit=dense, constants=values,
                     name=self.name,
                 )  # fmt: skip
-        return found
+        return ir
 
     def program(
         self, caps: Caps, dtypes: tuple[DType, ...], unit: tuple[bool, ...], constants: Constants,
@@ -99,11 +99,11 @@ class Kernel:
     ) -> Program:  # fmt: skip
         """The program of one specialisation on one kind of device, remembered."""
         key = (caps, dtypes, unit, exact(constants), workgroup, face)
-        found = self._programs.get(key)
-        if found is None:
+        program = self._programs.get(key)
+        if program is None:
             ir = self.specialise(dtypes, unit, constants, workgroup, face)
-            found = self._programs[key] = self._emitted(ir, caps)
-        return found
+            program = self._programs[key] = self._emitted(ir, caps)
+        return program
 
     def _emitted(self, ir: KernelIR, caps: Caps, copies: Copies = ()) -> Program:
         return program_of(ir, caps, self.trusted, self.moves, copies, self.rewritable)
@@ -294,8 +294,8 @@ def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int
             words.append(ref.spec.strides[int(rest[1])])
         else:
             words.append(ref.spec.shape[int(rest[1])])
-    for made in ir.maps:
-        if text := made.refused(words, ir.args[made.argument].dtype.itemsize):
+    for tensor_map in ir.maps:
+        if text := tensor_map.refused(words, ir.args[tensor_map.argument].dtype.itemsize):
             raise LimitError(f"kernel {ir.name!r}: {text}")
     return words, patches
 

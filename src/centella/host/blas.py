@@ -74,12 +74,12 @@ def _find() -> Threads | None:
     except (ImportError, OSError):
         return None
     for before, after in NAMES:
-        found: list[Any] = [
+        functions: list[Any] = [
             getattr(library, f"{before}openblas_{name}{after}", None)
             for name in ("get_parallel", "get_num_threads", "set_num_threads")
         ]
-        if all(found):
-            kind, read, write = found
+        if all(functions):
+            kind, read, write = functions
             return Threads(read, write) if kind() == PTHREADS else None
     return None
 

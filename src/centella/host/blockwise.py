@@ -141,19 +141,19 @@ SHAPES = 256  # of blocks, whose views a thread keeps
 
 def scratch(layout: tuple[tuple[tuple[int, ...], Any], ...]) -> list[Array]:
     """Arrays of this thread's, one of each (shape, dtype); what they hold is anything."""
-    found = _scratch.shaped.get(layout)
-    if found is None:
+    arrays = _scratch.shaped.get(layout)
+    if arrays is None:
         if len(_scratch.shaped) >= SHAPES:
             _scratch.shaped.clear()
-        found = _scratch.shaped[layout] = [
-            _piece(place, shape, np.dtype(dtype)) for place, (shape, dtype) in enumerate(layout)
+        arrays = _scratch.shaped[layout] = [
+            _piece(number, shape, np.dtype(dtype)) for number, (shape, dtype) in enumerate(layout)
         ]
-    return found
+    return arrays
 
 
-def _piece(place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _piece(number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
-    memory = _scratch.memory.get(place)
+    memory = _scratch.memory.get(number)
     if memory is None or memory.nbytes < nbytes:
-        memory = _scratch.memory[place] = np.empty(max(nbytes, 4 * BLOCK), np.uint8)
+        memory = _scratch.memory[number] = np.empty(max(nbytes, 4 * BLOCK), np.uint8)
     return memory[:nbytes].view(dtype).reshape(shape)

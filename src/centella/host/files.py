@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 
 @contextmanager
@@ -88,3 +88,79 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
         raise OSError(f"{path}: expected a file that can be written; this user may not write it")
     if not special and not os.access(folder, os.W_OK):
         raise OSError(f"{path}: expected a folder that can be written; this user may not")
+
+
+class Growing:
+    """A file that is written over several runs: its bytes, and a note of what run they are of.
+
+    They stand beside the file, in `F.part` and `F.part.note`, until it gets its name.
+
+    Args:
+        path: the file; a link is followed.
+
+    Attributes:
+        size: bytes that are there.
+        note: what the run before left, "" where there was none.
+
+    Raises:
+        OSError: the file cannot be written; it has the name of the part.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._target = os.path.realpath(path)
+        self.part: str = f"{self._target}.part"
+        self._file: BinaryIO | None = None
+        self.size: int = 0
+        self.note: str = ""
+        with (
+            suppress(OSError, UnicodeDecodeError),
+            open(f"{self.part}.note", encoding="utf-8") as f,
+        ):
+            self.note = f.read()
+            self.size = os.path.getsize(self.part)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def open(self, size: int, note: str) -> None:
+        """Go on behind so many bytes of what is there, with this note; behind 0 begin anew."""
+        with open(f"{self.part}.note", "w", encoding="utf-8") as file:
+            file.write(note)
+        self._file = open(self.part, "r+b" if size else "w+b")  # noqa: SIM115  # closed on exit
+        self._file.truncate(size)
+        self._file.seek(size)
+        self.size, self.note = size, note
+
+    def append(self, content: bytes) -> None:
+        """Write behind what is there."""
+        assert self._file is not None, "open comes first"
+        try:
+            self._file.write(content)
+            self._file.flush()
+        except OSError as error:
+            error.filename = self.part
+            raise
+        self.size += len(content)
+
+    def begin(self, content: bytes) -> None:
+        """Write over the first bytes; nothing is appended after it."""
+        assert self._file is not None, "open comes first"
+        self._file.seek(0)
+        self._file.write(content)
+        self._file.close()
+
+    def rename(self) -> None:
+        """Give the file its name; one that exists is replaced and keeps its permissions."""
+        if os.path.exists(self._target):
+            os.chmod(self.part, stat.S_IMODE(os.stat(self._target).st_mode))
+        os.replace(self.part, self._target)
+
+    def discard(self) -> None:
+        """Remove part and note."""
+        for name in (self.part, f"{self.part}.note"):
+            with suppress(FileNotFoundError):
+                os.remove(name)

@@ -49,7 +49,7 @@ class Job(Generic[T]):
         self._work: tuple[Callable[..., T], tuple[Any, ...]] | None = (call, args)
         self._waiting: list[_thread.LockType] = []
         self._over = False
-        self._given: T | None = None
+        self._value: T | None = None
         self._error: Exception | None = None
 
     def run(self) -> None:
@@ -58,7 +58,7 @@ class Job(Generic[T]):
         call, args = self._work
         self._work = None
         try:
-            self._given = call(*args)
+            self._value = call(*args)
         except Exception as error:
             self._error = error
         self._over = True
@@ -85,7 +85,7 @@ class Job(Generic[T]):
         self.wait()
         if self._error is not None:
             raise self._error
-        return self._given  # type: ignore[return-value]  # what `call` gave
+        return self._value  # type: ignore[return-value]  # what `call` gave
 
 
 class Worker:
@@ -99,7 +99,7 @@ class Worker:
         self._name = name
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._given = 0
+        self._submitted = 0
         self._ended = False
         self._limit = _Limit()
         tell(self._interrupted)
@@ -115,8 +115,8 @@ class Worker:
         """
         if self._ended:
             raise RuntimeError(f"{self._name} was shut down")
-        self._given += 1
-        job = Job(call, args, self._given)
+        self._submitted += 1
+        job = Job(call, args, self._submitted)
         if self._thread is None:
             thread = threading.Thread(
                 target=_work, args=(self._jobs, self._limit), name=self._name, daemon=True
@@ -144,7 +144,7 @@ class Worker:
 
     def _interrupted(self) -> None:
         self._limit.when = time.monotonic() + GRACE  # first: the worker reads `last` before it
-        self._limit.last = self._given
+        self._limit.last = self._submitted
 
 
 class _Limit:

@@ -52,7 +52,7 @@ def subgroup_size() -> Expr:
     return current().pure("subgroup_size", "u32")
 
 
-# -- meetings --------------------------------------------------------------------------------------
+# -- operations of a group -------------------------------------------------------------------------
 
 
 def barrier() -> None:

@@ -342,8 +342,8 @@ class Shared(_Array):
 
     def align(self, nbytes: int) -> None:
         """Have it begin on a multiple of so many bytes."""
-        held = self._tracer.shared[self.position]
-        self._tracer.shared[self.position] = replace(held, align=max(held.align, nbytes))
+        array = self._tracer.shared[self.position]
+        self._tracer.shared[self.position] = replace(array, align=max(array.align, nbytes))
 
     def _chunk_at(self, key: Any) -> tuple[Expr, Expr]:
         """The index of the chunk that starts at a word, and the word."""
@@ -357,8 +357,8 @@ class Shared(_Array):
         if self.words % 4:
             raise TraceError(f"chunk access needs a multiple of 4 words, got {self.words}")
         self._accessed("chunks")
-        held = self._tracer.shared[self.position]
-        self._tracer.shared[self.position] = replace(held, width=4)
+        array = self._tracer.shared[self.position]
+        self._tracer.shared[self.position] = replace(array, width=4)
 
     def _load_chunk(self, chunk: Expr, word: Expr | None = None) -> list[Expr]:
         t = self._tracer

@@ -100,11 +100,11 @@ class Tracer:
     def constant(self, value: Number, type_: str) -> Expr:
         """A constant; visible in every block."""
         key = (type_, value, str(value))
-        found = self._consts.get(key)
-        if found is None:
+        expr = self._consts.get(key)
+        if expr is None:
             index = self.emit("const", type_, (), value)
-            found = self._consts[key] = Expr(self, index, type_, True, 0, value)
-        return found
+            expr = self._consts[key] = Expr(self, index, type_, True, 0, value)
+        return expr
 
     def pure(self, op: str, type_: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
         """A pure operation: folded, simplified, shared with an equal earlier one, or recorded."""
@@ -121,9 +121,9 @@ class Tracer:
         if op in SIMPLER and isinstance(consts[1], int):
             op, args = self._simpler(op, type_, args, consts[1])
         key = (op, type_, tuple(a.id for a in args), attr)
-        found = self._numbers.get(key)
-        if found is not None:
-            return found
+        recorded = self._numbers.get(key)
+        if recorded is not None:
+            return recorded
         uniform = op in UNIFORM_SOURCES or (bool(args) and all(a.uniform for a in args))
         expr = self.result(self.emit(op, type_, key[2], attr), type_, uniform)
         self._numbers[key] = expr

@@ -42,9 +42,9 @@ def reflected(
 
 def answer(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What `ufunc` is for traced inputs: our operator, or a TraceError that names what to use."""
-    found = reflected(ufunc, method, inputs, options, REFLECTED)
-    if found is not NotImplemented:
-        return found
+    result = reflected(ufunc, method, inputs, options, REFLECTED)
+    if result is not NotImplemented:
+        return result
     name = ufunc.__name__
     if name in REFLECTED:
         hint = "an operator of Python"

@@ -37,11 +37,15 @@ class ModelConfig(Struct, frozen=True):
         supported: the values that the architecture has, by field; another field is a number over 0.
         multiples: fields, and those that they are multiples of.
         layer_tensors: tensors that a layer has in a checkpoint.
+        derived: fields that are computed from others, and not checked.
+        zero: fields that may be 0.
     """
 
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {}
     multiples: ClassVar[tuple[tuple[str, str], ...]] = ()
     layer_tensors: ClassVar[int] = 1
+    derived: ClassVar[frozenset[str]] = frozenset()
+    zero: ClassVar[frozenset[str]] = frozenset()
 
     vocab_size: int
     hidden_size: int
@@ -54,27 +58,46 @@ class ModelConfig(Struct, frozen=True):
         Raises:
             WeightsError: a value is missing, or one that this model does not have.
         """
-        missing = [f.name for f in fields(cls) if f.required and f.name not in values]
+        return cls._checked(values, {}, origin)
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any], spelled: Mapping[str, str], origin: str) -> Self:
+        """As `from_dict`; `spelled` has the file's names of fields, for errors."""
+        own = [f for f in fields(cls) if f.name not in cls.derived]
+        name_of = {f.name: spelled.get(f.name, f.name) for f in own}
+        missing = [name_of[f.name] for f in own if f.required and f.name not in values]
         if missing:
             raise WeightsError(f"{origin}: missing: {', '.join(missing)}")
-        config = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
-        for f in fields(cls):
+        config = cls(**{f.name: values[f.name] for f in own if f.name in values})
+        for f in own:
             value, known = getattr(config, f.name), cls.supported.get(f.name)
-            fits = value in known if known else type(value) is f.type and 0 < value < math.inf
+            zero = f.name in cls.zero
+            if known:
+                fits = value in known
+            else:
+                fits = type(value) is f.type and (0 < value < math.inf or (zero and value == 0))
             if not fits:
-                wanted = ", ".join(map(str, known)) if known else f"{f.type.__name__} over 0"
-                raise WeightsError(f"{origin}: {f.name}: expected {wanted}, got {show(value)}")
+                number = f"{f.type.__name__} {'0 or more' if zero else 'over 0'}"
+                wanted = ", ".join(map(str, known)) if known else number
+                raise WeightsError(
+                    f"{origin}: {name_of[f.name]}: expected {wanted}, got {show(value)}"
+                )
         for name, divisor in cls.multiples:
             size, unit = getattr(config, name), getattr(config, divisor)
             if size % unit:
                 raise WeightsError(
-                    f"{origin}: {name}: expected a multiple of {unit} ({divisor}), got {size}"
+                    f"{origin}: {name_of[name]}: expected a multiple of {unit} "
+                    f"({name_of[divisor]}), got {size}"
                 )
         return config
 
     def sizes(self) -> dict[str, int]:
         """The whole numbers, by field, that `check_sizes` compares with the tensors."""
         return {f.name: getattr(self, f.name) for f in fields(type(self)) if f.type is int}
+
+    def tensors_of_layer(self) -> int:
+        """Tensors that a layer has in a checkpoint."""
+        return self.layer_tensors
 
     def check_sizes(self, checkpoint: Mapping[str, Any], file: str) -> None:
         """Refuse numbers that the tensors cannot have, before a model of that size is built.
@@ -91,11 +114,12 @@ class ModelConfig(Struct, frozen=True):
                     f"{file}: {name}: expected at most {largest}, the largest extent of a tensor "
                     f"of the checkpoint, got {show(size)}"
                 )
-        layers = len(checkpoint) // self.layer_tensors
+        of_layer = self.tensors_of_layer()
+        layers = len(checkpoint) // of_layer
         if self.num_hidden_layers > layers:
             raise WeightsError(
                 f"{file}: num_hidden_layers: expected at most {layers}, for {len(checkpoint)} "
-                f"tensors in the checkpoint and {self.layer_tensors} in a layer, got "
+                f"tensors in the checkpoint and {of_layer} in a layer, got "
                 f"{show(self.num_hidden_layers)}"
             )
 

@@ -14,6 +14,7 @@ family changes is a switch of `LlamaConfig`. Attributes carry the names of check
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -24,38 +25,38 @@ from centella.models.llama_config import LlamaConfig
 from centella.models.moe import SparseMLP
 from centella.nn import Embedding, Linear, Module
 from centella.nn.attention import join_heads
+from centella.nn.block_cache import BlockView
 from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors
-from centella.tensors.creation import arange, asarray, full
+from centella.tensors.creation import asarray, full
 from centella.tensors.functional import (
     concat,
     embedding,
     linear,
-    matmul,
     normed_linear,
     rms_norm,
-    softmax,
     tanh,
-    where,
 )
 from centella.tensors.tensor import Tensor
 
 Tables = tuple[Tensor, Tensor]
+Cache = KVCache | BlockView
+C = TypeVar("C", bound=Cache, covariant=True)
 
 
-class Past(Struct, frozen=True, eq=False):
+class Past(Struct, Generic[C], frozen=True, eq=False):
     """What a decoder keeps of the tokens before: keys and values, and the rotary tables.
 
     Attributes:
-        cache: keys and values of each layer.
+        cache: keys and values of each layer, of a sequence a row or in blocks of a pool.
         tables: cos and sin of each rotary embedding, f32 [capacity, rotary / 2].
         still: tables that turn nothing, of layers without rotary embedding.
     """
 
-    cache: KVCache
+    cache: C
     tables: tuple[Tables, ...]
     still: Tables
 
@@ -140,9 +141,7 @@ class Attention(Module):
             self.q_norm: Norm = Norm(heads * d, c.rms_norm_eps, c.traits.offset)
             self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
 
-    def forward(
-        self, x: Tensor, norm: Norm | None, past: Past, visible: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, norm: Norm | None, past: Past[Cache]) -> Tensor:
         """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
         weight = None if norm is None else norm.scale
@@ -157,30 +156,11 @@ class Attention(Module):
         queries = cache.append_qkv(
             qkv, cos, sin, self.layer, qk_norm=norms, eps=c.rms_norm_eps
         )  # [batch, heads, tokens, head_dim]
-        if c.attention_softcap:
-            return join_heads(self.capped(queries, cache, visible))
-        y = cache.attend(queries, self.layer, scale=c.attention_scale, mask=visible)
+        y = cache.attend(
+            queries, self.layer, scale=c.attention_scale, window=c.windows[self.layer] or None,
+            softcap=c.attention_softcap or None,
+        )  # fmt: skip
         return join_heads(y)
-
-    def capped(self, q: Tensor, cache: KVCache, visible: Tensor | None) -> Tensor:
-        """softmax(c tanh(scale q k^T / c)) v, over what each query sees: with scores in memory."""
-        c = self.config
-        assert visible is not None, "the model gives a mask where scores are capped"
-        keys, values = cache.states(self.layer)
-        batch, heads, tokens, d = q.shape
-        kv = c.num_key_value_heads
-        grouped = q.reshape(batch, kv, heads // kv * tokens, d)
-        scores = matmul(
-            grouped,
-            keys.permute(0, 1, 3, 2),
-            alpha=c.attention_scale / c.attention_softcap,
-            dtype=f32,
-        )
-        scores = tanh(scores) * c.attention_softcap
-        scores = scores.reshape(batch, heads, tokens, -1)
-        weights = softmax(where(visible, scores, -1e30), -1).astype(q.dtype)
-        y = matmul(weights.reshape(batch, kv, heads // kv * tokens, -1), values)
-        return y.reshape(batch, heads, tokens, d)
 
 
 class MLP(Module):
@@ -235,15 +215,15 @@ class Layer(Module):
         if config.traits.norms == "both":
             self.pre_feedforward_layernorm: Norm = norm()
 
-    def forward(self, x: Tensor, past: Past, visible: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, past: Past[Cache]) -> Tensor:
         """[batch, tokens, hidden] to the same."""
         attention, mlp = self.self_attn, self.mlp
         kind = self.config.traits.norms
         if kind == "pre":
-            y = attention(x, self.input_layernorm, past, visible)
+            y = attention(x, self.input_layernorm, past)
             x = _added(x, y, attention.o_proj, self.config.residual_multiplier)
             return mlp(x, self.post_attention_layernorm, x)
-        y = attention(x, self.input_layernorm if kind == "both" else None, past, visible)
+        y = attention(x, self.input_layernorm if kind == "both" else None, past)
         x = x + self.post_attention_layernorm(attention.o_proj(y))
         y = mlp(x, self.pre_feedforward_layernorm if kind == "both" else None)
         return x + self.post_feedforward_layernorm(y)
@@ -274,7 +254,7 @@ class LlamaModel(Module):
         """Drops the "model." of checkpoints with a head."""
         return name.removeprefix("model.")
 
-    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past:
+    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past[KVCache]:
         """An empty past for `batch` sequences of up to `capacity` tokens.
 
         Raises:
@@ -291,13 +271,16 @@ class LlamaModel(Module):
             batch, c.num_key_value_heads, c.head_dim, capacity, num_layers=c.num_hidden_layers,
             dtype=self.dtype, device=where_to,
         )  # fmt: skip
-        if c.attention_softcap:
-            cache.reset()  # scores in memory are multiplied by values of every position
-        tables = [tuple(asarray(t, device=where_to) for t in r.tables(capacity)) for r in c.ropes]
-        ones = full((capacity, 1), 1.0, device=where_to)
-        return Past(cache, tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0))
+        return Past(cache, *self.rotary(capacity, where_to))
 
-    def forward(self, ids: Tensor, past: Past | None = None, last: bool = False) -> Tensor:
+    def rotary(self, capacity: int, device: Device) -> tuple[tuple[Tables, ...], Tables]:
+        """What a `Past` of that capacity has beside its cache: tables that turn, and still ones."""
+        tables = [tuple(asarray(t, device=device) for t in r.tables(capacity))
+                  for r in self.config.ropes]  # fmt: skip
+        ones = full((capacity, 1), 1.0, device=device)
+        return tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0)
+
+    def forward(self, ids: Tensor, past: Past[Cache] | None = None, last: bool = False) -> Tensor:
         """Logits f32 [batch, tokens, vocab]; [batch, 1, vocab] of the last token with `last`.
 
         Args:
@@ -317,34 +300,22 @@ class LlamaModel(Module):
         x = self.states(ids, past or self.past(ids.shape[0], ids.shape[1], ids.device))
         return self.head(x[:, -1:] if last else x)
 
-    def states(self, ids: Tensor, past: Past) -> Tensor:
+    def states(self, ids: Tensor, past: Past[Cache]) -> Tensor:
         """Ids [batch, tokens] to the states of the last layer [batch, tokens, hidden]."""
         *_, last = self.layer_states(ids, past)
         return last
 
-    def layer_states(self, ids: Tensor, past: Past) -> Iterator[Tensor]:
+    def layer_states(self, ids: Tensor, past: Past[Cache]) -> Iterator[Tensor]:
         """The embeddings, then the states of each layer, all [batch, tokens, hidden]."""
-        c, tokens = self.config, ids.shape[1]
+        c = self.config
         x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)
         if c.embedding_multiplier != 1.0:
             x = x * c.embedding_multiplier
         yield x
-        start = past.cache.begin(tokens)
-        visible = {w: self.visible(start, tokens, past.cache.capacity, w) for w in set(c.windows)}
-        for layer, window in zip(self.layers, c.windows, strict=True):
-            x = layer(x, past, visible[window])
+        past.cache.begin(ids.shape[1])
+        for layer in self.layers:
+            x = layer(x, past)
             yield x
-
-    def visible(self, start: Tensor, tokens: int, capacity: int, window: int) -> Tensor | None:
-        """Which keys each query sees, bool [batch, 1, tokens, capacity]; None: all before it."""
-        capped = bool(self.config.attention_softcap)
-        if not capped and (not window or window >= capacity):
-            return None
-        device = start.device
-        key = arange(capacity, device=device)
-        query = start.reshape(-1, 1, 1, 1) + arange(tokens, device=device).reshape(-1, 1)
-        seen = key > query - (window or capacity)
-        return seen & (key <= query) if capped else seen
 
     def head(self, x: Tensor) -> Tensor:
         """States of the last layer to logits, f32."""

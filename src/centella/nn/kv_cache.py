@@ -373,20 +373,25 @@ class KVCache:
         return keys.value, values.value
 
     def attend(
-        self, q: Tensor, layer: int = 0, *, scale: float | None = None, mask: Tensor | None = None
-    ) -> Tensor:
+        self, q: Tensor, layer: int = 0, *, scale: float | None = None,
+        mask: Tensor | None = None, window: int | None = None, softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attention of this step's queries over the past and themselves, causally, in one op.
 
         Args:
             q: [batch, heads, tokens, head_dim], heads a multiple of `num_kv_heads`.
             scale: default 1 / sqrt(head_dim).
             mask: over [.., tokens, capacity], as `ct.attention` takes it.
+            window: a query sees the last `window` keys alone, its own included.
+            softcap, sinks: as for `ct.attention`.
 
         Returns:
             [batch, heads, tokens, head_dim].
 
         Raises:
             ContractError: the layer has not been given this step's keys and values.
+            ShapeError, DTypeError: as for `ct.attention`.
         """
         self._check_layer(layer)
         check_tensors("attend", q)
@@ -403,4 +408,9 @@ class KVCache:
                 f"{list(q.shape)}"
             )
         keys, values = self._layers[layer]
-        return attention(q, keys.value, values.value, starts=self.positions, scale=scale, mask=mask)
+        if window is not None and whole("attend", "window", window, 1) >= self.capacity:
+            window = None  # all keys are within it
+        return attention(
+            q, keys.value, values.value, starts=self.positions, scale=scale, mask=mask,
+            window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip

@@ -144,17 +144,17 @@ class MatmulCache:
         if isinstance(array, QTensor):
             if kind is not None:
                 raise DTypeError(f"upload_weight: expected no dtype= with the QTensor {name!r}")
-            made = _Weight(array.to(self.device))
+            weight = _Weight(array.to(self.device))
         elif kind is i8:
-            made = self._quantised("quantize_int8", name, array, "int8")
+            weight = self._quantised("quantize_int8", name, array, "int8")
         elif isinstance(array, Tensor):
             self._check(name, array.shape, kind or array.dtype)
-            made = _Weight(asarray(array, kind, self.device).contiguous())
+            weight = _Weight(asarray(array, kind, self.device).contiguous())
         else:
             data, own = from_host_array("upload_weight", array, kind)
             self._check(name, data.shape, own)
-            made = _Weight(asarray(data, own, self.device))
-        self._weights[name] = made
+            weight = _Weight(asarray(data, own, self.device))
+        self._weights[name] = weight
 
     def _quantised(self, op: str, name: str, array: Any, format: str) -> _Weight:
         """The weight in a format, if its planes fit the device."""
@@ -260,11 +260,11 @@ class MatmulCache:
         return asarray(value, device=self.device) if isinstance(value, np.ndarray) else value
 
     def _find(self, name: str) -> _Weight:
-        found = self._weights.get(name)
-        if found is None:
+        weight = self._weights.get(name)
+        if weight is None:
             known = ", ".join(map(repr, self._weights)) or "none"
             raise WeightsError(f"MatmulCache: no weight {name!r}; there are {known}")
-        return found
+        return weight
 
 
 def _data(value: Any) -> Tensor | Array | None:

@@ -7,6 +7,7 @@ tensor of a GGUF file becomes the planes of its format.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
@@ -84,13 +85,13 @@ Entries = dict[str, tuple[int, str, str]]  # of a weight: by name its part, its 
 
 def _grouped(tensors: Mapping[str, Any]) -> dict[str, Entries]:
     """What has the name of a plane or of a part, by the parameter's path."""
-    found: dict[str, Entries] = {}
+    entries: dict[str, Entries] = {}
     for name in tensors:
         match = NAME.fullmatch(name)
         if match and (match["part"] or match["format"]):
             entry = int(match["part"] or -1), match["format"] or "", match["plane"] or ""
-            found.setdefault(match["path"], {})[name] = entry
-    return found
+            entries.setdefault(match["path"], {})[name] = entry
+    return entries
 
 
 def _by_part(entries: Entries) -> dict[int, dict[tuple[str, str], str]]:
@@ -118,14 +119,14 @@ def _weight(
     path: str, entries: Entries, tensors: Mapping[str, Any], shape: Shape, device: Any
 ) -> Weight:
     """The weight on a device."""
-    made: list[Tensor | QTensor] = []
+    weights: list[Tensor | QTensor] = []
     try:
         for names in _by_part(entries).values():
             format = next(iter(names))[0]
             every = tuple(_resident(tensors[names[key]], device) for key in _keys(format))
-            made.append(QTensor(every, format) if format else every[0])
-        weight = made[0] if len(made) == 1 else Stacked(tuple(made))
-        if weight.shape != shape:
+            weights.append(QTensor(every, format) if format else every[0])
+        weight = weights[0] if len(weights) == 1 else Stacked(tuple(weights))
+        if weight.shape != (math.prod(shape[:-1]), shape[-1]):  # rows of all experts, of several
             raise ShapeError(
                 f"{type(weight).__name__}: expected planes of {list(shape)}, got "
                 f"{list(weight.shape)}"

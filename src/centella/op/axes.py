@@ -90,8 +90,8 @@ def axes(
     fold: Fold | None = None, scratch: str = "",
 ) -> Axes:  # fmt: skip
     """The axes of an op by letters, a string an operand: `axes(["mk", "nk"], ["mn"])`."""
-    made = tuple(map(dims, inputs)), tuple(map(dims, outputs))
-    return Axes(*made, told, chosen, fold, scratch)
+    lettered = tuple(map(dims, inputs)), tuple(map(dims, outputs))
+    return Axes(*lettered, told, chosen, fold, scratch)
 
 
 def spread(shape: Shape, letters: str) -> str:

@@ -94,18 +94,18 @@ def _candidate(
     else:
         mine = row.own(lambda item: order(tops(item)), 0, "max")
     top = row.across(mine, "max")
-    place = lang.var(NONE, u32)
+    least = lang.var(NONE, u32)
     with lang.if_(mine == top):  # few threads: which item has it, and which element of that
         start = lang.var(NONE, u32)
         for item in row.items():
             hit = lang.select(order(tops(item)) == top, item.column, NONE)
             start.set(lang.minimum(start, hit))
-        found = start.get()
-        with lang.if_(found != NONE):  # who has no item has the least key, too
-            for j, value in enumerate(load(x, at, first + found, last, width, chunk)):
-                here = (order(value) == top) & (first + found + j < last)
-                place.set(lang.minimum(place, lang.select(here, first + found + j, NONE)))
-    return top, row.across(place.get(), "min")
+        item_start = start.get()
+        with lang.if_(item_start != NONE):  # who has no item has the least key, too
+            for j, value in enumerate(load(x, at, first + item_start, last, width, chunk)):
+                here = (order(value) == top) & (first + item_start + j < last)
+                least.set(lang.minimum(least, lang.select(here, first + item_start + j, NONE)))
+    return top, row.across(least.get(), "min")
 
 
 def _argmax(
@@ -123,7 +123,7 @@ def _argmax(
             out["keys"][row.number] = key
             out["places"][row.number] = column
         else:
-            out["y"][_place(row.number)] = _index(column, key, marked)
+            out["y"][_index_of_row(row.number)] = _index(column, key, marked)
 
 
 def _choose(*, team: Team, keys: Any, places: Any, y: Any, marked: bool = False) -> None:
@@ -133,7 +133,7 @@ def _choose(*, team: Team, keys: Any, places: Any, y: Any, marked: bool = False)
     first = row.number * parts
     key, place = _candidate(keys, row, 0, first, first + parts, False, team.shuffle)
     with lang.if_(row.first()):
-        y[_place(row.number)] = _index(places[0, place], key, marked)
+        y[_index_of_row(row.number)] = _index(places[0, place], key, marked)
 
 
 def _index(column: Any, key: Any, marked: bool) -> Any:
@@ -141,7 +141,7 @@ def _index(column: Any, key: Any, marked: bool) -> Any:
     return lang.bitcast(lang.select(key == NONE, NONE, column) if marked else column, i32)
 
 
-def _place(row: Any) -> Any:
+def _index_of_row(row: Any) -> Any:
     across = lang.parameter("across", u32)
     return row // across * lang.parameter("pitch", u32) + row % across
 
@@ -196,20 +196,20 @@ def lower(form: Form[ArgmaxAttrs], caps: Caps) -> Lowered:
     constants = (("chunk", chunk), ("split", parts > 1), ("team", team), *own)
 
     def call(result: tuple[Ref, ...], params: Face) -> Call:
-        given = (*scalars, ("rows", rows * parts))
-        return Call(argmax_kernel, (Ref(0, x), *result), given, constants,
+        bound = (*scalars, ("rows", rows * parts))
+        return Call(argmax_kernel, (Ref(0, x), *result), bound, constants,
                     team.groups(rows * parts), team.threads, params)  # fmt: skip
 
     if parts == 1:
         return Lowered((call((Ref(1, y),), face({"x": 2}, {"y": 1})),))
-    found = make_spec((rows * parts,), u32, 4)
+    scratch = make_spec((rows * parts,), u32, 4)
     line = Spec((1, rows * parts), u32, (rows * parts, 1))
-    first = call((Ref(2, found), Ref(3, found)), face({"x": 2}, {"keys": 1, "places": 1}))
+    first = call((Ref(2, scratch), Ref(3, scratch)), face({"x": 2}, {"keys": 1, "places": 1}))
     few = team_of(parts, 1, caps)
     second = Call(choose_kernel, (Ref(2, line), Ref(3, line), Ref(1, y)),
                   (*scalars, ("rows", rows)), (("team", few), *marked), few.groups(rows),
                   few.threads)  # fmt: skip
-    return Lowered((first, second), (found, found))
+    return Lowered((first, second), (scratch, scratch))
 
 
 def axes_of(form: Form[ArgmaxAttrs]) -> Axes:

@@ -50,8 +50,8 @@ def _gather(index: list[Any], axis: int, xs: list[Any]) -> Any:
         extent = lang.parameter(f"extent{k}", u32)
         inside = [*index]
         inside[axis] = lang.minimum(index[axis] - start, extent - 1)
-        found = x[offset_of(inside, f"t{k}.")]
-        value = found if value is None else lang.select(index[axis] < start, value, found)
+        element = x[offset_of(inside, f"t{k}.")]
+        value = element if value is None else lang.select(index[axis] < start, value, element)
         start = start + extent
     return value
 

@@ -200,7 +200,7 @@ def split_numbers(
 ) -> tuple[tuple[Number, ...], tuple[tuple[str, Any], ...]]:
     """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
     type_ = number_type(dtype)
-    given = sorted((n, v) for n, v in attrs.items() if isinstance(v, NUMBERS))
-    numbers = [Number(n, type_, as_f32(v) if dtype.is_float else int(v)) for n, v in given]
+    numeric = sorted((n, v) for n, v in attrs.items() if isinstance(v, NUMBERS))
+    numbers = [Number(n, type_, as_f32(v) if dtype.is_float else int(v)) for n, v in numeric]
     rest = {n: v for n, v in attrs.items() if not isinstance(v, NUMBERS)}
     return tuple(numbers), tuple(sorted(rest.items()))

@@ -16,7 +16,7 @@ import numpy as np
 from centella.dtypes import DType, dtype_of, f32, narrow, widen
 from centella.emit.program import HostProgram, Kernel
 from centella.errors import LimitError
-from centella.host.tape import Symbol
+from centella.host.call_list import Symbol
 from centella.op.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
 from centella.op.axes import along_rows as by_rows
 from centella.op.form import Form
@@ -25,7 +25,7 @@ from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
 from centella.ops.layout import takes_rows
-from centella.ops.operands import TAPE
+from centella.ops.operands import SYMBOLS
 from centella.ops.steps import Chain, FusedAttrs, Scalars, Step, chain_of, computed
 from centella.specs import Caps, Spec
 
@@ -67,10 +67,10 @@ def reference(*xs: Any, steps: tuple[Step, ...], numbers: Scalars = ()) -> Any:
     """The NumPy formula, one step after the other."""
     have, riding = list(xs), dict(numbers)
     for index, step in enumerate(steps):
-        given = {n: riding[f"{index}.{n}"] for n in step.numbers}
+        own = {n: riding[f"{index}.{n}"] for n in step.numbers}
         formula = get(step.name).reference
         assert formula is not None, "every op that is fused has one"
-        value = formula(*(have[k] for k in step.operands), **dict(step.attrs), **given)
+        value = formula(*(have[k] for k in step.operands), **dict(step.attrs), **own)
         have.append(_rounded(np.asarray(value), dtype_of(step.dtype)))
     return have[-1]
 
@@ -92,9 +92,9 @@ def host(form: Form[FusedAttrs]) -> HostProgram | None:
         have = list(values)
         for index, (step, op) in enumerate(zip(chain.steps, ops, strict=True)):
             assert op.formula is not None, "looked at above"
-            given = {n: riding[f"{index}.{n}"] for n in step.numbers}
+            own = {n: riding[f"{index}.{n}"] for n in step.numbers}
             operands = [have[k] for k in step.operands]
-            have.append(op.formula(TAPE, operands, op.attrs(**dict(step.attrs), **given)))
+            have.append(op.formula(SYMBOLS, operands, op.attrs(**dict(step.attrs), **own)))
         return have[-1]
 
     return block_program("fused", form.inputs, form.outputs[0], evaluate)

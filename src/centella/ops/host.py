@@ -10,10 +10,10 @@ import numpy as np
 from centella.dtypes import bool_, f32
 from centella.emit.program import HostProgram
 from centella.host.blockwise import Array, Index, blocks_of, share, threads_for
-from centella.host.tape import Run, Symbol, Tape
+from centella.host.call_list import CallList, Run, Symbol
 from centella.op.form import Form
 from centella.ops.layout import broadcast_strides, merge
-from centella.ops.operands import TAPE
+from centella.ops.operands import SYMBOLS
 from centella.specs import Spec
 
 A = TypeVar("A")
@@ -24,10 +24,10 @@ def plain(specs: Sequence[Spec]) -> bool:
     return all(s.dtype is f32 or s.dtype is bool_ for s in specs)
 
 
-def taped(specs: Sequence[Spec], columns: int, evaluate: Callable[[list[Symbol]], Any]) -> Run:
+def calls_of(specs: Sequence[Spec], columns: int, evaluate: Callable[[list[Symbol]], Any]) -> Run:
     """What a formula does with symbols of operands."""
-    tape = Tape([s.dtype.numpy for s in specs], columns)
-    return tape.finish(evaluate(tape.operands))
+    calls = CallList([s.dtype.numpy for s in specs], columns)
+    return calls.finish(evaluate(calls.operands))
 
 
 def run_blocks(run: Run, blocks: Sequence[Index], ins: list[Array], out: Array) -> None:
@@ -50,7 +50,7 @@ def block_program(
     """
     if not plain((*inputs, out)):
         return None
-    run = taped(inputs, out.shape[-1] if out.shape else 1, evaluate)
+    run = calls_of(inputs, out.shape[-1] if out.shape else 1, evaluate)
     views = _views((*inputs, out), out.shape, run.along_rows)
     shape = views[-1].shape
     blocks = blocks_of(shape, run.along_rows)
@@ -80,7 +80,7 @@ def on_blocks(
 
     def host(form: Form[A]) -> HostProgram | None:
         return block_program(
-            name, form.inputs, form.outputs[0], lambda xs: formula(TAPE, list(xs), form.attrs)
+            name, form.inputs, form.outputs[0], lambda xs: formula(SYMBOLS, list(xs), form.attrs)
         )
 
     return host

@@ -83,7 +83,7 @@ def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Any, y: Any) -> Non
         first = row * columns
         if parts:
             first = lang.parameter("origin", u32) + offset_of(index, "w")
-        place = offset_of(index, "s")
+        start = offset_of(index, "s")
         values = []
         for lane in range(width):
             at = lang.minimum(column + lane, columns - 1)
@@ -92,8 +92,8 @@ def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Any, y: Any) -> Non
                 values.append(x[offset_of(source, "t")])
                 continue
             moved, inside = _within(source)
-            values.append(lang.select(inside, x[offset_of(moved, "t")], y[place + at]))
-        y.store(place + column, values)
+            values.append(lang.select(inside, x[offset_of(moved, "t")], y[start + at]))
+        y.store(start + column, values)
 
 
 def _within(index: list[Any]) -> tuple[list[Any], Any]:

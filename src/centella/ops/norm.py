@@ -49,8 +49,8 @@ def _normalise(
     What is normalised is a value of a chain; the result goes on through the rest of the chain.
     """
     step, count = steps[at], len(modes)
-    made = dtype_of(step.dtype)
-    width = made.per_chunk if chunk else made.per_word
+    dtype = dtype_of(step.dtype)
+    width = dtype.per_chunk if chunk else dtype.per_word
     numbers = traced_numbers(types)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
@@ -97,11 +97,11 @@ def _normalise(
             _store(y, starts[count] + item.column, out, chunk)
 
 
-def _store(y: Any, place: Any, values: Values, chunk: bool) -> None:
+def _store(y: Any, start: Any, values: Values, chunk: bool) -> None:
     """Whole chunks or words; past the row's end is pad."""
     part = y.dtype.per_chunk if chunk and len(values) >= y.dtype.per_chunk else y.dtype.per_word
     for first in range(0, len(values), part):
-        y.store(place + first, values[first : first + part])
+        y.store(start + first, values[first : first + part])
 
 
 PASSES = 3  # over a row that is not held: mean, variance, result
@@ -165,8 +165,8 @@ def lower(form: Form[NormAttrs], caps: Caps) -> Lowered:
 
 def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     """A norm with the steps before and after it: the launch of the norm alone, so its sums."""
-    x, made = chain.sources[0], chain.made
-    chunk, width = _item(chain.sources, made)
+    x, result = chain.sources[0], chain.row_result
+    chunk, width = _item(chain.sources, result)
     inputs = chain.inputs
     space = row_space(x.shape, inputs, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
@@ -187,25 +187,25 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     return Lowered((call,))
 
 
-def _item(sources: tuple[Spec, ...], made: Spec) -> tuple[bool, int]:
+def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
     """Whether a thread takes a chunk at a time, and the elements that it takes."""
-    chunk = chunked(*(rows_of(s) for s in (*sources, made)))
-    return chunk, width_of(made, chunk)
+    chunk = chunked(*(rows_of(s) for s in (*sources, result)))
+    return chunk, width_of(result, chunk)
 
 
-def held(sources: tuple[Spec, ...], made: Spec, caps: Caps) -> tuple[int, int]:
+def held(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
     """Elements of a row that a thread's program computes at a time, and how often it does."""
-    _, width = _item(sources, made)
-    team = team_of(made.shape[-1], width, caps)
+    _, width = _item(sources, result)
+    team = team_of(result.shape[-1], width, caps)
     return (team.held * width, 1) if team.held else (width, PASSES)
 
 
-def stores(sources: tuple[Spec, ...], made: Spec, out: Spec) -> bool:
+def stores(sources: tuple[Spec, ...], result: Spec, out: Spec) -> bool:
     """Whether what a thread takes of a norm fills words of `out`, a result of another dtype."""
-    if out.dtype.itemsize == made.dtype.itemsize:
+    if out.dtype.itemsize == result.dtype.itemsize:
         return True
-    chunk, width = _item(sources, made)
-    return chunk and out.aligned and width % out.dtype.per_word == 0 == made.shape[-1] % width
+    chunk, width = _item(sources, result)
+    return chunk and out.aligned and width % out.dtype.per_word == 0 == result.shape[-1] % width
 
 
 NORM = Op("norm", rule, reference, lower, takes_rows, attrs=NormAttrs, axes=along_rows,

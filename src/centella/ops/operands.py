@@ -1,4 +1,4 @@
-"""The operand sets that formulas are written over: NumPy arrays, a tape's symbols, traced values.
+"""The operand sets that formulas are written over: arrays, symbols, traced values.
 
 NumPy uses its own functions; erf, which it lacks, is exact in float64 and a
 polynomial in float32. Traced values use the polynomials of `centella.lang.math`.
@@ -15,7 +15,7 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.host.tape import Symbol, choose, larger, row_first, row_max, row_sum, smaller
+from centella.host.call_list import Symbol, choose, larger, row_first, row_max, row_sum, smaller
 from centella.lang import math as formulas
 from centella.ops.formulas import log1p, nearest, power, sign
 
@@ -31,14 +31,15 @@ _HALF_END = 5.88 / math.sqrt(2)
 _erf64 = np.frompyfunc(math.erf, 1, 1)
 
 
-# NumPy's function for each name that an expression may call; a tape calls some of its own.
+# NumPy's function for each name that an expression may call; a list of calls has some
+# of its own.
 _NUMPY: dict[str, Function] = {
     **{name: getattr(np, name) for name in (
         "where maximum minimum sqrt abs exp expm1 log log1p tanh sin cos floor sign copysign equal "
         "less less_equal").split()},
     "round": np.rint, "pow": np.power,
 }  # fmt: skip
-_TAPE: dict[str, Function] = {
+_SYMBOL_CALLS: dict[str, Function] = {
     **_NUMPY, "where": choose, "maximum": larger, "minimum": smaller,
     "row_first": row_first, "row_sum": row_sum, "row_max": row_max,
 }  # fmt: skip
@@ -113,18 +114,18 @@ class _Float32Bits(NumpyOperands):
     as_i32: Function = staticmethod(lambda u: np.asarray(u).view(np.int32))
 
 
-class TapeOperands(NumpyOperands):
-    """The same functions on symbols of a tape, which will call them with memory to write to."""
+class SymbolOperands(NumpyOperands):
+    """The same functions on symbols: they are listed, to be called with memory to write to."""
 
     columns: Function = staticmethod(lambda x: x.columns)
 
     def __getattribute__(self, name: str) -> Function:
-        call = _TAPE.get(name)
+        call = _SYMBOL_CALLS.get(name)
         return super().__getattribute__(name) if call is None else partial(_note, call)
 
 
 def _note(call: Function, *args: Any) -> Symbol:
-    return next(a.tape for a in args if isinstance(a, Symbol)).note(call, *args)
+    return next(a.calls for a in args if isinstance(a, Symbol)).note(call, *args)
 
 
 class KernelOperands:
@@ -194,5 +195,5 @@ def _crosses(a: Any, b: Any) -> Any:
 
 NUMPY: NumpyOperands = NumpyOperands()
 _FLOAT32: Any = _Float32Bits()
-TAPE: TapeOperands = TapeOperands()
+SYMBOLS: SymbolOperands = SymbolOperands()
 KERNEL: KernelOperands = KernelOperands()

@@ -133,7 +133,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     if parts == 1:
         refs = {f"x{k}": Ref(k, flat(chain.inputs[k])) for k in sorted(before | after)}
         return Lowered((_call(op, chain, sources, refs, Ref(count, out), factor, 1, caps),))
-    partial = make_spec((rows, parts), dtype_of(chain.made.dtype.value), 4)
+    partial = make_spec((rows, parts), dtype_of(chain.row_result.dtype.value), 4)
     there = Ref(count + 1, partial)
     end = chain.at + 1
     head = replace(chain, steps=chain.steps[:end], specs=chain.specs[: count + end])

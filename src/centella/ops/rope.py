@@ -47,14 +47,14 @@ class Turn(Struct, frozen=True):
     chunk: bool
     table_chunk: bool
 
-    def read(self, x: Any, place: Any, lanes: list[Any]) -> Any:
+    def read(self, x: Any, start: Any, lanes: list[Any]) -> Any:
         """The thread's columns of the row of x that begins at `place`."""
-        return x.load(place + lanes[0]) if self.chunk else [x[place + c] for c in lanes]
+        return x.load(start + lanes[0]) if self.chunk else [x[start + c] for c in lanes]
 
-    def turned(self, x: Any, place: Any, own: Any, at: Any, lanes: list[Any]) -> list[Any]:
+    def turned(self, x: Any, start: Any, own: Any, at: Any, lanes: list[Any]) -> list[Any]:
         """The columns `lanes`, which hold `own`, by row `at` of the tables."""
         turn = self._neighbours if self.interleaved else self._halves
-        return turn(x, place, own, at, lanes, lang.parameter("rotary", u32) // 2)
+        return turn(x, start, own, at, lanes, lang.parameter("rotary", u32) // 2)
 
     def passed(self, out: list[Any], own: Any, lanes: list[Any], inside: Any) -> list[Any]:
         """What was turned: NaN unless its position is inside the tables; what passes, as it was."""
@@ -64,7 +64,7 @@ class Turn(Struct, frozen=True):
             out = [lang.select(c < rotary, v, o) for c, v, o in zip(lanes, out, own, strict=True)]
         return out
 
-    def _halves(self, x: Any, place: Any, own: Any, at: Any, lanes: Any, half: Any) -> list[Any]:
+    def _halves(self, x: Any, start: Any, own: Any, at: Any, lanes: Any, half: Any) -> list[Any]:
         """Columns j and j + half are a pair; of columns that pass, some pair is computed."""
         low = [c < half for c in lanes]
         other = [lang.select(b, c + half, c - half) for b, c in zip(low, lanes, strict=True)]
@@ -73,7 +73,7 @@ class Turn(Struct, frozen=True):
         first: Any = None
         if self.chunk:
             first = lang.minimum(lang.minimum(lanes[0], other[0]), half - len(lanes))
-        theirs = self.read(x, place, other)
+        theirs = self.read(x, start, other)
         if self.chunk:
             low, pair = [low[0]] * len(lanes), [first + j for j in range(len(lanes))]
         c, s = (_entries(t, at, pair, self.table_chunk) for t in (self.cos, self.sin))
@@ -83,14 +83,14 @@ class Turn(Struct, frozen=True):
         ]
 
     def _neighbours(
-        self, x: Any, place: Any, own: Any, at: Any, lanes: Any, half: Any
+        self, x: Any, start: Any, own: Any, at: Any, lanes: Any, half: Any
     ) -> list[Any]:  # fmt: skip
         """Columns 2 j and 2 j + 1 are a pair."""
         pair = [lang.minimum(c // 2, half - 1) for c in lanes[::2]]
         c, s = (_entries(t, at, pair, False) for t in (self.cos, self.sin))
         if len(own) == 1:
             odd, last = (lanes[0] & 1) == 1, lang.parameter("dim", u32) - 1
-            theirs = x[place + lang.minimum(lanes[0] ^ 1, last)]
+            theirs = x[start + lang.minimum(lanes[0] ^ 1, last)]
             return [own[0] * c[0] + lang.select(odd, s[0], -s[0]) * theirs]
         out: list[Any] = []
         for j, (a, b) in enumerate(zip(own[::2], own[1::2], strict=True)):
@@ -121,12 +121,12 @@ def _rope(
         row, column = place_of(width)
         group, i = row // length, row % length
         batch, head = group // heads, group % heads
-        place = offset_of([batch, head, i], "x")
+        start = offset_of([batch, head, i], "x")
         position = _position(starts, positions, batch, i)
         inside, at = position < height, lang.minimum(position, height - 1)
         lanes = [column] + [lang.minimum(column + j, dim - 1) for j in range(1, width)]
-        own = turn.read(x, place, lanes)
-        out = turn.passed(turn.turned(x, place, own, at, lanes), own, lanes, inside)
+        own = turn.read(x, start, lanes)
+        out = turn.passed(turn.turned(x, start, own, at, lanes), own, lanes, inside)
         y.store(offset_of([batch, head, i], "y") + column, out)
 
 

@@ -58,9 +58,9 @@ def rows_call(
 ) -> Call:  # fmt: skip
     """The launch of a kernel whose threads have an item of `width` columns each (`place_of`)."""
     items = -(-columns // width)
-    given = {"items": items, "threads": rows * items, **scalars}
+    launch_scalars = {"items": items, "threads": rows * items, **scalars}
     groups = -(-rows * items // kernel.workgroup)
-    return Call(kernel, refs, tuple(given.items()), constants, groups, face=face)
+    return Call(kernel, refs, tuple(launch_scalars.items()), constants, groups, face=face)
 
 
 def strides_of(**specs: Spec) -> dict[str, int]:
@@ -159,11 +159,11 @@ def team_of(columns: int, width: int, caps: Caps, least: int | None = None) -> T
         few = power_above(-(-items // most))
         largest = min(max(few, min(WALKERS, power_above(-(-items // enough)))), caps.max_workgroup)
     sizes = [n for n in (largest, largest // 2, largest // 4) if n >= LEAST]
-    found = [n for n in sizes if -(-items // n) <= most and columns]
-    if not found:
+    fitting = [n for n in sizes if -(-items // n) <= most and columns]
+    if not fitting:
         walkers = min(WALKERS, caps.max_workgroup)
         return Team(walkers, walkers, 0, 0, parted, caps.shuffles)
-    lanes = min(found, key=lambda n: (-(-items // n) * n, -n))
+    lanes = min(fitting, key=lambda n: (-(-items // n) * n, -n))
     sure = least // (lanes * width)
     threads = max(THREADS, lanes)
     resident = RESIDENT // threads if caps.shuffles and WALKERS < threads < RESIDENT else 0
@@ -187,13 +187,13 @@ def long_team(
     for lanes, groups, most in LONG:
         if team.held and groups == 1:
             break
-        held = -(-columns // (width * lanes))
-        memory = groups * (16 * lanes * held + BESIDE)
-        if memory <= caps.max_shared + RESERVED if stored else held + team.parted <= most:
+        stays = -(-columns // (width * lanes))
+        memory = groups * (16 * lanes * stays + BESIDE)
+        if memory <= caps.max_shared + RESERVED if stored else stays + team.parted <= most:
             # The last stored item is guarded in every row: else ptxas computes its powers beside
             # those of the item before, and lacks a register.
-            sure = min((columns if least is None else least) // (width * lanes), held - stored)
-            return Team(lanes, lanes, held, sure, team.parted, True, groups, stored)
+            sure = min((columns if least is None else least) // (width * lanes), stays - stored)
+            return Team(lanes, lanes, stays, sure, team.parted, True, groups, stored)
     return team
 
 

@@ -106,9 +106,9 @@ def _walked(
     """
     high, total = lang.var(LOWEST), lang.var(0.0)
     for item in row.items():
-        found = values(item)
-        top = lang.fmax(high, fold(item.masked(found, LOWEST), lang.fmax))
-        powers = item.masked([power_of_e(v - top) for v in found], 0.0)
+        scores = values(item)
+        top = lang.fmax(high, fold(item.masked(scores, LOWEST), lang.fmax))
+        powers = item.masked([power_of_e(v - top) for v in scores], 0.0)
         total.set(lang.fma(total, power_of_e(high - top), fold(powers, operator.add)))
         high.set(top)
     m = row.across(high.get(), "fmax")

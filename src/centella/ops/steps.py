@@ -97,22 +97,22 @@ class Chain(Struct, frozen=True):
         return tuple(self.specs[k] for k in self.steps[self.at].operands)
 
     @property
-    def made(self) -> Spec:
+    def row_result(self) -> Spec:
         """The result of the step that works along rows."""
         return self.specs[len(self.inputs) + self.at]
 
     def reads(self, *values: int, stop: int = -1) -> set[int]:
         """The operands that values depend on, not counting what value `stop` depends on."""
         first = len(self.inputs)
-        found: set[int] = set()
+        numbers_read: set[int] = set()
         waiting = [v for v in values if v != stop]
         while waiting:
             value = waiting.pop()
             if value < first:
-                found.add(value)
+                numbers_read.add(value)
             else:
                 waiting += [k for k in self.steps[value - first].operands if k != stop]
-        return found
+        return numbers_read
 
 
 def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) -> Chain:
@@ -121,12 +121,12 @@ def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) ->
     numbers: list[Number] = []
     specs = list(inputs)
     for index, step in enumerate(steps):
-        given = {n: given_numbers[f"{index}.{n}"] for n in step.numbers}
-        riding = {f"{index}.{n}": v for n, v in given.items()}
+        numbers_of = {n: given_numbers[f"{index}.{n}"] for n in step.numbers}
+        riding = {f"{index}.{n}": v for n, v in numbers_of.items()}
         numbers += split_numbers(riding, specs[step.operands[-1]].dtype)[0]
         operands = tuple(specs[k] for k in step.operands)
         op = get(step.name)
-        ((shape, kind),) = op.rule(operands, op.attrs(**dict(step.attrs), **given))
+        ((shape, kind),) = op.rule(operands, op.attrs(**dict(step.attrs), **numbers_of))
         specs.append(make_spec(shape, kind, row_alignment))
     return Chain(steps, tuple(numbers), tuple(specs))
 
@@ -146,8 +146,8 @@ def computed(step: Step, index: int, operands: list[Any], numbers: Mapping[str, 
     """What an element-wise step makes of one element of each operand."""
     op = get(step.name)
     assert op.element is not None, "only element-wise steps are computed element by element"
-    given = {n: numbers[f"{index}.{n}"] for n in step.numbers}
-    return lang.stored(op.element(operands, given, dict(step.attrs)), dtype_of(step.dtype))
+    numbers_of = {n: numbers[f"{index}.{n}"] for n in step.numbers}
+    return lang.stored(op.element(operands, numbers_of, dict(step.attrs)), dtype_of(step.dtype))
 
 
 class Elements:
@@ -166,12 +166,12 @@ class Elements:
         self._have: dict[int, Values] = {}
 
     def __getitem__(self, value: int) -> Values:
-        found = self._have.get(value)
-        if found is None:
-            found = self._have[value] = self._made(value)
-        return found
+        values = self._have.get(value)
+        if values is None:
+            values = self._have[value] = self._computed(value)
+        return values
 
-    def _made(self, value: int) -> Values:
+    def _computed(self, value: int) -> Values:
         index = value - self._inputs
         if index < 0:
             return self._read(value)

@@ -42,17 +42,17 @@ class TopkAttrs(Struct, frozen=True):
 def _topk(*, x: Any, values: Any, indices: Any) -> None:
     columns, k = lang.parameter("columns", u32), lang.parameter("k", u32)
     row, picks = lang.group_id(), lang.shared(u32, MOST)
-    keys, places = (lang.shared(u32, lang.workgroup_size()) for _ in range(2))
+    keys, candidates = (lang.shared(u32, lang.workgroup_size()) for _ in range(2))
     last, after = lang.var(NONE, u32), lang.var(0, u32)  # the last pick's key, and past its index
     for pick in lang.range(k):
-        best, place = lang.var(0, u32), lang.var(NONE, u32)
+        best, index = lang.var(0, u32), lang.var(NONE, u32)
         for column in walk(columns, 1):
             key = order(x[row, column])
             left = (key < last.get()) | ((key == last.get()) & (column >= after.get()))
-            with lang.if_(left & ((key > best.get()) | (place.get() == NONE))):
+            with lang.if_(left & ((key > best.get()) | (index.get() == NONE))):
                 best.set(key)
-                place.set(column)
-        key, at = _first(best.get(), place.get(), keys, places)
+                index.set(column)
+        key, at = _first(best.get(), index.get(), keys, candidates)
         last.set(key)
         after.set(at + 1)
         with lang.if_(lang.local_id() == 0):
@@ -63,23 +63,23 @@ def _topk(*, x: Any, values: Any, indices: Any) -> None:
     per = values.dtype.per_word
     for column in walk(k, per):
         chosen = [picks[lang.minimum(column + j, k - 1)] for j in range(per)]
-        values.store(row, column, [x[row, place] for place in chosen])
+        values.store(row, column, [x[row, index] for index in chosen])
 
 
-def _first(key: Any, place: Any, keys: Any, places: Any) -> tuple[Any, Any]:
-    """The largest key of the group and the lowest place that has it; a barrier has to follow."""
+def _first(key: Any, index: Any, keys: Any, indices: Any) -> tuple[Any, Any]:
+    """The largest key of the group and the lowest index that has it; a barrier has to follow."""
     me, width = lang.local_id(), lang.workgroup_size()
-    keys[me], places[me] = key, place
+    keys[me], indices[me] = key, index
     lang.barrier()
     while width > 1:
         width //= 2
         with lang.if_(me < width):
-            key, place, other, far = keys[me], places[me], keys[me + width], places[me + width]
-            better = (other > key) | ((other == key) & (far < place))
+            key, index, other, far = keys[me], indices[me], keys[me + width], indices[me + width]
+            better = (other > key) | ((other == key) & (far < index))
             keys[me] = lang.select(better, other, key)
-            places[me] = lang.select(better, far, place)
+            indices[me] = lang.select(better, far, index)
         lang.barrier()
-    return keys[0], places[0]
+    return keys[0], indices[0]
 
 
 kernel: Kernel = Kernel(

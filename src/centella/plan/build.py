@@ -22,93 +22,18 @@ from centella.backends.base import Launch
 from centella.emit.program import Call, parameter_words
 from centella.errors import CentellaError, LimitError
 from centella.op.form import Form
-from centella.op.op import Op
 from centella.plan import placement
 from centella.plan.divide import divided
-from centella.plan.fuse import fuse
+from centella.plan.fuse import Fused, fuse
+from centella.plan.graph import Plan, PlanNode, Source, owners_of
 from centella.record.recording import Node
-from centella.record.values import Place, Value
+from centella.record.values import Origin, Value
 from centella.specs import Caps
 
 LOWERED = 8192  # forms of a device, before their launches are forgotten
 MAX_GROUPS = 1 << 31  # what every backend can launch
 
 Wanted = Sequence[tuple[bool, ...]]
-
-
-class Source(Struct, frozen=True):
-    """Where an operand comes from: external `index`, or output (node, `index`)."""
-
-    node: int
-    index: int
-    offset: int
-
-
-class PlanNode(Struct, frozen=True):
-    """A node without its values: what a plan is made of."""
-
-    form: Form[Any]
-    inputs: tuple[Source, ...]
-    wanted: tuple[bool, ...]
-
-    @property
-    def op(self) -> Op[Any]:
-        """The operation."""
-        return self.form.op
-
-
-class Plan(Struct, frozen=True):
-    """An immutable run list.
-
-    Attributes:
-        externals: how many buffers come from outside; they are slots 0 .. externals - 1.
-        buffers: bytes of each further slot, and in `makers` the node that uses it first.
-        results: (node, output) of each value that stays, and its slot.
-        launches: in order; each for external buffers that begin at their first element, all of
-            which is bound, and without its pipeline.
-        nodes: what was planned, for `explain`.
-        dropped: how many of them nobody reads.
-        fused: how many became part of another.
-        values: what needs those buffers, and how long.
-    """
-
-    externals: int
-    buffers: tuple[int, ...]
-    makers: tuple[int, ...]
-    results: Mapping[Place, int]
-    launches: tuple[Launch, ...]
-    nodes: tuple[PlanNode, ...]
-    dropped: int
-    fused: int = 0
-    values: tuple[placement.Lifetime, ...] = ()
-
-    @property
-    def temporary_bytes(self) -> int:
-        """Bytes of buffers that do not outlive the plan."""
-        kept = set(self.results.values())
-        first = self.externals
-        return sum(n for i, n in enumerate(self.buffers) if first + i not in kept)
-
-    def launches_of(self, node: int) -> int:
-        """How many launches compute a node."""
-        return sum(launch.node == node for launch in self.launches)
-
-    def changers(self, slot: int) -> list[int]:
-        """The nodes that change what lies in an external slot, in place."""
-        owners = _owners(self.nodes)
-        return [node for (node, _), owner in owners.items() if owner == (-1, slot)]
-
-    def label(self, node: int) -> str:
-        """The op of a node; for a chain that became one launch, those that it is made of."""
-        form = self.nodes[node].form
-        steps = form.attrs.steps if form.op.name == "fused" else ()
-        return " + ".join(step.name for step in steps) or form.op.name
-
-    def explain(self) -> str:
-        """Nodes, fusions, copies, launches, bytes, peak memory: a table to read."""
-        from centella.plan.explain import explain
-
-        return explain(self)
 
 
 class Lowering(Struct, frozen=True):
@@ -130,15 +55,12 @@ class Memo(Struct, eq=False):
     """What the plans of a device share, so that nothing is worked out twice.
 
     Attributes:
-        forms: of chains that became one; see `fuse`.
+        fused: chains that became one.
         launches: of each form.
     """
 
-    forms: dict[Any, Any] = field(default_factory=dict)
+    fused: Fused = field(default_factory=Fused)
     launches: Lowerings = field(default_factory=dict)
-
-
-EMPTY = Plan(0, (), (), {}, (), (), 0)
 
 
 def key_of(
@@ -179,7 +101,7 @@ def build(
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
     needed = alive
-    plain, alive = fuse(plain, alive, caps, memo.forms)
+    plain, alive = fuse(plain, alive, caps, memo.fused)
     if len(memo.launches) >= LOWERED:
         memo.launches.clear()
     for index, node in enumerate(plain):
@@ -189,11 +111,11 @@ def build(
             except CentellaError as error:
                 nodes[index].refuse(error)
                 raise
-    owners = _owners(plain)
+    owners = owners_of(plain)
     values = _lifetimes(plain, alive, owners, memo.launches)
     slots, sizes, makers = placement.place(values)
     first = len(externals)
-    where: dict[Place, int] = {
+    where: dict[Origin, int] = {
         (v.node, v.output): first + s for v, s in zip(values, slots, strict=True)
     }
     for version, owner in owners.items():
@@ -218,8 +140,8 @@ def build(
 
 def _plain(node: Node, externals: Mapping[Value, int], wanted: tuple[bool, ...]) -> PlanNode:
     sources = tuple(
-        Source(*place, offset) if value is None else Source(-1, externals[value], offset)
-        for value, place, offset in node.inputs
+        Source(*origin, offset) if value is None else Source(-1, externals[value], offset)
+        for value, origin, offset in node.inputs
     )
     return PlanNode(node.form, sources, wanted)
 
@@ -235,29 +157,18 @@ def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
     return alive
 
 
-def _owners(nodes: Sequence[PlanNode]) -> dict[Place, Place]:
-    """Each version of a State, and the value whose memory it is: (-1, slot) for an outside one."""
-    owners: dict[Place, Place] = {}
-    for index, node in enumerate(nodes):
-        for output, operand in enumerate(node.op.mutates):
-            source = node.inputs[operand]
-            before = (source.node, source.index)
-            owners[index, output] = owners.get(before, before)
-    return owners
-
-
 def _lifetimes(
-    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Place, Place],
+    nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Origin, Origin],
     launches: Lowerings,
 ) -> list[placement.Lifetime]:  # fmt: skip
     """What needs memory: results, temporaries and what nodes need for themselves."""
-    last: dict[Place, int] = {}
-    kept: set[Place] = set()
+    last: dict[Origin, int] = {}
+    kept: set[Origin] = set()
     for index, node in enumerate(nodes):
         if alive[index]:
             for source in node.inputs:
-                place = (source.node, source.index)
-                last[owners.get(place, place)] = index
+                origin = (source.node, source.index)
+                last[owners.get(origin, origin)] = index
             for output, wanted in enumerate(node.wanted):
                 if wanted:
                     kept.add(owners.get((index, output), (index, output)))
@@ -266,11 +177,11 @@ def _lifetimes(
         if not alive[index]:
             continue
         for output, spec in enumerate(node.form.outputs):
-            place = (index, output)
-            if place not in owners:
-                end = last.get(place, index)
+            origin = (index, output)
+            if origin not in owners:
+                end = last.get(origin, index)
                 values.append(
-                    placement.Lifetime(index, output, spec.storage_bytes, end, place in kept)
+                    placement.Lifetime(index, output, spec.storage_bytes, end, origin in kept)
                 )
         if node.form in launches:
             for number, nbytes in enumerate(launches[node.form].scratch):
@@ -279,7 +190,7 @@ def _lifetimes(
 
 
 def _launches(
-    index: int, node: PlanNode, where: Mapping[Place, int], lowerings: Lowerings
+    index: int, node: PlanNode, where: Mapping[Origin, int], lowerings: Lowerings
 ) -> list[Launch]:
     """The launches of a node on the slots of the plan."""
     lowered = lowerings.get(node.form)

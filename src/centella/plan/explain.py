@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from centella.backends.base import Launch
 from centella.emit.program import Program
 from centella.op.op import get
 from centella.ops.fused import along_rows
-from centella.plan.placement import largest_live
+from centella.plan.placement import Lifetime, largest_live
 from centella.specs import Spec
+
+if TYPE_CHECKING:
+    from centella.plan.graph import Plan, PlanNode
 
 MOVES = ("copy", "reshape")
 LISTED = 8
 
 
-def explain(plan: Any) -> str:
+def explain(plan: Plan) -> str:
     """Nodes, fusions, copies with their reason, launches, bytes, peak memory of a `Plan`."""
     copies = sum(bool(s.reason) or plan.nodes[s.node].op.name in MOVES for s in plan.launches)
     live, alive = largest_live(plan.values)
@@ -27,19 +31,19 @@ def explain(plan: Any) -> str:
     ]
     if alive:
         largest = sorted(alive, key=lambda v: (-v.nbytes, v.node))
-        parts = [f"{_made(plan.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
+        parts = [f"{_maker_of(plan.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
         more = [f"{len(largest) - LISTED} more"] if len(largest) > LISTED else []
         lines.append(f"  largest live set {live:,} bytes: {', '.join(parts + more)}")
     return "\n".join([*lines, *_launches(plan)])
 
 
-def _made(nodes: Any, value: Any) -> str:
+def _maker_of(nodes: Sequence[PlanNode], value: Lifetime) -> str:
     name = label(nodes[value.node])
     return name if value.output >= 0 else f"scratch of {name}"
 
 
-def _launches(plan: Any) -> Iterator[str]:
-    readers: dict[int, list[tuple[Any, int]]] = {}
+def _launches(plan: Plan) -> Iterator[str]:
+    readers: dict[int, list[tuple[PlanNode, int]]] = {}
     for index in dict.fromkeys(launch.node for launch in plan.launches):
         for operand, source in enumerate(plan.nodes[index].inputs):
             readers.setdefault(source.node, []).append((plan.nodes[index], operand))
@@ -59,7 +63,7 @@ def _launches(plan: Any) -> Iterator[str]:
         )
 
 
-def _moved(launch: Any, node: Any) -> tuple[int, int]:
+def _moved(launch: Launch, node: PlanNode | None) -> tuple[int, int]:
     """Bytes read and written: of the op's own operands where the launch is all of the op."""
     specs: Sequence[Spec] = [spec for spec, _ in launch.views]
     written = [i >= launch.inputs for i in range(len(specs))]
@@ -73,10 +77,10 @@ def _moved(launch: Any, node: Any) -> tuple[int, int]:
     return sum(sizes) - out, out
 
 
-def label(node: Any) -> str:
+def label(node: PlanNode) -> str:
     """A node's op; what is fused reads `norm <- add add -> mul`: what it loads and stores by."""
     if node.op.name != "fused":
-        return str(node.op.name)
+        return node.op.name
     steps = node.form.attrs.steps
     op = along_rows(steps)
     if op is None:
@@ -100,7 +104,7 @@ def _names(names: list[str]) -> str:
     return " ".join(names[:LISTED] + more)
 
 
-def _reason(node: Any, readers: list[tuple[Any, int]]) -> str:
+def _reason(node: PlanNode, readers: list[tuple[PlanNode, int]]) -> str:
     """Why elements are moved; "" for other ops."""
     if node.op.name not in MOVES:
         return ""
@@ -117,7 +121,7 @@ def _reason(node: Any, readers: list[tuple[Any, int]]) -> str:
     return "copy"
 
 
-def _operands_of(node: Any, operand: int) -> Iterator[tuple[str, int]]:
+def _operands_of(node: PlanNode, operand: int) -> Iterator[tuple[str, int]]:
     """The ops that read an operand of a node, and which of theirs it is."""
     if node.op.name != "fused":
         yield node.op.name, operand

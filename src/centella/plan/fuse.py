@@ -8,7 +8,7 @@ end at 64 nodes and where the device can bind no more operands or parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -21,7 +21,8 @@ from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import FusedAttrs, Step, weight
 from centella.plan.divide import divisible
-from centella.record.values import Place
+from centella.plan.graph import PlanNode, Source
+from centella.record.values import Origin
 from centella.specs import Caps, Shape, Spec
 
 LONGEST = 64
@@ -30,21 +31,42 @@ STATEMENTS = 4000  # of a kernel, estimated: two thirds of what it may have
 FORMS = 4096  # of a device, with their weights, before they are forgotten
 
 BEFORE, AFTER = 0, 1
-Operand = tuple[Any, Spec]  # a plan's Source, and how it is seen
+Operand = tuple[Source, Spec]  # and how it is seen
+
+
+class FormStep(NamedTuple):
+    """A form as a step of a chain.
+
+    Attributes:
+        step: without operands; values: of its numbers.
+        statements: of an element-wise one, for one element; 0 on the host.
+    """
+
+    step: Step
+    values: tuple[Any, ...]
+    statements: int
+
+
+class Fused(Struct, eq=False):
+    """What is known of chains on a device: each form as a step, and the forms of chains by key."""
+
+    steps: dict[Form[Any], FormStep] = field(default_factory=dict)
+    chains: dict[Hashable, Form[Any]] = field(default_factory=dict)
 
 
 def fuse(
-    nodes: Sequence[Any], alive: list[bool], caps: Caps, forms: MutableMapping[Any, Form[Any]]
-) -> tuple[list[Any], list[bool]]:
+    nodes: Sequence[PlanNode], alive: list[bool], caps: Caps, known: Fused
+) -> tuple[list[PlanNode], list[bool]]:
     """Nodes with chains fused, and which of them are still alive.
 
     Args:
-        nodes: `PlanNode`s in order; alive: those that must run.
-        forms: fused forms made so far on this device.
+        nodes: in order; alive: those that must run.
+        known: of the chains before on this device.
     """
-    if len(forms) >= FORMS:
-        forms.clear()
-    graph = _Graph(nodes, _readers(nodes, alive), _changed(nodes), caps, forms)
+    if len(known.steps) + len(known.chains) >= FORMS:
+        known.steps.clear()
+        known.chains.clear()
+    graph = _Graph(nodes, _readers(nodes, alive), _changed(nodes), caps, known)
     fused, left = list(nodes), list(alive)
     for last in range(len(nodes) - 1, -1, -1):
         if last in graph.taken or not left[last] or not _fusable(nodes[last]):
@@ -62,13 +84,13 @@ def fuse(
     return fused, left
 
 
-def _fusable(node: Any) -> bool:
+def _fusable(node: PlanNode) -> bool:
     op = node.op
     return (op.element is not None or op.name in ALONG_ROWS) and node.form.outputs[0].size > 0
 
 
-def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
-    readers: dict[Place, set[int]] = {}
+def _readers(nodes: Sequence[PlanNode], alive: list[bool]) -> dict[Origin, set[int]]:
+    readers: dict[Origin, set[int]] = {}
     for index, node in enumerate(nodes):
         if alive[index]:
             for source in node.inputs:
@@ -76,7 +98,7 @@ def _readers(nodes: Sequence[Any], alive: list[bool]) -> dict[Place, set[int]]:
     return readers
 
 
-def _changed(nodes: Sequence[Any]) -> set[Place]:
+def _changed(nodes: Sequence[PlanNode]) -> set[Origin]:
     """Values that a node changes in place: their readers stay where they were recorded."""
     return {(node.inputs[i].node, node.inputs[i].index) for node in nodes for i in node.op.mutates}
 
@@ -84,11 +106,11 @@ def _changed(nodes: Sequence[Any]) -> set[Place]:
 class _Graph(Struct, eq=False):
     """What is fused: the nodes, who reads each, values that change, nodes that have a group."""
 
-    nodes: Sequence[Any]
-    readers: Mapping[Place, set[int]]
-    changed: set[Place]
+    nodes: Sequence[PlanNode]
+    readers: Mapping[Origin, set[int]]
+    changed: set[Origin]
     caps: Caps
-    forms: MutableMapping[Any, Any]
+    known: Fused
     taken: set[int] = field(default_factory=set)
 
     def movable(self, index: int) -> bool:
@@ -101,9 +123,9 @@ class _Graph(Struct, eq=False):
             and not any((s.node, s.index) in self.changed for s in node.inputs)
         )
 
-    def step(self, form: Form[Any]) -> _FormStep:
+    def step(self, form: Form[Any]) -> FormStep:
         """A form as a step of a chain, worked out once."""
-        known: _FormStep | None = self.forms.get(form)
+        known = self.known.steps.get(form)
         if known is None:
             attrs = form.named
             numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
@@ -111,22 +133,9 @@ class _Graph(Struct, eq=False):
             step = Step(form.op.name, (), rest, tuple(numbers), form.outputs[0].dtype.name)
             counted = form.op.element is not None and self.caps.target != "numpy"
             dtypes = tuple(spec.dtype for spec in form.inputs)
-            known = _FormStep(step, tuple(numbers.values()), weight(step, dtypes) if counted else 0)
-            self.forms[form] = known
+            known = FormStep(step, tuple(numbers.values()), weight(step, dtypes) if counted else 0)
+            self.known.steps[form] = known
         return known
-
-
-class _FormStep(NamedTuple):
-    """A form as a step of a chain.
-
-    Attributes:
-        step: without operands; values: of its numbers.
-        statements: of an element-wise one, for one element; 0 on the host.
-    """
-
-    step: Step
-    values: tuple[Any, ...]
-    statements: int
 
 
 class _Size(NamedTuple):
@@ -258,7 +267,7 @@ class _Group:
             and (anchor is None or self._suits(self._nodes[anchor], size))
         )
 
-    def _suits(self, node: Any, size: _Size) -> bool:
+    def _suits(self, node: PlanNode, size: _Size) -> bool:
         """Whether a norm or a reduction can have what the group has before and after it."""
         before, after = size.reads
         if node.op.name == "reduce":
@@ -270,18 +279,18 @@ class _Group:
         return norm.stores(node.form.inputs, node.form.outputs[0], self._out)
 
 
-def _sources(node: Any) -> set[int]:
+def _sources(node: PlanNode) -> set[int]:
     return {source.node for source in node.inputs if source.node >= 0}
 
 
-def _operands(node: Any) -> Iterable[tuple[Any, Spec]]:
+def _operands(node: PlanNode) -> Iterable[Operand]:
     """Where each operand of a node comes from, and how it is seen."""
     return zip(node.inputs, node.form.inputs, strict=True)
 
 
-def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec], int]:
+def _outside(group: Iterable[int], nodes: Sequence[PlanNode]) -> dict[Operand, int]:
     """The operands of a group that no node of it makes, numbered in order of first use."""
-    operands: dict[tuple[Any, Spec], int] = {}
+    operands: dict[Operand, int] = {}
     members = sorted(group)
     inside = set(members)
     for index in members:
@@ -291,9 +300,9 @@ def _outside(group: Iterable[int], nodes: Sequence[Any]) -> dict[tuple[Any, Spec
     return operands
 
 
-def _chain(group: list[int], graph: _Graph) -> Any:
+def _chain(group: list[int], graph: _Graph) -> PlanNode:
     """The fused node of a group, in place of its last."""
-    nodes, forms = graph.nodes, graph.forms
+    nodes, forms = graph.nodes, graph.known.chains
     outside = _outside(group, nodes)
     places: dict[int, int] = {}
     steps: list[Step] = []

@@ -118,8 +118,8 @@ def _beginning(value: Value) -> Event:
     if isinstance(plan, Replayed):
         return Event("replayed", f"{plan.name}: {plan.op}", line, plan.launches)
     if plan is not None:
-        op = plan.label(value.place[0])
+        op = plan.label(value.origin[0])
         kind = "copied" if op in COPIES else "computed"
-        return Event(kind, op, line, plan.launches_of(value.place[0]))
+        return Event(kind, op, line, plan.launches_of(value.origin[0]))
     nbytes = value.spec.storage_bytes if value.what == "upload" else 0
     return Event(CAME.get(value.what, "reserved"), "", line, 0, nbytes)

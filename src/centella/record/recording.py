@@ -17,13 +17,13 @@ from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import Ledger, began
 from centella.op.form import Form
 from centella.op.op import Op
-from centella.record.values import FAILED, OUTSIDE, Cell, Place, Value
+from centella.record.values import FAILED, OUTSIDE, Cell, Origin, Value
 from centella.specs import Spec
 
-# A value as a node reads it, seen as its form says: (value, place, element that it begins at). What
-# the same recording makes is named by its `place`, so that a recording does not keep its own values
-# alive; any other value is held, and its place is OUTSIDE.
-Operand = tuple["Value | None", Place, int]
+# A value as a node reads it, seen as its form says: (value, origin, first element). What the same
+# recording computes is named by its `origin`, so that a recording does not keep its own values
+# alive; any other value is referred to, with OUTSIDE as its origin.
+Operand = tuple["Value | None", Origin, int]
 
 
 class Node(Struct, eq=False):
@@ -172,30 +172,34 @@ class Recording:
         aside.aside = True
         nodes, self.nodes = self.nodes, []
         where: list[Recording | None] = []  # each node is now
-        places: list[int] = []
+        numbers: list[int] = []
         given_up: list[Value] = []
         for node in nodes:
-            sources = [place[0] for value, place, _ in node.inputs if value is None]
+            sources = [origin[0] for value, origin, _ in node.inputs if value is None]
             target: Recording | None = self
             if node.refused or any(where[i] is not self for i in sources):
-                given = [value for value, _, _ in node.inputs if value is not None]
-                lost = node.op.mutates or any(value.is_version for value in given)
+                operands = [value for value, _, _ in node.inputs if value is not None]
+                lost = node.op.mutates or any(value.is_version for value in operands)
                 lost = lost or any(nodes[i].op.mutates or where[i] is None for i in sources)
                 target = None if lost else aside
                 given_up += node.alive
             where.append(target)
-            places.append(0 if target is None else len(target.nodes))
+            numbers.append(0 if target is None else len(target.nodes))
             if target is None:
                 continue
             node.refused = False
-            node.inputs = [
-                (value, place, offset) if value is not None
-                else (None, (places[place[0]], place[1]), offset) if where[place[0]] is target
-                else (self._made(nodes[place[0]], (places[place[0]], place[1])), OUTSIDE, offset)
-                for value, place, offset in node.inputs
-            ]  # fmt: skip
+            inputs: list[Operand] = []
+            for value, origin, offset in node.inputs:
+                moved = (numbers[origin[0]], origin[1])
+                if value is not None:
+                    inputs.append((value, origin, offset))
+                elif where[origin[0]] is target:
+                    inputs.append((None, moved, offset))
+                else:
+                    inputs.append((self._value_of(nodes[origin[0]], moved), OUTSIDE, offset))
+            node.inputs = inputs
             for value in node.alive:
-                value.recording, value.place = target, (places[-1], value.place[1])
+                value.recording, value.origin = target, (numbers[-1], value.origin[1])
             target.nodes.append(node)
         self.result_bytes = sum(node.form.nbytes for node in self.nodes)
         for node, target in zip(nodes, where, strict=True):
@@ -205,13 +209,13 @@ class Recording:
                     value.cell.read_by(self)  # what stays may read the version that is back
         return given_up
 
-    def _made(self, node: Node, place: Place) -> Value:
+    def _value_of(self, node: Node, origin: Origin) -> Value:
         """What a node makes, for an operand in another recording."""
-        value = node.values[place[1]]()
+        value = node.values[origin[1]]()
         if value is None:
-            spec = node.form.outputs[place[1]]
-            value = Value(spec, self.device, node.op.name, self, place, node.site)
-            node.values[place[1]] = ref(value)
+            spec = node.form.outputs[origin[1]]
+            value = Value(spec, self.device, node.op.name, self, origin, node.site)
+            node.values[origin[1]] = ref(value)
         return value
 
     @uninterrupted

@@ -21,8 +21,8 @@ from centella.ledger.call_sites import NOWHERE, Site, line_of
 from centella.specs import Spec
 
 PENDING, READY, DISCARDED, FAILED = "pending", "ready", "discarded", "failed"
-Place = tuple[int, int]
-OUTSIDE: Place = (-1, 0)
+Origin = tuple[int, int]
+OUTSIDE: Origin = (-1, 0)
 
 
 class Runs:
@@ -206,14 +206,14 @@ class Value(Struct, eq=False, weakref=True):
 
     Attributes:
         what: the op that makes it, or how it came here.
-        place: (node, output) in its recording; `OUTSIDE` for what no node makes.
+        origin: (node, output) in its recording; `OUTSIDE` for what no node makes.
         offset: elements from the buffer's start.
         reason: why it will never be computed, when it has failed; `error`: what it failed with.
         stale: what has changed since, of what it is a version of.
         version_of: the memory that it is one version of, which may have gone: see `cell`.
         before: the version before, until it is known that this one will be computed.
         note: what its owner on the host knows about this version.
-        computed_by: the plan, or what a replay says in its place; else None.
+        computed_by: the plan, or what a replay says instead; else None.
         events: what has happened to it since; see `history`.
     """
 
@@ -221,7 +221,7 @@ class Value(Struct, eq=False, weakref=True):
     device: Any
     what: str
     recording: Any = None
-    place: Place = OUTSIDE
+    origin: Origin = OUTSIDE
     site: Site = NOWHERE
     state: str = PENDING
     buffer: Buffer | None = None

@@ -51,7 +51,7 @@ def note_work(
     if plan is None or not work.launches:
         return
     launches = tuple(
-        Launch(each.program.name, plan.label(each.node), line_of(executable.sites[each.node]))
+        Launch(each.program.name, plan.label(each.node), line_of(executable.call_sites[each.node]))
         for each in work.launches
     )
     clock = backend.clock

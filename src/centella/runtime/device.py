@@ -24,7 +24,7 @@ from centella.errors import DeviceError
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
 from centella.ledger.counts import Ledger, on_flush
-from centella.plan.build import Plan
+from centella.plan.graph import Plan
 from centella.record.recording import innermost
 from centella.record.values import READY, Value
 from centella.runtime.executor import Executor
@@ -198,7 +198,7 @@ class Device:
 
 _opened: dict[str, Device] = {}
 _opened_lock = threading.Lock()
-_made: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a lock
+_devices: tuple[ref[Device], ...] = ()  # replaced, never changed: read without a lock
 _default: Device | None = None
 
 
@@ -266,7 +266,7 @@ def _open_native(name: str, native: Any, options: dict[str, Any]) -> Device:
 
 
 def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
-    global _made
+    global _devices
     own = {n: options.pop(n) for n in ("cache", "memory_limit") if n in options}
     if own.get("memory_limit") is not None:
         own["memory_limit"] = byte_count(own["memory_limit"])
@@ -283,19 +283,19 @@ def _create(name: str, native: Any, options: dict[str, Any]) -> Device:
         raise
     guard()
     _watch_process()
-    _made = (*[r for r in _made if r() is not None], ref(opened))
+    _devices = (*[r for r in _devices if r() is not None], ref(opened))
     return opened
 
 
-def _first_use(made: Device) -> str:
+def _first_use(opened: Device) -> str:
     from centella.runtime.self_check import check_first_use
 
-    return check_first_use(made.executor)
+    return check_first_use(opened.executor)
 
 
 def devices() -> list[Device]:
     """The devices that are open."""
-    return [d for r in _made if (d := r()) is not None and not d.lost]
+    return [d for r in _devices if (d := r()) is not None and not d.lost]
 
 
 @uninterrupted
@@ -345,7 +345,7 @@ def default_device() -> Device:
 # -- the process: its end, and forks. A child lacks the threads that might hold a lock, so whoever
 # forks holds them all
 
-_held: list[Device] = []
+_locked: list[Device] = []
 _watched = False
 
 
@@ -377,15 +377,15 @@ def _before_fork() -> None:
     _opened_lock.acquire()
     for opened in devices():
         opened.lock.acquire()
-        _held.append(opened)
+        _locked.append(opened)
         opened.backend.before_fork()
 
 
 def _after_fork(*, child: bool) -> None:
-    for opened in _held:
+    for opened in _locked:
         if not opened.backend.after_fork(child=child):
             forked.add(opened.name.partition(":")[0])
             opened.executor.lose("the process was forked", AFTER_FORK)
         opened.lock.release()
-    _held.clear()
+    _locked.clear()
     _opened_lock.release()

@@ -22,7 +22,7 @@ from centella.errors import (
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
 from centella.ledger.counts import began, count, noted, permit, timelines
-from centella.plan.build import EMPTY, Plan
+from centella.plan.graph import EMPTY, Plan
 from centella.record.recording import Recorded, Recording, innermost
 from centella.record.values import PENDING, Value
 from centella.runtime import prepare
@@ -199,15 +199,15 @@ class Executor:
             for i, v in enumerate(boundary.slots)
         ]
         work = Submission(slots, packed.writes)
-        sites = [node.site for node in taken.nodes]
+        call_sites = [node.site for node in taken.nodes]
         if planned is None:
-            return Executable(packed, sites, work)
+            return Executable(packed, call_sites, work)
         slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
         work.launches = prepare.launches_of(planned, boundary.offsets, slots, taken, caps)
         work.loads, work.total = planned.loads, planned.total
         if temporaries is None and work.launches is planned.launches:
             work.again = planned.again
-        return Executable(packed, sites, work, planned.plan)
+        return Executable(packed, call_sites, work, planned.plan)
 
     def hand_over(
         self, executable: Executable, work: Submission, meant: Sequence[tuple[int, int]],

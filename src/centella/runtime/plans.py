@@ -15,6 +15,7 @@ from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError
 from centella.ledger.counts import began, count, noted
 from centella.plan import build as plan
+from centella.plan.graph import Plan
 from centella.record.recording import Recorded
 from centella.record.values import Value
 from centella.runtime.bind_window import narrowed
@@ -34,7 +35,7 @@ class Planned(Struct, eq=False):
         loads, total: what each launch asks of the device, and all of them.
     """
 
-    plan: plan.Plan
+    plan: Plan
     launches: list[Launch]
     again: dict[Any, Any] = field(default_factory=dict)
     compiled: int = 0
@@ -45,7 +46,7 @@ class Planned(Struct, eq=False):
     total: Load = Load()
 
 
-def loads_of(planned: plan.Plan) -> list[Load]:
+def loads_of(planned: Plan) -> list[Load]:
     """What each launch asks of a device: all that it sees once, and its share of the arithmetic."""
     flops: dict[int, float] = {}
     for node, launches in Counter(launch.node for launch in planned.launches).items():

@@ -15,9 +15,9 @@ from centella.backends.base import Array, Buffer, Launch, Read, Submission
 from centella.errors import CentellaError
 from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import permit
-from centella.plan.build import Plan
+from centella.plan.graph import Plan
 from centella.record.recording import Recorded, Upload
-from centella.record.values import DISCARDED, Place, Value
+from centella.record.values import DISCARDED, Origin, Value
 from centella.runtime.bind_window import bound
 from centella.runtime.memory import Pool
 from centella.runtime.plans import Planned
@@ -35,13 +35,13 @@ class Boundary(Struct, eq=False):
     Attributes:
         slots: of each outside value: uploads, then others in order of first use.
         offsets: elements from each one's buffer to its start, once it has a buffer.
-        results: the values that something still refers to, by place.
+        results: the values that something still refers to, by origin.
         wanted: for each node, which of its values outlive the submission.
     """
 
     slots: dict[Value, int] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
-    results: dict[Place, Value] = field(default_factory=dict)
+    results: dict[Origin, Value] = field(default_factory=dict)
     wanted: list[tuple[bool, ...]] = field(default_factory=list)
 
     def add(self, value: Value) -> None:
@@ -50,14 +50,14 @@ class Boundary(Struct, eq=False):
             self.slots[value] = len(self.offsets)
             self.offsets.append(value.offset)
 
-    def place_of(self, value: Value) -> Place | None:
+    def origin_of(self, value: Value) -> Origin | None:
         """Where a value is computed, if it is computed here."""
-        return value.place if self.results.get(value.place) is value else None
+        return value.origin if self.results.get(value.origin) is value else None
 
     def settle(self, buffers: Sequence[Buffer], plan: Plan) -> None:
         """What is kept is ready, made by a plan; the rest is discarded."""
-        for place, value in self.results.items():
-            slot = plan.results.get(place)
+        for origin, value in self.results.items():
+            slot = plan.results.get(origin)
             if slot is None:
                 value.drop(DISCARDED)
             else:
@@ -88,7 +88,7 @@ def boundary_of(
             if value is None:
                 each += (False,)
                 continue
-            results[value.place] = value
+            results[value.origin] = value
             # What is stale nobody may use.
             stays = kept is None or value in kept or value.is_version
             each += (stays and value.stale is None,)
@@ -213,13 +213,13 @@ class Executable(Struct, eq=False):
 
     Attributes:
         uploads: what is written with the first submission.
-        sites: the line that recorded each node.
+        call_sites: the line that recorded each node.
         work: its buffers and launches, as the backend gets them.
         plan: None where nothing is computed.
     """
 
     uploads: Packed
-    sites: list[Site]
+    call_sites: list[Site]
     work: Submission
     plan: Plan | None = None
 
@@ -230,9 +230,9 @@ class Executable(Struct, eq=False):
 
     def slot_of(self, value: Value, boundary: Boundary) -> tuple[int, int] | None:
         """The slot of a value that it computes or reads, and its first element there."""
-        place = boundary.place_of(value)
-        if place is not None and self.plan is not None:
-            return self.plan.results[place], 0
+        origin = boundary.origin_of(value)
+        if origin is not None and self.plan is not None:
+            return self.plan.results[origin], 0
         slot = boundary.slots.get(value)
         return None if slot is None else (slot, boundary.offsets[slot])
 

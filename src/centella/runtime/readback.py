@@ -30,8 +30,8 @@ def read_back(seen: Iterable[Seen], *, peek: bool = False) -> Pending[list[Array
         ContractError: for a value of a batch that has not been executed.
         TransferForbidden: inside `ct.forbid("transfer")`.
     """
-    given = list(seen)
-    parts = [_compact(*one) for one in given]
+    wanted = list(seen)
+    parts = [_compact(*one) for one in wanted]
     where: dict[Device, list[int]] = {}
     for index, (value, spec, _) in enumerate(parts):
         if spec.size:
@@ -43,7 +43,7 @@ def read_back(seen: Iterable[Seen], *, peek: bool = False) -> Pending[list[Array
     for device, indices in where.items():
         spans = [bytes_of(*parts[i]) for i in indices]
         tickets.append(device.executor.read(spans, peek=peek))
-        moved = zip((given[i][0] for i in indices), (n for _, _, n in spans), strict=True)
+        moved = zip((wanted[i][0] for i in indices), (n for _, _, n in spans), strict=True)
         happened(moved, "peeked" if peek else "downloaded")
         places.update({i: (tickets[-1], n) for n, i in enumerate(indices)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -15,13 +15,13 @@ from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.form import Form
 from centella.op.op import Op, get
-from centella.plan import build as plan
 from centella.plan.divide import division
+from centella.plan.graph import EMPTY, Plan
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
 from centella.runtime.prepare import boundary_of
-from centella.runtime.storage import INDEX_LIMIT, Storage
+from centella.runtime.storage import INDEX_LIMIT, PART, Storage
 from centella.specs import Spec
 
 IMPLICIT_NODES = 256
@@ -144,8 +144,8 @@ class Recorder:
                     if cell is not None:
                         read.append(cell)
                 if value.recording is target:
-                    if value.place is not OUTSIDE:
-                        inputs.append((None, value.place, offset))
+                    if value.origin is not OUTSIDE:
+                        inputs.append((None, value.origin, offset))
                         continue
                 elif value.state != READY:
                     value = self._there(value, form.op, len(inputs))
@@ -170,9 +170,9 @@ class Recorder:
         return taken
 
     def _target(
-        self, form: Form[Any], operands: Sequence[Seen], given: Recording | None
+        self, form: Form[Any], operands: Sequence[Seen], chosen: Recording | None
     ) -> Recording:
-        """Where an op is recorded: as `given`, or where its operands and this thread say."""
+        """Where an op is recorded: as `chosen`, or where its operands and this thread say."""
         explicit: Recording | None = None
         for value, _, _ in operands:
             if value.device is not self._device:
@@ -181,14 +181,14 @@ class Recorder:
                     f"move one with .to(device)"
                 )
             mine = value.recording
-            if mine is None or mine is explicit or given is not None or not mine.explicit:
+            if mine is None or mine is explicit or chosen is not None or not mine.explicit:
                 continue
             if explicit is not None:
                 raise ContractError(
                     f"{form.op.name}: operands wait for two open batches; execute one of them first"
                 )
             explicit = mine
-        return given or explicit or innermost(self._device) or self.implicit()
+        return chosen or explicit or innermost(self._device) or self.implicit()
 
     def _there(self, value: Value, op: Op[Any], index: int) -> Value:
         """An operand that waits for another recording, once that has run.
@@ -255,6 +255,21 @@ class Recorder:
                 self._make_room(target)
             return target.add_upload(spec, raw, site)
 
+    def fill(self, spec: Spec, read: Callable[[int, Array], None]) -> Value | None:
+        """Large host data that is read part after part as a value, as `Storage.fill` takes it.
+
+        Returns:
+            None for small data, and where it is to be written later: that is for `upload`.
+
+        Raises:
+            As `upload`.
+        """
+        if spec.storage_bytes <= PART or innermost(self._device) is not None:
+            return None
+        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
+        self._check_fits(spec, "upload:")
+        return self._storage.fill(spec, read, call_site(2))
+
     # -- when a lazy recording runs ---------------------------------------------------------------
 
     def _make_room(self, target: Recording) -> None:
@@ -304,7 +319,7 @@ class Recorder:
         """The plan of what a recording holds, or of what it ran last."""
         with self._lock:
             if not recording.nodes:
-                last: plan.Plan = recording.last_plan or plan.EMPTY
+                last: Plan = recording.last_plan or EMPTY
                 return last.explain()
             taken = Recorded(recording.nodes, recording.uploads)
             boundary = boundary_of(taken, outputs)

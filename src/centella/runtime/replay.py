@@ -20,10 +20,10 @@ from centella.errors import ContractError
 from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site
 from centella.ledger.counts import began, permit
-from centella.plan.build import Plan
+from centella.plan.graph import Plan
 from centella.record.history import Replayed
 from centella.record.recording import Recorded, Recording
-from centella.record.values import FAILED, PENDING, Cell, Place, Runs, Value
+from centella.record.values import FAILED, PENDING, Cell, Origin, Runs, Value
 from centella.runtime.executor import Executor
 from centella.runtime.in_flight import imported_of
 from centella.runtime.prepare import Boundary, Span, boundary_of
@@ -31,7 +31,7 @@ from centella.specs import strided
 
 UNIT = 256
 DROPPED = "it was recorded while a function was captured; what a captured function returns is kept"
-Mark = tuple[Cell, Callable[[Any], Any]]
+HostUpdate = tuple[Cell, Callable[[Any], Any]]
 
 
 class Result(Struct, eq=False):
@@ -100,7 +100,7 @@ class Replay:
     ) -> None:  # fmt: skip
         self._executor = executor
         self._what = what
-        self._host_updates: list[Mark] = list(recording.host_updates or ())
+        self._host_updates: list[HostUpdate] = list(recording.host_updates or ())
         self._inputs = Inputs(inputs)
         self._results: list[Result | Cell] = []
         taken = recording.take()
@@ -118,7 +118,7 @@ class Replay:
         executor.write_uploads(taken)
         boundary = boundary_of(taken, outputs)
         for value in (*self._inputs.values, *outputs):
-            if boundary.place_of(value) is None:
+            if boundary.origin_of(value) is None:
                 boundary.add(value)
         shared = executor.workspace.share()
         self._executable = executor.executable(taken, boundary, temporaries=shared)
@@ -145,7 +145,7 @@ class Replay:
                 self._results.append(state)
                 continue
             cell = Cell(f"a result of {self._what}")
-            computed_by = self._replayed(value, boundary.place_of(value))
+            computed_by = self._replayed(value, boundary.origin_of(value))
             known = self._executable.slot_of(value, boundary)
             assert known is not None, "it is computed or has a slot"
             self._results.append(Result(value, *known, cell, computed_by))
@@ -170,24 +170,24 @@ class Replay:
         launches = sum(self.plan.launches_of(node) for node in nodes)
         return Replayed(self._what, self.plan.label(nodes[-1]), launches)
 
-    def _replayed(self, value: Value, place: Place | None) -> Replayed:
-        if place is None or self.plan is None:
+    def _replayed(self, value: Value, origin: Origin | None) -> Replayed:
+        if origin is None or self.plan is None:
             return Replayed(self._what, value.what, 0)
-        node = place[0]
+        node = origin[0]
         return Replayed(self._what, self.plan.label(node), self.plan.launches_of(node))
 
     def _place_inputs(self) -> None:
-        """The arena of the inputs, in which each has its place."""
-        given = self._inputs
-        for value in given.values:
-            given.starts.append(given.nbytes)
-            given.nbytes += -(-value.spec.storage_bytes // UNIT) * UNIT
-        given.last = [None] * len(given.values)
-        if not given.values:
+        """Allocate one arena for the inputs."""
+        inputs = self._inputs
+        for value in inputs.values:
+            inputs.starts.append(inputs.nbytes)
+            inputs.nbytes += -(-value.spec.storage_bytes // UNIT) * UNIT
+        inputs.last = [None] * len(inputs.values)
+        if not inputs.values:
             return
-        arena = self._executor.pool.allocate(given.nbytes)
+        arena = self._executor.pool.allocate(inputs.nbytes)
         arena.mutable = True
-        for value, start in zip(given.values, given.starts, strict=True):
+        for value, start in zip(inputs.values, inputs.starts, strict=True):
             value.ready(arena, start // value.spec.dtype.itemsize)
 
     @property
@@ -200,11 +200,11 @@ class Replay:
         """Bytes of the buffers that it uses."""
         return self._inputs.nbytes + sum(b.nbytes for b in self._executable.allocated)
 
-    def run(self, given: Sequence[Array | Value], site: Site) -> list[Value]:
+    def run(self, data: Sequence[Array | Value], site: Site) -> list[Value]:
         """Run it once more.
 
         Args:
-            given: for each input a host array of its shape, or a value on the device that lies so.
+            data: for each input a host array of its shape, or a value on the device that lies so.
             site: the line that asks.
 
         Returns:
@@ -214,9 +214,9 @@ class Replay:
             ContractError: a batch that has not been executed reads what this run overwrites, or
                 changes a State that it uses; or a State that it reads has no content.
         """
-        return self._run(given, site, [], ())[1]
+        return self._run(data, site, [], ())[1]
 
-    def fetch(self, given: Sequence[Array | Value], site: Site) -> Ticket:
+    def fetch(self, data: Sequence[Array | Value], site: Site) -> Ticket:
         """Run it once more and bring back what it was made to: all in one submission.
 
         Whoever else runs it meanwhile, this ticket has the data of this run.
@@ -227,11 +227,11 @@ class Replay:
         """
         if self._reads:
             permit(f"read of {self._what}", "downloads")
-        return self._run(given, site, self._reads, self._meant)[0]
+        return self._run(data, site, self._reads, self._meant)[0]
 
     @uninterrupted
     def _run(
-        self, given: Sequence[Array | Value], site: Site, reads: list[Read],
+        self, data: Sequence[Array | Value], site: Site, reads: list[Read],
         meant: Sequence[tuple[int, int]],
     ) -> tuple[Ticket, list[Value]]:  # fmt: skip
         executor = self._executor
@@ -242,7 +242,7 @@ class Replay:
             undo: list[tuple[Value, Any]] = []
             begin = began()
             try:
-                uploads, copies, slots = self._given(given)
+                uploads, copies, slots = self._transfers(data)
                 undo = self._mark()
                 work = replace(
                     self._executable.work, slots=slots, uploads=uploads, reads=reads, copies=copies
@@ -254,7 +254,7 @@ class Replay:
                 )  # fmt: skip
             except BaseException:
                 _back(undo)
-                self._inputs.last = [None] * len(given)  # what was to be copied was not
+                self._inputs.last = [None] * len(data)  # what was to be copied was not
                 raise
             self._runs.ran(site)
             values = [self._output(result, site) for result in self._results]
@@ -287,15 +287,15 @@ class Replay:
                     self._executor.run(reader, asked=())
         self._settled = events
 
-    def _given(
-        self, given: Sequence[Array | Value]
+    def _transfers(
+        self, data: Sequence[Array | Value]
     ) -> tuple[list[tuple[int, Array]], list[Copy], list[Buffer]]:
         """One write for what comes from the host, a copy for what is on the device already."""
         inputs = self._inputs
         slots, copies = self._slots, []
-        from_host = any(not isinstance(x, Value) for x in given)
+        from_host = any(not isinstance(x, Value) for x in data)
         packed = np.zeros(inputs.nbytes, np.uint8) if from_host else None
-        for index, (x, start) in enumerate(zip(given, inputs.starts, strict=True)):
+        for index, (x, start) in enumerate(zip(data, inputs.starts, strict=True)):
             if isinstance(x, Value):
                 x.check_current()
                 last = inputs.last[index]

@@ -31,7 +31,7 @@ from centella.specs import strided
 
 MODES = ("0", "1", "always")
 NAMED = ("device", "name", "driver", "api", "arch", "wgpu")  # of `describe()`: the adapter's class
-_found: dict[str, str] = {}  # by key, in this process
+_faults: dict[str, str] = {}  # by key, in this process
 _random = np.random.default_rng(0)
 _large = np.where(_random.random((5, 260)) < 0.3, 800, _random.standard_normal((5, 260)))
 # Operation, inputs, attributes, and sum((got - expected)^2) / sum(expected^2) at most: a tiled
@@ -60,16 +60,16 @@ def check_first_use(executor: Executor) -> str:
     if mode == "0":
         return ""
     key = key_of(executor.backend)
-    if key not in _found:
+    if key not in _faults:
         fault = None if mode == "always" else remembered(key)
-        _found[key] = _compute(executor, key) if fault is None else fault
-        if _found[key]:
+        _faults[key] = _compute(executor, key) if fault is None else fault
+        if _faults[key]:
             logger("device").warning(
                 "%s failed its self-check: %s. It is not chosen by itself; where it is named it "
                 "is used, and its results may be wrong. `centella check` tells more, "
-                "CENTELLA_SELF_CHECK=always looks again", executor.name, _found[key],
+                "CENTELLA_SELF_CHECK=always looks again", executor.name, _faults[key],
             )  # fmt: skip
-    return _found[key]
+    return _faults[key]
 
 
 def _compute(executor: Executor, key: str) -> str:

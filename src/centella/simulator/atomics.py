@@ -12,7 +12,7 @@ from centella.lang.arithmetic import NUMPY
 from centella.lang.ir import GLOBAL_ATOMICS, SHARED_ATOMICS
 from centella.simulator.machine import Capability, Machine
 from centella.simulator.memory import addresses, note, turns
-from centella.simulator.race_check import Ids, Shadow
+from centella.simulator.race_check import Ids, RaceCheck
 
 Values = NDArray[np.generic]  # i32 or u32
 
@@ -26,8 +26,8 @@ def _atomic(space: str, machine: Machine, index: int) -> None:
     op, type_, args, position = machine.ir.body[index]
     region = machine.memory[space][position]
     words = addresses(machine, index, region, 1)
-    if isinstance(region.shadow, Shadow):
-        note(machine, index, region, words, region.shadow.change)
+    if isinstance(region.race_check, RaceCheck):
+        note(machine, index, region, words, region.race_check.change)
     here = np.flatnonzero(np.broadcast_to(machine.active, machine.shape))
     here = here[turns(machine, here.size)]
     words, *operands = (

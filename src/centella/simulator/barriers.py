@@ -122,8 +122,8 @@ class Barriers:
             for position, words, bits in barrier.landed():
                 region = machine.memory["shared"][position]
                 region.words[words] = bits
-                if isinstance(region.shadow, Boxes):
-                    region.shadow.came(words)
+                if isinstance(region.race_check, Boxes):
+                    region.race_check.came(words)
 
     def _end(self, machine: Machine) -> None:
         if any(barrier.boxes or barrier.ready for barrier in self._of.values()):

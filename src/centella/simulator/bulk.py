@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from centella.simulator.copies import Flights
+from centella.simulator.copies import CopiesInFlight
 from centella.simulator.machine import Machine
 from centella.simulator.race_check import NOBODY, Fault, Ids, Mask, fault_at
 
@@ -21,7 +21,7 @@ CHUNK = 16  # bytes
 Reads = list[list[tuple[int, Ids]]]  # by group of reads, the last one open: shared array, words
 
 
-class Boxes(Flights):
+class Boxes(CopiesInFlight):
     """What is remembered of shared memory that boxes land in and asynchronous readers read."""
 
     def __init__(self, words: int, workgroup: int, known: Mask) -> None:
@@ -154,9 +154,9 @@ def start_reading(machine: Machine, index: int, array: int, words: Ids, thread: 
         SimulationError: they are outside of it, or may not be read.
     """
     check_inside(machine, index, array, words)
-    shadow = machine.memory["shared"][array].shadow
-    if isinstance(shadow, Boxes):
-        fault = shadow.start_reading(words, *ids_of(machine, words, thread))
+    race_check = machine.memory["shared"][array].race_check
+    if isinstance(race_check, Boxes):
+        fault = race_check.start_reading(words, *ids_of(machine, words, thread))
         check_fault(machine, index, array, words, fault)
 
 
@@ -164,9 +164,9 @@ def retire(machine: Machine, groups: Reads, pending: int, thread: int) -> None:
     """What all groups but the latest ones read, they have read, as this thread knows."""
     done = max(len(groups) - 1 - pending, 0)
     for array, words in (read for group in groups[:done] for read in group):
-        shadow = machine.memory["shared"][array].shadow
-        if isinstance(shadow, Boxes):
-            shadow.stop_reading(words, *ids_of(machine, words, thread))
+        race_check = machine.memory["shared"][array].race_check
+        if isinstance(race_check, Boxes):
+            race_check.stop_reading(words, *ids_of(machine, words, thread))
     del groups[:done]
 
 

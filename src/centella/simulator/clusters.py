@@ -38,7 +38,7 @@ class Member:
         self.arrived: int = 0  # cluster barriers
         self.arrived_in: int = 0  # the epoch
         self.waited: int = 0
-        self.meetings: list[int] = []  # of rank 0: the epoch that each cluster barrier begins
+        self.cluster_epochs: list[int] = []  # of rank 0: the epoch that each cluster barrier begins
         self.over: bool = False
         peers.append(self)
 
@@ -77,13 +77,13 @@ class Member:
             machine.narrow(active)
         machine.passed += 1
         self.waited = self.arrived
-        meetings = self.peers[0].meetings
-        if len(meetings) < self.arrived:  # the first group to go on
-            meetings.append(1 + max(peer.arrived_in for peer in self.peers))
+        cluster_epochs = self.peers[0].cluster_epochs
+        if len(cluster_epochs) < self.arrived:  # the first group to go on
+            cluster_epochs.append(1 + max(peer.arrived_in for peer in self.peers))
         for region in self.shared:
-            if isinstance(region.shadow, Boxes):
-                region.shadow.met = meetings[-1]
-        epoch = max(meetings[-1], int(machine.epoch.max()) + 1)
+            if isinstance(region.race_check, Boxes):
+                region.race_check.met = cluster_epochs[-1]
+        epoch = max(cluster_epochs[-1], int(machine.epoch.max()) + 1)
         machine.epoch = np.full_like(machine.epoch, epoch)
 
     # -- what reaches other groups ----------------------------------------------------------------
@@ -126,18 +126,18 @@ class Member:
 
     def _load(self, machine: Machine, index: int) -> None:
         _, type_, _, position = machine.ir.body[index]
-        met = self.peers[0].meetings[self.waited - 1] if self.waited else 0
+        met = self.peers[0].cluster_epochs[self.waited - 1] if self.waited else 0
         peers = self._named(machine, index, 1)
         words = np.array(operand_values(machine, index, 0))
         check_inside(machine, index, position, words)
         bits = np.zeros(machine.shape, np.uint32)
         for n, (thread, peer) in enumerate(zip(active_threads(machine), peers, strict=True)):
             word, region = words[n : n + 1], peer.shared[position]
-            if isinstance(region.shadow, Boxes):
+            if isinstance(region.race_check, Boxes):
                 if peer is self:
-                    fault = region.shadow.read(word, *ids_of(machine, word, thread))
+                    fault = region.race_check.read(word, *ids_of(machine, word, thread))
                 else:
-                    fault = region.shadow.read_afar(word, met)
+                    fault = region.race_check.read_afar(word, met)
                 check_fault(machine, index, position, word, fault)
             bits[0, thread] = region.words[word[0]]
         machine.values[index] = bits.view(NUMPY[type_])

@@ -7,10 +7,10 @@ import numpy as np
 from centella.simulator.launch import Words
 from centella.simulator.machine import UNDEFINED, Capability, Machine
 from centella.simulator.memory import addresses, note
-from centella.simulator.race_check import NOBODY, Fault, Ids, Mask, Shadow
+from centella.simulator.race_check import NOBODY, Fault, Ids, Mask, RaceCheck
 
 
-class Flights(Shadow):
+class CopiesInFlight(RaceCheck):
     """What is remembered of shared memory that copies land in."""
 
     def __init__(self, words: int, workgroup: int, known: Mask) -> None:
@@ -71,22 +71,22 @@ class Copies:
         read = addresses(machine, index, source, 4, 1)
         rest = np.asarray(machine.values[size]).astype(np.int64) - 4 * np.arange(4)[:, None, None]
         nbytes = np.clip(rest, 0, 4)
-        if source.shadow:
-            note(machine, index, source, read, source.shadow.read, nbytes > 0)
+        if source.race_check:
+            note(machine, index, source, read, source.race_check.read, nbytes > 0)
         mask = np.asarray((1 << 8 * nbytes) - 1, np.uint32)
         shape = (4, *machine.shape)
         active = np.broadcast_to(machine.active, shape)
         bits: Words = np.broadcast_to(source.words.take(read) & mask, shape)[active]
         words = np.broadcast_to(target, shape)
-        if not isinstance(region.shadow, Flights):
+        if not isinstance(region.race_check, CopiesInFlight):
             region.words[words[active]] = bits
             return
         groups = np.broadcast_to(self._committed, shape)[active]
-        flights = region.shadow
+        in_flight = region.race_check
         region.words[words[active]] = UNDEFINED
 
         def depart(words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
-            return flights.depart(words, threads, epochs, groups, bits)
+            return in_flight.depart(words, threads, epochs, groups, bits)
 
         note(machine, index, region, words, depart)
 
@@ -100,9 +100,9 @@ class Copies:
         epochs = np.broadcast_to(machine.epoch, machine.shape).reshape(-1)
         first = machine.first * machine.ir.workgroup
         for region in machine.memory["shared"]:
-            if not isinstance(region.shadow, Flights):
+            if not isinstance(region.race_check, CopiesInFlight):
                 continue
-            words, threads, bits = region.shadow.landed(waited, first)
+            words, threads, bits = region.race_check.landed(waited, first)
             region.words[words] = bits
-            fault = region.shadow.write(words, threads, epochs[threads - first])
+            fault = region.race_check.write(words, threads, epochs[threads - first])
             assert fault is None, "nobody touches what is in flight"

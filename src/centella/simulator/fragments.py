@@ -14,7 +14,7 @@ from centella.simulator.group_ops import WARP, meet
 from centella.simulator.launch import Words
 from centella.simulator.machine import UNDEFINED, Capability, Machine
 from centella.simulator.memory import addresses, note
-from centella.simulator.race_check import Shadow
+from centella.simulator.race_check import RaceCheck
 
 
 def _fragment(machine: Machine, index: int) -> None:
@@ -47,9 +47,9 @@ def _ldmatrix(machine: Machine, index: int) -> None:
     region = machine.memory["shared"][position]
     words = np.broadcast_to(addresses(machine, index, region, 4), (4, *machine.shape))
     count = sum(len(machine.values[t]) for t in tiles)
-    if region.shadow:  # threads past the matrices' rows give an address that is not used
+    if region.race_check:  # threads past the matrices' rows give an address that is not used
         lanes = np.arange(machine.ir.workgroup) % WARP < 8 * count
-        note(machine, index, region, words, region.shadow.read, lanes)
+        note(machine, index, region, words, region.race_check.read, lanes)
     registers = matrices(region.words.take(words), count, transposed)
     for tile in tiles:
         size = len(machine.values[tile])
@@ -64,8 +64,8 @@ def _stmatrix(machine: Machine, index: int) -> None:
     words = np.broadcast_to(addresses(machine, index, region, 4), (4, *machine.shape))
     registers = np.concatenate([machine.values[t] for t in tiles])
     lanes = np.arange(machine.ir.workgroup) % WARP < 8 * len(registers)
-    if isinstance(region.shadow, Shadow):
-        note(machine, index, region, words, region.shadow.write, lanes)
+    if isinstance(region.race_check, RaceCheck):
+        note(machine, index, region, words, region.race_check.write, lanes)
     stored = np.broadcast_to(machine.active & lanes, words.shape)
     region.words[words[stored]] = rows_of(registers, transposed)[stored]
 
@@ -91,12 +91,14 @@ def matrices(rows: Words, count: int, transposed: bool) -> Words:
         count: matrices: rows of the first `8 count` lanes.
     """
     words, groups, workgroup = rows.shape
-    held = rows.reshape(words, groups, -1, 4, 8)[:, :, :, :count]  # word, group, warp, matrix, row
-    held = held.transpose(3, 1, 2, 4, 0)  # matrix, group, warp, row, word
+    matrices = rows.reshape(words, groups, -1, 4, 8)[
+        :, :, :, :count
+    ]  # word, group, warp, matrix, row
+    matrices = matrices.transpose(3, 1, 2, 4, 0)  # matrix, group, warp, row, word
     if transposed:
-        halves = np.ascontiguousarray(held).view(np.uint16)
-        held = np.ascontiguousarray(halves.swapaxes(-1, -2)).view(np.uint32)
-    return np.ascontiguousarray(held).reshape(count, groups, workgroup)
+        halves = np.ascontiguousarray(matrices).view(np.uint16)
+        matrices = np.ascontiguousarray(halves.swapaxes(-1, -2)).view(np.uint32)
+    return np.ascontiguousarray(matrices).reshape(count, groups, workgroup)
 
 
 def rows_of(registers: Words, transposed: bool) -> Words:
@@ -105,12 +107,12 @@ def rows_of(registers: Words, transposed: bool) -> Words:
     Lanes past the rows of the last matrix have zeros.
     """
     count, groups, workgroup = registers.shape
-    held = registers.reshape(count, groups, -1, 8, 4)  # matrix, group, warp, row, word
+    matrices = registers.reshape(count, groups, -1, 8, 4)  # matrix, group, warp, row, word
     if transposed:
-        halves = np.ascontiguousarray(held).view(np.uint16)
-        held = np.ascontiguousarray(halves.swapaxes(-1, -2)).view(np.uint32)
+        halves = np.ascontiguousarray(matrices).view(np.uint16)
+        matrices = np.ascontiguousarray(halves.swapaxes(-1, -2)).view(np.uint32)
     rows = np.zeros((4, groups, workgroup // WARP, 4, 8), np.uint32)
-    rows[:, :, :, :count] = held.transpose(4, 1, 2, 0, 3)
+    rows[:, :, :, :count] = matrices.transpose(4, 1, 2, 0, 3)
     return rows.reshape(4, groups, workgroup)
 
 
@@ -120,11 +122,11 @@ def product(c: Array, a: Words, b: Words, dtype: str) -> Array:
     left = _halves(a, (2, 2, warps, 8, 4, 2), (2, 1, 3, 0, 4, 5), dtype).reshape(warps, 16, 16)
     right = _halves(b, (2, warps, 8, 4, 2), (1, 0, 3, 4, 2), dtype).reshape(warps, 16, 8)
     # Of c, register 2 r + h is row 8 r + lane / 4, column 2 (lane % 4) + h.
-    held = c.reshape(2, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1).reshape(warps, 16, 8)
+    matrices = c.reshape(2, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1).reshape(warps, 16, 8)
     for k in range(16):
-        held = held + left[:, :, k, None] * right[:, k, None, :]
-    held = held.reshape(warps, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-    return np.ascontiguousarray(held).reshape(c.shape)
+        matrices = matrices + left[:, :, k, None] * right[:, k, None, :]
+    matrices = matrices.reshape(warps, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+    return np.ascontiguousarray(matrices).reshape(c.shape)
 
 
 def _halves(words: Words, shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Array:

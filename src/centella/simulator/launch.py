@@ -29,7 +29,7 @@ class Region(Struct, frozen=True):
     words: Words
     size: int
     start: Ids | int
-    shadow: Known | None
+    race_check: Known | None
 
 
 class Launch:
@@ -94,11 +94,11 @@ def regions_of(
     regions = []
     masks = initialised or [None] * len(buffers)
     for arg, words, mask in zip(ir.args, buffers, masks, strict=True):
-        shadow: Known | None = None
+        race_check: Known | None = None
         if check and arg.writable:
             known = np.full(words.size, arg.mode == "inout") if mask is None else mask
-            shadow = Buffer(words.size, ir.workgroup, known)
+            race_check = Buffer(words.size, ir.workgroup, known)
         elif check and mask is not None:
-            shadow = Known(mask)
-        regions.append(Region(repr(arg.name), words, words.size, 0, shadow))
+            race_check = Known(mask)
+        regions.append(Region(repr(arg.name), words, words.size, 0, race_check))
     return regions

@@ -18,9 +18,9 @@ from centella.host.interrupts import GRACE, checkpoint
 from centella.lang.arithmetic import TYPED, Array
 from centella.lang.ir import FROM_90, HOPPER, OPENS, SUBGROUP
 from centella.simulator.launch import LEAVES, Launch, Region
-from centella.simulator.race_check import Ids, Mask, Shadow
+from centella.simulator.race_check import Ids, Mask, RaceCheck
 
-MEETINGS = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
+COLLECTIVE = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
     (SUBGROUP | FROM_90 | HOPPER) - LEAVES
 )
 MOST_ITERATIONS = 1 << 20
@@ -46,7 +46,7 @@ class Capability(Struct, frozen=True):
 class Machine:
     """Groups of a launch that run together: registers, masks, control flow and memory."""
 
-    def __init__(self, launch: Launch, first: int, count: int, shadow: type[Shadow]) -> None:
+    def __init__(self, launch: Launch, first: int, count: int, race_check: type[RaceCheck]) -> None:
         ir = launch.ir
         self.launch: Launch = launch
         self.ir = ir
@@ -58,7 +58,7 @@ class Machine:
         self.epoch: Ids = np.zeros((count, 1), np.int64)
         self.values: list[Any] = launch.values(first, count)
         self.memory: dict[str, list[Region]] = {
-            "global": launch.buffers, "shared": self._shared_arrays(count, shadow)
+            "global": launch.buffers, "shared": self._shared_arrays(count, race_check)
         }  # fmt: skip
         self.random: np.random.Generator = launch.random[first % ir.cluster]
         self.halved: bool = launch.order != "shuffled"
@@ -71,12 +71,12 @@ class Machine:
         self._ids: dict[tuple[int, ...], tuple[Ids, Ids]] = {}
         self.narrow(np.ones((1, 1), np.bool_))
 
-    def _shared_arrays(self, count: int, shadow: type[Shadow]) -> list[Region]:
+    def _shared_arrays(self, count: int, race_check: type[RaceCheck]) -> list[Region]:
         regions = []
         for k, array in enumerate(self.ir.shared):
             total = count * array.words
             nobody = np.zeros(total, np.bool_)
-            record = shadow(total, self.ir.workgroup, nobody) if self.check else None
+            record = race_check(total, self.ir.workgroup, nobody) if self.check else None
             start = np.arange(0, total, array.words, dtype=np.int64)[:, None]
             words = np.full(total, UNDEFINED, np.uint32)
             regions.append(Region(f"shared array {k}", words, array.words, start, record))
@@ -148,7 +148,7 @@ class Machine:
         return bool(running)
 
     def run(self, start: int, stop: int) -> Iterator[None]:
-        """Run statements, "shuffled" in two halves of threads between meetings; yields to wait."""
+        """Run statements; "shuffled": collective ones apart, in two halves of threads."""
         if self.halved:
             yield from self._pass(start, stop)
             return
@@ -166,7 +166,7 @@ class Machine:
         while i < stop:
             role = self.ir.body[i][0] == "if" and self.ir.body[i][3] is not None
             end = self.beside(i)[1] - 1 if role else self._end_of(i)
-            if any(s[0] in MEETINGS for s in self.ir.body[i : end + 1]):
+            if any(s[0] in COLLECTIVE for s in self.ir.body[i : end + 1]):
                 if low < i:
                     yield low, i, False
                 yield i, end + 1, True

@@ -11,7 +11,7 @@ from centella.lang.arithmetic import NUMPY
 from centella.lang.ir import INDICES
 from centella.simulator.launch import Region
 from centella.simulator.machine import Capability, Machine
-from centella.simulator.race_check import Fault, Ids, Mask, Shadow
+from centella.simulator.race_check import Fault, Ids, Mask, RaceCheck
 
 Access = Callable[[Ids, Ids, Ids], Fault | None]
 
@@ -65,7 +65,7 @@ def note(
     machine: Machine, index: int, region: Region, words: Ids, access: Access,
     which: Mask | None = None,
 ) -> None:  # fmt: skip
-    """Tell a shadow which thread accesses which word, all active ones or `which` of them."""
+    """Tell the race check which thread accesses which word, all active ones or `which` of them."""
     shape = np.broadcast_shapes(words.shape, machine.shape)
     threads, epochs = machine.ids(shape)
     words = (words if words.shape == shape else np.broadcast_to(words, shape)).ravel()
@@ -91,8 +91,8 @@ def _load(space: str, width: int, machine: Machine, index: int) -> None:
     _, type_, _, position = machine.ir.body[index]
     region = machine.memory[space][position]
     words = addresses(machine, index, region, width)
-    if region.shadow:
-        note(machine, index, region, words, region.shadow.read)
+    if region.race_check:
+        note(machine, index, region, words, region.race_check.read)
     machine.values[index] = region.words.take(words).view(NUMPY[type_[:3]])
 
 
@@ -100,8 +100,8 @@ def _store(space: str, width: int, machine: Machine, index: int) -> None:
     _, _, args, position = machine.ir.body[index]
     region = machine.memory[space][position]
     words = addresses(machine, index, region, width)
-    if isinstance(region.shadow, Shadow):
-        note(machine, index, region, words, region.shadow.write)
+    if isinstance(region.race_check, RaceCheck):
+        note(machine, index, region, words, region.race_check.write)
     lanes = np.broadcast_arrays(machine.active, *[machine.values[a] for a in args[1:]])[1:]
     bits = np.stack([np.ascontiguousarray(v).view(np.uint32) for v in lanes])
     words, bits, active = np.broadcast_arrays(words, bits, machine.active)

@@ -1,4 +1,4 @@
-"""Shadow memory: who wrote and who read each word, so that races and unwritten reads are seen.
+"""The race check: who wrote and who read each word, so that races and unwritten reads are seen.
 
 Threads are numbered over the whole launch. An epoch counts the barriers that a group has passed;
 two accesses of one group in one epoch have no order. Two groups never have one.
@@ -51,7 +51,7 @@ class Changes:
         self.epoch[words] = epochs
 
 
-class Shadow(Known):
+class RaceCheck(Known):
     """What the simulator remembers about each word of a shared array, which one group has.
 
     The first fault ends the simulation, so one writer a word is enough. Of the readers in the
@@ -150,7 +150,7 @@ class Shadow(Known):
         return f"thread {thread % self.workgroup} of group {thread // self.workgroup}"
 
 
-class Buffer(Shadow):
+class Buffer(RaceCheck):
     """What is remembered about each word of a buffer, which all groups have.
 
     Of the groups that have read it, too, it is enough to know one, or that there are several.

@@ -18,14 +18,14 @@ from centella.simulator.atomics import ATOMICS
 from centella.simulator.barriers import Barriers
 from centella.simulator.bulk import Boxes
 from centella.simulator.clusters import Member
-from centella.simulator.copies import Copies, Flights
+from centella.simulator.copies import Copies, CopiesInFlight
 from centella.simulator.fragments import FRAGMENTS
 from centella.simulator.group_ops import GROUP_OPS
 from centella.simulator.launch import Launch, Order, Words, regions_of
 from centella.simulator.machine import DONE, Capability, Machine
 from centella.simulator.memory import MEMORY
 from centella.simulator.products import Products
-from centella.simulator.race_check import Mask, Shadow
+from centella.simulator.race_check import Mask, RaceCheck
 from centella.simulator.roles import ROLES
 from centella.simulator.tma import Tma
 
@@ -104,7 +104,7 @@ def simulate(
     if not check:
         return Report(())
     return Report(tuple(
-        r.shadow.written if r.shadow else np.zeros(r.size, np.bool_) for r in regions
+        r.race_check.written if r.race_check else np.zeros(r.size, np.bool_) for r in regions
     ))  # fmt: skip
 
 
@@ -133,7 +133,8 @@ def _run_groups(launch: Launch, first: int, count: int) -> None:
 def _machines(launch: Launch, first: int, count: int) -> list[Machine]:
     """The machines of these groups, with the capabilities that the kernel needs."""
     if not launch.group_by_group:
-        machine = Machine(launch, first, count, Flights if "cp_async" in launch.ops else Shadow)
+        kind = CopiesInFlight if "cp_async" in launch.ops else RaceCheck
+        machine = Machine(launch, first, count, kind)
         machine.use(*STATELESS, Copies().capability())
         return [machine]
     machines: list[Machine] = []

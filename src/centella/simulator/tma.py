@@ -23,7 +23,7 @@ from centella.simulator.bulk import (
 )
 from centella.simulator.launch import Region, Words
 from centella.simulator.machine import UNDEFINED, Capability, Machine
-from centella.simulator.race_check import Ids, Mask, Shadow
+from centella.simulator.race_check import Ids, Mask, RaceCheck
 
 
 class Target(NamedTuple):
@@ -62,10 +62,10 @@ class Tma:
             start_reading(machine, index, array, words, thread)
             halves = np.ascontiguousarray(source[words]).view(np.uint16)
             target.words.view(np.uint16)[element[inside]] = halves[inside]
-            if isinstance(target.shadow, Shadow):
+            if isinstance(target.race_check, RaceCheck):
                 # The engine writes elements: what shares a word with them stays as it is.
                 written = np.unique(element[inside] // 2)
-                target.shadow.known[written] = target.shadow.written[written] = True
+                target.race_check.known[written] = target.race_check.written[written] = True
             self._stores[thread][-1].append((array, words))
 
     def _commit(self, machine: Machine, index: int) -> None:
@@ -94,8 +94,8 @@ def copy_boxes(
         bits = _read(machine, index, source, element, inside)
         for group in groups:
             region = group.shared[array]
-            if isinstance(region.shadow, Boxes):
-                check_fault(machine, index, array, words, region.shadow.come(words))
+            if isinstance(region.race_check, Boxes):
+                check_fault(machine, index, array, words, region.race_check.come(words))
             region.words[words] = UNDEFINED
             barrier = group.barriers.at(barriers, number)
             check(machine, index, barrier.copy((array, words, bits)))
@@ -105,9 +105,9 @@ def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Ma
     """The words of a box: elements of 16 bits of its argument, zeros outside of it."""
     halves = np.zeros(element.size, np.uint16)
     halves[inside] = source.words.view(np.uint16)[element[inside]]
-    if machine.check and source.shadow:
+    if machine.check and source.race_check:
         read = np.unique(element[inside] // 2)
-        if fault := source.shadow.unknown(read):
+        if fault := source.race_check.unknown(read):
             raise machine.fault_here(index, f"{source.name} word {read[fault[0]]}: {fault[1]}")
     return halves.view(np.uint32)
 
@@ -139,5 +139,5 @@ def _box(
 def _fence(machine: Machine, index: int) -> None:
     active = np.broadcast_to(machine.active, machine.shape)[0]
     for region in machine.memory["shared"]:
-        if isinstance(region.shadow, Boxes):
-            region.shadow.fence(active)
+        if isinstance(region.race_check, Boxes):
+            region.race_check.fence(active)

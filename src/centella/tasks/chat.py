@@ -5,20 +5,22 @@ Source: the `chat_template` of transformers' tokenizer_config.json.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from centella.errors import CentellaError, DTypeError, ShapeError, WeightsError
-from centella.tasks.sandbox import LONGEST, ROUNDS_KEY, Rounds
-from centella.tasks.sandbox import environment as _environment
+from centella.tasks.bounds import LONGEST, Budget
+from centella.tasks.sandbox import BUDGET, environment
 from centella.weights.model_files import is_file, read_bytes, read_json, show
 
 _MESSAGE = '{"role": str, "content": str}'
 _MESSAGES = f"[{_MESSAGE}, ..]"
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
+LARGEST = 200_000  # characters of a template; published ones have up to 30,000
 
 
 class ChatTemplate:
@@ -38,11 +40,20 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> tuple[Any, type[Exception]]:
         """The template, and what it raises; at the first use, as not every model is used so."""
-        environment, failure = _environment()
+        sandbox, failure = environment()
+        if len(self._source) > LARGEST:
+            raise WeightsError(
+                f"{self.origin}: expected a chat template of at most {LARGEST:,} characters, got "
+                f"{len(self._source):,}"
+            )
         try:
-            return environment.from_string(self._source), failure
-        except (failure, ValueError, RecursionError, MemoryError) as error:
-            raise WeightsError(f"{self.origin}: expected a chat template, got: {error}") from error
+            return sandbox.from_string(self._source), failure
+        except (failure, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = getattr(error, "lineno", None)
+            where = f"line {line}: " if line else ""
+            raise WeightsError(
+                f"{self.origin}: expected a chat template, got: {where}{error}"
+            ) from error
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
@@ -83,16 +94,23 @@ class ChatTemplate:
         """
         template, failure = self._compiled
         given = {**self._tokens, **values, "messages": [dict(m) for m in messages],
-                 "add_generation_prompt": answer, ROUNDS_KEY: Rounds()}  # fmt: skip
+                 "add_generation_prompt": answer, BUDGET: Budget()}  # fmt: skip
         try:
             return "".join(_bounded(template.generate(given)))
-        except CentellaError as error:
-            raise WeightsError(f"{self.origin}: chat_template: {error}") from error
-        except (failure, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
-                RecursionError, MemoryError) as error:  # fmt: skip
+        except (CentellaError, failure, ArithmeticError, LookupError, TypeError, ValueError,
+                AttributeError, RecursionError, MemoryError) as error:  # fmt: skip
+            what = str(error)
+            if not isinstance(error, CentellaError):
+                what = f"{type(error).__name__}: {show(what)}"
             raise WeightsError(
-                f"{self.origin}: chat_template: {type(error).__name__}: {show(str(error))}"
+                f"{self.origin}: chat_template, line {_line_of(error)}: {what}"
             ) from error
+
+
+def _line_of(error: BaseException) -> int:
+    """The innermost line of the template that an error comes from."""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    return next((line for file, line in reversed(frames) if file == "<template>"), 1)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Generator as Pieces
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
 
-import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.host.forks import lock_of
-from centella.nn.tree import Tree
-from centella.tasks.chat import CONFIG, ChatTemplate, check_messages, special_tokens
-from centella.tasks.pieces import Generation, Stops, Stream, Text
-from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
-from centella.tasks.session import LEAST, Array, Ids, Session
+from centella.errors import DeviceError, DTypeError, ShapeError
+from centella.tasks import speculation
+from centella.tasks.chat import CONFIG, ChatTemplate, special_tokens
+from centella.tasks.logprobs import logprobs_of, tokens_of
+from centella.tasks.pieces import Generation, Tally, Text
+from centella.tasks.prompts import Asked, Prompts
+from centella.tasks.sampling import GeneratorConfig, SamplingArgs
+from centella.tasks.session import Array, Ids
+from centella.tasks.sessions import Sessions
+from centella.tasks.stream import Stream, in_thread
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
 from centella.weights.folder import TOKENIZER
@@ -32,9 +35,17 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "Generator"]
 Prompt = str | Sequence[int]
 Several = list[str] | list[list[int]] | list[str | list[int]]
-ROOM = 256  # capacities are multiples of it
-IDLE = 2  # sessions that a Generator keeps
-LOST = 32  # tokens that a session forgets for another prompt where a new one could be made
+DraftBy: TypeAlias = "Literal['lookup'] | Generator | None"
+
+
+class Options(SamplingArgs, total=False):
+    """Keyword arguments of `Generator.generate`, as it documents them."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    logprobs: int | None
+    draft: DraftBy
 
 
 class Generator:
@@ -52,10 +63,9 @@ class Generator:
         self.model = model
         self.config = config
         self.template = template
-        self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
-        self._idle: list[Session] = []
-        self._lock = lock_of(self)
-        self._tree = Tree(model)
+        vocab, context = model.config.vocab_size, model.config.max_position_embeddings
+        self._prompts = Prompts(tokenizer, vocab, context)
+        self._sessions = Sessions(model)
 
     def __repr__(self) -> str:
         c = self.model.config
@@ -81,18 +91,7 @@ class Generator:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(
-                f"{self._tokenizer}: expected a tokenizer, got no such file; give ids in place of "
-                f"text"
-            )
-        return self._tokenizer
-
-    @property
-    def _decode(self) -> Callable[[Ids], str] | None:
-        if isinstance(self._tokenizer, Path):
-            return None
-        return partial(self._tokenizer.native.decode, skip_special_tokens=True)
+        return self._prompts.tokenizer
 
     @property
     def context(self) -> int:
@@ -102,23 +101,25 @@ class Generator:
     @overload
     def generate(
         self, prompts: str, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: Literal[1] = 1, **sampling: Unpack[SamplingArgs],
+        ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
+        draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Generation: ...  # fmt: skip
     @overload
     def generate(
         self, prompts: Several, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: int = 1, **sampling: Unpack[SamplingArgs],
+        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None, draft: DraftBy = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> list[Generation]: ...  # fmt: skip
     @overload
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        **sampling: Unpack[SamplingArgs],
+        logprobs: int | None = None, draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Any: ...  # fmt: skip
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        **sampling: Unpack[SamplingArgs],
+        logprobs: int | None = None, draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Continue prompts.
 
@@ -127,7 +128,13 @@ class Generator:
             max_new_tokens: most tokens of each continuation.
             stop: strings that end a continuation, and are not part of it; also special tokens.
             ignore_eos: go on after the tokens that end a text.
-            n: continuations of each prompt.
+            n: continuations of each prompt, which is read once.
+            logprobs: 0 for the log-probabilities of the tokens, up to 20 for those of so many of
+                the likeliest ones as well: `Generation.logprobs`.
+            draft: who guesses tokens that this model then verifies, several in one step: "lookup"
+                for what followed the same tokens before, or a smaller Generator on this device. The
+                tokens are those of None. Only where there is one continuation, without penalties
+                and log-probabilities; else nothing is guessed.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
                 presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
                 the most likely token.
@@ -141,225 +148,226 @@ class Generator:
             DTypeError: what is neither text nor ids.
             WeightsError: text, for a model without a tokenizer; an id that it has no vector for.
         """
-        several, rows = self._rows("generate", prompts)
-        rows = [row for row in rows for _ in range(whole("generate", "n", n, 1))]
-        chosen = self.config.sampling.with_("generate", sampling)
-        stops = self._stops("generate", max_new_tokens, stop, ignore_eos)
-        written = [Text(self._decode, stops) for _ in rows]
-        with closing(self._tokens(rows, stops.tokens, chosen)) as steps:
-            for tokens in steps:
-                for text, token in zip(written, tokens, strict=True):
-                    text.add(int(token))
-                if all(text.finish for text in written):
-                    break
-        for text in written:
-            text.end("context")
-        made = [text.generation(len(row)) for text, row in zip(written, rows, strict=True)]
+        return self._generated(
+            "generate",
+            prompts,
+            threading.Event(),
+            n,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            draft=draft,
+            **sampling,
+        )
+
+    @overload
+    async def generate_async(
+        self, prompts: str, *, n: Literal[1] = 1, **options: Unpack[Options]
+    ) -> Generation: ...
+    @overload
+    async def generate_async(
+        self, prompts: Several, *, n: int = 1, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+    @overload
+    async def generate_async(
+        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, n: int = 1,
+        **options: Unpack[Options],
+    ) -> Any: ...  # fmt: skip
+    async def generate_async(self, prompts: Any, *, n: int = 1, **options: Unpack[Options]) -> Any:
+        """`generate` in a thread of asyncio's; raises as it does.
+
+        A task that is cancelled ends after the token under way, and the Generator stays usable.
+        Several tasks may share it.
+
+        Args:
+            prompts, n, options: as for `generate`.
+        """
+        ending = threading.Event()
+        work = partial(self._generated, "generate_async", prompts, ending, n, **options)
+        return await in_thread(work, ending)
+
+    def _generated(
+        self, op: str, prompts: Any, ending: threading.Event, n: int, *, max_new_tokens: int = 256,
+        stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
+        draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
+    ) -> Any:  # fmt: skip
+        several, rows = self._prompts.rows(op, prompts, self.config.begin_id)
+        n = whole(op, "n", n, 1)
+        asked = self._prompts.asked(op, self.config, sampling, tokens=max_new_tokens, stop=stop,
+                                    ignore_eos=ignore_eos, logprobs=logprobs,
+                                    draft=self._draft(op, draft))  # fmt: skip
+        texts = [self._text(asked) for _ in range(n * len(rows))]
+        for _ in self._written(rows, texts, asked, ending):
+            pass
+        made = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
         return made if several or n > 1 else made[0]
 
     def stream(
         self, prompt: Prompt | Array | Tensor, *, max_new_tokens: int = 256,
-        stop: str | Sequence[str] = (), ignore_eos: bool = False,
-        on_token: Callable[[int], object] | None = None, **sampling: Unpack[SamplingArgs],
+        stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
+        on_token: Callable[[int], object] | None = None, draft: DraftBy = None,
+        **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
         """The continuation of one prompt in pieces of whole characters, as they come.
 
         Args:
-            prompt, max_new_tokens, stop, ignore_eos, sampling: as for `generate`.
+            prompt, max_new_tokens, stop, ignore_eos, logprobs, draft, sampling: as for `generate`.
             on_token: called with each token, also with one that completes no character.
 
         Raises:
             As `generate`, here, at the call.
         """
-        several, rows = self._rows("stream", prompt)
+        _refuse_n("stream", sampling)
+        several, rows = self._prompts.rows("stream", prompt, self.config.begin_id)
         if several:
             raise ShapeError(
                 f"stream: expected one prompt, got {len(rows)}; generate takes several"
             )
-        stops = self._stops("stream", max_new_tokens, stop, ignore_eos)
-        return self._stream("stream", rows, stops, sampling, on_token)
+        asked = self._prompts.asked(
+            "stream", self.config, sampling, tokens=max_new_tokens, stop=stop,
+            ignore_eos=ignore_eos, logprobs=logprobs, draft=self._draft("stream", draft),
+        )  # fmt: skip
+        return self._stream("stream", rows[0], asked, on_token)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024,
-        stop: str | Sequence[str] = (), ignore_eos: bool = False,
+        stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
         on_token: Callable[[int], object] | None = None,
-        template: Mapping[str, Any] | None = None, **sampling: Unpack[SamplingArgs],
+        template: Mapping[str, Any] | None = None, parse_special: bool = False,
+        draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
         """The answer to a conversation, in pieces; what it shares with the last one is not reread.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
-            max_new_tokens, stop, ignore_eos, on_token, sampling: as for `stream`.
-            template: further variables of the model's chat template.
+            max_new_tokens, stop, ignore_eos, logprobs, on_token, draft, sampling: as for `stream`.
+            template: further variables of the model's chat template, such as tools, documents or
+                enable_thinking.
+            parse_special: whether special tokens that stand in messages are tokens, as in
+                transformers; False: they are plain text, so that nobody's text ends a message.
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: what are no messages.
         """
-        row = self._ids("chat", self.encode_chat(messages, **(template or {})))
-        stops = self._stops("chat", max_new_tokens, stop, ignore_eos)
-        return self._stream("chat", [row], stops, sampling, on_token)
+        _refuse_n("chat", sampling)
+        ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
+        row = self._prompts.ids("chat", ids, self.config.begin_id)
+        asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
+                                    ignore_eos=ignore_eos, logprobs=logprobs,
+                                    draft=self._draft("chat", draft))  # fmt: skip
+        return self._stream("chat", row, asked, on_token)
 
     def warm(self) -> None:
         """Continue a token: programs are compiled, and memory is allocated."""
         self.generate([0], max_new_tokens=2, ignore_eos=True)
 
-    def encode(self, prompt: Prompt) -> Ids:
-        """Token ids of one prompt, a text or ids; raises as `generate`."""
-        return self._ids("encode", prompt)
+    def encode(self, prompt: Prompt, *, parse_special: bool = True) -> Ids:
+        """Token ids of one prompt, a text or ids; raises as `generate`.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> Ids:
-        """Token ids of a conversation, up to where the answer begins; raises as `chat`."""
-        check_messages("chat", messages)
-        if self.template is None:
-            raise WeightsError("chat: expected a model folder with a chat template, got none")
-        prompt = self.template.render(messages, **values)
-        ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
-        return ids
+        Args:
+            prompt: as for `generate`.
+            parse_special: whether special tokens that stand in a text are tokens; False: they are
+                plain text, as in messages.
+        """
+        begin = self.config.begin_id
+        return self._prompts.ids("encode", prompt, begin, parse_special=parse_special)
 
-    # -- prompts ----------------------------------------------------------------------------------
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **values: Any
+    ) -> Ids:
+        """Token ids of a conversation, up to where the answer begins; raises as `chat`.
 
-    def _rows(self, op: str, prompts: Any) -> tuple[bool, list[Ids]]:
-        """Whether there are several prompts, and the ids of each."""
-        if isinstance(prompts, Tensor):
-            prompts = prompts.numpy()
-        if isinstance(prompts, np.ndarray):
-            prompts = prompts.tolist()
-        if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Sequence):
+        Args:
+            messages, parse_special: as for `chat`.
+            values: further variables of the model's chat template.
+        """
+        return self._prompts.chat_ids(messages, self.template, values, parse_special)
+
+    def _draft(self, op: str, draft: Any) -> LlamaModel | str | None:
+        """Who guesses: "lookup", the model of a Generator, or nobody.
+
+        Raises:
+            DTypeError: something else; DeviceError: a Generator on another device.
+        """
+        if draft is None or (isinstance(draft, str) and draft == speculation.LOOKUP):
+            return draft
+        if not isinstance(draft, Generator):
             raise DTypeError(
-                f"{op}: expected text, ids, or a list of them, got {type(prompts).__name__}"
+                f'{op}: draft: expected "lookup", a Generator or None, got {show(draft)}'
             )
-        one = isinstance(prompts, str) or not prompts or _whole(prompts[0])
-        if one:
-            return False, [self._ids(op, prompts)]
-        return True, [self._ids(op, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
-
-    def _ids(self, op: str, prompt: Any, name: str = "prompt") -> Ids:
-        vocab = self.model.config.vocab_size
-        if isinstance(prompt, str):
-            (ids,) = self.tokenizer.encode([prompt])
-            begin = self.config.begin_id
-            ids = ids or ([] if begin is None else [begin])
-            self.tokenizer.check_ids([ids], vocab)
-        elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
-            at = next((i for i, v in enumerate(prompt) if not _whole(v)), None)
-            if at is not None:
-                raise DTypeError(
-                    f"{op}: {name}[{at}]: expected a whole number, got {show(prompt[at])}"
-                )
-            ids = [int(i) for i in prompt]
-        else:
-            raise DTypeError(
-                f"{op}: {name}: expected text or whole numbers, got {type(prompt).__name__}"
+        if draft.model.device is not self.model.device:
+            raise DeviceError(
+                f"{op}: draft: expected a model on {self.model.device.name}, got one on "
+                f"{draft.model.device.name}"
             )
-        if not ids:
-            raise ShapeError(
-                f"{op}: {name}: expected a prompt of one token or more, or several prompts, got "
-                f"{show(prompt)}"
-            )
-        wrong = next((i for i in ids if not 0 <= i < vocab), None)
-        if wrong is not None:
-            raise ShapeError(f"{op}: expected ids from 0 to {vocab - 1}, got {wrong}")
-        if len(ids) >= self.context:
-            raise ShapeError(
-                f"{op}: expected a prompt of fewer than {self.context:,} tokens, the context of "
-                f"the model, got {len(ids):,}"
-            )
-        return ids
-
-    def _stops(self, op: str, tokens: Any, stop: Any, ignore_eos: Any) -> Stops:
-        if not isinstance(ignore_eos, bool):
-            raise DTypeError(f"{op}: ignore_eos: expected True or False, got {show(ignore_eos)}")
-        texts = (stop,) if isinstance(stop, str) else stop
-        fits = isinstance(texts, Sequence | Set) and not isinstance(texts, bytes)
-        if not fits or not all(isinstance(t, str) and t for t in texts):
-            raise DTypeError(f"{op}: stop: expected strings that are not empty, got {show(stop)}")
-        words: tuple[str, ...] = tuple(texts)
-        ids: frozenset[int] = frozenset() if ignore_eos else self.config.stop_ids
-        if words:
-            added = self.tokenizer.native.get_added_tokens_decoder()
-            ids |= {i for i, token in added.items() if token.content in words}
-        return Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
+        return draft.model
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def _tokens(self, rows: list[Ids], most: int, sampling: Sampling) -> Pieces[Array]:
-        """Tokens [batch] of step after step, at most `most`, and as long as there is room."""
-        longest = max(map(len, rows))
-        steps = min(most, self.context - longest)
-        session = self._session(rows, longest + steps)
-        session.choose_by(sampling, rows)
-        session.start(rows)
-        try:
-            for tokens in session.run(steps):
-                session.add(tokens)
-                yield tokens
-        except GeneratorExit:  # the caller has what it wants
-            self._keep(session)
-            raise
-        self._keep(session)
-
-    def _keep(self, session: Session) -> None:
-        with self._lock:
-            self._idle = [session, *self._idle][:IDLE]
-
-    def _session(self, rows: list[Ids], tokens: int) -> Session:
-        """The idle session of that size that has read most of the rows, or a new one."""
-        regime = self._regime(tokens)
-        capacity = min(self.context, -(-(tokens + LEAST) // ROOM) * ROOM)
-        while self._regime(capacity) != regime:
-            capacity -= 1
-        with self._lock:
-            if self._tree.changed:
-                self._idle, self._tree = [], Tree(self.model)
-            fits = [
-                s for s in reversed(self._idle)
-                if s.batch == len(rows) and s.capacity >= capacity
-                and self._regime(s.capacity) == regime
-            ]  # fmt: skip
-            session = max(fits, key=lambda s: s.shared(rows), default=None)
-            full = len(self._idle) >= IDLE
-            if session is not None and (full or session.lost(rows) <= LOST):
-                self._idle.remove(session)
-                return session
-        return Session(self.model, len(rows), capacity)
-
-    def _regime(self, tokens: int) -> list[int]:
-        """What rotary frequencies a text of so many tokens has."""
-        return [rope.regime(tokens) for rope in self.model.config.ropes]
+    def _text(self, asked: Asked) -> Text:
+        return Text(self._prompts.decode, asked.stops, asked.logprobs is not None)
 
     def _stream(
-        self, op: str, rows: list[Ids], stops: Stops, values: SamplingArgs,
-        on_token: Callable[[int], object] | None,
-    ) -> Stream:  # fmt: skip
+        self, op: str, row: Ids, asked: Asked, on_token: Callable[[int], object] | None
+    ) -> Stream:
         self.tokenizer  # noqa: B018  # raises now where there is none
         if on_token is not None and not callable(on_token):
             raise DTypeError(f"{op}: on_token: expected a function, got {show(on_token)}")
-        sampling = self.config.sampling.with_(op, values)
-        text = Text(self._decode, stops)
-        pieces = self._pieces(rows, text, stops, sampling, on_token)
-        return Stream(pieces, text, len(rows[0]))
+        text, ending = self._text(asked), threading.Event()
+        pieces = self._written([row], [text], asked, ending, on_token)
+        return Stream(pieces, text, len(row), ending)
 
-    def _pieces(
-        self, rows: list[Ids], text: Text, stops: Stops, sampling: Sampling,
-        on_token: Callable[[int], object] | None,
+    def _written(
+        self, rows: list[Ids], texts: list[Text], asked: Asked, ending: threading.Event,
+        on_token: Callable[[int], object] | None = None,
     ) -> Pieces[str]:  # fmt: skip
-        with closing(self._tokens(rows, stops.tokens, sampling)) as steps:
-            for (token,) in steps:
-                piece = text.add(int(token))
+        """Write the texts, token by token, until `ending` is set; the pieces of the first one."""
+        n, tally = len(texts) // len(rows), texts[0].tally
+        with closing(self._steps(rows, n, asked, tally)) as steps:
+            for step in steps:
+                tokens = tokens_of(step).tolist()
+                pieces = [
+                    text.add(token, logprobs_of(step, i))
+                    for i, (text, token) in enumerate(zip(texts, tokens, strict=True))
+                ]
                 if on_token is not None:
-                    on_token(int(token))
-                if piece:
-                    yield piece
-                if text.finish:
-                    return
-        rest = text.end("context")
-        if rest:
-            yield rest
+                    on_token(tokens[0])
+                if pieces[0]:
+                    yield pieces[0]
+                if ending.is_set() or all(text.finish for text in texts):
+                    break
+        rest = [text.end("closed" if ending.is_set() else "context") for text in texts]
+        if rest[0]:
+            yield rest[0]
+
+    def _steps(self, rows: list[Ids], n: int, asked: Asked, tally: Tally) -> Pieces[Array]:
+        """What step after step sends, as long as it is asked for and there is room."""
+        longest = max(map(len, rows))
+        steps = min(asked.stops.tokens, self.context - longest)
+        each = [row for row in rows for _ in range(n)]
+        session = self._sessions.take(each, longest + steps)
+        session.choose_by(asked.sampling, each, asked.logprobs)
+        session.start_several(rows, n)
+        alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
+        guesser = self._sessions.guesser(asked.draft, session) if alone else None
+        try:
+            told = session.run(steps)
+            if guesser is not None:
+                told = speculation.run(session, guesser, steps, tally)
+            for step in told:
+                session.add(step)
+                yield step
+        except GeneratorExit:  # the caller has what it wants
+            self._sessions.keep(session)
+            raise
+        self._sessions.keep(session)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _refuse_n(op: str, arguments: SamplingArgs) -> None:
+    if "n" in arguments:
+        raise TypeError(f"{op}: unexpected argument 'n'; generate gives several continuations")
 
 
 def read_gguf(file: GGUF) -> Callable[[LlamaModel], Generator]:

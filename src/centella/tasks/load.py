@@ -20,6 +20,7 @@ from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
+from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
 from centella.tensors.arguments import one_of
@@ -27,13 +28,13 @@ from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.gguf import open_gguf
-from centella.weights.model_files import show
+from centella.weights.model_files import is_file, show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
     from centella.tasks.transcribe import Transcriber
 
-    Task = Embedder | Generator | Transcriber
+    Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -67,10 +68,14 @@ def read_transcriber(folder: Path, vocab_size: int) -> Callable[[Any], Transcrib
     return transcribe.read_transcriber(folder, vocab_size)
 
 
-TASKS = ("embed", "generate", "transcribe")
+TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 # By the `model_type` of config.json.
 FAMILIES = {
-    "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    **dict.fromkeys(
+        "albert bert camembert distilbert electra gte modernbert mpnet new nomic_bert roberta "
+        "xlm-roberta".split(),
+        Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    ),
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
@@ -82,12 +87,20 @@ FAMILIES = {
         "transcribe",
     ),
 }  # fmt: skip
+# Of an encoder with a head, by the end of its `architectures`.
+HEADS = {
+    f"For{kind}Classification": Family(
+        "centella.models.bert_head", "LabelConfig", "LabelModel", read_classifier, task=task
+    )
+    for kind, task in (("Sequence", "classify"), ("Token", "tag"))
+}
 
 
 @overload
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: None = None, quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -96,6 +109,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["embed"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -104,6 +118,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["generate"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -111,7 +126,26 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["classify"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Classifier:  # fmt: skip
+    """A model that gives texts labels, or ranks them."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["tag"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> TokenClassifier:  # fmt: skip
+    """A model that gives tokens labels."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Transcriber:  # fmt: skip
     """A model that transcribes."""
 
@@ -120,6 +154,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
@@ -127,6 +162,7 @@ def load(  # noqa: D418
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -149,6 +185,7 @@ def load(
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
+        progress: `progress(done, total)` is called as weights reach the device, with their bytes.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -161,11 +198,13 @@ def load(
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype. ShapeError: another `quantize`.
+        OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
+            sent, with what is needed, what is free, and which `quantize` would fit.
     """
     begin = began()
     if quantize is not None:
         one_of("load", "quantize", quantize, tuple(QUANTIZERS))
-    files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path))
+    files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path), task)
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
@@ -193,7 +232,7 @@ def load(
     model.load_parameters(
         tensors, device=where, dtype=weights,
         vector_dtype=f32 if family.wide_vectors else activations, quantize=quantize,
-        origin=files.origin,
+        origin=files.origin, progress=progress,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)
@@ -220,9 +259,14 @@ class _Files(Struct, frozen=True):
     read_task: Callable[[int], Callable[[Any], Task]]
 
 
-def _open_folder(folder: Path) -> _Files:
+def _open_folder(folder: Path, task: str | None) -> _Files:
     values, file = read_config(folder), str(folder / "config.json")
     family = _family(file, values)
+    listed = values.get("architectures")
+    name = str(listed[0]) if isinstance(listed, list) and listed else ""
+    headless = task == "embed" or is_file(folder / "modules.json")
+    if family.task == "embed" and not headless:
+        family = next((row for end, row in HEADS.items() if name.endswith(end)), family)
     return _Files(
         str(folder), file, values, family, lambda config: open_checkpoint(folder),
         lambda vocab_size: family.read_task(folder, vocab_size),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Self
+from collections.abc import Callable
 
 from msgspec import Struct
+
+from centella.tasks.logprobs import TokenLogprobs
 
 Ids = list[int]
 PARTS = 4  # tokens of one character at most: a byte each
@@ -21,12 +22,24 @@ class Generation(Struct, frozen=True):
             longest sequence of the batch has no more positions), or "closed" (a stream that was
             closed, or failed, before its end).
         prompt_tokens: tokens of the prompt.
+        logprobs: the log-probabilities of each of `ids`; None unless `logprobs=` asked for them.
+        guessed, accepted: tokens that `draft=` guessed, and those that were right.
     """
 
     ids: Ids
     text: str | None
     finish: str
     prompt_tokens: int
+    logprobs: list[TokenLogprobs] | None = None
+    guessed: int = 0
+    accepted: int = 0
+
+
+class Tally(Struct):
+    """Tokens that were guessed, and those of them that the model chose itself."""
+
+    guessed: int = 0
+    accepted: int = 0
 
 
 class Stops(Struct, frozen=True):
@@ -49,15 +62,22 @@ class Text:
     Args:
         decode: ids to text; None: there is no text.
         stops: when it ends.
+        logprobs: whether `add` is given those of the tokens.
 
     Attributes:
         ids: the tokens, without the one that ended it.
+        logprobs: of each of `ids`; None: they are not given.
         finish: "stop", "length" or what `end` was told, once it has ended.
+        tally: of guesses.
     """
 
-    def __init__(self, decode: Callable[[Ids], str] | None, stops: Stops) -> None:
+    def __init__(
+        self, decode: Callable[[Ids], str] | None, stops: Stops, logprobs: bool = False
+    ) -> None:
         self.ids: Ids = []
+        self.logprobs: list[TokenLogprobs] | None = [] if logprobs else None
         self.finish: str = ""
+        self.tally: Tally = Tally()
         self._stops = stops
         self._text = ""
         self._told = 0  # characters that were given
@@ -68,13 +88,15 @@ class Text:
         self._read: int = 0
         self._before: str = ""
 
-    def add(self, token: int) -> str:
+    def add(self, token: int, logprobs: TokenLogprobs | None = None) -> str:
         """The characters that one token more completes."""
         if self.finish:
             return ""
         if token in self._stops.ids:
             return self.end("stop")
         self.ids.append(token)
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(logprobs)
         if len(self.ids) >= self._stops.tokens:
             return self.end("length")
         if self._commit(last=False):
@@ -131,46 +153,5 @@ class Text:
 
     def generation(self, prompt_tokens: int) -> Generation:
         """It, as users get it."""
-        return Generation(self.ids, self.whole(), self.finish, prompt_tokens)
-
-
-class Stream:
-    """A continuation as it comes: an iterator over pieces of text.
-
-    `with model.stream(...) as pieces:` closes it at the end of the block.
-    """
-
-    def __init__(self, pieces: Generator[str], text: Text, prompt_tokens: int) -> None:
-        self._pieces = pieces
-        self._text = text
-        self._prompt_tokens = prompt_tokens
-        self._ended = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        try:
-            return next(self._pieces)
-        except BaseException:
-            self._ended = True
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it: nothing more is computed. A second time does nothing."""
-        self._pieces.close()
-        self._ended = True
-
-    @property
-    def result(self) -> Generation | None:
-        """All of it, once it has ended or was closed; None before."""
-        if not self._ended:
-            return None
-        self._text.end("closed")
-        return self._text.generation(self._prompt_tokens)
+        return Generation(self.ids, self.whole(), self.finish, prompt_tokens, self.logprobs,
+                          self.tally.guessed, self.tally.accepted)  # fmt: skip

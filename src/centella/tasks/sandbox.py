@@ -1,110 +1,38 @@
 """Jinja for templates that anybody may have written: no Python objects, bounds on all that grows.
 
-Text is bounded where it grows (operators, blocks, filters, methods); rounds of loops and calls are
-counted together.
+What templates of published models use is there, as transformers has it: `tojson` without escapes,
+`strftime_now`, `raise_exception`, loop controls, `{% generation %}`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from centella.errors import CentellaError, MissingExtraError
+from centella.tasks import bounds
+from centella.tasks.bounds import Budget
 
-ROUNDS = 1_000_000  # of all loops and calls
-LONGEST = 50_000_000  # characters of a prompt, and of each string
-ROUNDS_KEY = "rounds of loops"  # no name that a template can write
-DEEPEST = 100  # columns of an indent
-GONE_FILTERS = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr", "batch", "slice")
-GONE_METHODS = frozenset(
-    ("center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill")
-)
-
-
-class Rounds:
-    """Counts the rounds of all loops, and the calls, of one rendering."""
-
-    def __init__(self) -> None:
-        self._left = ROUNDS
-
-    def take(self, rounds: int) -> None:
-        """Count some.
-
-        Raises:
-            CentellaError: there were more than `ROUNDS`.
-        """
-        self._left -= rounds
-        if self._left < 0:
-            raise CentellaError(f"expected at most {ROUNDS:,} rounds of loops, got more")
-
-    def counted(self, items: Any) -> Any:
-        """The same to loop over."""
-        if hasattr(items, "__len__"):
-            self.take(len(items))
-            return items
-        return self._each(items) if isinstance(items, Iterable) else items
-
-    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            self.take(1)
-            yield item
+BUDGET = "what is left"  # in a context: no name that a template can write
+GONE_FILTERS = ("batch", "slice", "sum", "urlize", "wordwrap", "xmlattr")
+SPLITS = ("split", "rsplit", "splitlines")
+PADS = ("center", "ljust", "rjust", "zfill", "expandtabs")
+FORMATS = ("format", "format_map")
+SCOPES = ("_loop_vars", "_block_vars")  # that Jinja adds to the arguments of a call
+# Filters that neither print nor compare what they are given.
+LAZY = frozenset(
+    ("attr", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random",
+     "reject", "rejectattr", "reverse", "select", "selectattr")
+)  # fmt: skip
 
 
-def _joined(parts: Iterable[object]) -> str:
-    """The parts as one string."""
-    texts, length = [], 0
-    for part in parts:
-        texts.append(str(part))
-        length += len(texts[-1])
-        if length > LONGEST:
-            raise CentellaError("the string is too large")
-    return "".join(texts)
-
-
-def _replaced(text: str, old: str, new: str, count: int | None = None) -> str:
-    found = text.count(old) if count is None or count < 0 else min(count, text.count(old))
-    if len(text) + found * max(0, len(new) - len(old)) > LONGEST:
-        raise CentellaError("the string is too large")
-    return text.replace(old, new, -1 if count is None else count)
-
-
-def _fits(operator: str, left: Any, right: Any) -> bool:
-    """Whether a result is of a size to compute."""
-    if operator == "%":
-        return not isinstance(left, str)  # a format's result can be of any size
-    if operator == "+":
-        sized = isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple)
-        return not sized or len(left) + len(right) <= LONGEST
-    sizes = [len(v) if isinstance(v, str | list | tuple) else v for v in (left, right)]
-    if not all(isinstance(s, int | float) and abs(s) < LONGEST for s in sizes):
-        return False
-    most = 64 if operator == "**" else LONGEST
-    return bool(abs(sizes[0] * sizes[1]) <= LONGEST and abs(sizes[1]) <= most)
-
-
-def _as_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None,
-    separators: tuple[str, str] | None = None, sort_keys: bool = False,
-) -> str:  # fmt: skip
-    if indent is not None and not 0 <= indent <= DEEPEST:
-        raise CentellaError(f"tojson: expected an indent of 0 to {DEEPEST}")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _indented(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
-    if not 0 <= width <= DEEPEST:
-        raise CentellaError(f"indent: expected a width of 0 to {DEEPEST}")
-    margin = " " * width
-    lines = str(text).splitlines(keepends=True)
-    return _joined(
-        margin + line if (i or first) and (blank or line.strip()) else line
-        for i, line in enumerate(lines)
-    )
+def budget_of(context: Any) -> Budget:
+    """The budget of the rendering that a context belongs to."""
+    budget: Budget = context.resolve(BUDGET)
+    return budget
 
 
 def environment() -> tuple[Any, type[Exception]]:
@@ -115,17 +43,89 @@ def environment() -> tuple[Any, type[Exception]]:
     """
     try:
         import jinja2
-        from jinja2 import compiler, ext, nodes, sandbox
+        from jinja2 import ext, sandbox
     except ImportError as error:
         raise MissingExtraError("jinja2", "models") from error
+    code, generation = _dialect()
+
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+        code_generator_class = code
+        intercepted_binops = frozenset(["*", "**", "+", "%"])
+
+        def _parse(self, source: str, name: Any, filename: Any) -> Any:
+            return _marked(super()._parse(source, name, filename))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            budget = budget_of(context)
+            if operator == "%" and isinstance(left, str):
+                return bounds.formatted(budget, left, right)
+            bounds.fits(budget, operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            gone = isinstance(obj, str) and attr in ("encode", "maketrans", "translate")
+            gone = gone or isinstance(obj, bool | int | float | complex | bytes)
+            return not gone and super().is_safe_attribute(obj, attr, value)
+
+        def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            budget = budget_of(context)
+            budget.take()
+            owner = getattr(function, "__self__", None)
+            named = {n: v for n, v in kwargs.items() if n not in SCOPES}
+            if isinstance(owner, str):
+                return budget.written(_called(budget, owner, function, args, named))
+            if isinstance(owner, list | tuple | dict | type) or isinstance(function, type):
+                args = tuple(map(budget.measured, args))
+                budget.measured(list(named.values()))
+            if isinstance(function, jinja2.runtime.LoopContext):
+                args = tuple(map(budget.counted, args))
+            # A string's own `format`, which Jinja has wrapped.
+            text = getattr(getattr(function, "__wrapped__", None), "__self__", None)
+            if isinstance(text, str):
+                _check_format(budget, text, args, named)
+            return budget.written(super().call(context, function, *args, **kwargs))
+
+    def refuse(message: Any) -> None:
+        raise jinja2.TemplateRuntimeError(str(message))
+
+    made = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, generation],
+        finalize=jinja2.pass_context(lambda context, value: budget_of(context).text(value)),
+    )  # fmt: skip
+    for name in GONE_FILTERS:
+        del made.filters[name]
+    pass_context = jinja2.pass_context
+    for table in (made.filters, made.tests):
+        table.update({n: _guarded(f, n, pass_context) for n, f in table.items()})
+    made.filters.update({n: _bound(f, pass_context) for n, f in _FILTERS.items()})
+    made.globals.update(raise_exception=refuse, strftime_now=_now, range=range)
+    del made.globals["lipsum"]
+    return made, jinja2.TemplateError
+
+
+def _dialect() -> tuple[Any, Any]:
+    """What is compiled otherwise than by Jinja, and the tag that it lacks."""
+    from jinja2 import compiler, ext, nodes
 
     class Code(compiler.CodeGenerator):
         def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
-            self.write("environment.concat((")
-            for arg in node.nodes:
-                self.visit(arg, frame)
+            self._calls("joined", [nodes.List(node.nodes)], frame)
+
+        def visit_Getitem(self, node: Any, frame: Any) -> None:  # noqa: N802
+            if not isinstance(node.arg, nodes.Slice):
+                super().visit_Getitem(node, frame)
+                return
+            absent = nodes.Const(None)
+            ends = [p or absent for p in (node.arg.start, node.arg.stop, node.arg.step)]
+            self._calls("sliced", [node.node, *ends], frame)
+
+        def _calls(self, name: str, args: list[Any], frame: Any) -> None:
+            """A call of a filter, of which nothing is computed as the template is compiled."""
+            self.write(f"environment.filters[{name!r}](context")
+            for arg in args:
                 self.write(", ")
-            self.write("))")
+                self.visit(arg, frame)
+            self.write(")")
 
     class Generation(ext.Extension):
         """`{% generation %}` marks what the model wrote, for training: its body is rendered."""
@@ -137,72 +137,122 @@ def environment() -> tuple[Any, type[Exception]]:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-        code_generator_class = Code
-        concat = staticmethod(_joined)
-        intercepted_binops = frozenset(["*", "**", "+", "%"])
+    return Code, Generation
 
-        def _parse(self, source: str, name: Any, filename: Any) -> Any:
-            tree = super()._parse(source, name, filename)
-            for loop in tree.find_all(nodes.For):
-                loop.iter = nodes.Filter(
-                    loop.iter, "rounds", [], [], None, None, lineno=loop.lineno
-                )
-            return tree
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if not _fits(operator, left, right):
-                raise CentellaError(f"operands of {operator} are too large")
-            return super().call_binop(context, operator, left, right)
+def _marked(tree: Any) -> Any:
+    """The template with what its loops, comparisons and keys are given counted."""
+    from jinja2 import nodes
 
-        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            gone = isinstance(obj, str) and attr in GONE_METHODS
-            return not gone and super().is_safe_attribute(obj, attr, value)
+    def within(name: str, node: Any) -> Any:
+        if isinstance(node, nodes.Const | nodes.TemplateData):
+            return node
+        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
-        def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-            context.resolve(ROUNDS_KEY).take(1)
-            text = getattr(function, "__self__", None)
-            if isinstance(text, str):
-                name = function.__name__
-                if name == "join":
-                    parts: list[object] = list(*args)
-                    _joined(text if i % 2 else parts[i // 2] for i in range(2 * len(parts) - 1))
-                elif name == "replace":
-                    return _replaced(text, *args, **kwargs)
-            return super().call(context, function, *args, **kwargs)
+    for loop in list(tree.find_all(nodes.For)):
+        loop.iter = within("counted", loop.iter)
+    for compare in list(tree.find_all(nodes.Compare)):
+        compare.expr = within("measured", compare.expr)
+        for operand in compare.ops:
+            operand.expr = within("measured", operand.expr)
+    for pair in list(tree.find_all(nodes.Pair)):
+        pair.key = within("measured", pair.key)
+    for item in list(tree.find_all(nodes.Getitem)):
+        if not isinstance(item.arg, nodes.Slice):
+            item.arg = within("measured", item.arg)
+    return tree
 
-    @jinja2.pass_context
-    def rounds(context: Any, items: Any) -> Any:
-        return context.resolve(ROUNDS_KEY).counted(items)
 
-    @jinja2.pass_context
-    def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> str:
-        if attribute is not None:
-            value = sandboxed.call_filter(
-                "map", value, kwargs={"attribute": attribute}, context=context
-            )
-        items = list(value)
-        return _joined(d if i % 2 else items[i // 2] for i in range(2 * len(items) - 1))
+def _called(budget: Budget, text: str, function: Any, args: Any, named: Any) -> Any:
+    """A method of a string."""
+    name: str = function.__name__
+    if name in FORMATS:
+        _check_format(budget, text, args, named)
+    elif name == "join":
+        return budget.joined(args[0], text)
+    elif name == "replace":
+        return bounds.replaced(budget, text, *args, **named)
+    elif name in SPLITS:
+        return bounds.split(budget, text, name, args, named)
+    elif name in PADS:
+        return bounds.padded(budget, text, name, args, named)
+    return function(*args, **named)
 
-    def replaced(text: Any, old: str, new: str, count: int | None = None) -> str:
-        return _replaced(str(text), str(old), str(new), count)
 
-    def refuse(message: Any) -> None:
-        raise jinja2.TemplateRuntimeError(str(message))
+def _check_format(budget: Budget, text: str, args: tuple[Any, ...], named: Any) -> None:
+    maps = [list(a.values()) for a in args if isinstance(a, dict)]
+    bounds.check_format(budget, text, [*args, *named.values(), *(v for m in maps for v in m)])
 
-    def now(form: str) -> str:
-        if re.search(r"%\D?\d", form) or len(form) > 1000:
-            raise CentellaError("strftime_now: expected a format without widths")
-        return datetime.now().strftime(form)
 
-    sandboxed = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, Generation]
-    )
-    sandboxed.filters.update(
-        tojson=_as_json, rounds=rounds, join=join, replace=replaced, indent=_indented
-    )
-    for name in GONE_FILTERS:
-        del sandboxed.filters[name]
-    sandboxed.globals.update(raise_exception=refuse, strftime_now=now, range=range)
-    del sandboxed.globals["lipsum"]
-    return sandboxed, jinja2.TemplateError
+def _guarded(function: Any, name: str, pass_context: Any) -> Any:
+    """A filter or test of Jinja's, which counts what it is given and what it gives."""
+    wants = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
+
+    @wraps(function)
+    def call(context: Any, *args: Any, **kwargs: Any) -> Any:
+        budget = budget_of(context)
+        budget.take()
+        if name not in LAZY:
+            args = tuple(map(budget.measured, args))
+            budget.measured(list(kwargs.values()))
+        given = {"context": context, "eval_context": context.eval_ctx,
+                 "environment": context.environment}  # fmt: skip
+        first = () if wants is None else (given[wants],)
+        return budget.written(function(*first, *args, **kwargs))
+
+    return pass_context(call)
+
+
+def _bound(function: Callable[..., Any], pass_context: Any) -> Any:
+    """A filter of ours, which is given the budget."""
+
+    def call(context: Any, *args: Any, **kwargs: Any) -> Any:
+        budget = budget_of(context)
+        budget.take()
+        return function(budget, context, *args, **kwargs)
+
+    return pass_context(call)
+
+
+def _join(budget: Budget, context: Any, value: Any, d: Any = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        given = {"attribute": attribute}
+        value = context.environment.call_filter("map", value, kwargs=given, context=context)
+    return budget.joined(value, budget.text(d))
+
+
+def _sliced(budget: Budget, context: Any, value: Any, *ends: Any) -> Any:
+    return budget.written(value[slice(*ends)])
+
+
+def _format(budget: Budget, _: Any, text: Any, *args: Any, **kwargs: Any) -> str:
+    return bounds.formatted(budget, budget.text(text), kwargs or args)
+
+
+def _now(form: str) -> str:
+    if re.search(r"%\D?\d", form) or len(form) > bounds.WIDEST:
+        raise CentellaError("strftime_now: expected a format without widths")
+    return datetime.now().strftime(form)
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "attr": lambda _, context, value, name: context.environment.getattr(value, name),
+    "center": lambda budget, _, text, width=80: bounds.padded(
+        budget, budget.text(text), "center", (width,), {}
+    ),
+    "counted": lambda budget, _, items: budget.counted(items),
+    "format": _format,
+    "indent": lambda budget, _, *args, **named: bounds.indented(budget, *args, **named),
+    "int": lambda _, __, *args, **named: bounds.whole(*args, **named),
+    "join": _join,
+    "joined": lambda budget, _, parts: budget.joined(parts),
+    "list": lambda budget, _, items: list(budget.counted(items)),
+    "measured": lambda budget, _, value: budget.measured(value),
+    "replace": lambda budget, _, text, old, new, count=None: bounds.replaced(
+        budget, budget.text(text), budget.text(old), budget.text(new), count
+    ),
+    "round": lambda _, __, *args, **named: bounds.rounded(*args, **named),
+    "sliced": _sliced,
+    "string": lambda budget, _, value: budget.text(value),
+    "tojson": lambda budget, _, *args, **named: bounds.as_json(budget, *args, **named),
+}

@@ -18,14 +18,17 @@ from centella.errors import ContractError
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
+from centella.tasks.logprobs import Scores, tokens_of
 from centella.tasks.sampling import Sampling
-from centella.tensors.creation import asarray
+from centella.tensors.creation import arange, asarray, full
+from centella.tensors.functional import concat, gather, ne
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel, Past
+    from centella.nn.kv_cache import KVCache
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
@@ -45,8 +48,9 @@ class Session:
         self.model: LlamaModel = model
         self.batch: int = batch
         self.capacity: int = capacity
-        self.past: Past = model.past(batch, capacity)
+        self.past: Past[KVCache] = model.past(batch, capacity)
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
+        self._first: Session | None = None  # reads prompts that several sequences begin with
         device = model.device
         vocab = model.config.vocab_size
 
@@ -61,28 +65,95 @@ class Session:
         self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device)
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
         self._step: Jitted[..., Tensor] = self._greedy
+        self._logprobs: int | None = None  # alternatives that a step tells of
+        self._scores: Scores | None = None
         self._fill: Jitted[..., None] = Jitted(self._read, device)
+        self._guessed: dict[int, tuple[State, State]] = {}  # what `sample` changes in a pass
+        self._verify: Jitted[..., Tensor] = Jitted(self._verified, device)
 
-    def _likeliest(self) -> Tensor:
-        """The most likely token after each sequence's last one, [batch] i32; -1 for NaN."""
-        return self._written(apply("argmax", self._logits(), marked=True))
+    def _likeliest(self, logprobs: int | None) -> Tensor:
+        """The most likely token after each sequence's last one; -1 for NaN: see `_told`."""
+        logits = self._logits()
+        return self._told(logits, apply("argmax", logits, marked=True), logprobs)
 
-    def _sampled(self) -> Tensor:
-        """A token drawn after each sequence's last one, [batch] i32; -1 for NaN."""
-        given = (self._counts.value, self._drawn.value, self._logits(), self._settings.value,
+    def _sampled(self, logprobs: int | None) -> Tensor:
+        """A token drawn after each sequence's last one; -1 for NaN: see `_told`."""
+        logits = self._logits()
+        given = (self._counts.value, self._drawn.value, logits, self._settings.value,
                  self._seeds.value)  # fmt: skip
-        return self._written(apply_all(get("sample"), given, {})[2])
+        return self._told(logits, apply_all(get("sample"), given, {})[2], logprobs)
 
     def _logits(self) -> Tensor:
         return self.model(self._token.value, self.past)[:, 0]
 
-    def _written(self, chosen: Tensor) -> Tensor:
-        """The same; each becomes the last token of its sequence."""
+    def _told(self, logits: Tensor, chosen: Tensor, logprobs: int | None) -> Tensor:
+        """What a step sends: the tokens [batch] i32, or `Scores`; they become the last ones."""
         self._token.assign(chosen.reshape(self.batch, 1))
+        if logprobs is None or self._scores is None:
+            return chosen
+        return self._scores(logits, chosen, logprobs)
+
+    def _verified(self, guess: Tensor, greedy: bool) -> Tensor:
+        """See `verify`; the last token that is right becomes the last one of the sequence."""
+        guesses = guess.shape[1]
+        logits = self.model(concat([self._token.value, guess], 1), self.past)[0]
+        if greedy:
+            chosen = apply("argmax", logits, marked=True)
+        else:
+            counts, numbers = self._guessed[guesses]
+            tokens = arange(guesses + 1, device=guess.device)
+            numbers.assign(self._drawn.value + tokens)
+            settings, seeds = (gather(s.value, tokens * 0) for s in (self._settings, self._seeds))
+            given = (counts.value, numbers.value, logits, settings, seeds)
+            chosen = apply_all(get("sample"), given, {})[2]
+        chosen = chosen.reshape(1, guesses + 1)
+        differs = ne(guess, chosen[:, :guesses]).astype(f32)
+        right = apply("argmax", concat([differs, full((1, 1), 1.0, f32, guess.device)], 1))
+        self._token.assign(gather(chosen.reshape(guesses + 1), right).reshape(1, 1))
+        self._drawn.assign(self._drawn.value + right + 1)
+        return concat([guess, chosen], 1)
+
+    def verify(self, guess: Array | Tensor) -> Array:
+        """Tokens that follow the last one, [1 to guesses + 1] i32: those of so many steps.
+
+        They are the guesses that the model chooses itself, and the first that it chooses otherwise.
+        Penalties and log-probabilities are not known here.
+
+        Args:
+            guess: [1, guesses] i32: what may follow the last token of the one sequence.
+
+        Raises:
+            KVCacheFullError: there is no room for all of them.
+        """
+        guesses, cache = guess.shape[1], self.past.cache
+        if guesses not in self._guessed and self._step is not self._greedy:
+            device, vocab = self.model.device, self.model.config.vocab_size
+            self._guessed[guesses] = (
+                State(np.zeros((guesses + 1, vocab), np.int32), device=device, name="guesses"),
+                State(np.zeros(guesses + 1, np.int32), device=device, name="numbers of guesses"),
+            )
+        before = cache.length
+        row = self._verify.fetch(guess, self._step is self._greedy).result()[0]
+        wrong = row[:guesses] != row[guesses:-1]
+        right = int(np.argmax(wrong)) if wrong.any() else guesses
+        cache.truncate(before + right + 1)
+        chosen: Array = row[guesses : guesses + right + 1]
         return chosen
 
-    def choose_by(self, sampling: Sampling, rows: Sequence[Ids]) -> None:
-        """Set how tokens are chosen: numbers in States, so that no value needs a capture."""
+    def choose_by(
+        self, sampling: Sampling, rows: Sequence[Ids], logprobs: int | None = None
+    ) -> None:
+        """Set how tokens are chosen: numbers in States, so that no value needs a capture.
+
+        Args:
+            sampling: the numbers.
+            rows: the prompts, whose tokens penalties count.
+            logprobs: alternatives that a step tells the log-probabilities of; None: none at all.
+        """
+        self._logprobs = logprobs
+        if logprobs is not None and self._scores is None:
+            vocab = self.model.config.vocab_size
+            self._scores = Scores(self.batch, vocab, self.model.device)
         self._step = self._greedy if sampling.greedy else self._random
         if sampling.greedy:
             return
@@ -118,7 +189,7 @@ class Session:
         at = 0
         while left:
             room = self.capacity - max(cache.lengths)
-            tokens = _part(left, min(chunk, room), room)
+            tokens = next_part(left, min(chunk, room), room)
             part = np.zeros((self.batch, tokens), np.int32)
             for row, ids in enumerate(rest):
                 some = ids[at : at + tokens]
@@ -129,6 +200,29 @@ class Session:
         self.rows = [list(row) for row in rows]
         self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
 
+    def start_several(self, rows: Sequence[Ids], times: int) -> None:
+        """Read prompts that are continued so many times each, once; raises as `start`."""
+        each = [row for row in rows for _ in range(times)]
+        unread = max(len(new) - _common(old, new) for old, new in zip(self.rows, each, strict=True))
+        if times > 1 and unread > LEAST:
+            if self._first is None or self._first.batch != len(rows):
+                self._first = Session(self.model, len(rows), self.capacity)
+            self._first.start(rows)
+            self._take(self._first, times)
+        self.start(each)
+
+    def _take(self, other: Session, times: int) -> None:
+        """Take over what another session has read, each of its sequences so many times."""
+        cache, tokens = self.past.cache, other.past.cache.length
+        cache.truncate(0)
+        self.rows = [[] for _ in self.rows]
+        at = asarray(np.repeat(np.arange(other.batch, dtype=np.int32), times),
+                     device=self.model.device)  # fmt: skip
+        for layer in range(cache.num_layers):
+            keys, values = other.past.cache.states(layer)
+            cache.append(gather(keys[:, :, :tokens], at), gather(values[:, :, :tokens], at), layer)
+        self.rows = [list(row) for row in other.rows for _ in range(times)]
+
     def shared(self, rows: Sequence[Ids]) -> int:
         """Tokens of the rows that it has read."""
         return sum(_common(old, new) for old, new in zip(self.rows, rows, strict=True))
@@ -138,37 +232,32 @@ class Session:
         shared = self.shared(rows)
         return sum(map(len, self.rows)) - 2 * shared
 
-    def add(self, tokens: Array) -> None:
-        """Note the tokens of a step.
+    def add(self, step: Array) -> None:
+        """Note the tokens of what a step sent.
 
         Raises:
             ContractError: logits were NaN; names the sequence, and the layer that they come from.
         """
+        tokens = tokens_of(step)
         if (tokens < 0).any():
             at = int(np.argmin(tokens))
             raise ContractError(
                 f"generate: sequence {at}, token {len(self.rows[at])}: the logits are NaN, "
-                f"{self._origin_of_nan(self.rows[at])}"
+                f"{origin_of_nan(self.model, self.rows[at])}"
             )
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
 
-    def _origin_of_nan(self, row: Ids) -> str:
-        """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
-        past = self.model.past(1, len(row))
-        ids = asarray(np.array([row], np.int32), device=self.model.device)
-        for layer, x in enumerate(self.model.layer_states(ids, past)):
-            if np.isnan(x.astype(f32).numpy()).any():
-                which = "the embedding" if not layer else f"layer {layer - 1}"
-                return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
-        return "first in the product with the head"
+    def likeliest(self) -> Tensor:
+        """A step as a part of what is captured: the likeliest token of each sequence, [batch]."""
+        return self._likeliest(None)
 
     def step(self) -> Pending[Array]:
-        """Submit a step; the tokens [batch] i32 when it is done."""
-        return self._step.fetch()
+        """Submit a step; what it sends when it is done, as `tokens_of` reads it."""
+        return self._step.fetch(self._logprobs)
 
     def run(self, steps: int) -> Iterator[Array]:
-        """Tokens [batch] of each step, one step ahead of the device."""
+        """What each step sent, one step ahead of the device."""
         under_way: deque[Pending[Array]] = deque()
         for _ in range(steps):
             under_way.append(self.step())
@@ -178,13 +267,24 @@ class Session:
             yield under_way.popleft().result()
 
 
+def origin_of_nan(model: LlamaModel, row: Ids) -> str:
+    """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
+    past = model.past(1, len(row))
+    ids = asarray(np.array([row], np.int32), device=model.device)
+    for layer, x in enumerate(model.layer_states(ids, past)):
+        if np.isnan(x.astype(f32).numpy()).any():
+            which = "the embedding" if not layer else f"layer {layer - 1}"
+            return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
+    return "first in the product with the head"
+
+
 def _common(old: Ids, new: Ids) -> int:
     """Tokens that both begin with."""
     most = min(len(old), len(new))
     return next((i for i in range(most) if old[i] != new[i]), most)
 
 
-def _part(left: int, chunk: int, room: int) -> int:
+def next_part(left: int, chunk: int, room: int) -> int:
     """Tokens to read next: whole chunks, then a part padded to a power of two, if there is room."""
     if left >= chunk:
         return chunk

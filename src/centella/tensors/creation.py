@@ -137,8 +137,8 @@ def _filled(
     target = _chosen(device)
     extents = views.extents(op, shape)
     attrs = {"shape": extents, "dtype": kind.name, "value": number(op, "fill", fill)}
-    (made,) = target.recorder.record(get("fill"), [], attrs)
-    return Tensor(made, made.spec)
+    (value,) = target.recorder.record(get("fill"), [], attrs)
+    return Tensor(value, value.spec)
 
 
 def _stored(op: str, shape: Any, dtype: Any) -> DType:

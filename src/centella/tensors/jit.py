@@ -74,8 +74,8 @@ class Compiled(Generic[R]):
             Value(spec, self.device, f"input {i} of {self.name}", recording, OUTSIDE, call_site())
             for i, spec in enumerate(example.specs)
         ]
-        given = [Tensor(value, value.spec) for value in inputs]
-        result = self._capture(fn, example.filled(given), recording)
+        tensors = [Tensor(value, value.spec) for value in inputs]
+        result = self._capture(fn, example.filled(tensors), recording)
         outputs: list[Tensor] = []
         self._shape = flatten(result, outputs, (Tensor,))
         if not outputs and recording.empty:
@@ -95,8 +95,8 @@ class Compiled(Generic[R]):
         )  # fmt: skip
 
     @interruptible
-    def _capture(self, fn: Callable[..., R], given: Any, recording: Recording) -> R:
-        args, kwargs = given
+    def _capture(self, fn: Callable[..., R], arguments: Any, recording: Recording) -> R:
+        args, kwargs = arguments
         try:
             with recording:
                 return fn(*args, **kwargs)
@@ -160,7 +160,7 @@ class Compiled(Generic[R]):
         return call
 
     def _run(self, call: Call, out: State | Sequence[State] | None = None) -> R:
-        values = self._replay.run(self._given(call), call_site())
+        values = self._replay.run(self._data_of(call), call_site())
         outputs = [
             Tensor(v, spec, offset) for v, (spec, offset) in zip(values, self._views, strict=True)
         ]
@@ -177,7 +177,7 @@ class Compiled(Generic[R]):
     def _fetch(self, call: Call) -> Pending[Any]:
         if call.capturing:
             raise ContractError(f"{self.name}: read while a function is captured; return it")
-        ticket = self._replay.fetch(self._given(call), call_site())
+        ticket = self._replay.fetch(self._data_of(call), call_site())
 
         def finish() -> Any:
             arrays: list[Array] = []
@@ -190,17 +190,17 @@ class Compiled(Generic[R]):
 
         return Pending([ticket], finish)
 
-    def _given(self, call: Call) -> list[Array | Value]:
+    def _data_of(self, call: Call) -> list[Array | Value]:
         """Host arrays as they are; tensors as values that lie as the launches read them."""
-        given: list[Array | Value] = []
+        data: list[Array | Value] = []
         for leaf in call.leaves:
             if isinstance(leaf, Tensor):
                 value = leaf.contiguous()._value
                 self.device.recorder.materialise(value)
-                given.append(value)
+                data.append(value)
             else:
-                given.append(leaf)
-        return given
+                data.append(leaf)
+        return data
 
 
 class Jitted(Generic[P, R]):

@@ -74,8 +74,8 @@ def apply_with(
     Args:
         listed: the attribute that names them, in order.
     """
-    given = {n: t for n, t in optional.items() if t is not None}
-    return apply_all(get(name), (*tensors, *given.values()), {**attrs, listed: tuple(given)})[0]
+    present = {n: t for n, t in optional.items() if t is not None}
+    return apply_all(get(name), (*tensors, *present.values()), {**attrs, listed: tuple(present)})[0]
 
 
 def binary(name: str, a: T | Scalar, b: T | Scalar, *before: T) -> T:
@@ -154,17 +154,17 @@ UNARY = {"neg": "neg", "abs": "abs", "invert": "logical_not"}
 
 def operators() -> dict[str, Callable[..., Any]]:
     """The methods of a Tensor that are operators, by name; `__pow__` is its own."""
-    made: dict[str, Callable[..., Any]] = {}
+    methods: dict[str, Callable[..., Any]] = {}
     for symbol, op in BINARY.items():
-        made[f"__{symbol}__"] = lambda x, other, op=op: binary(op, x, other)
+        methods[f"__{symbol}__"] = lambda x, other, op=op: binary(op, x, other)
         if not op.startswith("logical"):
-            made[f"__r{symbol}__"] = lambda x, other, op=op: binary(op, other, x)
+            methods[f"__r{symbol}__"] = lambda x, other, op=op: binary(op, other, x)
     for op in COMPARED:
-        made[f"__{op}__"] = lambda x, other, op=op: compared(op, x, other)
+        methods[f"__{op}__"] = lambda x, other, op=op: compared(op, x, other)
     for symbol, op in UNARY.items():
-        made[f"__{symbol}__"] = lambda x, op=op: apply(op, x)
-    del made["__pow__"]
-    return made
+        methods[f"__{symbol}__"] = lambda x, op=op: apply(op, x)
+    del methods["__pow__"]
+    return methods
 
 
 def not_a_tensor(op: str, got: Any) -> DTypeError:

@@ -38,14 +38,16 @@ def all_quantized(
     Raises:
         WeightsError: on the CPU, factors that float16 does not hold.
     """
+    if isinstance(weight, Tensor) and weight.ndim > 2:  # of several experts: their rows
+        weight = weight.reshape(-1, weight.shape[-1])
     if isinstance(weight, Tensor) and weight.device.caps.target == "numpy":
         try:
             return quantize(weight, format), []  # which passes over memory less often
         except DTypeError as error:
             raise WeightsError(f"{name}: {error}") from error
     if isinstance(weight, Tensor):
-        made, bad = quantized(weight, format)
-        return made, [bad]
+        tensor, bad = quantized(weight, format)
+        return tensor, [bad]
     if isinstance(weight, QTensor):
         return weight, []
     parts, counts = zip(*(all_quantized(part, format, name) for part in weight.parts), strict=True)

@@ -272,8 +272,8 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
         Raises:
             ShapeError: when the sizes differ.
         """
-        given = views.integers("reshape", "extents", shape)
-        wanted = views.completed("reshape", given, self.size)
+        asked = views.integers("reshape", "extents", shape)
+        wanted = views.completed("reshape", asked, self.size)
         if wanted == self.shape:
             return self
         strides = views.reshaped(self.spec, wanted)

@@ -17,19 +17,19 @@ from centella.errors import ShapeError
 from centella.specs import Shape, Spec
 
 
-def integers(op: str, what: str, given: tuple[Any, ...]) -> Shape:
+def integers(op: str, what: str, values: tuple[Any, ...]) -> Shape:
     """Extents or axes (`what`), given one by one or as one sequence.
 
     Raises:
         ShapeError: for what is no integer.
     """
-    numbers: Any = given
-    if len(given) == 1 and not isinstance(given[0], (int, np.integer)):
-        numbers = given[0]
+    numbers: Any = values
+    if len(values) == 1 and not isinstance(values[0], (int, np.integer)):
+        numbers = values[0]
     try:
         return tuple([index(n) for n in numbers])
     except TypeError as error:
-        raise ShapeError(f"{op}: expected {what}, got {given}") from error
+        raise ShapeError(f"{op}: expected {what}, got {values}") from error
 
 
 def extents(op: str, shape: Any) -> Shape:
@@ -38,10 +38,10 @@ def extents(op: str, shape: Any) -> Shape:
     Raises:
         ShapeError: for what is no extent.
     """
-    given = integers(op, "extents of 0 or more", (shape,))
-    if min(given, default=0) < 0:
-        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(given)}")
-    return given
+    extents = integers(op, "extents of 0 or more", (shape,))
+    if min(extents, default=0) < 0:
+        raise ShapeError(f"{op}: expected extents of 0 or more, got {list(extents)}")
+    return extents
 
 
 def completed(op: str, shape: Shape, size: int) -> Shape:
@@ -64,19 +64,19 @@ def axis_of(op: str, shape: Shape, axis: int) -> int:
     Raises:
         ShapeError: there is no such axis.
     """
-    place = counted(axis, max(len(shape), 1))
-    if place is None:
+    axis_index = counted(axis, max(len(shape), 1))
+    if axis_index is None:
         raise ShapeError(f"{op}: expected an axis of {list(shape)}, got {axis}")
-    return place
+    return axis_index
 
 
 def counted(axis: Any, rank: int) -> int | None:
     """An axis of so many, counted from 0; None where there is no such axis."""
     try:
-        place = index(axis)
+        axis_index = index(axis)
     except TypeError:
         return None
-    return place % rank if -rank <= place < rank else None
+    return axis_index % rank if -rank <= axis_index < rank else None
 
 
 @lru_cache(maxsize=8192)
@@ -161,7 +161,7 @@ def indexed(spec: Spec, key: Any) -> tuple[Shape, Shape, int]:
             strides.append(stride * step)
             offset += start * stride if length else 0
         else:
-            offset += _place(item, extent) * stride
+            offset += _position(item, extent) * stride
     return (*shape, *spec.shape[axis:]), (*strides, *spec.strides[axis:]), offset
 
 
@@ -172,13 +172,13 @@ def _slice(item: slice, extent: int) -> tuple[int, int, int]:
     return start, max(0, -(-(stop - start) // step)), step
 
 
-def _place(item: Any, extent: int) -> int:
+def _position(item: Any, extent: int) -> int:
     if isinstance(item, (bool, np.bool_)) or not isinstance(item, (int, np.integer)):
         raise TypeError(
             f"a tensor is indexed by integers, slices, None and Ellipsis; got {item!r:.80}; "
             f"ct.gather takes rows by index, ct.where chooses by a mask"
         )
-    place = int(item) + (extent if item < 0 else 0)
-    if not 0 <= place < extent:
+    position = int(item) + (extent if item < 0 else 0)
+    if not 0 <= position < extent:
         raise IndexError(f"index {item} is out of range for extent {extent}")
-    return place
+    return position

@@ -36,19 +36,19 @@ def find_folder(path: str | PathLike[str]) -> Path:
             f"got {type(path).__name__}"
         )
     folder = Path(path)
-    found = kind(folder) if str(path) else "an empty text"
-    if found == "a folder":
+    there = kind(folder) if str(path) else "an empty text"
+    if there == "a folder":
         return folder
     if path == "minilm":
         return _minilm()
-    absent = found == "nothing at that path"
+    absent = there == "nothing at that path"
     named = isinstance(path, str) and REPOSITORY.fullmatch(path) is not None
     if isinstance(path, str) and named and absent and kind(folder.parent) != "a folder":
         return _download(path)
     meant = _meant(str(path), named) if absent else ""
     raise WeightsError(
         f"{path or 'load'}: expected a model folder, a repository (owner/name) or 'minilm', "
-        f"got {found}{meant}"
+        f"got {there}{meant}"
     )
 
 

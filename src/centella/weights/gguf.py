@@ -178,12 +178,12 @@ def open_gguf(path: str | PathLike[str]) -> GGUF:
             f"{file}: general.alignment: expected a power of two, got {show(alignment)}"
         )
     start = -(-reader.at // alignment) * alignment
-    found: dict[str, GGUFTensor] = {}
+    by_name: dict[str, GGUFTensor] = {}
     for name, shape, code, offset in entries:
-        if name in found:
+        if name in by_name:
             raise WeightsError(f"{file}: tensor {show(name)}: expected it once, got it twice")
-        found[name] = reader.tensor(name, shape, code, start + offset)
-    return GGUF(file, values, found)
+        by_name[name] = reader.tensor(name, shape, code, start + offset)
+    return GGUF(file, values, by_name)
 
 
 class _Header:
@@ -285,10 +285,10 @@ class _Header:
             raise WeightsError(
                 f"{origin}: expected rows of whole blocks of {form.block}, got {list(shape)}"
             )
-        made = GGUFTensor(name, form, shape, self._contents, begin)
-        if begin + made.nbytes > self._contents.size:
+        tensor = GGUFTensor(name, form, shape, self._contents, begin)
+        if begin + tensor.nbytes > self._contents.size:
             raise WeightsError(
-                f"{origin}: truncated: expected {made.nbytes} bytes at {begin}, got "
+                f"{origin}: truncated: expected {tensor.nbytes} bytes at {begin}, got "
                 f"{max(0, self._contents.size - begin)}"
             )
-        return made
+        return tensor

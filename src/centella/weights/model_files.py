@@ -119,11 +119,11 @@ def read_json_as(file: Path, wanted: type[T]) -> T:
     Raises:
         WeightsError: for a file that holds none, or is too large.
     """
-    found = kind(file)
-    if found == "nothing at that path":
+    there = kind(file)
+    if there == "nothing at that path":
         return wanted()
-    if found != "a file":
-        raise WeightsError(f"{file}: expected JSON, got {found}")
+    if there != "a file":
+        raise WeightsError(f"{file}: expected JSON, got {there}")
     value = parse_json(file, read_bytes(file))
     if not isinstance(value, wanted):
         name = "object" if wanted is dict else wanted.__name__

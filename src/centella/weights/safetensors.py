@@ -104,6 +104,15 @@ class StoredTensor(Struct, frozen=True, eq=False):
             )
         return data.view(self._numpy).reshape(self.shape)
 
+    def read_rows(self, first: int, out: Array) -> None:
+        """Read elements along axis 0, from `first` on, into memory that is whole; not bools.
+
+        Raises:
+            WeightsError: as `array`.
+        """
+        begin = self._begin + first * math.prod(self.shape[1:]) * self._numpy.itemsize
+        self._contents.read_into(begin, out.reshape(-1).view(np.uint8))
+
 
 class Checkpoint(Mapping[str, StoredTensor]):
     """The tensors of a model folder by name, in file order.
@@ -239,12 +248,12 @@ def _parse_object(file: Path, raw: bytes, size: int) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of a JSON text; the format forbids a name that comes twice."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"the name {show(key)} comes twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _tensor(contents: Contents, start: int, name: str, entry: Any) -> StoredTensor:

@@ -41,7 +41,7 @@ class TensorMaps:
         """The maps of a launch, as they lie in its parameters."""
         ir = bound.program.ir  # type: ignore[union-attr]  # not of the host
         words = np.frombuffer(bound.parameters, np.uint32)[1:]  # the first is the number of groups
-        made = b""
+        maps = b""
         for param in ir.maps:
             dtype = ir.args[param.argument].dtype
             start = address_of(bound.slots[param.argument])
@@ -49,13 +49,13 @@ class TensorMaps:
             extents = tuple(int(words[p]) for p in param.extents)
             strides = tuple(int(words[p]) * dtype.itemsize for p in param.strides)
             key = (dtype.name, start, extents, strides, param.box, param.swizzle)
-            found = self._kept.get(key)
-            if found is None:
+            encoded = self._kept.get(key)
+            if encoded is None:
                 if len(self._kept) == MOST_KEPT:
                     self._kept.clear()
-                found = self._kept[key] = _encode(dtype.name, start, extents, strides, param)
-            made += found
-        return made
+                encoded = self._kept[key] = _encode(dtype.name, start, extents, strides, param)
+            maps += encoded
+        return maps
 
 
 def _encode(
@@ -63,7 +63,7 @@ def _encode(
 ) -> bytes:
     """One map (CUDA driver API, cuTensorMapEncodeTiled)."""
     steps = [s if n > 1 else ALONE for n, s in zip(extents[1:], strides, strict=True)]
-    made = check(driver.cuTensorMapEncodeTiled(
+    encoded = check(driver.cuTensorMapEncodeTiled(
         KINDS[dtype],
         len(extents),
         start,
@@ -76,4 +76,4 @@ def _encode(
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     ))  # fmt: skip
-    return ctypes.string_at(int(made.getPtr()), MAP_BYTES)
+    return ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ class CudaMemory(Backend):
     """
 
     def __init__(self, which: str = "", *, native: Any = None) -> None:
-        ordinal, handle = _place(which, native)
+        ordinal, handle = _ordinal_and_context(which, native)
         self.ordinal: int = ordinal
         self.name: str = f"cuda:{ordinal}"
         self.dlpack: tuple[int, int] | None = (CUDA, ordinal)
@@ -52,6 +52,7 @@ class CudaMemory(Backend):
         self._pinned: dict[int, list[Array]] = {}
         self._idle_pinned: deque[Array] = deque()
         self._events: list[Any] = []
+        self._sent: deque[tuple[Array, Any]] = deque()  # on their way, and until when
         self._primary = handle is None
         self._context = (
             check(driver.cuDevicePrimaryCtxRetain(self._device))
@@ -136,15 +137,15 @@ class CudaMemory(Backend):
 
     def _check_stream(self, handle: int) -> None:
         try:
-            found = int(check(driver.cuStreamGetCtx(driver.CUstream(handle))))
+            current = int(check(driver.cuStreamGetCtx(driver.CUstream(handle))))
         except DeviceError as error:
             raise DeviceError(
                 f"{self.name}: expected a stream of this device, got {handle:#x}: {error}"
             ) from error
-        if found != int(self._context):
+        if current != int(self._context):
             raise DeviceError(
                 f"{self.name}: expected a stream of context {int(self._context):#x}, got one of "
-                f"{found:#x}"
+                f"{current:#x}"
             )
 
     # -- memory -----------------------------------------------------------------------------------
@@ -181,6 +182,34 @@ class CudaMemory(Backend):
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
 
+    def fill(
+        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
+    ) -> None:
+        """Copy host bytes part after part: one is read as the one before it is on its way."""
+        with self._lock, self.current():
+            stream = self._streams.turn().native
+            for start in range(0, nbytes, step):
+                data = self._next_sent(min(step, nbytes - start))
+                read(start, data)
+                check(driver.cuMemcpyHtoDAsync(
+                    int(buffer.native) + start, data.ctypes.data, data.nbytes, stream
+                ))  # fmt: skip
+                check(driver.cuEventRecord(self._sent[-1][1], stream))
+
+    def _next_sent(self, nbytes: int) -> Array:
+        """Pinned memory for a part that is sent next: of two, the one that was sent first."""
+        if len(self._sent) < 2:
+            self._sent.append((self._take_pinned(nbytes), self._take_event()))
+        else:
+            pinned, event = self._sent.popleft()
+            check(driver.cuEventSynchronize(event))
+            count(syncs=1)
+            if pinned.nbytes < nbytes:
+                self.return_pinned(pinned)
+                pinned = self._take_pinned(nbytes)
+            self._sent.append((pinned, event))
+        return self._sent[-1][0][:nbytes]
+
     def shown(self, buffer: Buffer) -> int:
         """The address; what this thread puts on its stream finds the memory computed."""
         with self._lock, self.current():
@@ -202,8 +231,8 @@ class CudaMemory(Backend):
                 f"boundaries"
             )
         with self._lock, self.current():
-            for place in (address, address + nbytes - 1):
-                self._check_address(place)
+            for end in (address, address + nbytes - 1):
+                self._check_address(end)
             stream = self._streams.turn()
             if producer == WAIT_FOR_ALL:
                 check(driver.cuCtxSynchronize())
@@ -272,7 +301,7 @@ def _new_stream() -> int:
     return int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)))
 
 
-def _place(which: str, native: object) -> tuple[int, int | None]:
+def _ordinal_and_context(which: str, native: object) -> tuple[int, int | None]:
     """The ordinal of the device to open, and the application's context if it is to run there.
 
     Raises:
@@ -281,16 +310,16 @@ def _place(which: str, native: object) -> tuple[int, int | None]:
     if which and not which.isdigit():
         raise DeviceError(f"cuda: expected cuda or cuda:<index>, got cuda:{which}")
     available = device_count()
-    found, handle = (int(which or 0), None) if native is None else place_of(native)
+    named, handle = (int(which or 0), None) if native is None else place_of(native)
     if handle is not None:
         try:
             with Current(driver.CUcontext(handle)):
-                found = int(check(driver.cuCtxGetDevice()))
+                named = int(check(driver.cuCtxGetDevice()))
         except DeviceError as error:
             raise DeviceError(
                 f"cuda: expected a CUcontext as native=, got {native!r}: {error}"
             ) from error
-    ordinal = found or 0
+    ordinal = named or 0
     if which and int(which) != ordinal:
         raise DeviceError(f"cuda:{which}: expected a native= of it, got one of cuda:{ordinal}")
     if ordinal >= available:

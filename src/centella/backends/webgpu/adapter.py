@@ -35,11 +35,11 @@ def adapters() -> list[Any]:
     """Vulkan, Metal and DX12 adapters, hardware first."""
     os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # or the loader of EGL complains on stderr
     try:
-        found = wgpu.gpu.enumerate_adapters_sync()
+        every = wgpu.gpu.enumerate_adapters_sync()
     except Exception as error:
         log.info("no adapter: %s", error)
         return []
-    usable = [a for a in found if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
+    usable = [a for a in every if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
     order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
     return sorted(usable, key=lambda a: order.get(a.info["adapter_type"], 2))
 
@@ -67,18 +67,18 @@ def find_adapter(which: str) -> Any:
     Raises:
         DeviceError: says what to install, or which adapters there are.
     """
-    found = adapters()
-    if not found:
+    every = adapters()
+    if not every:
         raise DeviceError(NO_ADAPTER)
     if not which:
-        return found[0]
+        return every[0]
     if which.isdecimal():
-        fitting = found[int(which) : int(which) + 1]
+        fitting = every[int(which) : int(which) + 1]
     else:
-        fitting = [a for a in found if which.lower() in _described(a)]
+        fitting = [a for a in every if which.lower() in _described(a)]
     if fitting:
         return fitting[0]
-    names = ", ".join(f"webgpu:{i} ({a.info['device']})" for i, a in enumerate(found))
+    names = ", ".join(f"webgpu:{i} ({a.info['device']})" for i, a in enumerate(every))
     raise DeviceError(f"expected one of {names}, got webgpu:{which}")
 
 

@@ -9,7 +9,7 @@ submissions by the queue, so a slot is reused at once. Bind groups are cached by
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -153,6 +153,28 @@ class WebGpuBackend(Backend):
         with self.lock, Checked():
             raw.write(self._queue, buffer.native, data)
 
+    def fill(
+        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
+    ) -> None:
+        """Copy host bytes part after part.
+
+        wgpu copies what is written, and keeps that until a later submission is done: so each part
+        is submitted, and waited for when the next one has been read.
+        """
+        part = np.empty(min(step, nbytes), np.uint8)
+        sent: WebGpuTicket | None = None
+        for start in range(0, nbytes, step):
+            data = part[: nbytes - start]
+            read(start, data)
+            if sent is not None:
+                sent.wait()
+            with self.lock, Checked():
+                raw.write(self._queue, buffer.native, data, start)
+                raw.submit(self._queue, ())
+                sent = WebGpuTicket(self.native, None, 0, [], self.return_staging)
+        if sent is not None:
+            sent.wait()
+
     def return_staging(self, staging: Any) -> None:
         """Take a read-back buffer for the next one of its size; safe in a finalizer."""
         self._staging.setdefault(staging.size, []).append(staging)
@@ -211,7 +233,7 @@ class WebGpuBackend(Backend):
         """Have pipelines compiled that the driver compiles at their first use."""
         if work.launches and not self.clock.missing:
             with self.lock, Checked():
-                self._warm.run(work.launches, work.prepared or self._found(work))
+                self._warm.run(work.launches, work.prepared or self._prepared_of(work))
 
     def submit(self, work: Submission) -> WebGpuTicket:
         """Start a submission."""
@@ -254,7 +276,7 @@ class WebGpuBackend(Backend):
         Returns:
             The commands after the last cut; those before it were submitted.
         """
-        found: list[Commands] = []
+        commands: list[Commands] = []
         encoder: Encoder | None = None
         if work.copies:
             encoder = Encoder(self.native)
@@ -262,22 +284,22 @@ class WebGpuBackend(Backend):
                 source, target = work.slots[copy.source].native, work.slots[copy.target].native
                 encoder.copy(source, copy.first, target, copy.start, copy.nbytes)
         if work.launches:
-            again: Prepared = work.prepared or self._found(work)
+            again: Prepared = work.prepared or self._prepared_of(work)
             cuts = () if self.pace is None else self.pace.cuts(work)
             spare = self.ahead.taken(again) if stamps is None and not cuts else None
             self.ahead.ran(again)
             if spare is None:
                 encoder = self._launches(encoder, again.dispatches, cuts, stamps)
             else:
-                found += (spare,) if encoder is None else (encoder.finish(), spare)
+                commands += (spare,) if encoder is None else (encoder.finish(), spare)
                 encoder = None
         if places:
             encoder = encoder or Encoder(self.native)
-            for read, (place, nbytes) in zip(work.reads, places, strict=False):
-                encoder.copy(work.slots[read.slot].native, read.start, staging, place, nbytes)
+            for read, (at, nbytes) in zip(work.reads, places, strict=False):
+                encoder.copy(work.slots[read.slot].native, read.start, staging, at, nbytes)
             if stamps is not None:
                 stamps.copy_to(encoder, staging, places[-1][0])
-        return found if encoder is None else [*found, encoder.finish()]
+        return commands if encoder is None else [*commands, encoder.finish()]
 
     def _launches(
         self, encoder: Encoder | None, dispatches: Sequence[Dispatch], cuts: Sequence[int],
@@ -315,7 +337,7 @@ class WebGpuBackend(Backend):
             ]
         return prepared(launches, groups, params, offsets, self.caps.max_groups)
 
-    def _found(self, work: Submission) -> Prepared:
+    def _prepared_of(self, work: Submission) -> Prepared:
         """Launches as they ran before on these buffers; else their parameters are written now."""
         launches = work.launches
         natives = [buffer.native for buffer in work.slots]
@@ -326,7 +348,7 @@ class WebGpuBackend(Backend):
             first = self._take_slots(len(launches))
             offsets = raw.Offsets(len(launches), first)
             self._write_params(self._params, first, launches)
-            groups = self.groups.found(launches, natives, self._params)
+            groups = self.groups.of_launches(launches, natives, self._params)
             known = prepared(launches, groups, self._params, offsets, self.caps.max_groups)
             work.again[self.groups.epoch, *map(id, natives)] = known
         return known

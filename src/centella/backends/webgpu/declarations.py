@@ -83,17 +83,17 @@ class Finder:
                 scope[name] = self._header.ffi
 
     def _import(self, name: str, *rest: Any) -> Any:
-        found = builtins.__import__(name, *rest)
+        module = builtins.__import__(name, *rest)
         if name != "cffi":
-            return found
+            return module
 
         def new_ffi() -> Any:
             if self._header is not None:
-                return found.FFI()
-            self._header = Header(found)
+                return module.FFI()
+            self._header = Header(module)
             return self._header
 
-        return SimpleNamespace(**{**vars(found), "FFI": new_ffi})
+        return SimpleNamespace(**{**vars(module), "FFI": new_ffi})
 
 
 class Header:
@@ -147,8 +147,8 @@ def written(ffi: Any) -> bytes:
             path = os.path.join(folder, "declarations.py")
             make_py_source(ffi, NAME, path)
             with open(path, encoding="utf-8") as file:
-                made = ast.parse(file.read()).body[-1]
-        call: Any = made.value if isinstance(made, ast.Assign) else made
+                statement = ast.parse(file.read()).body[-1]
+        call: Any = statement.value if isinstance(statement, ast.Assign) else statement
         if ast.unparse(call.func) != "_cffi_backend.FFI" or ast.literal_eval(call.args[0]) != NAME:
             raise ValueError("cffi writes something else")
         named = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
@@ -190,16 +190,16 @@ def quicken(ffi: Any) -> None:
         return
 
     def parse_type(text: str) -> Any:
-        found = TYPE.fullmatch(text)
-        name = found[1] if found else ""
+        match = TYPE.fullmatch(text)
+        name = match[1] if match else ""
         known = (model.PrimitiveType(name), 0) if name in primitive else None
         known = declared.get(f"typedef {name}", known)
-        if found is None or known is None:
+        if match is None or known is None:
             return slow(text)
         kind, quals = known
-        if found[2] is None:
+        if match[2] is None:
             return kind
-        return pointer_to(kind, quals) if found[2] == "*" else model.ArrayType(kind, None)
+        return pointer_to(kind, quals) if match[2] == "*" else model.ArrayType(kind, None)
 
     parser.parse_type = parse_type
 

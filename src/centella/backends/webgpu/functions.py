@@ -37,10 +37,10 @@ def agrees(device: Any) -> tuple[bool, bool]:
     halves = probes()
     words = np.concatenate([halves, exponents().view(np.uint32)])
     source = SOURCE.format(threads=THREADS, halves=halves.size)
-    found = run(device, source, words, words.size // THREADS)
-    if found is None:
+    computed = run(device, source, words, words.size // THREADS)
+    if computed is None:
         return False, False
-    return rounds(found[: halves.size]), powers(found[halves.size :].view(np.float32))
+    return rounds(computed[: halves.size]), powers(computed[halves.size :].view(np.float32))
 
 
 @lru_cache(maxsize=1)
@@ -89,16 +89,16 @@ def rounds(packed: Array) -> bool:
     return bool((low == high).all() and same.all())
 
 
-def powers(found: Array) -> bool:
+def powers(computed: Array) -> bool:
     """Whether these are powers of the exponents, within 4 ulp; tiny ones may be 0."""
     with np.errstate(all="ignore"):
         wanted = np.exp2(exponents().astype(np.float64))
         wanted = np.where(wanted >= 2.0**128, np.inf, wanted)
-        off = np.abs(found.astype(np.float64) - wanted)
+        off = np.abs(computed.astype(np.float64) - wanted)
         within = np.isfinite(wanted) & (off <= 4 * ULP * 2.0 ** np.floor(np.log2(wanted)))
-    tiny = (wanted < 2.0**-126) & (found >= 0) & (found <= np.float32(2.0**-126))
-    tiny &= (found == 0) | (wanted >= 2.0**-150)
+    tiny = (wanted < 2.0**-126) & (computed >= 0) & (computed <= np.float32(2.0**-126))
+    tiny &= (computed == 0) | (wanted >= 2.0**-150)
     ends = ~np.isfinite(wanted) & (
-        (found == wanted.astype(np.float32)) | (np.isnan(found) & np.isnan(wanted))
+        (computed == wanted.astype(np.float32)) | (np.isnan(computed) & np.isnan(wanted))
     )
     return bool((within | tiny | ends).all())

@@ -30,8 +30,8 @@ class Groups:
 
     def layout(self, writable: tuple[bool, ...]) -> tuple[Any, Any]:
         """The layout of a group of operands and parameters, and that of a pipeline with it."""
-        found = self._layouts.get(writable)
-        if found is None:
+        layouts = self._layouts.get(writable)
+        if layouts is None:
             compute = wgpu.ShaderStage.COMPUTE
             entries: list[dict[str, Any]] = [
                 {"binding": i, "visibility": compute,
@@ -41,9 +41,9 @@ class Groups:
             uniform = {"type": "uniform", "has_dynamic_offset": True, "min_binding_size": 0}
             entries.append({"binding": len(writable), "visibility": compute, "buffer": uniform})
             group = self._native.create_bind_group_layout(entries=entries)
-            whole = self._native.create_pipeline_layout(bind_group_layouts=[group])
-            found = self._layouts[writable] = (group, whole)
-        return found
+            pipeline = self._native.create_pipeline_layout(bind_group_layouts=[group])
+            layouts = self._layouts[writable] = (group, pipeline)
+        return layouts
 
     def new(
         self, layout: Any, natives: list[Any], windows: tuple[Window | None, ...], params: Any
@@ -60,7 +60,7 @@ class Groups:
         entries.append({"binding": len(natives), "resource": slot})
         return self._native.create_bind_group(layout=layout, entries=entries)
 
-    def found(self, launches: list[Launch], natives: list[Any], params: Any) -> list[Any]:
+    def of_launches(self, launches: list[Launch], natives: list[Any], params: Any) -> list[Any]:
         """The groups of launches, as they were made before for the same buffers."""
         if len(self._known) > MOST:
             self._known.clear()

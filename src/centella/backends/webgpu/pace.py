@@ -58,15 +58,15 @@ class Pace:
                     "resets a GPU that is silent for 2 s: execute it in parts", expected,
                 )  # fmt: skip
             return ()
-        found: list[int] = []
+        cuts: list[int] = []
         since = 0.0
         for index, load in enumerate(work.loads):
             each = self.seconds(load)
             if since and since + each > CUT:
-                found.append(index)
+                cuts.append(index)
                 since = 0.0
             since += each
-        return found
+        return cuts
 
     def begin(self, load: Load) -> Course:
         """A submission begins."""

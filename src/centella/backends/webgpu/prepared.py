@@ -53,12 +53,12 @@ def prepared(
     Args:
         most: groups along one side of a grid.
     """
-    found: list[Dispatch] = []
+    dispatches: list[Dispatch] = []
     for bound, group, at in zip(launches, groups, offsets.at, strict=True):
         down = -(-bound.groups // most)  # folded where one side of a grid is too long
         across = bound.groups if down == 1 else -(-bound.groups // down)
-        found.append((bound.pipeline[2], group._internal, at, across, down))
-    return Prepared(found, groups, params, offsets)
+        dispatches.append((bound.pipeline[2], group._internal, at, across, down))
+    return Prepared(dispatches, groups, params, offsets)
 
 
 class Ahead:

@@ -40,11 +40,11 @@ class Stamps:
         """The query set of launch `index` and its first stamp; the one at its end follows."""
         return self._sets[index // MOST], 2 * (index % MOST)
 
-    def copy_to(self, encoder: Encoder, staging: Any, place: int) -> None:
+    def copy_to(self, encoder: Encoder, staging: Any, at: int) -> None:
         """Put the stamps of all launches where the host reads."""
         for index, one in enumerate(self._sets):
             encoder.resolve(one, self._resolved, index * MOST * PAIR)
-        encoder.copy(self._resolved, 0, staging, place, self.nbytes)
+        encoder.copy(self._resolved, 0, staging, at, self.nbytes)
 
     def times(self, data: Array) -> Times:
         """Begin and end of each launch in ns."""

@@ -56,13 +56,13 @@ def _fields(device: Any) -> Words | None:
         for at, mask in enumerate(MASKS, FIELDS - len(MASKS))
     ]
     source = SOURCE.format(threads=THREADS, fields=FIELDS, shuffles="\n".join(shuffles))
-    found = run(device, source, np.zeros(count * FIELDS, np.uint32), GROUPS)
-    return None if found is None else found.reshape(count, FIELDS)
+    fields = run(device, source, np.zeros(count * FIELDS, np.uint32), GROUPS)
+    return None if fields is None else fields.reshape(count, FIELDS)
 
 
-def right(found: Words) -> bool:
+def right(fields: Words) -> bool:
     """Whether these are the fields [FIELDS, threads of all groups] of neighbours."""
-    lanes, *got = found
+    lanes, *got = fields
     size = int(lanes[0])
     if (lanes != size).any() or not 8 <= size <= THREADS or size & (size - 1):
         return False

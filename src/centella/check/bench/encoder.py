@@ -108,15 +108,15 @@ def random_weights(size: Size) -> dict[str, Array]:
             matrices[f"layers.{i}.self_attn.{name}"] = (width, width)
         matrices[f"layers.{i}.fc1"], matrices[f"layers.{i}.fc2"] = (inner, width), (width, inner)
         norms += [f"layers.{i}.self_attn_layer_norm", f"layers.{i}.final_layer_norm"]
-    made: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     for name, shape in matrices.items():
-        made[f"{name}.weight"] = rng.standard_normal(shape) / math.sqrt(math.prod(shape[1:]))
+        weights[f"{name}.weight"] = rng.standard_normal(shape) / math.sqrt(math.prod(shape[1:]))
         if not name.endswith(("k_proj", "embed_positions")):
-            made[f"{name}.bias"] = 0.1 * rng.standard_normal(shape[0])
+            weights[f"{name}.bias"] = 0.1 * rng.standard_normal(shape[0])
     for name in norms:
-        made[f"{name}.weight"] = 1 + 0.1 * rng.standard_normal(width)
-        made[f"{name}.bias"] = 0.1 * rng.standard_normal(width)
-    return {name: array.astype(np.float32) for name, array in made.items()}
+        weights[f"{name}.weight"] = 1 + 0.1 * rng.standard_normal(width)
+        weights[f"{name}.bias"] = 0.1 * rng.standard_normal(width)
+    return {name: array.astype(np.float32) for name, array in weights.items()}
 
 
 def float64(size: Size, weights: dict[str, Array], mel: Array) -> Array:

@@ -147,12 +147,12 @@ def _random(device: Device, rows: int, columns: int, seed: int, deviation: float
 
 
 def _float64(layers: Sequence[Layer], x: Array) -> Array:
-    y, held = x.astype(np.float64), None
+    y, previous = x.astype(np.float64), None
     weights: list[Array] = []
     for layer in layers:
-        if layer is not held:
+        if layer is not previous:
             weights = [w.numpy().astype(np.float64) for w in (layer.gate, layer.up, layer.down)]
-            held = layer
+            previous = layer
         gate, up, down = weights
         g = y @ gate.T
         y = y + (g / (1 + np.exp(-g)) * (y @ up.T)) @ down.T

@@ -33,7 +33,7 @@ def floor(
     if where.caps.target == "numpy":
         notes.append("the CPU compiles nothing: its operations are NumPy's")
     for part in PARTS:
-        made, note = part.measure(where, small, tell)
-        figures += made
+        measured, note = part.measure(where, small, tell)
+        figures += measured
         notes.append(note)
     return Report(where.name, where.describe(), small, tuple(notes), tuple(figures))

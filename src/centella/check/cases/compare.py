@@ -97,9 +97,9 @@ def differences(
     read = fetch(*(t for _, t, _ in results)).result() if results else ()
     for (case, got, right), value in zip(results, read, strict=True):
         limit = limit_of(row, got.dtype.name)
-        found = difference(value, np.broadcast_to(right, got.shape), got.dtype, limit)
-        if found is not None:
-            yield case, found
+        off = difference(value, np.broadcast_to(right, got.shape), got.dtype, limit)
+        if off is not None:
+            yield case, off
 
 
 def difference(value: Array, wanted: Array, dtype: DType, limit: float) -> Difference | None:

@@ -72,9 +72,9 @@ def at_length(dtypes: tuple[str, ...], values: str = "normal", **attrs: Any) -> 
 def two(dtypes: tuple[str, ...], values: str = "normal", brief: bool = True) -> Row:
     """The row of an op of two operands, the first with these values, or one and a number."""
     pairs = BROADCASTS[:4] if brief else BROADCASTS
-    made = [Case((In(a, values), In(b))) for a, b in (((3, 5), (3, 5)), *pairs)]
+    listed = [Case((In(a, values), In(b))) for a, b in (((3, 5), (3, 5)), *pairs)]
     number = {"second": 3} if "i8" in dtypes else {"second": 2.5}
-    made += [
+    listed += [
         Case((In((33,), values),), number),
         Case((In((33,)),), {"first": number["second"]}),
         Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")), dtypes=FLOATS),
@@ -82,8 +82,12 @@ def two(dtypes: tuple[str, ...], values: str = "normal", brief: bool = True) -> 
     ]
     if not brief:
         both = Case((In((6, 5)), In((6, 5), layout="transposed")))
-        made += [both, *laid_out(both, *LAYOUTS[1:]), Case((In((6, 8)), In((8,), layout="offset")))]
-    return Row(dtypes, tuple(made))
+        listed += [
+            both,
+            *laid_out(both, *LAYOUTS[1:]),
+            Case((In((6, 8)), In((8,), layout="offset"))),
+        ]
+    return Row(dtypes, tuple(listed))
 
 
 def where() -> Row:
@@ -94,74 +98,74 @@ def where() -> Row:
         ((3, 1), (8,), (3, 8)),
         ((0,), (1,), ()),
     ]
-    made = [Case((In(c, "bools", "bool"), In(a), In(b))) for c, a, b in shapes]
+    listed = [Case((In(c, "bools", "bool"), In(a), In(b))) for c, a, b in shapes]
     some = (In((3, 5), "bools", "bool"), In((3, 5)))
-    made += [Case(some, {"first": 1}), Case(some, {"second": 0})]
-    made += laid_out(made[0], "offset", "strided", "transposed")
-    made += [Case((In((21,), "bools", "bool"), In((21,), "extremes"), In((21,))), dtypes=FLOATS)]
-    return Row(ALL, tuple(made), exact=True)
+    listed += [Case(some, {"first": 1}), Case(some, {"second": 0})]
+    listed += laid_out(listed[0], "offset", "strided", "transposed")
+    listed += [Case((In((21,), "bools", "bool"), In((21,), "extremes"), In((21,))), dtypes=FLOATS)]
+    return Row(ALL, tuple(listed), exact=True)
 
 
 def cast() -> Row:
     """From every dtype to every other; saturation, NaN and wrap."""
-    made = [
+    listed = [
         Case((In(shape),), {"dtype": target}) for target in ALL for shape in ((3, 5), (33,), (7, 1))
     ]
-    made += [Case((In((21,), "extremes"),), {"dtype": t}, FLOATS) for t in ALL]
-    made += laid_out(Case((In((3, 8)),), {"dtype": "f16"}), "offset", "transposed")
-    return Row(ALL, tuple(made), exact=True)
+    listed += [Case((In((21,), "extremes"),), {"dtype": t}, FLOATS) for t in ALL]
+    listed += laid_out(Case((In((3, 8)),), {"dtype": "f16"}), "offset", "transposed")
+    return Row(ALL, tuple(listed), exact=True)
 
 
 def compared(dtypes: tuple[str, ...] = NUMBERS) -> Row:
     """Small whole numbers, of which many are equal; a number on either side; every extreme."""
     few = (0, 2) if "bool" in dtypes else (0, 4)
-    made = [Case((In(a, few), In(b, few))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
-    made += laid_out(made[0], *LAYOUTS[1:])
-    made += [Case((In((33,), few),), {n: 1}) for n in ("first", "second")]
+    listed = [Case((In(a, few), In(b, few))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
+    listed += laid_out(listed[0], *LAYOUTS[1:])
+    listed += [Case((In((33,), few),), {n: 1}) for n in ("first", "second")]
     floats = tuple(d for d in dtypes if d in FLOATS)
-    made += [
+    listed += [
         Case((In((21, 1), "extremes"), In((21,), "extremes")), dtypes=floats),
         Case((In((21,), "extremes"),), {"second": 0.5}, floats),
         Case((In((33,)), In((33,))), dtypes=tuple(d for d in dtypes if d != "bool")),
     ]
-    return Row(dtypes, tuple(made))
+    return Row(dtypes, tuple(listed))
 
 
 def logical(operands: int) -> Row:
     """Bools of every layout."""
-    made = [Case((In(s, "bools"),) * operands) for s in ((), (0,), (33,), (3, 5))]
-    made += laid_out(made[-1], *LAYOUTS[1:])
-    return Row(("bool",), tuple(made))
+    listed = [Case((In(s, "bools"),) * operands) for s in ((), (0,), (33,), (3, 5))]
+    listed += laid_out(listed[-1], *LAYOUTS[1:])
+    return Row(("bool",), tuple(listed))
 
 
 def divided() -> Row:
     """Both signs, zero divisors, the least number by -1; a number on either side."""
-    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS[:4])]
-    made += laid_out(made[0], *LAYOUTS[1:])
+    listed = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS[:4])]
+    listed += laid_out(listed[0], *LAYOUTS[1:])
     signed, small = ("i32", "i8"), (0, 5)
-    made += [Case((In((64,)), In((64,), small))), Case((In((64,), small), In((64,), small)))]
-    made += [Case((In((65,), (-9, 9)), In((65,), (-3, 4))), dtypes=signed)]
-    made += [Case((In((33,)),), {n: v}) for n in ("first", "second") for v in (0, 7)]
-    made += [Case((In((9,), (-9, 9)),), {"second": -4}, signed)]
-    made += [
+    listed += [Case((In((64,)), In((64,), small))), Case((In((64,), small), In((64,), small)))]
+    listed += [Case((In((65,), (-9, 9)), In((65,), (-3, 4))), dtypes=signed)]
+    listed += [Case((In((33,)),), {n: v}) for n in ("first", "second") for v in (0, 7)]
+    listed += [Case((In((9,), (-9, 9)),), {"second": -4}, signed)]
+    listed += [
         Case((In((3,), (low, low + 1)), In((3,), (-1, 0))), dtypes=(dtype,))
         for dtype, low in (("i32", -(2**31)), ("i8", -128))
     ]
-    return Row(INTEGERS, tuple(made), exact=True)
+    return Row(INTEGERS, tuple(listed), exact=True)
 
 
 def gated() -> Row:
     """Halves of one packed tensor and tensors of their own; broadcasts; extremes."""
-    made = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
-    made += [Case((In((6, 8), layout=x), In((6, 8), layout=x))) for x in LAYOUTS[1:]]
-    made += [Case((In((5, 33), "large"), In((5, 33), "large")))]
-    made += [Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")))]
-    return Row(FLOATS, tuple(made))
+    listed = [Case((In(a), In(b))) for a, b in (((3, 5), (3, 5)), *BROADCASTS)]
+    listed += [Case((In((6, 8), layout=x), In((6, 8), layout=x))) for x in LAYOUTS[1:]]
+    listed += [Case((In((5, 33), "large"), In((5, 33), "large")))]
+    listed += [Case((In((21,), "extremes"), In((21,), "extremes", layout="offset")))]
+    return Row(FLOATS, tuple(listed))
 
 
 def fused() -> Row:
     """A chain with numbers of two types, a comparison, a cast and an operand that broadcasts."""
-    made: list[Case] = []
+    listed: list[Case] = []
     for dtype in FLOATS:
         steps = (
             Step("mul", (0, 1), (), (), dtype),
@@ -175,12 +179,12 @@ def fused() -> Row:
             *(((), ()), ((0,), ()), ((33,), (33,)), ((3, 5), (5,)), ((5, 8), (5, 8))),
             *(((5, 8), (5, 1)), ((2, 3, 7), (3, 1))),
         ]
-        made += [Case((In(a), In(b)), attrs, (dtype,)) for a, b in shapes]
-        made += laid_out(Case((In((6, 5)), In((5,))), attrs, (dtype,)), *LAYOUTS[1:])
-        made += [Case((In((21,), "extremes"), In((21,), "ties")), attrs, (dtype,))]
+        listed += [Case((In(a), In(b)), attrs, (dtype,)) for a, b in shapes]
+        listed += laid_out(Case((In((6, 5)), In((5,))), attrs, (dtype,)), *LAYOUTS[1:])
+        listed += [Case((In((21,), "extremes"), In((21,), "ties")), attrs, (dtype,))]
     wrap = (
         Step("mul", (0,), (), ("second",), "i8"),
         Step("remainder", (1, 0), (), (), "i8"),
     )
-    made += [Case((In((3, 37)),), {"steps": wrap, "numbers": (("0.second", 3),)}, ("i8",))]
-    return Row((*FLOATS, "i8"), tuple(made))
+    listed += [Case((In((3, 37)),), {"steps": wrap, "numbers": (("0.second", 3),)}, ("i8",))]
+    return Row((*FLOATS, "i8"), tuple(listed))

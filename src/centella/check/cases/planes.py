@@ -37,19 +37,19 @@ def planes(format: str, n: int, blocks: int, factors: str = "") -> tuple[In, ...
     )  # fmt: skip
 
 
-def laid_out(given: tuple[In, ...]) -> list[tuple[In, ...]]:
+def laid_out(operands: tuple[In, ...]) -> list[tuple[In, ...]]:
     """The same planes, one after the other lying otherwise."""
     return [
-        (*given[:i], replace(plane, layout=layout), *given[i + 1 :])
+        (*operands[:i], replace(plane, layout=layout), *operands[i + 1 :])
         for layout in LAYOUTS[1:]
-        for i, plane in enumerate(given)
+        for i, plane in enumerate(operands)
         if len(plane.shape) == 2
     ]
 
 
 def linear() -> list[Case]:
     """Factors of each float; what follows; layouts; nothing to do; more rows than are thin."""
-    made = []
+    cases = []
     for name in BLOCKS:
         plain: dict[str, Any] = {"extras": (), "activation": "", "alpha": 1.0, "format": name}
         every = {**plain, "extras": ("bias", "residual"), "activation": "silu", "alpha": 0.01}
@@ -58,45 +58,45 @@ def linear() -> list[Case]:
             blocks = -(-32 * small // k)
             operands = (In((m, blocks * k)), *planes(name, n, blocks, "f16"))
             wide = (m, n) == (1, 33) and name in WELL
-            made.append(Case(operands, plain, () if wide else ONE))
+            cases.append(Case(operands, plain, () if wide else ONE))
         for kind in FLOATS:
-            made.append(Case((In((2, 3, 2 * k)), *planes(name, 11, 2, kind)), plain, ONE))
-        made.append(Case((In((3, 2 * k), "large"), *planes(name, 11, 2, "f16")), plain, ONE))
+            cases.append(Case((In((2, 3, 2 * k)), *planes(name, 11, 2, kind)), plain, ONE))
+        cases.append(Case((In((3, 2 * k), "large"), *planes(name, 11, 2, "f16")), plain, ONE))
         more = (In((11,)), In((4, 11)))
-        made.append(Case((In((4, 2 * k)), *planes(name, 11, 2), *more), every))
+        cases.append(Case((In((4, 2 * k)), *planes(name, 11, 2), *more), every))
         more = (In((11,)), In((18, 11)))
-        made.append(Case((In((18, 2 * k)), *planes(name, 11, 2), *more), every, ONE))
+        cases.append(Case((In((18, 2 * k)), *planes(name, 11, 2), *more), every, ONE))
         for m, n, blocks in ((0, 3, 1), (3, 0, 1), (2, 3, 0)):
-            made.append(Case((In((m, blocks * k)), *planes(name, n, blocks)), plain))
+            cases.append(Case((In((m, blocks * k)), *planes(name, n, blocks)), plain))
         if name in WELL:
             x, weight = In((4, 2 * k)), planes(name, 12, 2)
-            made += [Case((replace(x, layout=y), *weight), plain, ONE) for y in LAYOUTS[1:]]
-            made += [Case((x, *other), plain, ONE) for other in laid_out(weight)]
-    return made
+            cases += [Case((replace(x, layout=y), *weight), plain, ONE) for y in LAYOUTS[1:]]
+            cases += [Case((x, *other), plain, ONE) for other in laid_out(weight)]
+    return cases
 
 
 def dequantize() -> Row:
     """Each format to each float; layouts; nothing; rows that end within a step."""
-    made = []
+    cases = []
     for name, format in FORMATS.items():
         attrs = {"dtype": OWN, "format": name}
         for n, blocks in ((1, 1), (9, 3), (33, 20), (0, 2), (2, 0)):
-            made.append(Case(planes(name, n, blocks, "f16"), attrs))
+            cases.append(Case(planes(name, n, blocks, "f16"), attrs))
         if format.by_row:
-            made += [Case(planes(name, 5, k, "f16"), attrs) for k in (17, 33, 64)]
-        made += [Case(p, attrs, ONE) for p in laid_out(planes(name, 12, 2 + 38 * format.by_row))]
-    return Row(FLOATS, tuple(made))
+            cases += [Case(planes(name, 5, k, "f16"), attrs) for k in (17, 33, 64)]
+        cases += [Case(p, attrs, ONE) for p in laid_out(planes(name, 12, 2 + 38 * format.by_row))]
+    return Row(FLOATS, tuple(cases))
 
 
 def embedding() -> list[Case]:
     """Rows of a table in each format; ids outside of it; layouts."""
-    made = []
+    cases = []
     for name, format in FORMATS.items():
         attrs = {"dtype": OWN, "format": name}
         blocks = 19 if format.by_row else 3
         for shape in ((), (7,), (2, 3), (0,)):
             ids = In(shape, (-2, 11), "i32")
-            made.append(Case((ids, *planes(name, 9, blocks, "f16")), attrs))
+            cases.append(Case((ids, *planes(name, 9, blocks, "f16")), attrs))
         for table in laid_out(planes(name, 9, blocks, "f16")):
-            made.append(Case((In((5,), (0, 9), "i32"), *table), attrs, ONE))
-    return made
+            cases.append(Case((In((5,), (0, 9), "i32"), *table), attrs, ONE))
+    return cases

@@ -64,100 +64,100 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
 def tensor_cores() -> list[Case]:
     """`matmul` on tensor cores: depths around a stage and past the ring, layouts, batches."""
     forced = {"variant": "mma", "alpha": 0.5}
-    made = [Case((In((9, k)), In((k, 11))), forced) for k in (0, 2, 31, 32, 33, 63, 64, 129)]
+    cases = [Case((In((9, k)), In((k, 11))), forced) for k in (0, 2, 31, 32, 33, 63, 64, 129)]
     for la, lb in product(LAYOUTS, ("plain", "transposed", "offset")):
-        made.append(Case((In((33, 40), layout=la), In((40, 18), layout=lb)), forced))
+        cases.append(Case((In((33, 40), layout=la), In((40, 18), layout=lb)), forced))
     for x in LAYOUTS[3:]:
-        made.append(Case((In((20, 35)), In((35, 17), layout=x)), forced))
+        cases.append(Case((In((20, 35)), In((35, 17), layout=x)), forced))
     for a, b in (((2, 3, 5, 7), (2, 3, 7, 4)), ((3, 5, 40), (40, 4)), ((5, 7), (3, 7, 4)),
                  ((2, 1, 3, 4), (3, 4, 2)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
-        made.append(Case((In(a), In(b)), forced))
-    made += [Case((In((5, 19), values), In((19, 9))), forced) for values in ("large", "hidden")]
-    made.append(Case((In((300, 200)), In((200, 260))), forced, small=False))
-    return made + warpgroups()
+        cases.append(Case((In(a), In(b)), forced))
+    cases += [Case((In((5, 19), values), In((19, 9))), forced) for values in ("large", "hidden")]
+    cases.append(Case((In((300, 200)), In((200, 260))), forced, small=False))
+    return cases + warpgroups()
 
 
 def warpgroups() -> list[Case]:
     """`matmul` by warpgroups: depths around a stage and past the ring, layouts, batches."""
     forced = {"variant": "wgmma", "alpha": 0.5}
-    made = [Case((In((9, k)), In((k, 16))), forced) for k in (0, 8, 63, 64, 65)]
+    cases = [Case((In((9, k)), In((k, 16))), forced) for k in (0, 8, 63, 64, 65)]
     for la, lb in product(("plain", "transposed", "offset"), ("plain", "transposed")):
-        made.append(Case((In((40, 48), layout=la), In((48, 16), layout=lb)), forced))
+        cases.append(Case((In((40, 48), layout=la), In((48, 16), layout=lb)), forced))
     for a, b in (((2, 3, 9, 16), (2, 3, 16, 8)), ((3, 5, 40), (40, 8)), ((9, 16), (3, 16, 8)),
                  ((2, 1, 9, 8), (3, 8, 16)), ((0, 8), (8, 8))):  # fmt: skip
-        made.append(Case((In(a), In(b)), forced))
-    made.append(Case((In((19, 24), "large"), In((24, 9))), forced))
-    made.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
-    return made
+        cases.append(Case((In(a), In(b)), forced))
+    cases.append(Case((In((19, 24), "large"), In((24, 9))), forced))
+    cases.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
+    return cases
 
 
 def fused_on_tensor_cores() -> list[Case]:
     """`linear` on tensor cores: what follows the product, odd columns, rows off 16 bytes."""
     forced = {"variant": "mma", "alpha": 0.5}
     every = {**forced, "extras": ("scale", "bias", "residual"), "activation": "gelu"}
-    made = []
+    cases = []
     for m, n, k in ((5, 10, 24), (66, 33, 40), (17, 7, 9)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
-        made += [Case(operands, every), Case(operands, {**every, "variant": "wgmma"})]
+        cases += [Case(operands, every), Case(operands, {**every, "variant": "wgmma"})]
     few = {**every, "variant": "skinny_mma"}
     for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
-        made.append(Case(operands, few))
+        cases.append(Case(operands, few))
     mixed = {**forced, "extras": ("bias", "residual"), "activation": "silu"}
-    made.append(Case((In((2, 3, 24)), In((5, 24)), In((5,), dtype="f32"), In((2, 3, 5))), mixed))
+    cases.append(Case((In((2, 3, 24)), In((5, 24)), In((5,), dtype="f32"), In((2, 3, 5))), mixed))
     plain = {**forced, "extras": (), "activation": ""}
     for x in LAYOUTS[1:]:
-        made.append(Case((In((20, 36), layout=x), In((5, 36))), plain))
-        made.append(Case((In((20, 36)), In((5, 36), layout=x)), plain))
-    return made
+        cases.append(Case((In((20, 36), layout=x), In((5, 36))), plain))
+        cases.append(Case((In((20, 36)), In((5, 36), layout=x)), plain))
+    return cases
 
 
 def normed_linear() -> Row:
     """Norm, gate, residual; depths of one, odd, past a block; the dtype of the result."""
     plain = {"extras": ("norm",), "gate": "", "eps": 1e-5, "alpha": 1.0, "dtype": ""}
-    made = []
+    cases = []
     for m, k, n in (*GEMV, (2, 67, 33), (4, 256, 9), (16, 264, 8)):
         operands = (In((m, k)), In((n, k)))
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))  # no two sums near 0
         norm = In((k,), "positive", "f32")
-        made.append(Case((*operands, norm), plain))
-        made.append(Case((*gated, norm), {**plain, "gate": "silu"}))
-        made.append(Case((*operands, norm, In((m, n))),
+        cases.append(Case((*operands, norm), plain))
+        cases.append(Case((*gated, norm), {**plain, "gate": "silu"}))
+        cases.append(Case((*operands, norm, In((m, n))),
                          {**plain, "extras": ("norm", "residual"), "alpha": 0.5}))  # fmt: skip
     gate = {**plain, "extras": (), "gate": "gelu_tanh", "dtype": "f32"}
     for x in LAYOUTS[1:]:
-        made.append(Case((In((2, 36), layout=x), In((10, 36))), gate))
-        made.append(Case((In((2, 36)), In((10, 36), layout=x)), gate))
-    made.append(Case((In((1, 40), "large"), In((9, 40)), In((40,))), plain))
-    return Row(FLOATS, tuple(made), sums=True)
+        cases.append(Case((In((2, 36), layout=x), In((10, 36))), gate))
+        cases.append(Case((In((2, 36)), In((10, 36), layout=x)), gate))
+    cases.append(Case((In((1, 40), "large"), In((9, 40)), In((40,))), plain))
+    return Row(FLOATS, tuple(cases), sums=True)
 
 
 def expert_linear() -> Row:
     """Gates, and sums of picks; depths of one, odd, past a block; an id outside the experts."""
-    made = []
+    cases = []
     for rows, picks, experts, n, k in ((1, 1, 1, 1, 1), (1, 2, 5, 7, 40), (3, 3, 4, 9, 67),
                                        (2, 8, 9, 130, 264), (0, 2, 3, 4, 8), (1, 2, 3, 5, 1030),
                                        (19, 2, 6, 33, 16)):  # fmt: skip
         ids, share = In((rows, picks), (0, experts), "i32"), In((rows, picks), "positive", "f32")
         w = In((experts, n, k), "positive")  # no two sums near 0
         up = {"extras": ("up",), "gate": "silu"}
-        made.append(Case((In((rows, k), "positive"), w, ids, w), up))
+        cases.append(Case((In((rows, k), "positive"), w, ids, w), up))
         down = (In((rows, picks, k), "positive"), w, ids, share)
-        made.append(Case(down, {"extras": ("shares",), "gate": ""}))
-        made.append(Case((*down, In((rows, n))), {"extras": ("shares", "residual"), "gate": ""}))
+        cases.append(Case(down, {"extras": ("shares",), "gate": ""}))
+        cases.append(Case((*down, In((rows, n))), {"extras": ("shares", "residual"), "gate": ""}))
     outside, w = In((2, 3), (-1, 3), "i32"), In((2, 6, 24))
-    made.append(Case((In((2, 24)), w, outside, w), {"extras": ("up",), "gate": "gelu_tanh"}))
+    cases.append(Case((In((2, 24)), w, outside, w), {"extras": ("up",), "gate": "gelu_tanh"}))
     for x in LAYOUTS[1:]:
         ids, w = In((4, 2), (0, 3), "i32", layout=x), In((3, 5, 36), layout=x)
         share, rest = In((4, 2), "positive", layout=x), In((4, 5), layout=x)
         attrs = {"extras": ("shares", "residual"), "gate": ""}
-        made.append(Case((In((4, 2, 36), layout=x), w, ids, share, rest), attrs))
-    return Row(FLOATS, tuple(made), sums=True)
+        cases.append(Case((In((4, 2, 36), layout=x), w, ids, share, rest), attrs))
+    return Row(FLOATS, tuple(cases), sums=True)
 
 
 def matmul() -> Row:
     """Every variant; transposed operands; batches that broadcast; no depth."""
-    made = [
+    cases = [
         Case(
             (In((m, k)), In((k, n))),
             {"variant": v},
@@ -175,43 +175,43 @@ def matmul() -> Row:
                 operands = (In((m, k)), In((k, n), layout=lies))
                 # The programs of the first two are those of `linear`, which has every size.
                 swept = variant in ("gemv", "skinny") and (m, k, n) not in (GEMV[3], SKINNY[0])
-                made.append(Case(operands, {"variant": variant}, sweep=swept))
+                cases.append(Case(operands, {"variant": variant}, sweep=swept))
     thin = {"alpha": 0.5}
     for lies in ("plain", "transposed"):  # the depth split among groups; batches; values of 800
-        made.append(Case((In((3, 600)), In((600, 33), layout=lies)), thin))
-        made.append(Case((In((2, 3, 9, 600)), In((3, 600, 5), layout=lies)), thin))
-        made.append(Case((In((2, 1, 40)), In((40, 34), layout=lies)), thin))
-        made.append(Case((In((5, 33), "large"), In((33, 20), layout=lies)), thin))
-        made.append(Case((In((2, 0)), In((0, 5), layout=lies)), thin))
-        made.append(Case((In((1, 5)), In((5, 8193), layout=lies)), small=False))
+        cases.append(Case((In((3, 600)), In((600, 33), layout=lies)), thin))
+        cases.append(Case((In((2, 3, 9, 600)), In((3, 600, 5), layout=lies)), thin))
+        cases.append(Case((In((2, 1, 40)), In((40, 34), layout=lies)), thin))
+        cases.append(Case((In((5, 33), "large"), In((33, 20), layout=lies)), thin))
+        cases.append(Case((In((2, 0)), In((0, 5), layout=lies)), thin))
+        cases.append(Case((In((1, 5)), In((5, 8193), layout=lies)), small=False))
         for x in LAYOUTS[1:]:
-            made.append(Case((In((6, 36), layout=x), In((36, 10), layout=lies)), thin))
+            cases.append(Case((In((6, 36), layout=x), In((36, 10), layout=lies)), thin))
     for x in ("offset", "strided", "pads", "rows"):
-        made.append(Case((In((6, 36)), In((36, 10), layout=x)), thin))
-    made.append(Case((In((1500, 33)), In((33, 130))), small=False))
+        cases.append(Case((In((6, 36)), In((36, 10), layout=x)), thin))
+    cases.append(Case((In((1500, 33)), In((33, 130))), small=False))
     for la, lb in (("transposed", "plain"), ("plain", "transposed"), ("transposed", "transposed"),
                    ("offset", "strided"), ("pads", "pads"), ("rows", "offset")):  # fmt: skip
-        made.append(Case((In((33, 20), layout=la), In((20, 18), layout=lb)), {"alpha": 0.5}))
+        cases.append(Case((In((33, 20), layout=la), In((20, 18), layout=lb)), {"alpha": 0.5}))
     for a, b in (((2, 3, 5, 7), (2, 3, 7, 4)), ((3, 5, 7), (7, 4)), ((5, 7), (3, 7, 4)),
                  ((1, 5, 8), (3, 8, 4)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 1, 1, 9), (1, 3, 9, 1)),
                  ((3, 0), (0, 4)), ((0, 3), (3, 2)), ((2, 3, 0), (2, 0, 5))):  # fmt: skip
-        made.append(Case((In(a), In(b))))
-    made += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
-    made.append(Case((In((300, 64)), In((64, 200))), small=False))
+        cases.append(Case((In(a), In(b))))
+    cases += [Case((In((5, 19), values), In((19, 9)))) for values in ("large", "hidden")]
+    cases.append(Case((In((300, 64)), In((64, 200))), small=False))
     factor = In((DEPTH, 2), (-3, 4))  # whole numbers, whose sums are exact
     for rows, lies in ((33, "transposed"), (1, "plain")):
         operands = (In((rows, DEPTH), (-3, 4)), replace(factor, layout=lies))
-        made.append(Case(operands, {}, ("f32",), small=False))
+        cases.append(Case(operands, {}, ("f32",), small=False))
     for kind, m in product(("f32", "f16", "bf16"), (1, 3, 33)):  # rounded to another dtype
-        made.append(Case((In((m, 40)), In((40, 18))), {"dtype": kind}))
-    made += tensor_cores()
-    return Row(FLOATS, tuple(made), sums=True)
+        cases.append(Case((In((m, 40)), In((40, 18))), {"dtype": kind}))
+    cases += tensor_cores()
+    return Row(FLOATS, tuple(cases), sums=True)
 
 
 def linear() -> Row:
     """Every variant and activation; bias and residual; weights of another dtype."""
     plain = {"extras": (), "activation": "", "alpha": 1.0}
-    made = [
+    cases = [
         Case(
             (In((m, k)), In((n, k))),
             {**plain, "variant": v},
@@ -223,65 +223,65 @@ def linear() -> Row:
     ]
     for variant, sizes in (("gemv", GEMV), ("skinny", SKINNY)):
         for m, k, n in sizes:
-            made.append(Case((In((m, k)), In((n, k))), {**plain, "variant": variant}))
-    made.append(Case((In((1500, 33)), In((65, 33))), plain, small=False))
-    made.append(Case((In((1, 5)), In((151_936, 5))), plain, ("f32", "f16"), small=False))
-    made.append(Case((In((5, 33), "large"), In((20, 33))), plain))
-    made.append(Case((In((5, 72), "large"), In((20, 72))), {**plain, "variant": "skinny_mma"}))
-    made += quantised()
-    made += planes.linear()
-    made += fused_on_tensor_cores()
+            cases.append(Case((In((m, k)), In((n, k))), {**plain, "variant": variant}))
+    cases.append(Case((In((1500, 33)), In((65, 33))), plain, small=False))
+    cases.append(Case((In((1, 5)), In((151_936, 5))), plain, ("f32", "f16"), small=False))
+    cases.append(Case((In((5, 33), "large"), In((20, 33))), plain))
+    cases.append(Case((In((5, 72), "large"), In((20, 72))), {**plain, "variant": "skinny_mma"}))
+    cases += quantised()
+    cases += planes.linear()
+    cases += fused_on_tensor_cores()
     both = {"extras": ("bias", "residual"), "alpha": 1.0}
     for activation in ("", "relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
         operands = (In((5, 24)), In((10, 24)), In((10,)), In((5, 10)))
-        made.append(Case(operands, {**both, "activation": activation}))
+        cases.append(Case(operands, {**both, "activation": activation}))
         far = (replace(operands[0], values="large"), *operands[1:])
-        made.append(Case(far, {**both, "activation": activation}))
+        cases.append(Case(far, {**both, "activation": activation}))
     some = {"extras": ("bias",), "activation": "", "alpha": 0.25}
     for shape, n in (((24,), 7), ((2, 3, 24), 5), ((0, 24), 3), ((3, 0), 5), ((3, 24), 0),
                      ((0, 0), 0)):  # fmt: skip
-        made.append(Case((In(shape), In((n, shape[-1])), In((n,))), some))
+        cases.append(Case((In(shape), In((n, shape[-1])), In((n,))), some))
     for m in (5, 17):
         for kind in FLOATS:
             weights = (In((10, 24), dtype=kind), In((10,), dtype="f32"))
-            made.append(Case((In((m, 24)), *weights), some))
+            cases.append(Case((In((m, 24)), *weights), some))
     for kind, m in product(("f32", "f16"), (1, 18)):  # rounded to another dtype
         operands = (In((m, 24)), In((9, 24)), In((9,)), In((m, 9)))
-        made.append(Case(operands, {**both, "activation": "gelu", "dtype": kind}))
+        cases.append(Case(operands, {**both, "activation": "gelu", "dtype": kind}))
     residual = {"extras": ("residual",), "activation": "", "alpha": 1.0}
     for x in LAYOUTS[1:]:
-        made.append(Case((In((6, 9), layout=x), In((5, 9)), In((6, 5), layout=x)), residual))
-        made.append(Case((In((6, 9)), In((5, 9), layout=x), In((5,), layout="offset")), some))
-        made.append(Case((In((20, 36), layout=x), In((5, 36)), In((20, 5), layout=x)), residual))
-        made.append(Case((In((20, 36)), In((5, 36), layout=x), In((5,), layout="offset")), some))
-    return Row(FLOATS, tuple(made), sums=True)
+        cases.append(Case((In((6, 9), layout=x), In((5, 9)), In((6, 5), layout=x)), residual))
+        cases.append(Case((In((6, 9)), In((5, 9), layout=x), In((5,), layout="offset")), some))
+        cases.append(Case((In((20, 36), layout=x), In((5, 36)), In((20, 5), layout=x)), residual))
+        cases.append(Case((In((20, 36)), In((5, 36), layout=x), In((5,), layout="offset")), some))
+    return Row(FLOATS, tuple(cases), sums=True)
 
 
 def quantised() -> list[Case]:
     """`linear` with i8 weights and a factor for each output, in every variant and layout."""
     scale = In((33,), "positive", "f32")
     plain = {"extras": ("scale",), "activation": "", "alpha": 1.0}
-    made = []
+    cases = []
     for m, k, v in ((1, 67, "gemv"), (1, 1025, "gemv"), (3, 40, "skinny"), (16, 129, "skinny"),
                     (1, 5, "small"), (40, 67, "small"), (70, 35, "medium"), (130, 33, "large"),
                     (40, 64, None), (2, 0, None),
                     (1, 67, "skinny_mma"), (13, 130, "skinny_mma")):  # fmt: skip
         attrs = plain if v is None else {**plain, "variant": v}
-        made.append(Case((In((m, k)), In((33, k), dtype="i8"), scale), attrs, small=m < 100))
+        cases.append(Case((In((m, k)), In((33, k), dtype="i8"), scale), attrs, small=m < 100))
     whole = {"extras": ("scale", "bias", "residual"), "activation": "silu", "alpha": 0.01}
     for m in (1, 5, 18):
         more = (scale, In((33,)), In((m, 33)))
-        made.append(Case((In((m, 40)), In((33, 40), (-9, 9), "i8"), *more), whole))
+        cases.append(Case((In((m, 40)), In((33, 40), (-9, 9), "i8"), *more), whole))
         for x in LAYOUTS[1:]:
             weight = In((33, 40), dtype="i8", layout=x)
-            made.append(Case((In((m, 40)), weight, scale), plain))
-    made.append(Case((In((5, 24)), In((33, 24)), scale), plain))  # a float weight may have them
-    return made
+            cases.append(Case((In((m, 40)), weight, scale), plain))
+    cases.append(Case((In((5, 24)), In((33, 24)), scale), plain))  # a float weight may have them
+    return cases
 
 
 def conv1d() -> Row:
     """Every variant; strides, padding, one tap and many; what lies for the product already."""
-    made = []
+    cases = []
     for (b, c, n), (out, taps), stride, padding in (
         *(((1, 1, 1), (1, 1), 1, 0), ((2, 3, 9), (5, 3), 1, 1), ((2, 16, 12), (8, 3), 2, 1)),
         *(((1, 1, 17), (3, 7), 1, 0), ((2, 8, 10), (4, 3), 2, 0), ((1, 5, 4), (2, 1), 1, 0)),
@@ -289,20 +289,20 @@ def conv1d() -> Row:
         *(((2, 4, 5), (1, 2), 3, 4), ((1, 8, 70), (33, 3), 1, 1), ((3, 5, 11), (0, 2), 1, 0)),
     ):
         attrs = {"stride": stride, "padding": padding, "activation": ""}
-        made.append(Case((In((b, c, n)), In((out, c, taps))), attrs))
-        made.append(Case((In((b, c, n)), In((out, c, taps)), In((out,))), attrs))
+        cases.append(Case((In((b, c, n)), In((out, c, taps))), attrs))
+        cases.append(Case((In((b, c, n)), In((out, c, taps)), In((out,))), attrs))
     three = (In((2, 8, 21)), In((6, 8, 3)), In((6,)))
     attrs = {"stride": 1, "padding": 1, "activation": ""}
     for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
                        ("skinny_mma", 13)):  # fmt: skip
-        made.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
-    made += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
+        cases.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
+    cases += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
     bare = {"stride": 2, "padding": 0, "activation": ""}
     for layout in LAYOUTS[1:]:
-        made.append(Case((replace(three[0], layout=layout), *three[1:]), attrs))
-        made.append(Case((replace(three[0], layout=layout), *three[1:]), bare))
+        cases.append(Case((replace(three[0], layout=layout), *three[1:]), attrs))
+        cases.append(Case((replace(three[0], layout=layout), *three[1:]), bare))
         views = (replace(three[1], layout=layout), replace(three[2], layout="offset"))
-        made.append(Case((three[0], *views), attrs))
-    made.append(Case((three[0], In((6, 8, 3), dtype="bf16"), In((6,), dtype="f32")), attrs))
-    made.append(Case((In((2, 8, 21), "large"), *three[1:]), attrs))
-    return Row(FLOATS, tuple(made), sums=True)
+        cases.append(Case((three[0], *views), attrs))
+    cases.append(Case((three[0], In((6, 8, 3), dtype="bf16"), In((6,), dtype="f32")), attrs))
+    cases.append(Case((In((2, 8, 21), "large"), *three[1:]), attrs))
+    return Row(FLOATS, tuple(cases), sums=True)

@@ -76,19 +76,19 @@ class _Sums:
     def __init__(self, body: tuple[Statement, ...]) -> None:
         self.body = body
         self.signed: set[int] = set()  # values that may stand for a number below 0
-        self.found: dict[int, tuple[Terms, int]] = {}
+        self.linear: dict[int, tuple[Terms, int]] = {}
         self.pairs: dict[int, tuple[Terms, int]] = {}  # sums of two terms, to meet x[i] with x[i+1]
         size = -1
         while size != len(self.signed):  # a variable set late in a loop is read early in it
             size = len(self.signed)
-            self.found.clear()
+            self.linear.clear()
             self.pairs.clear()
             for i, statement in enumerate(body):
                 self._visit(i, statement)
 
     def all(self) -> dict[int, tuple[Terms, int]]:
         """What was found, by index."""
-        return self.pairs | self.found
+        return self.pairs | self.linear
 
     def _visit(self, i: int, statement: Statement) -> None:
         op, type_, args, attr = statement
@@ -107,17 +107,17 @@ class _Sums:
         ):
             self.signed.add(i)
         if op in ("add", "sub", "mul", "shl", "shr"):
-            found = self._linear(op, args[0], args[1])
-            if found and abs(found[1]) < MAX_FOLDED and 0 < len(found[0]) <= MAX_TERMS:
-                kept = self.found if found[1] or op != "add" else self.pairs
-                kept[i] = found
+            terms = self._linear(op, args[0], args[1])
+            if terms and abs(terms[1]) < MAX_FOLDED and 0 < len(terms[0]) <= MAX_TERMS:
+                kept = self.linear if terms[1] or op != "add" else self.pairs
+                kept[i] = terms
 
     def _split(self, i: int) -> tuple[Terms, int] | None:
         statement = self.body[i]
         if statement[0] == "const":
             value = statement[3]
             return (), value - 2**32 if value >= 2**31 else value
-        return self.found.get(i) or (None if i in self.signed else ((i,), 0))
+        return self.linear.get(i) or (None if i in self.signed else ((i,), 0))
 
     def _linear(self, op: str, first: int, second: int) -> tuple[Terms, int] | None:
         a, b = self._split(first), self._split(second)

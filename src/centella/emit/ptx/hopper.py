@@ -26,17 +26,17 @@ def _signal(w: Writer, i: int, statement: Statement) -> None:
     op, _, (index, *rest), attr = statement
     array, arrivals = attr if op == "mbar_init" else (attr, 0)
     rank = rest[0] if op == "mbar_arrive_at" else None
-    place = address(w, index, array, True, 8, rank)
+    pointer = address(w, index, array, True, 8, rank)
     operand = w.values[rest[0]] if rest else arrivals
-    w.emit(f"mbarrier{SIGNALS[op].format(place, operand)};")
+    w.emit(f"mbarrier{SIGNALS[op].format(pointer, operand)};")
 
 
 def _barrier_wait(w: Writer, i: int, statement: Statement) -> None:
     """Try until the phase of this parity is over."""
     _, _, (index, parity), array = statement
-    place, over = address(w, index, array, True, 8), w.new("%p")
+    pointer, over = address(w, index, array, True, 8), w.new("%p")
     w.label(f"L{i}_wait:")
-    w.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {over}, {place}, {w.values[parity]};")
+    w.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {over}, {pointer}, {w.values[parity]};")
     w.emit(f"@!{over} bra L{i}_wait;")
 
 
@@ -148,8 +148,8 @@ def _warpgroup_id(w: Writer, i: int, statement: Statement) -> None:
 def _cluster_load(w: Writer, i: int, statement: Statement) -> None:
     """A word of another group's shared memory."""
     _, _, (index, rank), array = statement
-    place = address(w, index, array, True, 4, rank)
-    w.emit(f"ld.shared::cluster.{w.kind(i)} {w.result(i)}, {place};")
+    pointer = address(w, index, array, True, 4, rank)
+    w.emit(f"ld.shared::cluster.{w.kind(i)} {w.result(i)}, {pointer};")
 
 
 RULES: dict[str, Rule] = {

@@ -39,13 +39,13 @@ def _put(w: Writer, i: int, statement: Statement) -> None:
 
 def _ldmatrix(w: Writer, i: int, statement: Statement) -> None:
     """8 x 8 matrices of 16-bit elements, a register of each thread for each matrix."""
-    shape, registers, place = _matrices(w, statement)
-    w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {registers}, {place};")
+    shape, registers, pointer = _matrices(w, statement)
+    w.emit(f"ldmatrix.sync.aligned.{shape}.shared.b16 {registers}, {pointer};")
 
 
 def _stmatrix(w: Writer, i: int, statement: Statement) -> None:
-    shape, registers, place = _matrices(w, statement)
-    w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {place}, {registers};")
+    shape, registers, pointer = _matrices(w, statement)
+    w.emit(f"stmatrix.sync.aligned.{shape}.shared.b16 {pointer}, {registers};")
 
 
 def _matrices(w: Writer, statement: Statement) -> tuple[str, str, str]:
@@ -65,8 +65,8 @@ def _cp_async(w: Writer, i: int, statement: Statement) -> None:
     """16 bytes from global to shared memory, past the registers; of them `size` are read."""
     _, _, (target, source, size), (array, argument) = statement
     into = address(w, target, array, True, 16)
-    place = address(w, source, argument, False, 16)
-    w.emit(f"cp.async.cg.shared.global {into}, {place}, 16, {w.values[size]};")
+    pointer = address(w, source, argument, False, 16)
+    w.emit(f"cp.async.cg.shared.global {into}, {pointer}, 16, {w.values[size]};")
 
 
 def _fetch_lines(w: Writer, i: int, statement: Statement) -> None:

@@ -25,25 +25,25 @@ ATOMIC_CALL = {
 
 
 def _load(w: Writer, i: int, statement: Statement) -> None:
-    place = _place(w, statement)
-    w.let(i, f"atomicLoad(&{place})" if _array(w, statement).atomic else place)
+    target = _target(w, statement)
+    w.let(i, f"atomicLoad(&{target})" if _array(w, statement).atomic else target)
 
 
 def _store(w: Writer, i: int, statement: Statement) -> None:
-    place = _place(w, statement)
+    target = _target(w, statement)
     texts = [w.read(a) for a in statement[2][1:]]
     if _array(w, statement).atomic:
-        w.line(f"atomicStore(&{place}, {texts[0]});")
+        w.line(f"atomicStore(&{target}, {texts[0]});")
     elif len(texts) == 1:
-        w.line(f"{place} = {texts[0]};")
+        w.line(f"{target} = {texts[0]};")
     else:
-        w.line(f"{place} = vec4<{_array(w, statement).word}>({', '.join(texts)});")
+        w.line(f"{target} = vec4<{_array(w, statement).word}>({', '.join(texts)});")
 
 
 def _atomic(w: Writer, i: int, statement: Statement) -> None:
     kind = statement[0].partition("_")[2]
-    place = _place(w, statement)
-    call = f"{ATOMIC_CALL[kind]}(&{place}, {w.read(statement[2][1])})"
+    target = _target(w, statement)
+    call = f"{ATOMIC_CALL[kind]}(&{target}, {w.read(statement[2][1])})"
     if w.uses[i]:
         w.let(i, call)
     else:
@@ -56,8 +56,8 @@ def _compare_exchange(w: Writer, i: int, statement: Statement) -> None:
     index = w.temporary(statement[2][0])
     w.line(f"var v{i} = {expected};")
     w.line("loop {")
-    place = f"{_name(statement)}[{index}]"
-    w.line(f"  let x{i} = atomicCompareExchangeWeak(&{place}, {expected}, {value});")
+    target = f"{_name(statement)}[{index}]"
+    w.line(f"  let x{i} = atomicCompareExchangeWeak(&{target}, {expected}, {value});")
     w.line(f"  v{i} = x{i}.old_value;")
     w.line(f"  if (x{i}.exchanged || v{i} != {expected}) {{ break; }}")
     w.line("}")
@@ -69,7 +69,7 @@ def _array(w: Writer, statement: Statement) -> BufferArg | SharedArray:
     return w.ir.shared[position] if op in SHARED else w.ir.args[position]
 
 
-def _place(w: Writer, statement: Statement) -> str:
+def _target(w: Writer, statement: Statement) -> str:
     """The word or chunk of an access: a word is a lane where its array is accessed by chunks."""
     op, _, (index, *_), _ = statement
     name = _name(statement)

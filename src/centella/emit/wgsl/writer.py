@@ -158,7 +158,7 @@ def _uses_of(ir: KernelIR) -> tuple[list[int], set[int]]:
 
 def _storage_barriers(ir: KernelIR) -> dict[int, bool]:
     """For each barrier, whether accesses to a written buffer come before it (or come round)."""
-    found: dict[int, bool] = {}
+    storage: dict[int, bool] = {}
     waiting: list[int] = []  # barriers of the open outermost loop
     accessed = False
     opened: list[bool] = []
@@ -168,13 +168,13 @@ def _storage_barriers(ir: KernelIR) -> dict[int, bool]:
         elif op in OPENS:
             opened.append(op != "if")
         elif op == "end" and opened.pop() and not any(opened):
-            found.update(dict.fromkeys(waiting, accessed))
+            storage.update(dict.fromkeys(waiting, accessed))
             waiting.clear()
         elif op in ("barrier", "workgroup_uniform"):
-            found[i] = accessed
+            storage[i] = accessed
             if any(opened):
                 waiting.append(i)
-    return found
+    return storage
 
 
 Rule = Callable[[Writer, int, Statement], None]

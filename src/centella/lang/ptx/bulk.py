@@ -145,12 +145,12 @@ class TensorMap:
         box = (tile.panel // tile.dtype.itemsize, tile.rows, *(1,) * (len(extents) - 2))
         offset = t.param((argument.name, "offset"), "u32")
         places = [_parameter(t, e) for e in (offset, *extents, *strides)]
-        made = MapParam(
+        param = MapParam(
             argument.position, places[0], tuple(places[1 : 1 + len(extents)]),
             tuple(places[1 + len(extents) :]), box, tile.swizzle,
         )  # fmt: skip
         self.position: int = len(t.maps)
-        t.maps.append(made)
+        t.maps.append(param)
 
 
 def patterned(tile: SharedTile, what: str) -> None:
@@ -253,9 +253,9 @@ def _panels(
     tile = map_.tile
     first = tile.at_stage(stage)
     width = tile.panel // tile.dtype.itemsize
-    found = []
+    starts = []
     for n in range(tile.columns // width):
         x = expr_of(t, at[0], "u32") + n * width
         rest = [expr_of(t, c, "u32") for c in at[1:]]
-        found.append((first + n * tile.down(tile.rows), (expr_of(t, x, "u32"), *rest)))
-    return found
+        starts.append((first + n * tile.down(tile.rows), (expr_of(t, x, "u32"), *rest)))
+    return starts

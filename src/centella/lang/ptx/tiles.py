@@ -128,10 +128,10 @@ class Fragment:
         handle = self.handle
         t.check((handle,))
         type_ = self._type
-        held = t.result(t.emit("fragment_get", type_, (handle.id,), register), type_, False)
+        value = t.result(t.emit("fragment_get", type_, (handle.id,), register), type_, False)
         if self.dtype is f32:
-            return held
-        return tuple(unpack(t, held, self.dtype, half) for half in range(2))
+            return value
+        return tuple(unpack(t, value, self.dtype, half) for half in range(2))
 
     def __setitem__(self, register: int, value: Any) -> None:
         """Write a register of this thread: of sums the element at `place(register)`, f32.

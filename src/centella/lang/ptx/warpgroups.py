@@ -160,9 +160,9 @@ def wgmma_held(
             f"dtype, got {c.dtype.name} {c.shape}, {a.dtype.name} {a.shape} and {b.dtype.name}"
         )
     patterned(b, "wgmma_held")
-    place, add = expr_of(t, at_b, "u32"), expr_of(t, accumulate, "bool")
+    start, add = expr_of(t, at_b, "u32"), expr_of(t, accumulate, "bool")
     attr = (_matrix(b, b_along_k), b.dtype.name)
-    t.effect("wgmma_held", "", (place, c.pend(), a.lend(), add), attr)
+    t.effect("wgmma_held", "", (start, c.pend(), a.lend(), add), attr)
 
 
 def _matrix(tile: SharedTile, along_k: bool) -> Matrix:

@@ -2,10 +2,12 @@
 
     y_i = sum_j p_ij v_j     p_ij = softmax_j(scale q_i . k_j + mask_ij)
 
-over the keys j that count: j < lengths[b], key_mask[b, j], j <= i + starts[b] (or i + Lk - Lq when
-causal), and mask_ij > -3.0e38 (so -inf hides a key); of a bool mask True is 0 and False hides. The
-softmax is kept up while keys stream by (Milakov and Gimelshein 2018; Dao et al. 2022). A query with
-no key gives zeros. q has a multiple of the heads of k and v (grouped queries).
+over the keys j that count: j < lengths[b], key_mask[b, j], j <= p of p = i + starts[b] (or
+i + Lk - Lq when causal), |p - j| < window, and mask_ij > -3.0e38 (so -inf hides a key); of a bool
+mask True is 0 and False hides. With a cap c the scaled product is c tanh(scale q_i . k_j / c); a
+sink is one more score of a head, of a value 0 (Xiao et al. 2023). The softmax is kept up while keys
+stream by (Milakov and Gimelshein 2018; Dao et al. 2022). A query with no key gives zeros. q has a
+multiple of the heads of k and v (grouped queries).
 
 Each kernel is a file with an `AttentionVariant`, and `choice` walks the list of them: `wgmma` takes
 f16 and bf16 on Hopper (Shah et al. 2024); `mma` takes queries sixteen at a time, in f16 and bf16 on

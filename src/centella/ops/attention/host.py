@@ -12,6 +12,7 @@ from centella.emit.program import HostProgram
 from centella.host.blas import around, taken_over
 from centella.host.blockwise import SHARED, Array, scratch, share, threads_for
 from centella.op.form import Form
+from centella.ops.attention.masks import Scoring
 from centella.ops.attention.problem import AttentionAttrs
 
 SCORES = 1 << 16  # of a block: 256 KB
@@ -22,9 +23,9 @@ LEAST = np.float32(np.exp(-16.0))  # a sum of weights that leaves their products
 
 
 def host(form: Form[AttentionAttrs]) -> HostProgram | None:
-    """Without masks, or with lengths; None for other masks and dtypes."""
+    """Without masks, windows and caps, or with lengths; None for the rest and other dtypes."""
     masks: tuple[str, ...] = form.attrs.masks
-    if form.attrs.causal or masks not in ((), ("lengths",)):
+    if form.attrs.scoring != Scoring() or masks not in ((), ("lengths",)):
         return None
     if any(s.dtype is not f32 for s in (*form.inputs[:3], form.outputs[0])):
         return None

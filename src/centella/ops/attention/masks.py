@@ -1,66 +1,146 @@
-"""Which keys a query sees: the part of a kernel that every variant shares."""
+"""Which keys a query sees, and its scores of them: the part of a kernel that all variants share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 from centella import lang
-from centella.dtypes import bool_, i32, u32
+from centella.dtypes import bool_, f32, i32, u32
 
 LOWEST = -3.0e38
 
 
-def reach(masks: dict[str, Any], causal: bool, b: Any, lq: Any, lk: Any) -> tuple[Any, Any]:
-    """How many keys any query of sequence `b` may see, and where query 0 stands; both uniform.
+class Scoring(Struct, frozen=True):
+    """What a program is written for; windows and caps themselves are launch parameters.
 
-    Query i sees keys up to its position, that of query 0 plus i; None where it sees all. The
-    parameter `start` is that position where it follows from shapes, else what is added to `starts`.
+    Attributes:
+        causal: a query sees no key after its own position.
+        windowed: it sees none of `window` positions away, or further.
+        capped: scores are c tanh(score / c).
     """
-    count, start = lk, None
-    if "lengths" in masks:
-        given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
-        count = lang.workgroup_uniform(lang.minimum(given, lk))
-    if "starts" in masks:
-        given = lang.minimum(masks["starts"][b], lang.bitcast(lk, i32))
-        start = lang.workgroup_uniform(given) + lang.parameter("start", i32)
-        count = lang.minimum(count, upto(start, lq))
-    elif causal:
-        start = lang.parameter("start", i32)
-    return count, start
+
+    causal: bool = False
+    windowed: bool = False
+    capped: bool = False
 
 
-def upto(start: Any, queries: Any) -> Any:
-    """Keys that the first `queries` queries see; 0 where they stand before the first key."""
-    return lang.bitcast(lang.maximum(start + lang.bitcast(queries, i32), 0), u32)
+def product_scale(scoring: Scoring, unit: float = 1.0) -> Any:
+    """What products of queries and keys are multiplied by; the host divides it by a cap."""
+    scale = lang.parameter("scale", f32)
+    return scale if scoring.capped or unit == 1.0 else scale * unit
 
 
-def sees(start: Any, query: Any, key: Any) -> Any:
-    """Whether a key stands at the query's position or before it."""
-    return lang.bitcast(key, i32) <= start + lang.bitcast(query, i32)
+def bounded(score: Any, scoring: Scoring, unit: float = 1.0) -> Any:
+    """The score of a product times its factor; `unit`: LOG2E for logarithms to base 2."""
+    if not scoring.capped:
+        return score
+    cap = lang.parameter("softcap", f32)
+    return lang.tanh(score) * (cap if unit == 1.0 else cap * unit)
 
 
-def counting(masks: dict[str, Any], b: Any, end: Any) -> Callable[[Any], Any]:
-    """Whether a key counts for any query: it is before `end`, and `key_mask` lets it through."""
+def sink_of(
+    masks: dict[str, Any], head: Any, unit: float = 1.0, lowest: float = LOWEST
+) -> tuple[Any, Any]:
+    """Where the running maximum and sum of a head's softmax begin: with its sink, or with nothing.
 
-    def counts(key: Any) -> Any:
-        inside = key < end
-        if "key_mask" not in masks:
+    Args:
+        unit: of scores, as for `bounded`; lowest: a maximum without a score.
+    """
+    if "sinks" not in masks:
+        return lang.const(lowest, f32), lang.const(0.0, f32)
+    sink = masks["sinks"][head] * unit
+    return lang.fmax(sink, lowest), lang.select(sink > lowest, 1.0, 0.0)
+
+
+class Sight:
+    """Which keys the queries of sequence `b` see.
+
+    A query stands at the position of query 0 plus its number. The parameter `start` is the position
+    of query 0 where that follows from shapes, else what is added to `starts`.
+
+    Attributes:
+        begin, end: no query sees a key before `begin`, or from `end` on; the same in a group.
+        ordered: whether it depends on a query's position what it sees.
+    """
+
+    def __init__(self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Any) -> None:
+        self._masks, self._b, self._lq, self._lk = masks, b, lq, lk
+        self.end: Any = lk
+        if "lengths" in masks:
+            given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
+            self.end = lang.workgroup_uniform(lang.minimum(given, lk))
+        self._window: Any = lang.parameter("window", i32) if scoring.windowed else None
+        self._both_sides = scoring.windowed and not (scoring.causal or "starts" in masks)
+        self.ordered: bool = scoring.causal or scoring.windowed or "starts" in masks
+        self._start: Any = lang.parameter("start", i32) if self.ordered else None
+        if "starts" in masks:  # further on no key is seen, or the same ones
+            most = lang.bitcast(lk, i32)
+            most = most if self._window is None else most + self._window
+            given = lang.workgroup_uniform(lang.minimum(masks["starts"][b], most))
+            self._start = given + self._start
+            self.end = self.until(lq)
+        first = self.since(lang.const(0, u32))
+        self.begin: Any = lang.minimum(first, self.end) if scoring.windowed else first
+
+    def since(self, query: Any) -> Any:
+        """The first key that a query sees, and those after it."""
+        if self._window is None:
+            return lang.const(0, u32)
+        first = self._start + lang.bitcast(query, i32) - self._window + 1
+        return lang.bitcast(lang.maximum(first, 0), u32)
+
+    def until(self, queries: Any) -> Any:
+        """Where the keys end that the first `queries` queries see."""
+        if not self.ordered:
+            return self.end
+        last = self._start + lang.bitcast(queries, i32)
+        last = last + (self._window - 1) if self._both_sides else last
+        return lang.minimum(self.end, lang.bitcast(lang.maximum(last, 0), u32))
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Whether a key that counts stands where the query sees it."""
+        at, key = self._start + lang.bitcast(query, i32), lang.bitcast(key, i32)
+        if self._window is None:
+            return key <= at
+        span = self._window  # from the last key that it sees to the first: one comparison for both
+        if self._both_sides:
+            at, span = at + (self._window - 1), self._window * 2 - 1
+        return lang.bitcast(at - key, u32) < lang.bitcast(span, u32)
+
+    def counts(self, key: Any, end: Any = None) -> Any:
+        """Whether a key counts for any query: `key_mask` lets it through, it is before `end`."""
+        inside = key < (self.end if end is None else end)
+        if self._window is not None:
+            inside = inside & (key >= self.begin)
+        if "key_mask" not in self._masks:
             return inside
-        at = b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
-        return inside & lang.cast(masks["key_mask"][at], bool_)
+        at = self._b * lang.parameter("mb", u32) + lang.select(inside, key, 0)
+        return inside & lang.cast(self._masks["key_mask"][at], bool_)
 
-    return counts
+    def seen(
+        self, score: Any, counted: Any, head: Any, query: Any, key: Any, unit: float = 1.0
+    ) -> tuple[Any, Any]:
+        """A score with what the mask adds, and whether the query sees the key.
+
+        Args:
+            counted: whether the key counts for any query.
+            unit: of the score, as for `bounded`.
+        """
+        if self.ordered:
+            counted = counted & self.sees(query, key)
+        if "mask" in self._masks:
+            query, key = lang.minimum(query, self._lq - 1), lang.minimum(key, self._lk - 1)
+            value = _added(self._masks, self._b, head, query, key)
+            score = score + value if unit == 1.0 else lang.fma(value, unit, score)
+            counted = counted & ((value > LOWEST) | lang.isnan(value))
+        return score, counted
 
 
-def added(masks: dict[str, Any], b: Any, head: Any, query: Any, key: Any) -> Any:
+def _added(masks: dict[str, Any], b: Any, head: Any, query: Any, key: Any) -> Any:
     """What the mask adds for a query and a key, which are both within the tensor."""
     at = b * lang.parameter("ab", u32) + head * lang.parameter("ah", u32)
     at = at + query * lang.parameter("al", u32) + key * lang.parameter("ak", u32)
     value = masks["mask"][at]
     return lang.select(value, 0.0, LOWEST) if value.dtype is bool_ else value
-
-
-def shows(value: Any) -> Any:
-    """Whether what a mask adds leaves a key visible; NaN does."""
-    return (value > LOWEST) | lang.isnan(value)

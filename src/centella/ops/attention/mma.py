@@ -26,12 +26,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import bf16, f32, u32
+from centella.dtypes import bf16, f32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
-from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.lines import Lines
+from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -41,14 +42,14 @@ from centella.ops.attention.problem import (
     rows_of_16_bits,
 )
 from centella.ops.attention.rows import UNSEEN, grow, store_row
-from centella.ops.attention.weights import put
+from centella.ops.attention.weights import LOG2E, put
 from centella.specs import Caps
 
 WARP = 32
 M, N = 16, 8  # rows and columns of sums; keys and head elements come in sixteens
 FOLDED = (2.0**-6, math.log(2))
 HEADS = (16, 256)  # sizes of a head that are worth its padding
-FEWER_QUERIES = 64  # take the smaller tile, and so do masks of single keys, which need registers
+FEWER_QUERIES = 64  # take the smaller tile; so do masks of single keys and caps: registers
 
 
 class MmaTile(Struct, frozen=True):
@@ -103,14 +104,18 @@ class _Sixteen:
     Row `h` of a thread has registers 2 h and 2 h + 1 of each fragment.
     """
 
-    def __init__(self, dtype: Any, tile: MmaTile, dim: int, first: Any) -> None:
+    def __init__(
+        self, dtype: Any, tile: MmaTile, dim: int, first: Any, begins: tuple[Any, Any]
+    ) -> None:
         self.scores = [lang.ptx.Fragment(f32, (M, N)) for _ in range(tile.keys // N)]
         self.out = [lang.ptx.Fragment(f32, (M, N)) for _ in range(-(-dim // M) * 2)]
         self.weights = [lang.ptx.Fragment(dtype, (M, M)) for _ in range(tile.parts)]
-        self.base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
+        self.base = lang.vars(f32, 2, init=begins[0])  # what weights are relative to
         self.total = lang.ptx.Fragment(f32, (M, N))  # each column of it
-        for held in (*self.out, self.total):
+        for held in self.out:
             held.fill(0.0)
+        for register in range(4):
+            self.total[register] = begins[1]
         lane = lang.local_id() % WARP
         self.queries = [first + lane // 4 + 8 * h for h in range(2)]
         self.column = lane % 4 * 2
@@ -162,7 +167,7 @@ class _Sixteen:
 
 
 def _attention_mma(
-    *, tile: MmaTile, dim: int, causal: bool, fold: bool, q: Any, k: Any, v: Any, y: Any,
+    *, tile: MmaTile, dim: int, scoring: Scoring, fold: bool, q: Any, k: Any, v: Any, y: Any,
     **masks: Any,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
@@ -170,72 +175,65 @@ def _attention_mma(
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
-    shared_head = head // p["share"]
-    end, start = reach(masks, causal, b, p["lq"], p["lk"])
-    counts = counting(masks, b, end)
-    if start is not None:
+    lines = Lines(masks, b, head // p["share"])
+    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
+    if sight.ordered:
         block = p["blocks"] - 1 - block  # the longest first
     first = block * tile.queries
-    if start is not None:
-        end = lang.minimum(end, upto(start, first + tile.queries))
+    begin, end = sight.since(first) // tile.keys, sight.until(first + tile.queries)
     scale = lang.parameter("scale", f32)
-    factor = scale * math.log2(math.e) if fold else lang.const(math.log2(math.e), f32)
+    factor = scale * LOG2E if fold else lang.const(LOG2E, f32)
 
     width = tile.width(dim)
     asked = lang.ptx.SharedTile(q.dtype, (tile.queries, width))
     keys = lang.ptx.SharedTile(k.dtype, (tile.stages, tile.keys, width))
     values = lang.ptx.SharedTile(v.dtype, (tile.stages, tile.keys, width))
     walk = Walk(keys, tile.threads, dim)
-    sources = (
-        (keys, k, b * p["kb"] + shared_head * p["kh"], p["kl"]),
-        (values, v, b * p["vb"] + shared_head * p["vh"], p["vl"]),
-    )
 
-    def fetch(step: Any, stage: Any) -> None:
-        walk.fetch(step * tile.keys, p["lk"] - 1, stage, counts, *sources)
+    def fetch(step: Any) -> None:
+        stage, (of_k, of_v) = step % tile.stages, lines.places(step * tile.keys)
+        sources = ((keys, k, of_k, p["kl"]), (values, v, of_v, p["vl"]))
+        walk.fetch(step * tile.keys, p["lk"] - 1, stage, sight.counts, *sources)
 
     source = (asked, q, b * p["qb"] + head * p["qh"], p["ql"])
     Walk(asked, tile.threads, dim).fetch(first, p["lq"] - 1, 0, None, source)
     ahead = tile.stages - 1
     for stage in range(ahead):
-        fetch(lang.const(stage, u32), lang.const(stage, u32))
+        fetch(begin + stage)
         lang.ptx.cp_async_commit()
     mine = lang.local_id() // WARP * (tile.sixteens * M)
-    rows = [_Sixteen(q.dtype, tile, dim, first + mine + i * M) for i in range(tile.sixteens)]
+    begins = sink_of(masks, head, LOG2E if fold else 1.0, UNSEEN)
+    rows = [
+        _Sixteen(q.dtype, tile, dim, first + mine + i * M, begins) for i in range(tile.sixteens)
+    ]
     attend = _Attend(tile, dim, asked, keys, values, mine, rows)
     lang.ptx.cp_async_wait(ahead - 1)
     lang.barrier()
     attend.hold()
-    seen_by_all = end
-    if start is not None:
-        seen_by_all = lang.minimum(end, upto(start, first + mine + 1))
+    by_all = (sight.since(first + mine + (tile.sixteens * M - 1)), sight.until(first + mine + 1))
 
     def visible(score: Any, query: Any, key: Any) -> Any:
-        shown = counts(key)
-        if start is not None:
-            shown = shown & sees(start, query, key)
-        if "mask" in masks:
-            place = lang.minimum(query, p["lq"] - 1), lang.minimum(key, p["lk"] - 1)
-            value = added(masks, b, head, *place)
-            shown, score = shown & shows(value), score + value
+        score, shown = sight.seen(score, sight.counts(key), head, query, key)
         return lang.select(shown, score, LOWEST)
 
     steps = (end + (tile.keys - 1)) // tile.keys
-    for step in lang.range(steps):
+    for step in lang.range(begin, steps):
         lang.ptx.cp_async_wait(ahead - 1)
         lang.barrier()
         with lang.if_(step + ahead < steps):
-            fetch(step + ahead, (step + ahead) % tile.stages)
+            fetch(step + ahead)
         lang.ptx.cp_async_commit()
         now, key0 = step % tile.stages, step * tile.keys
         attend.score(now)
         for row in rows:
             if not fold:
-                row.change(key0, lambda score, *_: score * scale)
+                row.change(key0, lambda score, *_: bounded(score * scale, scoring))
             if "mask" in masks or "key_mask" in masks:
                 row.change(key0, visible)
             else:
-                with lang.if_(key0 + tile.keys > seen_by_all):
+                hidden = key0 + tile.keys > by_all[1]
+                hidden = hidden | (key0 < by_all[0]) if scoring.windowed else hidden
+                with lang.if_(hidden):
                     row.change(key0, visible)
             row.soften(factor, fold)
         attend.mix(now, factor, fold)
@@ -331,6 +329,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
     if sizes is None or not caps.tensor_cores or not rows_of_16_bits(form):
         return None
     smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
+    smaller = smaller or form.attrs.softcap is not None
     for tile in (sizes[smaller], LEAST_TILE):
         if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
             return replace(tile, parts=2) if q.dtype is bf16 else tile
@@ -339,7 +338,9 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
 
 def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
     """One launch: a group has the queries of a tile, of one head."""
-    fold = "mask" not in form.attrs.masks and FOLDED[0] <= form.attrs.scale <= FOLDED[1]
+    attrs = form.attrs
+    plain = "mask" not in attrs.masks and attrs.softcap is None
+    fold = plain and FOLDED[0] <= attrs.scale <= FOLDED[1]
     constants = (("fold", fold), ("tile", tile))
     return Lowered((launch_by_head(kernel, form, tile.queries, constants, tile.threads),))
 

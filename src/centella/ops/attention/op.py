@@ -12,13 +12,17 @@ from centella.op.axes import Along, Axes, Dims
 from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.attention.host import host
+from centella.ops.attention.lines import BLOCK
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.problem import VARIANTS, AttentionAttrs
+from centella.ops.attention.problem import VARIANTS, AttentionAttrs, extents, keys_seen
 from centella.specs import Shape, Spec
 
 
 def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
-    """q [b, h, lq, d], k and v [b, h', lk, d], h a multiple of h'; result [b, lq, h, d]."""
+    """q [b, h, lq, d], k and v [b, h', lk, d], h a multiple of h'; result [b, lq, h, d].
+
+    With blocks [b, n] k and v are pools [h', blocks, 64, d], and lk is 64 n.
+    """
     q, k, v, *more = specs
     if any(len(s.shape) != 4 for s in (q, k, v)) or k.shape != v.shape:
         raise ShapeError(
@@ -26,25 +30,44 @@ def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
             f"{[list(s.shape) for s in (q, k, v)]}"
         )
     b, heads, lq, dim = q.shape
-    _, kv_heads, lk, _ = k.shape
-    if (k.shape[0], k.shape[3]) != (b, dim) or kv_heads == 0 or heads % kv_heads:
-        raise ShapeError(
-            f"attention: expected k and v [{b}, a divisor of {heads}, lk, {dim}], got "
-            f"{list(k.shape)}"
-        )
+    named = dict(zip(attrs.masks, more, strict=True))
+    if "blocks" in named:
+        kv_heads, lk = _check_blocks(named["blocks"], k, q)
+    else:
+        _, kv_heads, lk, _ = k.shape
+        if (k.shape[0], k.shape[3]) != (b, dim) or kv_heads == 0 or heads % kv_heads:
+            raise ShapeError(
+                f"attention: expected k and v [{b}, a divisor of {heads}, lk, {dim}], got "
+                f"{list(k.shape)}"
+            )
     if any(not s.dtype.is_float for s in (q, k, v)) or len({s.dtype for s in (q, k, v)}) > 1:
         raise DTypeError(
             f"attention: expected one float dtype, got {[s.dtype.name for s in (q, k, v)]}"
         )
     if attrs.causal and "starts" in attrs.masks:
         raise ShapeError("attention: expected causal or starts, got both")
-    for name, spec in zip(attrs.masks, more, strict=True):
+    for name, spec in named.items():
         _check_mask(name, spec, b, heads, lq, lk)
     return (((b, lq, heads, dim), q.dtype),)
 
 
+def _check_blocks(table: Spec, k: Spec, q: Spec) -> tuple[int, int]:
+    """Heads of keys, and keys that a row of the table has room for."""
+    (b, heads, _, dim), (kv_heads, blocks, size, own) = q.shape, k.shape
+    if (size, own) != (BLOCK, dim) or 0 in (kv_heads, blocks) or heads % kv_heads:
+        raise ShapeError(
+            f"attention: expected k and v in blocks [a divisor of {heads}, blocks, {BLOCK}, {dim}],"
+            f" got {list(k.shape)}"
+        )
+    if table.dtype is not i32:
+        raise DTypeError(f"attention: expected i32 blocks, got {table.dtype.name}")
+    if len(table.shape) != 2 or table.shape[0] != b or not table.shape[1]:
+        raise ShapeError(f"attention: expected blocks [{b}, 1 or more], got {list(table.shape)}")
+    return kv_heads, table.shape[1] * size
+
+
 def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> None:
-    wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk)}.get(name)
+    wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk), "sinks": (heads,)}.get(name)
     if wanted is not None and spec.shape != wanted:
         raise ShapeError(f"attention: expected {name} {list(wanted)}, got {list(spec.shape)}")
     if name == "mask":
@@ -58,6 +81,8 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
             f"attention: expected a float mask, which is added to the scores, or a bool one, True "
             f"where a query sees a key, got {spec.dtype.name}; mask.astype('bool') is one"
         )
+    if name == "sinks" and not spec.dtype.is_float:
+        raise DTypeError(f"attention: expected float sinks, got {spec.dtype.name}")
     if name == "key_mask" and spec.dtype.is_float:
         raise DTypeError(f"attention: expected a bool or integer key_mask, got {spec.dtype.name}")
 
@@ -72,42 +97,70 @@ def misshapen(scores: Shape, mask: Shape) -> ShapeError:
 
 
 def reference(
-    q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float
-) -> Any:
+    q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float,
+    window: int | None = None, softcap: float | None = None,
+) -> Any:  # fmt: skip
     """The NumPy formula, over the keys that some query may see."""
     b, heads, lq, dim = q.shape
-    kv_heads, lk = k.shape[1:3]
     named = dict(zip(masks, more, strict=True))
+    kv_heads, lk = k.shape[1:3]
+    if "blocks" in named:
+        kv_heads, lk = k.shape[0], named["blocks"].shape[1] * k.shape[2]
     if "mask" in named and named["mask"].dtype == bool:
         named["mask"] = np.where(named["mask"], q.dtype.type(0), q.dtype.type(LOWEST))
-    most = _most(named, lq, lk)
-    k, v = k[:, :, :most], v[:, :, :most]
+    some = _some(named, window, lq, lk)
+    if "blocks" in named:
+        k, v = (_gathered(x, named["blocks"], some) for x in (k, v))
+    else:
+        k, v = k[:, :, some], v[:, :, some]
     grouped = (q * q.dtype.type(scale)).reshape(b, kv_heads, heads // kv_heads * lq, dim)
-    scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, most)
-    counts = _counts(named, causal, lq, lk)[..., :most]
+    scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, k.shape[2])
+    if softcap is not None:
+        cap = q.dtype.type(softcap)
+        scores = np.tanh(scores / cap) * cap
+    counts = _counts(named, causal, window, lq, lk)[..., some]
     if "mask" in named:
-        scores = scores + named["mask"][..., :most]
+        whole = np.broadcast_to(named["mask"], (*named["mask"].shape[:3], lk))
+        scores = scores + whole[..., some]
     if not counts.all():
         np.copyto(scores, -np.inf, where=~counts)
         v = np.where(_any_head(counts, kv_heads), v, v.dtype.type(0))
-    scores -= scores.max(-1, keepdims=True, initial=LOWEST)
+    top = scores.max(-1, keepdims=True, initial=LOWEST)
+    sink: Any = 0
+    if "sinks" in named:
+        top = np.maximum(top, named["sinks"][:, None, None])
+        sink = np.exp(named["sinks"][:, None, None] - top)
+    scores -= top
     e = np.exp(scores, out=scores)
-    total = e.sum(-1, keepdims=True)
-    y = np.matmul(e.reshape(*grouped.shape[:-1], most), v).reshape(q.shape)
+    total = e.sum(-1, keepdims=True) + sink
+    y = np.matmul(e.reshape(*grouped.shape[:-1], k.shape[2]), v).reshape(q.shape)
     return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
 
 
-def _most(named: dict[str, Any], lq: int, lk: int) -> int:
-    """Keys of the longest sequence."""
-    most = lk
+def _gathered(pool: Any, blocks: Any, some: slice) -> Any:
+    """Keys of each sequence from its blocks, [b, kv_heads, keys, d]."""
+    kv_heads, count, size, dim = pool.shape
+    first, last = some.start // size, -(-some.stop // size)
+    table = np.minimum(blocks[:, first:last].astype(np.uint32), count - 1)
+    rows = pool[:, table].swapaxes(0, 1).reshape(len(table), kv_heads, -1, dim)
+    return rows[:, :, some.start - first * size : some.stop - first * size]
+
+
+def _some(named: dict[str, Any], window: int | None, lq: int, lk: int) -> slice:
+    """Keys from the first that a window shows to the last of the longest sequence."""
+    least, most = 0, lk
     if "lengths" in named:
         most = min(most, int(named["lengths"].max(initial=0)))
     if "starts" in named:
         most = min(most, int(named["starts"].max(initial=-lq)) + lq)
-    return most
+    if window is not None:
+        first = int(named["starts"].min(initial=lk)) if "starts" in named else lk - lq
+        least = first - window + 1
+    most = max(most, 0)
+    return slice(min(max(least, 0), most), most)
 
 
-def _counts(named: dict[str, Any], causal: bool, lq: int, lk: int) -> Any:
+def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk: int) -> Any:
     """Which keys each query sees, [b or 1, heads or 1, lq or 1, lk]."""
     key = np.arange(lk)
     counts: Any = np.ones((1, 1, 1, lk), bool)
@@ -115,10 +168,12 @@ def _counts(named: dict[str, Any], causal: bool, lq: int, lk: int) -> Any:
         counts = counts & (key < named["lengths"][:, None])[:, None, None, :]
     if "key_mask" in named:
         counts = counts & (named["key_mask"] != 0)[:, None, None, :]
-    if causal or "starts" in named:
+    if causal or window is not None or "starts" in named:
         starts = np.asarray(named.get("starts", np.array([lk - lq])), np.int64)
-        place = starts[:, None] + np.arange(lq)
-        counts = counts & (key <= place[..., None])[:, None]
+        behind = (starts[:, None] + np.arange(lq))[..., None] - key  # [b or 1, lq, lk]
+        seen = behind >= 0 if causal or "starts" in named else behind > -(window or 0)
+        seen = seen if window is None else seen & (behind < window)
+        counts = counts & seen[:, None]
     return counts & ~(named["mask"] <= LOWEST) if "mask" in named else counts
 
 
@@ -138,12 +193,14 @@ def takes(index: int, spec: Spec) -> bool:
 
 def axes_of(form: Form[AttentionAttrs]) -> Axes:
     """Sequences, queries, and the heads of keys with the heads of queries that share each."""
-    heads, kv_heads = form.inputs[0].shape[1], form.inputs[1].shape[1]
+    heads, (kv_heads, _) = form.inputs[0].shape[1], extents(form)
     share = max(heads // kv_heads, 1)  # there may be no heads of queries
     b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
-    made: list[Dims] = [(b, shared, q, None), (b, h, None, None), (b, h, None, None)]
-    for spec in form.inputs[3:]:  # of rank 1 and 2 a row a sequence; of rank 4, broadcast
-        own = (b, shared, q) if len(spec.shape) == 4 else (b,)
+    rows: Dims = (h, None, None, None) if "blocks" in form.attrs.masks else (b, h, None, None)
+    made: list[Dims] = [(b, shared, q, None), rows, rows]
+    of_name: dict[str, Dims] = {"mask": (b, shared, q), "sinks": (shared,)}  # a mask broadcasts
+    for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
+        own = of_name.get(name, (b,))
         kept = (a if n > 1 else None for a, n in zip(own, spec.shape, strict=False))
         made.append((*kept, *(None for _ in spec.shape[len(own) :])))
     return Axes(tuple(made), ((b, q, shared, None),), told="q")
@@ -151,7 +208,7 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
 
 def flops_of(form: Form[AttentionAttrs]) -> int:
     """Scores and what they weigh: a multiplication and an addition each, for every key."""
-    return 4 * form.outputs[0].size * form.inputs[1].shape[2]
+    return 4 * form.outputs[0].size * keys_seen(form, 1)
 
 
 ATTENTION = Op("attention", rule, reference, "centella.ops.attention.choice:attention",

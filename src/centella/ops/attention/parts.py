@@ -14,7 +14,6 @@ order is fixed, so equal inputs give equal bits. Parts without keys wrote nothin
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from typing import Any
 
@@ -25,9 +24,18 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows
-from centella.ops.attention.problem import AttentionAttrs, launch, operands, parameters
+from centella.ops.attention.lines import Lines
+from centella.ops.attention.masks import Scoring, Sight, bounded, sink_of
+from centella.ops.attention.problem import (
+    AttentionAttrs,
+    extents,
+    keys_seen,
+    launch,
+    operands,
+    parameters,
+)
 from centella.ops.attention.table import MOST_ROWS, row_of
+from centella.ops.attention.weights import LOG2E
 from centella.ops.rows import power_above
 from centella.specs import Caps, Spec
 
@@ -53,11 +61,12 @@ class Parts(Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, q: Spec, k: Spec, step: int, enough: int = ENOUGH_GROUPS, most: int = MOST_ROWS
-    ) -> Parts:
+        cls, form: Form[AttentionAttrs], step: int, enough: int = ENOUGH_GROUPS,
+        most: int = MOST_ROWS,
+    ) -> Parts:  # fmt: skip
         """Enough groups for a large GPU, none of a few keys; at most so many rows."""
-        batch, heads, lq, dim = q.shape
-        kv_heads, lk = k.shape[1:3]
+        batch, heads, lq, dim = form.inputs[0].shape
+        (kv_heads, _), lk = extents(form), keys_seen(form, lq)
         queries = heads // kv_heads * lq
         rows = min(power_above(max(queries, 1)), most)  # few programs serve all
         groups = max(batch * kv_heads * -(-queries // rows), 1)
@@ -92,11 +101,13 @@ class Parts(Struct, frozen=True):
                 "width": self.width, "stats": stats}  # fmt: skip
 
 
-def part_of(count: Any, splits: Any) -> tuple[Any, Any]:
-    """Keys of a part, where `count` of them are there, and the parts that have any."""
-    step = lang.parameter("step", u32)
+def part_of(sight: Sight, splits: Any, windowed: bool) -> tuple[Any, Any, Any]:
+    """Where the first part begins, a multiple of the step; keys of a part; parts that have any."""
+    step, begin = lang.parameter("step", u32), sight.begin
+    begin = begin // step * step if windowed else begin
+    count = sight.end - begin
     part = lang.maximum(((count + (splits - 1)) // splits + (step - 1)) // step, 1) * step
-    return part, (count + (part - 1)) // part
+    return begin, part, (count + (part - 1)) // part
 
 
 class Place:
@@ -116,23 +127,25 @@ class Work:
         counts: whether a key counts for any query.
     """
 
-    def __init__(self, masks: dict[str, Any], causal: bool, rows: int) -> None:
-        p = parameters("heads share lq lk blocks splits qb qh ql kb kh vb vh")
+    def __init__(self, masks: dict[str, Any], scoring: Scoring, rows: int) -> None:
+        p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self._split, group = group % p["splits"], group // p["splits"]
         block, group = group % p["blocks"], group // p["blocks"]
         heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
         self._kv_head, self._b = group % heads, group // heads
-        count, self._start = reach(masks, causal, self._b, p["lq"], p["lk"])
-        part, _ = part_of(count, p["splits"])
-        self.begin: Any = lang.minimum(self._split * part, count)
-        self.end: Any = lang.minimum(self.begin + part, count)
-        self.counts: Any = counting(masks, self._b, self.end)
-        self.keys: Any = self._b * p["kb"] + self._kv_head * p["kh"]
-        self.values: Any = self._b * p["vb"] + self._kv_head * p["vh"]
+        self._sight, self._scoring = Sight(masks, scoring, self._b, p["lq"], p["lk"]), scoring
+        first, part, _ = part_of(self._sight, p["splits"], scoring.windowed)
+        self.begin: Any = lang.minimum(first + self._split * part, self._sight.end)
+        self.end: Any = lang.minimum(self.begin + part, self._sight.end)
+        self.lines: Lines = Lines(masks, self._b, self._kv_head)
         self._first = block * rows
         self._all = (self._b * heads + self._kv_head) * self._queries
-        self._p, self._masks = p, masks
+        self._p = p
+
+    def counts(self, key: Any) -> Any:
+        """Whether a key of the part counts for any query."""
+        return self._sight.counts(key, self.end)
 
     def place(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""
@@ -153,22 +166,15 @@ class Work:
         return Place(self._all + self._first + row, self._split)
 
     def seen(self, row: Any, key: Any, counted: Any, score: Any) -> tuple[Any, Any]:
-        """The score of a row and a key with the additive mask, and whether the row sees the key.
+        """The score of a row and a key, capped, with the mask; whether the row sees the key.
 
         Args:
             counted: whether the key counts for any.
+            score: the product times its factor, as a logarithm to base 2.
         """
-        if self._start is None and "mask" not in self._masks:
-            return score, counted
         head, i = self.place(row)
-        if self._start is not None:
-            counted = counted & sees(self._start, i, key)
-        if "mask" in self._masks:
-            inside = lang.minimum(key, self._p["lk"] - 1)
-            value = added(self._masks, self._b, head, i, inside)
-            score = lang.fma(value, math.log2(math.e), score)
-            counted = counted & shows(value)
-        return score, counted
+        score = bounded(score, self._scoring, LOG2E)
+        return self._sight.seen(score, counted, head, i, key, LOG2E)
 
 
 # -- the second launch: the parts of each query, weighed and added up ------------------------------
@@ -200,7 +206,9 @@ class Teams(Struct, frozen=True):
         return -(-self.lanes * self.teams // 32) * 32
 
 
-def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -> None:
+def _combine(
+    *, early: bool, lay: Teams, scoring: Scoring, partial: Any, y: Any, **masks: Any
+) -> None:
     """A group has one query.
 
     Args:
@@ -214,10 +222,11 @@ def _combine(*, early: bool, lay: Teams, partial: Any, y: Any, **lengths: Any) -
     i, b = group % p["lq"], group // p["lq"]
     kv_heads, kv_head = p["heads"] // p["share"], head // p["share"]
     query = (b * kv_heads + kv_head) * (p["share"] * p["lq"]) + i * p["share"] + head % p["share"]
-    count, _ = reach(lengths, False, b, p["lq"], p["lk"])
-    _, used = part_of(count, p["splits"])
+    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
+    _, _, used = part_of(sight, p["splits"], scoring.windowed)
     team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
-    high, total = lang.var(LOWEST), lang.var(0.0)
+    high, whole = sink_of(masks, head, LOG2E)
+    high, total = lang.var(high), lang.var(lang.select(team == 0, whole, 0.0))
     mine = lang.vars(f32, CHUNK, init=0.0)
     for first in lang.range(team, used, lay.teams * lay.together):
         ahead = [first + n * lay.teams for n in range(lay.together)]
@@ -277,14 +286,16 @@ def launches_of(
     """
     lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
     partial = {"partial": Ref(len(form.inputs) + 1, parts.spec)}
-    known = (("causal", form.attrs.causal), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
+    scoring = ("scoring", form.attrs.scoring)
+    known = (scoring, ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
+    read = [name for name in ("q", "k", "v", *form.attrs.masks) if name != "sinks"]
     first = launch(
-        kernel, form, parts.groups, (*known, *constants), operands(form), {}, changes=partial,
-        scalars=parts.scalars, threads=threads,
+        kernel, form, parts.groups, (*known, *constants), operands(form, *read), {},
+        changes=partial, scalars=parts.scalars, threads=threads,
     )  # fmt: skip
     second = launch(
-        combine, form, parts.all_queries, (("early", caps.sm >= 90), ("lay", lay)),
-        partial | operands(form, "lengths", "starts"),
+        combine, form, parts.all_queries, (("early", caps.sm >= 90), ("lay", lay), scoring),
+        partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip
     return Lowered((first, second), (parts.spec,))

@@ -12,6 +12,7 @@ from centella.dtypes import bf16, f16, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.variant import Variant
+from centella.ops.attention.masks import Scoring
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.specs import Spec
@@ -19,17 +20,30 @@ from centella.specs import Spec
 VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
-BY_HEAD = "heads share lq lk qb qh ql kb kh kl vb vh vl yb yh yl blocks"
+BY_HEAD = "heads share lq lk qb qh ql kl vl yb yh yl blocks"
 NONE: Mapping[str, Any] = {}
+WIDEST = 1 << 29  # window: positions and it add up to less than 2^31
 
 
 class AttentionAttrs(Struct, frozen=True):
-    """The masks that come after v, the factor of scores, and a kernel that is forced."""
+    """The masks that come after v, the factor of scores, and a kernel that is forced.
+
+    Attributes:
+        window: a query sees the keys of less than so many positions away.
+        softcap: c, of which a score is made c tanh(score / c) before a mask is added.
+    """
 
     masks: tuple[str, ...]
     scale: float
     causal: bool = False
+    window: int | None = None
+    softcap: float | None = None
     variant: str | None = None
+
+    @property
+    def scoring(self) -> Scoring:
+        """What of it is part of a program."""
+        return Scoring(self.causal, self.window is not None, self.softcap is not None)
 
 
 class AttentionVariant(Variant[Form[AttentionAttrs], T], Generic[T], frozen=True, eq=False):
@@ -54,24 +68,45 @@ def rows_of_16_bits(form: Form[AttentionAttrs]) -> bool:
 
 
 def operands(form: Form[AttentionAttrs], *names: str) -> dict[str, Ref]:
-    """The memory of the inputs by name: of all, or of these where they are given."""
+    """The memory of the inputs by name: of all, or of these where they are there."""
     every = zip(("q", "k", "v", *form.attrs.masks), form.inputs, strict=True)
     return {n: Ref(i, flat(s)) for i, (n, s) in enumerate(every) if not names or n in names}
+
+
+def extents(form: Form[AttentionAttrs]) -> tuple[int, int]:
+    """Heads of keys, and keys of a sequence: as many as its row of a table has room for."""
+    k, masks = form.inputs[1], form.attrs.masks
+    if "blocks" not in masks:
+        return k.shape[1], k.shape[2]
+    return k.shape[0], form.inputs[3 + masks.index("blocks")].shape[1] * k.shape[2]
+
+
+def keys_seen(form: Form[AttentionAttrs], queries: int) -> int:
+    """How many keys so many queries next to each other see at most."""
+    attrs, (_, lk) = form.attrs, extents(form)
+    if attrs.window is None:
+        return lk
+    before = "starts" in attrs.masks or attrs.causal
+    return min(lk, attrs.window + queries - 1 + (0 if before else attrs.window - 1))
 
 
 def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
     """Scale, extents, and strides: of q, k, v and y along batch, head and position (b, h, l)."""
     (q, k, _, *more), y = form.inputs, form.outputs[0]
-    (batch, heads, lq, dim), (kv_heads, lk) = q.shape, k.shape[1:3]
-    part = form.part("q", lq)
+    (batch, heads, lq, dim), (kv_heads, lk) = q.shape, extents(form)
+    part, attrs = form.part("q", lq), form.attrs
     found: Scalars = {
-        "scale": form.attrs.scale, "batch": batch, "heads": heads, "kv_heads": kv_heads,
-        "share": heads // kv_heads, "lq": lq, "lk": lk, "dim": dim,
-        "start": part.first + (lk - part.whole if form.attrs.causal else 0),
+        "scale": attrs.scale / (attrs.softcap or 1.0), "batch": batch, "heads": heads,
+        "kv_heads": kv_heads, "share": heads // kv_heads, "lq": lq, "lk": lk, "dim": dim,
+        "start": part.first + (0 if "starts" in attrs.masks else lk - part.whole),
+        "window": min(attrs.window or 0, WIDEST), "softcap": attrs.softcap or 0.0,
     }  # fmt: skip
+    pools = "blocks" in attrs.masks
     for name, spec in zip("qkv", form.inputs, strict=False):
-        found.update(steps_of(name, spec))
-    for name, spec in zip(form.attrs.masks, more, strict=True):
+        found.update(steps_of(name, spec, "htl" if pools and name != "q" else "bhl"))
+    for name, spec in zip(attrs.masks, more, strict=True):
+        if name == "blocks":
+            found |= {"tb": spec.strides[0], "pool": k.shape[1]}
         if name == "key_mask":
             found["mb"] = spec.strides[0]
         if name == "mask":
@@ -117,7 +152,7 @@ def launch_by_head(
     blocks = -(-lq // queries)
     return launch(
         kernel, form, batch * heads * blocks * pieces,
-        (("causal", form.attrs.causal), ("dim", dim), *constants),
+        (("scoring", form.attrs.scoring), ("dim", dim), *constants),
         {**operands(form), **instead}, {"y": Ref(len(form.inputs), form.outputs[0])},
         scalars={"blocks": blocks, **scalars}, threads=threads,
     )  # fmt: skip

@@ -14,8 +14,8 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32
-from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.weights import put
+from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale
+from centella.ops.attention.weights import LOG2E, put
 
 M, K = 64, 16  # of one product: queries, keys
 UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
@@ -23,13 +23,13 @@ SLACK = 8.0  # powers of two by which a maximum may be passed
 
 
 def grow(
-    scores_of: Callable[[int], Iterable[Any]], base: list[Any], factor: Any, fold: bool = True
+    scores_of: Callable[[int], Iterable[Any]], base: list[Any], scale: Any, fold: bool = True
 ) -> tuple[list[Any], list[Any]]:
     """Look for new maxima: of both rows, whether one grew too much, and what sums shrink by.
 
     Args:
         base: what weights are relative to, which is replaced where a maximum grew too much.
-        factor: of scores, as the exponent to base 2; `fold`: maxima are multiplied by it.
+        scale: of scores, as the exponent to base 2; `fold`: maxima are multiplied by it.
     """
     grown, shrinks = [], []
     for h in range(2):
@@ -40,11 +40,11 @@ def grow(
         high = lang.fmax(highs[0], highs[1])
         for mask in (1, 2):
             high = lang.fmax(high, lang.shuffle_xor(high, mask))
-        high = high * factor if fold else high
+        high = high * scale if fold else high
         grown.append(high - base[h] > (SLACK if fold else SLACK * math.log(2)))
         new = lang.select(grown[h], high, base[h])
         shrink = base[h] - new
-        shrinks.append(lang.exp2_native(shrink if fold else shrink * factor))
+        shrinks.append(lang.exp2_native(shrink if fold else shrink * scale))
         base[h].set(new)
     return grown, shrinks
 
@@ -64,37 +64,49 @@ class Rows:
 
     Args:
         parts: 16-bit numbers that a weight is the sum of.
-        first: the first query; end: keys that count; start: where query 0 stands, or None.
+        first: the first query; sight: what queries see.
+        begins: what maxima and sums begin with.
     """
 
     def __init__(
-        self, dtype: Any, keys: int, width: int, parts: int, first: Any, end: Any, start: Any
-    ) -> None:
-        self.end: Any = end
-        self.start: Any = start
+        self, dtype: Any, keys: int, width: int, parts: int, first: Any, sight: Sight,
+        scoring: Scoring, begins: tuple[Any, Any],
+    ) -> None:  # fmt: skip
+        self._sight, self._scoring = sight, scoring
         self.scores: Any = lang.ptx.Fragment(f32, (M, keys))
         self.out: Any = lang.ptx.Fragment(f32, (M, width))
         self.out.fill(0.0)
         self.weights: list[list[Any]] = [
             [lang.ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
         ]
-        self._base = lang.vars(f32, 2, init=UNSEEN)  # what weights are relative to
-        self._total = lang.vars(f32, 2)
-        self._factor = lang.parameter("scale", f32) * math.log2(math.e)
         row, self._column = self.scores.place(0)
+        self._base = lang.vars(f32, 2, init=begins[0])  # what weights are relative to
+        mine = lang.select(self._column == 0, begins[1], 0.0)  # of the four threads of a row
+        self._total = lang.vars(f32, 2, init=mine)
+        self._factor = lang.const(1.0, f32) if scoring.capped else product_scale(scoring, LOG2E)
         self._queries = [first + row + 8 * h for h in range(2)]
+
+    def bound(self) -> None:
+        """Cap the scores, where they are: then they are logarithms to base 2."""
+        if self._scoring.capped:
+            scale = product_scale(self._scoring)
+            for r in range(self.scores.registers):
+                self.scores[r] = bounded(self.scores[r] * scale, self._scoring, LOG2E)
 
     def hide(self, key0: Any) -> None:
         """Lower the scores of keys that do not count for a query."""
         for h in range(2):
-            most = lang.bitcast(self.end, i32)
-            if self.start is not None:
-                most = lang.minimum(most, self.start + lang.bitcast(self._queries[h] + 1, i32))
-            left = most - lang.bitcast(key0 + self._column, i32)
+            column = lang.bitcast(key0 + self._column, i32)
+            most = lang.bitcast(self._sight.until(self._queries[h] + 1), i32) - column
+            least = None
+            if self._scoring.windowed:
+                least = lang.bitcast(self._sight.since(self._queries[h]), i32) - column
             for register in self._of(h):
                 ahead = register // 4 * 8 + register % 2
-                score = self.scores[register]
-                self.scores[register] = lang.select(left > ahead, score, LOWEST)
+                shown = most > ahead
+                if least is not None:
+                    shown = shown & (least <= ahead)
+                self.scores[register] = lang.select(shown, self.scores[register], LOWEST)
 
     def _of(self, h: int) -> list[int]:
         """Registers of scores of one of the two rows."""

@@ -15,7 +15,7 @@ from centella.dtypes import f16, f32, u32
 from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import reach
+from centella.ops.attention.masks import Scoring, Sight
 from centella.ops.attention.problem import AttentionAttrs, launch, operands, parameters, steps_of
 from centella.ops.layout import flat
 from centella.specs import Spec, make_spec
@@ -28,13 +28,13 @@ INFINITE = 0x7F800000
 LEAST = 16  # exponent below which scales would not be normal numbers
 
 
-def _scale_values(*, causal: bool, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
+def _scale_values(*, scoring: Scoring, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
     """A group has sixteen elements of all keys of one head: their largest, then each scaled."""
     p = parameters("kv_heads slabs lq lk vb vh vl fb fh fl")
     number = lang.group_id()
     slab, group = number % p["slabs"], number // p["slabs"]
     head, b = group % p["kv_heads"], group // p["kv_heads"]
-    end, _ = reach(masks, causal, b, p["lq"], p["lk"])
+    end = Sight(masks, scoring, b, p["lq"], p["lk"]).end
     column = slab * SLAB + lang.local_id() % 2 * PER_CHUNK
     mine, rows = lang.local_id() // 2, THREADS // 2
     source = b * p["vb"] + head * p["vh"] + column
@@ -70,8 +70,8 @@ def values_first(form: Form[AttentionAttrs]) -> Lowered:
     groups = batch * kv_heads * slabs
     kept, scales = make_spec((batch, kv_heads, lk, dim), f16, 16), Spec((groups,), f32, (1,))
     call = launch(
-        kernel, form, groups, (("causal", form.attrs.causal),),
-        operands(form, "v", *form.attrs.masks),
+        kernel, form, groups, (("scoring", form.attrs.scoring),),
+        operands(form, "v", "lengths", "starts"),
         {"kept": Ref(place, flat(kept)), "scales": Ref(place + 1, scales)},
         scalars={**steps_of("f", kept), "slabs": slabs},
     )  # fmt: skip

@@ -8,7 +8,6 @@ the running maximum and sum of a team and query. Scores are base 2 logarithms.
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from typing import Any
 
@@ -19,10 +18,11 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents
 from centella.ops.attention.table import FEW_QUERIES, row_of
+from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
 THREADS = 128
@@ -110,8 +110,8 @@ class _Thread:
     def leads(self) -> Any:
         return self.me < self.lay.teams * self.lay.rows
 
-    def read(self, work: Work, q: Any, k: Any, v: Any) -> None:
-        lay, scale = self.lay, lang.parameter("scale", f32) * math.log2(math.e)
+    def read(self, work: Work, scale: Any, q: Any, k: Any, v: Any) -> None:
+        lay = self.lay
         query = []
         for row in range(lay.rows):
             found = self._load(q, work.query(lang.const(row, u32)), True)
@@ -121,8 +121,9 @@ class _Thread:
             ahead = [base + j * lay.teams for j in range(lay.keys)]
             mine = [at + self.team for at in ahead]
             safe = [lang.minimum(key, work.end - 1) for key in mine]
-            keys = [self._load(k, work.keys + key * key_pitch, True) for key in safe]
-            values = [self._load(v, work.values + key * value_pitch, False) for key in safe]
+            rows = [(key, *work.lines.places(key)) for key in safe]
+            keys = [self._load(k, at + key * key_pitch, True) for key, at, _ in rows]
+            values = [self._load(v, at + key * value_pitch, False) for key, _, at in rows]
             kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
             values = [
                 [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
@@ -253,13 +254,13 @@ def _dot(query: list[Any], key: list[Any]) -> Any:
 
 
 def _split(
-    *, dim: int, rows: int, causal: bool, vector: bool, q: Any, k: Any, v: Any, partial: Any,
-    **masks: Any,
+    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Any, k: Any, v: Any,
+    partial: Any, **masks: Any,
 ) -> None:  # fmt: skip
-    work = Work(masks, causal, rows)
+    work = Work(masks, scoring, rows)
     my = _Thread(Layout(dim, rows, k.dtype.per_chunk if vector else 1))
     with lang.if_(work.begin < work.end):
-        my.read(work, q, k, v)
+        my.read(work, product_scale(scoring, LOG2E), q, k, v)
         highest, whole = my.weigh()
         with lang.if_((my.me < rows) & work.has(my.me)):
             at = work.results(my.me).stats
@@ -277,9 +278,8 @@ kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewri
 
 def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
     """The parts, where the threads of a group hold a head."""
-    q, k = form.inputs[:2]
-    fits = 0 < q.shape[3] <= MOST_DIM
-    return Parts.of(q, k, FEWEST_KEYS, most=row_of(caps).rows) if fits else None
+    fits = 0 < form.inputs[0].shape[3] <= MOST_DIM
+    return Parts.of(form, FEWEST_KEYS, most=row_of(caps).rows) if fits else None
 
 
 def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
@@ -289,8 +289,8 @@ def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
 
 def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Few queries of many keys, of a head that a group holds."""
-    lq, dim = form.inputs[0].shape[2:]
-    return lq <= FEW_QUERIES and form.inputs[1].shape[2] >= ENOUGH_KEYS and dim <= MOST_DIM
+    (lq, dim), (_, lk) = form.inputs[0].shape[2:], extents(form)
+    return lq <= FEW_QUERIES and lk >= ENOUGH_KEYS and dim <= MOST_DIM
 
 
 SPLIT = AttentionVariant(

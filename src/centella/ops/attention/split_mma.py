@@ -19,7 +19,6 @@ Of bf16 weights are the sum of two numbers, as in `mma`.
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -31,12 +30,12 @@ from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
 from centella.ops.attention.split import few_queries
 from centella.ops.attention.table import MOST_ROWS
-from centella.ops.attention.weights import put
+from centella.ops.attention.weights import LOG2E, put
 from centella.specs import Caps
 
 WARP = 32
@@ -116,11 +115,12 @@ class _Warp:
                 self.queries.append(held)
 
     def load_keys(self, first: Any) -> None:
-        """Start to load the keys from one on."""
+        """Start to load the keys from one on, all of one block."""
         pitch, last = lang.parameter("kl", u32), self.work.end - 1
+        start, _ = self.work.lines.places(first)
         for n, words in enumerate(self.keys):
             key = lang.minimum(first + (self.number * KEYS + n * 8) + self.g, last)
-            place = self.work.keys + key * pitch
+            place = start + key * pitch
             for part, into in enumerate(words):
                 element, inside = self.element(part, KEY_PART, self.c)
                 for var, word in zip(into, self.k.load_bits(place + element), strict=True):
@@ -133,10 +133,11 @@ class _Warp:
     def load_values(self, first: Any) -> None:
         """Start to load the values from one on."""
         pitch, last = lang.parameter("vl", u32), self.work.end - 1
+        _, start = self.work.lines.places(first)
         for n in range(2):
             for e in range(2):
                 key = lang.minimum(self.key(first, n, e), last)
-                place = self.work.values + key * pitch
+                place = start + key * pitch
                 for part, into in enumerate(self.values[n][e]):
                     element, _ = self.element(part, VALUE_PART, self.g)
                     for var, word in zip(into, self.v.load_bits(place + element), strict=True):
@@ -150,12 +151,12 @@ class _Warp:
                 self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
                 lang.ptx.mma_sync(held, query, self.keys_of)
 
-    def soften(self, first: Any, factor: Any) -> list[list[Any]]:
+    def soften(self, first: Any, scale: Any) -> list[list[Any]]:
         """Weights of the keys, where a maximum grew less of what was summed; which keys count."""
         counted = [[self.work.counts(self.key(first, n, e)) for e in range(2)] for n in range(2)]
         found = [
             [
-                self.work.seen(self.g, self.key(first, n, e), counted[n][e], held[e] * factor)
+                self.work.seen(self.g, self.key(first, n, e), counted[n][e], held[e] * scale)
                 for e in range(2)
             ]
             for n, held in enumerate(self.scores)
@@ -206,12 +207,11 @@ def _ones(dtype: Any) -> Any:
 
 
 def _split_mma(
-    *, tile: SplitTile, dim: int, rows: int, causal: bool, q: Any, k: Any, v: Any, partial: Any,
-    **masks: Any,
+    *, tile: SplitTile, dim: int, rows: int, scoring: Scoring, q: Any, k: Any, v: Any,
+    partial: Any, **masks: Any,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
-    work = Work(masks, causal, rows)
-    factor = lang.parameter("scale", f32) * math.log2(math.e)
+    work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     with lang.if_(work.begin < work.end):
         warp = _Warp(work, dim, k, v)
         warp.load_keys(work.begin)
@@ -222,7 +222,7 @@ def _split_mma(
             warp.score()
             with lang.if_(after < work.end):
                 warp.load_keys(after)
-            counted = warp.soften(first, factor)
+            counted = warp.soften(first, scale)
             warp.mix(counted)
             with lang.if_(after < work.end):
                 warp.load_values(after)
@@ -293,7 +293,7 @@ def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
 
 
 def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
-    parts = Parts.of(form.inputs[0], form.inputs[1], tile.step, tile.groups)
+    parts = Parts.of(form, tile.step, tile.groups)
     return launches_of(kernel, parts, form, (("tile", tile),), caps, tile.threads)
 
 

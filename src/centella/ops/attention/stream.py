@@ -11,11 +11,12 @@ import operator
 from typing import Any
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import f32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.lines import Lines
+from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -37,7 +38,7 @@ def _rows(
 ) -> None:  # fmt: skip
     """Copy `keys` rows of `words` elements, from element `first`, into a shared tile.
 
-    Rows whose key does not count, and elements past the head, become zeros.
+    Rows whose key does not count, and elements past the head, become zeros. The first key is there.
     """
     width = source.dtype.per_chunk if vector else 4  # a shared chunk is written by one thread
     pieces = keys * words // width
@@ -46,7 +47,7 @@ def _rows(
         element = piece % (words // width) * width
         counts = valid(key + row)
         at = first + element
-        start = place + lang.select(counts, key + row, 0) * stride
+        start = place + lang.select(counts, key + row, key) * stride
         if vector:
             safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
             loaded = source.load(start + safe)
@@ -61,8 +62,8 @@ def _rows(
 
 
 def _attention(
-    *, dim: int, part: int, queries: int, keys: int, together: int, causal: bool, native: bool,
-    vector: bool, vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
+    *, dim: int, part: int, queries: int, keys: int, together: int, scoring: Scoring,
+    native: bool, vector: bool, vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
     p = parameters(BY_HEAD)
     words = -(-dim // 8) * 8
@@ -71,31 +72,29 @@ def _attention(
     piece, group = group % parts, group // parts
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
-    shared_head = head // p["share"]
-    end, start = reach(masks, causal, b, p["lq"], p["lk"])
-    counts = counting(masks, b, end)
+    lines = Lines(masks, b, head // p["share"])
+    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
     first = block * (THREADS * queries)
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
-    scale = lang.parameter("scale", f32)
-    scale = scale if "mask" in masks else scale * LOG2E  # scores are to base 2 but for a mask
+    unit = 1.0 if "mask" in masks else LOG2E  # scores are to base 2 but for a mask
+    scale = product_scale(scoring, unit)
     place, last = b * p["qb"] + head * p["qh"], p["lq"] - 1
     starts = (place + lang.minimum(row, last) * p["ql"] for row in mine)
     query = [_query(q, at, dim, vector, scale) for at in starts]
-    top = lang.vars(f32, queries, init=LOWEST)
-    total = lang.vars(f32, queries, init=0.0)
+    begins = sink_of(masks, head, unit)
+    top, total = (lang.vars(f32, queries, init=value) for value in begins)
     out = lang.vars(f32, queries, part, init=0.0)
     key_tile, value_tile = lang.shared(f32, keys * words), lang.shared(f32, keys * part)
-    if start is not None:
-        end = lang.minimum(end, upto(start, first + THREADS * queries))
-    for key0 in lang.range(lang.const(0, u32), end, keys):
-        _rows(k, b * p["kb"] + shared_head * p["kh"], key0, p["kl"], counts, key_tile, keys,
-              words, 0, dim, vector)  # fmt: skip
-        _rows(v, b * p["vb"] + shared_head * p["vh"], key0, p["vl"], counts, value_tile, keys,
-              part, piece * part, dim, vector)  # fmt: skip
+    begin, end = sight.since(first) // keys * keys, sight.until(first + THREADS * queries)
+    for key0 in lang.range(begin, end, keys):
+        of_k, of_v = lines.places(key0)
+        _rows(k, of_k, key0, p["kl"], sight.counts, key_tile, keys, words, 0, dim, vector)
+        _rows(v, of_v, key0, p["vl"], sight.counts, value_tile, keys, part, piece * part, dim,
+              vector)  # fmt: skip
         lang.barrier()
         for j0 in lang.range(0, keys, together):
             _some_keys(j0, together, key0, mine, query, key_tile, value_tile, words, part, dim, top,
-                       total, out, counts, start, p, b, head, masks, native)  # fmt: skip
+                       total, out, sight, scoring, head, unit, native)  # fmt: skip
         lang.barrier()
     for i, row in enumerate(mine):
         with lang.if_(row < p["lq"]):
@@ -130,28 +129,22 @@ def _query(q: Any, start: Any, dim: int, vector: bool, scale: Any) -> list[Any]:
 
 def _some_keys(
     j0: Any, count: int, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any,
-    words: int, part: int, dim: int, top: Any, total: Any, out: Any, counts: Any, start: Any,
-    p: dict[str, Any], b: Any, head: Any, masks: dict[str, Any], native: bool,
+    words: int, part: int, dim: int, top: Any, total: Any, out: Any, sight: Sight,
+    scoring: Scoring, head: Any, unit: float, native: bool,
 ) -> None:  # fmt: skip
     """A few keys: scores, the new maximum, and one rescaling of what was summed."""
     of_keys = [_dots(query, key_tile, (j0 + j) * words, dim) for j in range(count)]
     scores = [list(of_query) for of_query in zip(*of_keys, strict=True)]
     weights: list[list[Any]] = []
-    base = LOG2E if "mask" in masks else 1.0
     for i, row in enumerate(mine):
-        valid = [counts(key0 + j0 + j) for j in range(count)]
-        if start is not None:
-            valid = [c & sees(start, row, key0 + j0 + j) for j, c in enumerate(valid)]
-        if "mask" in masks:
-            place = lang.minimum(row, p["lq"] - 1)
-            for j in range(count):
-                key = lang.minimum(key0 + j0 + j, p["lk"] - 1)
-                value = added(masks, b, head, place, key)
-                scores[i][j] = scores[i][j] + value
-                valid[j] = valid[j] & shows(value)
-        found = [lang.select(c, s, HIDDEN) for c, s in zip(valid, scores[i], strict=True)]
+        found = []
+        for j, score in enumerate(scores[i]):
+            key = key0 + j0 + j
+            score = bounded(score, scoring, unit)
+            score, shown = sight.seen(score, sight.counts(key), head, row, key, unit)
+            found.append(lang.select(shown, score, HIDDEN))
         high = lang.fmax(top[i], fold(found, lang.fmax))
-        shrink, *weight = (power((s - high) * base, native) for s in (top[i], *found))
+        shrink, *weight = (power((s - high) * (LOG2E / unit), native) for s in (top[i], *found))
         total[i].set(total[i] * shrink + fold(weight, operator.add))
         top[i].set(high)
         weights.append([*weight, shrink])

@@ -16,11 +16,12 @@ from __future__ import annotations
 from typing import Any
 
 from centella import lang
-from centella.dtypes import f32, i32, u32
+from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import LOWEST, added, counting, reach, sees, shows, upto
+from centella.ops.attention.lines import Lines
+from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -38,35 +39,33 @@ from centella.specs import Caps
 
 
 def _attention(
-    *, tile: Tile, dim: int, causal: bool, native: bool, vector: bool, vector_y: bool, q: Any,
+    *, tile: Tile, dim: int, scoring: Scoring, native: bool, vector: bool, vector_y: bool, q: Any,
     k: Any, v: Any, y: Any, **masks: Any,
 ) -> None:  # fmt: skip
     p = parameters(BY_HEAD)
     block, group = lang.group_id() % p["blocks"], lang.group_id() // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
     first = (p["blocks"] - 1 - block) * tile.bq  # of causal queries the last have most to do
-    end, start = reach(masks, causal, b, p["lq"], p["lk"])
-    counts = counting(masks, b, end)
-    if start is not None:
-        end = lang.minimum(end, upto(start, first + tile.bq))
+    sight, unit = Sight(masks, scoring, b, p["lq"], p["lk"]), 1.0 if "mask" in masks else LOG2E
+    begin, end = sight.since(first) // tile.bk * tile.bk, sight.until(first + tile.bq)
     last_query, last_key = p["lq"] - 1, lang.maximum(end, 1) - 1
-    kv_head = head // p["share"]
-    queries = Rows(q, tile, tile.bq, tile.depth, True, vector,
-                    b * p["qb"] + head * p["qh"], p["ql"], dim)  # fmt: skip
-    keys = Rows(k, tile, tile.bk, tile.depth, True, vector,
-                 b * p["kb"] + kv_head * p["kh"], p["kl"], dim)  # fmt: skip
-    values = Rows(v, tile, tile.depth, tile.columns, False, vector,
-                   b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
+    lines = Lines(masks, b, head // p["share"])
+    queries = Rows(q, tile, tile.bq, tile.depth, True, vector, p["ql"], dim)
+    keys = Rows(k, tile, tile.bk, tile.depth, True, vector, p["kl"], dim)
+    values = Rows(v, tile, tile.depth, tile.columns, False, vector, p["vl"], dim)
+    asked = b * p["qb"] + head * p["qh"]
     slab = lang.shared(f32, 2 * tile.slab)
-    my = _Thread(tile, native)
+    my = _Thread(tile, native, sink_of(masks, head, unit))
 
     def shown(key: Any) -> Any:
         """Whether a value counts: what lies past the last, or is masked, may hold anything."""
-        return counts(key) if "key_mask" in masks else key < end
+        return sight.counts(key, end)
 
     def step(key0: Any) -> None:
         """The keys from `key0` on."""
         scores = lang.vars(f32, tile.tq, tile.tk, init=0.0)
+        of_k, of_v = lines.places(key0)
+        last = lines.last(key0, last_key)
 
         def put(fetched: tuple[Any, Any], stage: Any) -> None:
             queries.put(fetched[0], slab, stage * tile.slab)
@@ -74,59 +73,54 @@ def _attention(
 
         steps(
             -(-dim // tile.depth),
-            lambda at: (queries.fetch(first, last_query, at), keys.fetch(key0, last_key, at)),
+            lambda at: (
+                queries.fetch(asked, first, last_query, at), keys.fetch(of_k, key0, last, at)
+            ),
             put,
             lambda at, stage: my.score(scores, slab, stage),
             tile,
             meet=False,  # the softmax has barriers before values are written
         )  # fmt: skip
-        _show(my, scores, tile, key0, end, first, start, counts, masks, b, head, p)
+        _show(my, scores, tile, key0, end, first, sight, scoring, masks, head, unit)
         steps(
             tile.bk // tile.depth,
-            lambda at: values.fetch(key0 + at, last_key, 0, shown),
+            lambda at: values.fetch(of_v, key0 + at, last, 0, shown),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
             tile,
-            lambda: my.soften(scores, LOG2E if "mask" in masks else 1.0),
+            lambda: my.soften(scores, LOG2E / unit),
         )  # fmt: skip
 
-    for key0 in lang.range(lang.const(0, u32), end, tile.bk):
+    for key0 in lang.range(begin, end, tile.bk):
         step(key0)
     my.finish(y, b * p["yb"] + head * p["yh"], first, p, dim, vector_y)
 
 
 def _show(
-    my: _Thread, scores: Any, tile: Tile, key0: Any, end: Any, first: Any, start: Any, counts: Any,
-    masks: dict[str, Any], b: Any, head: Any, p: dict[str, Any],
+    my: _Thread, scores: Any, tile: Tile, key0: Any, end: Any, first: Any, sight: Sight,
+    scoring: Scoring, masks: dict[str, Any], head: Any, unit: float,
 ) -> None:  # fmt: skip
     """Scale the scores, to base 2 without an additive mask, and hide those that do not count."""
-    scale = lang.parameter("scale", f32)
-    scale = scale if "mask" in masks else scale * LOG2E
+    scale = product_scale(scoring, unit)
     for row in scores:
         for score in row:
-            score.set(score * scale)
+            score.set(bounded(score * scale, scoring, unit))
 
     def hide() -> None:
         for j in range(tile.tk):
             key = key0 + my.key(j)
-            counted = counts(key) if masks.get("key_mask") is not None else key < end
+            counted = sight.counts(key, end)
             for i in range(tile.tq):
-                query, score, seen = first + my.query(i), scores[i][j], counted
-                if start is not None:
-                    seen = seen & sees(start, query, key)
-                if "mask" in masks:
-                    place = lang.minimum(query, p["lq"] - 1), lang.minimum(key, p["lk"] - 1)
-                    value = added(masks, b, head, *place)
-                    score.set(score + value)
-                    seen = seen & shows(value)
-                score.set(lang.select(seen, score, HIDDEN))
+                score = scores[i][j]
+                value, seen = sight.seen(score, counted, head, first + my.query(i), key)
+                score.set(lang.select(seen, value, HIDDEN))
 
     if {"mask", "key_mask"} & set(masks):
         hide()
         return
-    some = key0 + tile.bk > end
-    if start is not None:
-        some = some | (lang.bitcast(key0 + tile.bk, i32) > start + lang.bitcast(first + 1, i32))
+    some = key0 + tile.bk > sight.until(first + 1)
+    if scoring.windowed:
+        some = some | (key0 < sight.since(first + (tile.bq - 1)))
     with lang.if_(some):
         hide()
 
@@ -137,15 +131,16 @@ class _Thread:
     Thread t < bq has the running maximum of query t. Warps are 4 threads down, 8 across.
     """
 
-    def __init__(self, tile: Tile, native: bool) -> None:
+    def __init__(self, tile: Tile, native: bool, begins: tuple[Any, Any]) -> None:
         t, warps = lang.local_id(), tile.across // 8
         self.tile, self.native = tile, native
         self.me = t
         self.down = (t // 8) % 4 + t // (32 * warps) * 4
         self.across = t % 8 + (t // 32) % warps * 8
         self.sums = lang.vars(f32, tile.tq, tile.td, init=0.0)
-        self.totals = lang.vars(f32, tile.tq, init=0.0)
-        self.top = lang.var(LOWEST)
+        top, total = begins
+        self.totals = lang.vars(f32, tile.tq, init=lang.select(self.across == 0, total, 0.0))
+        self.top = lang.var(top)
         self.weights = lang.shared(f32, tile.bk * tile.pitch)
         self.tops = lang.shared(f32, tile.bq)
         self.shrinks = lang.shared(f32, tile.bq)

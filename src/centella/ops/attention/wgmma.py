@@ -25,7 +25,7 @@ from centella.dtypes import bf16, u32
 from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import reach, upto
+from centella.ops.attention.masks import Scoring, Sight, sink_of
 from centella.ops.attention.mma import FEWER_QUERIES, FOLDED
 from centella.ops.attention.problem import (
     AttentionAttrs,
@@ -35,8 +35,9 @@ from centella.ops.attention.problem import (
     rows_of_16_bits,
     steps_of,
 )
-from centella.ops.attention.rows import K, M, Rows
+from centella.ops.attention.rows import UNSEEN, K, M, Rows
 from centella.ops.attention.scaled import SLAB, values_first
+from centella.ops.attention.weights import LOG2E
 from centella.ops.ring import Ring
 from centella.specs import Caps, Spec
 
@@ -126,7 +127,7 @@ class _Shared:
 
 
 def _attention_wgmma(
-    *, tile: WgmmaTile, dim: int, causal: bool, q: Any, k: Any, v: Any, y: Any,
+    *, tile: WgmmaTile, dim: int, scoring: Scoring, q: Any, k: Any, v: Any, y: Any,
     scales: Any = None, **masks: Any,
 ) -> None:  # fmt: skip
     p = parameters(
@@ -135,30 +136,32 @@ def _attention_wgmma(
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
-    end, start = reach(masks, causal, b, p["lq"], p["lk"])
-    if start is not None:
+    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
+    if sight.ordered:
         block = p["blocks"] - 1 - block  # the longest first
     first = block * tile.queries
-    seen = end
-    if start is not None:
-        seen = lang.minimum(end, upto(start, first + tile.queries))
+    seen = sight.until(first + tile.queries)
     last = (lang.maximum(seen, 1) - 1) // tile.keys  # the first that is taken
+    least = lang.minimum(sight.since(first) // tile.keys, last) if scoring.windowed else None
     shared = _Shared(tile, dim, q, k, v, p)
     fewer, more = REGISTERS[tile.consumers]
     with lang.ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
-        _produce(shared, (first, head, b), head // p["share"], last)
+        _produce(shared, (first, head, b), head // p["share"], last, least)
     with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
-        consumer = _Consumer(shared, first, end, start)
+        begins = sink_of(masks, head, LOG2E, UNSEEN)
+        consumer = _Consumer(shared, first, sight, scoring, begins)
         dirty = None
         if "lengths" in masks or "starts" in masks:
             dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
-        consumer.attend(last, dirty)
+        consumer.attend(last, least, dirty)
         first_slab = (b * p["kv_heads"] + head // p["share"]) * (dim // SLAB)
         scale_of = None if scales is None else lambda j: scales[first_slab + j // SLAB]
         consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim, scale_of)
 
 
-def _produce(shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any) -> None:
+def _produce(
+    shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any, least: Any
+) -> None:
     """Have queries copied, then keys and values, one tile ahead of its values; last ones first."""
     tile, (first, head, b) = shared.tile, at
     of_q, of_k, of_v = shared.maps
@@ -175,32 +178,41 @@ def _produce(shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any)
     keys = of_k, shared.full_k, shared.empty_k, Ring(tile.stages)
     values = of_v, shared.full_v, shared.empty_v, Ring(tile.stages)
     load(*keys, last)
-    for step in lang.range(last):
+    for step in lang.range(last if least is None else last - least):
         load(*keys, last - 1 - step)
         load(*values, last - step)
-    load(*values, lang.const(0, u32))
+    load(*values, lang.const(0, u32) if least is None else least)
 
 
 class _Consumer:
     """A warpgroup's 64 queries and where it is in the rings."""
 
-    def __init__(self, shared: _Shared, first: Any, end: Any, start: Any) -> None:
-        self.shared, tile = shared, shared.tile
+    def __init__(
+        self, shared: _Shared, first: Any, sight: Sight, scoring: Scoring, begins: tuple[Any, Any]
+    ) -> None:
+        self.shared, self.sight, tile = shared, sight, shared.tile
         self.mine = lang.ptx.warpgroup() - 1
         self.first = first + self.mine * M
         dtype = shared.values.dtype
-        self.rows = Rows(dtype, tile.keys, shared.width, tile.parts, self.first, end, start)
+        self.rows = Rows(
+            dtype, tile.keys, shared.width, tile.parts, self.first, sight, scoring, begins
+        )
         self.leader = lang.local_id() % WARPGROUP == 0
         self.ring_k, self.ring_v = Ring(tile.stages), Ring(tile.stages)
         self.turn = lang.var(lang.cast(self.mine == 0, u32))  # the first one's turn is at once
 
-    def attend(self, last: Any, dirty: Any) -> None:
-        """All tiles from the last on; `dirty`: it has rows past the last key that counts."""
+    def attend(self, last: Any, least: Any, dirty: Any) -> None:
+        """All tiles from the last on, down to the `least`, else to the first.
+
+        Args:
+            dirty: whether the last has rows past the last key that counts.
+        """
         tile, shared = self.shared.tile, self.shared
         shared.arrived.wait(0, 0)
         self._score()
         lang.ptx.wgmma_wait(0)
         self._release(shared.empty_k, self.ring_k)
+        self.rows.bound()
         self.rows.hide(last * tile.keys)
         self.rows.soften()
         self.rows.round()
@@ -208,14 +220,21 @@ class _Consumer:
             with lang.if_(dirty):
                 self._clean(last * tile.keys)
         self._take_turn()
-        whole = last  # tiles that are seen whole by all
-        if self.rows.start is not None:
-            by_all = lang.minimum(self.rows.end, upto(self.rows.start, self.first + 1))
-            whole = lang.minimum(last, by_all // tile.keys)
+        whole, cut = last, None  # tiles below it are seen whole by all, down to one of a window
+        if self.sight.ordered:
+            whole = lang.minimum(last, self.sight.until(self.first + 1) // tile.keys)
+        if least is not None:
+            cut = (self.sight.since(self.first + (M - 1)) + (tile.keys - 1)) // tile.keys
+            whole = lang.maximum(whole, least)
+            cut = lang.minimum(lang.maximum(cut, least), whole)
+        if self.sight.ordered:
             for i in lang.range(last - whole):
                 self._step((last - 1 - i) * tile.keys)
-        for _ in lang.range(whole):
+        for _ in lang.range(whole if cut is None else whole - cut):
             self._step(None)
+        if cut is not None:
+            for i in lang.range(cut - least):
+                self._step((cut - 1 - i) * tile.keys)
         self._mix()
         self._pass_turn()
         lang.ptx.wgmma_wait(0)
@@ -238,6 +257,7 @@ class _Consumer:
         self._pass_turn()
         lang.ptx.wgmma_wait(1)
         self._release(shared.empty_k, self.ring_k)
+        self.rows.bound()
         if key0 is not None:
             self.rows.hide(key0)
         grown, shrinks = self.rows.soften()
@@ -288,7 +308,7 @@ class _Consumer:
         thread = lang.local_id() - WARPGROUP
         for i in lang.range(thread, tile.keys * across, threads):
             row = i // across
-            with lang.if_(key0 + row >= self.rows.end):
+            with lang.if_(key0 + row >= self.sight.end):
                 shared.values.store(shared.values.chunk(row, i % across), [0.0] * 8)
         lang.ptx.async_fence()
         shared.clean.arrive(0)
@@ -303,7 +323,8 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
     q, k, attrs = form.inputs[0], form.inputs[1], form.attrs
     dim = q.shape[3]
     tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
-    folds = FOLDED[0] <= attrs.scale <= FOLDED[1] and {"lengths", "starts"}.issuperset(attrs.masks)
+    folds = attrs.softcap is not None or FOLDED[0] <= attrs.scale <= FOLDED[1]
+    folds = folds and {"lengths", "starts", "sinks"}.issuperset(attrs.masks)
     reached = rows_of_16_bits(form) and all(map(_apart, form.inputs[:3]))
     if tiles is None or not (caps.warpgroups and folds and reached):
         return None

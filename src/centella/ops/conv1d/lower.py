@@ -38,13 +38,13 @@ def _pack(*, vector: bool, x: Any, y: Any) -> None:
         row, column = place_of(width)
         out: list[Any] = []
         for j in range(0, width, width if vector else 1):
-            place = (column + j) // channels
-            channel = (column + j) - place * channels
-            inside = place - before < extent  # what is before the first wraps
-            at = row * s0 + (place - before) * s1 + channel * s2
+            tap = (column + j) // channels
+            channel = (column + j) - tap * channels
+            inside = tap - before < extent  # what is before the first wraps
+            at = row * s0 + (tap - before) * s1 + channel * s2
             at = lang.select(inside, at, 0)
-            found = x.load(at) if vector else [x[at]]
-            out += [lang.select(inside, v, 0.0) for v in found]
+            loaded = x.load(at) if vector else [x[at]]
+            out += [lang.select(inside, v, 0.0) for v in loaded]
         y.store(row, column, out)
 
 

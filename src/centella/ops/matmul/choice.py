@@ -30,7 +30,7 @@ from centella.ops.matmul.tiled import TILED
 from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
-EVERY: tuple[Variant[Product, Any], ...] = (
+ORDER: tuple[Variant[Product, Any], ...] = (
     SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
 )  # fmt: skip
 
@@ -49,9 +49,9 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
         problem = replace(problem, lda=0, ldb=0, sa=0, sb=0, a_along_k=True, b_along_k=True)
         product = replace(product, problem=problem)
     what = f"{op}: [{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
-    chosen = choose(EVERY, product, caps, variant, what)
+    chosen = choose(ORDER, product, caps, variant, what)
     if chosen is SKINNY_MMA and not product.whole:
-        chosen = choose(EVERY, product, caps, None, what)
+        chosen = choose(ORDER, product, caps, None, what)
     if chosen in (MMA, WGMMA) and not product.whole and product.specs[-1].size:
         matrices = repack.matrices(problem, *product.specs[:2])
         copied = {i: m for i, m in enumerate(matrices) if not product.rows[i]}
@@ -86,6 +86,6 @@ def _repacked(
     problem, copies, whole = repack.repacked(op, product.problem, copied, own, caps)
     specs = tuple(whole.get(i, spec) for i, spec in enumerate(product.specs))
     inner = product_calls(op, replace(product, problem=problem, specs=specs), variant, caps)
-    where = {place: own + i for i, place in enumerate(whole)}
+    where = {operand: own + i for i, operand in enumerate(whole)}
     places = [where.get(i, i) for i in range(own)]
     return after_copies(Lowered(copies, tuple(whole.values())), places, inner)

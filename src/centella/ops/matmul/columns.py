@@ -72,12 +72,12 @@ def _columns(
     column = lang.minimum(first + t % tile.across * width, (p["n"] - 1) // width * width)
     start, end = split * p["part"], lang.minimum((split + 1) * p["part"], p["k"])
     rows = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
-    places = [batch * p["sa"] + row * p["rowa"] for row in rows]
+    starts = [batch * p["sa"] + row * p["rowa"] for row in rows]
     sums = lang.vars(f32, tile.m, width, init=0.0)
     for k in lang.range(start + t // tile.across * AHEAD, end, tile.depth):
         ks = [k + j if exact_k else lang.minimum(k + j, p["k"] - 1) for j in range(AHEAD)]
         bs = [_row_of_b(b, batch * p["sb"] + at * p["ldb"], column, p["n"], vector_b) for at in ks]
-        left = [_row_of_a(a, place, k, ks, p, vector_a) for place in places]
+        left = [_row_of_a(a, of_row, k, ks, p, vector_a) for of_row in starts]
         if not exact_k:
             bs = [[_kept(k + j < end, v) for v in row] for j, row in enumerate(bs)]
             left = [[_kept(k + j < end, v) for j, v in enumerate(row)] for row in left]
@@ -102,16 +102,16 @@ def _row_of_b(b: Any, start: Any, column: Any, n: Any, vector: bool) -> list[Any
 
 
 def _row_of_a(
-    a: Any, place: Any, k: Any, ks: list[Any], p: dict[str, Any], vector: bool
+    a: Any, start: Any, k: Any, ks: list[Any], p: dict[str, Any], vector: bool
 ) -> list[Any]:
     """One row of A at neighbouring k."""
     if not vector:
-        return [a[place + at * p["stepa"]] for at in ks]
+        return [a[start + at * p["stepa"]] for at in ks]
     values: list[Any] = []
     per = a.dtype.per_chunk
     for j in range(0, AHEAD, per):
         at = lang.minimum(k + j, (p["k"] - 1) // per * per) if j else k
-        values += a.load(place + at)
+        values += a.load(start + at)
     return values
 
 
@@ -134,14 +134,14 @@ def _finish(
         words = tile.across * width // per
 
         def store(one: Any, row: int = row, pitch: int = pitch, words: int = words) -> None:
-            i, place = one // words, one % words * per
-            inside = (one < rows * words) & (row + i < p["m"]) & (first + place < p["n"])
+            i, column = one // words, one % words * per
+            inside = (one < rows * words) & (row + i < p["m"]) & (first + column < p["n"])
             with lang.if_(inside):
                 out = []
                 for j in range(per):
-                    thread, lane = (place + j) // width, (place + j) % width
+                    thread, lane = (column + j) // width, (column + j) % width
                     out.append(scratch[(i * width + lane) * pitch + thread] * alpha)
-                y.store(item * p["sy"] + (row + i) * p["ldy"] + (first + place), out)
+                y.store(item * p["sy"] + (row + i) * p["ldy"] + (first + column), out)
 
         if tile.rolled:
             for one in lang.range(t, rows * words, tile.threads):

@@ -28,19 +28,19 @@ def matmul(form: Form[MatmulAttrs], caps: Caps) -> Lowered:
     copies: list[Call] = []
     temporaries: list[Spec] = []
     operands: list[tuple[int, Spec, Lie]] = []
-    for place, given in enumerate(form.inputs):
-        spec = _expand(given, y.shape[:-2])
+    for index, operand in enumerate(form.inputs):
+        spec = _expand(operand, y.shape[:-2])
         lie = matrix(spec)
         if lie is None:
             whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
             (copy,) = OPS["copy"].form((spec,), (whole,)).lower(caps).calls
             temporary = len(form.inputs) + 1 + len(copies)
-            refs = (Ref(place, flat(given)), Ref(temporary, whole))
-            reason = f"copy for matmul operand {place}: batches are apart by no one stride"
+            refs = (Ref(index, flat(operand)), Ref(temporary, whole))
+            reason = f"copy for matmul operand {index}: batches are apart by no one stride"
             copies.append(replace(copy, tensors=refs, reason=reason))
             temporaries.append(whole)
-            place, spec, lie = temporary, whole, _whole(whole)
-        operands.append((place, spec, lie))
+            index, spec, lie = temporary, whole, _whole(whole)
+        operands.append((index, spec, lie))
     (_, a, left), (_, b, right) = operands
     problem = Problem(
         batch=math.prod(y.shape[:-2]), m=y.shape[-2], n=y.shape[-1], k=a.shape[-1],
@@ -50,8 +50,8 @@ def matmul(form: Form[MatmulAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     product = Product(problem, (a, b, y), alpha=form.attrs.alpha)
     lowered = product_calls("matmul", product, form.attrs.variant, caps)
-    places = (*(place for place, _, _ in operands), len(form.inputs))
-    return after_copies(Lowered(tuple(copies), tuple(temporaries)), places, lowered)
+    indices = (*(index for index, _, _ in operands), len(form.inputs))
+    return after_copies(Lowered(tuple(copies), tuple(temporaries)), indices, lowered)
 
 
 def _whole(spec: Spec) -> Lie:
@@ -80,12 +80,12 @@ def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     n, k = FORMATS[attrs.format].check("linear", planes)
     whole, count = make_spec((n, k), x.dtype, caps.row_alignment), len(form.inputs)
     named = {"dtype": x.dtype.name, "format": attrs.format}
-    made = DEQUANTIZE.form(tuple(planes), (whole,), named).lower(caps)
-    places = (*range(1, 1 + len(planes)), count + 1)
-    first = after_copies(Lowered((), (whole,)), places, made, count + 1)
+    dequantized = DEQUANTIZE.form(tuple(planes), (whole,), named).lower(caps)
+    indices = (*range(1, 1 + len(planes)), count + 1)
+    first = after_copies(Lowered((), (whole,)), indices, dequantized, count + 1)
     dense = LINEAR.form((x, whole, *more), form.outputs, {**form.named, "format": ""})
-    places = (0, count + 1, *range(1 + len(planes), count + 1))
-    return after_copies(first, places, _linear(dense, caps), count + 1)
+    indices = (0, count + 1, *range(1 + len(planes), count + 1))
+    return after_copies(first, indices, _linear(dense, caps), count + 1)
 
 
 def _linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:

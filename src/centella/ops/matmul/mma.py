@@ -134,7 +134,7 @@ class _Operand:
         lane = lang.local_id() % WARP
         low, high = lane // 8 % 2, lane // 16
         eight_rows, eight_k = (high, low) if swapped else (low, high)
-        found: list[list[tuple[Any, int]]] = []
+        starts: list[list[tuple[Any, int]]] = []
         for kk in range(self.bk // K):
             line: list[tuple[Any, int]] = []
             for i in range(count):
@@ -146,12 +146,12 @@ class _Operand:
                     column = first // PER_CHUNK + eight_rows + 2 * i
                     chunk = self.ring.chunk(eight_k * 8 + lane % 8, column)
                     line.append((chunk, self.ring.down(K * kk)))
-            found.append(line)
-        return found
+            starts.append(line)
+        return starts
 
-    def load(self, place: tuple[Any, int], stage: Any, *fragments: Any) -> None:
+    def load(self, start: tuple[Any, int], stage: Any, *fragments: Any) -> None:
         """One fragment of A or two of B."""
-        chunk, below = place
+        chunk, below = start
         at = chunk + below + self.ring.at_stage(stage)
         lang.ptx.ldmatrix(self.ring, at, *fragments, trans=not self.along_k)
 
@@ -172,8 +172,8 @@ def _mma(
     places_a = left.places(down, rows, swapped=False)
     places_b = right.places(across, columns // 2, swapped=True)
     sums = [[lang.ptx.Fragment(f32, (M, N)) for _ in range(columns)] for _ in range(rows)]
-    for held in (f for line in sums for f in line):
-        held.fill(0.0)
+    for fragment in (f for line in sums for f in line):
+        fragment.fill(0.0)
     heights = [lang.ptx.Fragment(a.dtype, (M, K)) for _ in range(rows)]
     widths = [lang.ptx.Fragment(b.dtype, (K, N)) for _ in range(columns)]
     ahead, copies = tile.stages - 1, vector_a or vector_b
@@ -192,13 +192,13 @@ def _mma(
             lang.ptx.cp_async_commit()
         stage = step % tile.stages
         for line_a, line_b in zip(places_a, places_b, strict=True):
-            for place, held in zip(line_a, heights, strict=True):
-                left.load(place, stage, held)
-            for n, place in enumerate(line_b):
-                right.load(place, stage, *widths[2 * n : 2 * n + 2])
+            for start, fragment in zip(line_a, heights, strict=True):
+                left.load(start, stage, fragment)
+            for n, start in enumerate(line_b):
+                right.load(start, stage, *widths[2 * n : 2 * n + 2])
             for line, height in zip(sums, heights, strict=True):
-                for held, width in zip(line, widths, strict=True):
-                    lang.ptx.mma_sync(held, height, width)
+                for fragment, width in zip(line, widths, strict=True):
+                    lang.ptx.mma_sync(fragment, height, width)
     _finish(sums, row0 + down, column0 + across, batch, p, y, activation, extra)
 
 

@@ -21,7 +21,7 @@ from centella.ops.layout import rows_of
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, combine, power_of_two, when
+from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
     PARTIAL,
     Rows,
@@ -71,8 +71,8 @@ def _normed(
         row = lang.minimum(first + team * each + out, p["n"] - 1)
         starts.append((row + p["half"] if gate and r % 2 else row) * p["ldw"])
     weights = Rows(w, starts, vector_w, None, p["k"])
-    held = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
-    inputs = Rows(x, [row * p["rowx"] for row in held], vector_x, None, p["k"])
+    rows_of_x = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
+    inputs = Rows(x, [row * p["rowx"] for row in rows_of_x], vector_x, None, p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     if "norm" in extra:
         squares = lang.vars(f32, tile.m, init=0.0)
@@ -90,26 +90,15 @@ def _finish(
     extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Combine the sums of each team; then norm, gate or residual, and the store."""
-    t, count = lang.local_id(), len(sums)
-    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
-    slots = tile.threads // together
-    held = power_of_two(max(SHARED_WORDS // (slots * count), 1))
-    rows = min(tile.m, held) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
+    count, slots = len(sums), slots_of(tile, shuffle)
+    fitting = power_of_two(max(SHARED_WORDS // (slots * count), 1))
+    rows = min(tile.m, fitting) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
     scratch = lang.shared(f32, slots * count * rows)
     for row in range(0, tile.m, rows):
         if row:
             lang.barrier()
         values = [sums[r][row + i] for i in range(rows) for r in range(count)]
-        step = together // 2
-        while step:
-            values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-            step //= 2
-        with when(t % SUBGROUP < tile.teams, together > 1):
-            slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-            for v, value in enumerate(values):
-                scratch[v * slots + slot] = value
-        lang.barrier()
-        pitch = combine(scratch, len(values), slots, tile.teams, False, tile.rolled)
+        pitch = totals(scratch, values, tile, slots)
         _store(scratch, pitch, tile, gate, row, rows, count, first, p, y, extra)
 
 
@@ -124,15 +113,15 @@ def _store(
     items = rows * across
     for base in range(0, items, tile.threads):
         item = lang.local_id() + base
-        i, place = item // across, item % across * per
-        inside = (row + i < p["m"]) & (first + place < p["n"])
+        i, offset = item // across, item % across * per
+        inside = (row + i < p["m"]) & (first + offset < p["n"])
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
             factor = alpha
             out = []
             for j in range(per):
-                team, o = (place + j) // each, (place + j) % each
+                team, o = (offset + j) // each, (offset + j) % each
                 at = i * count
 
                 def total(r: Any, at: Any = at, team: Any = team) -> Any:
@@ -149,9 +138,9 @@ def _store(
                     out.append(total(o) * factor)
             if "residual" in extra:
                 start = (row + i) * lang.parameter("ldr", u32)
-                columns = [lang.minimum(first + place + j, p["n"] - 1) for j in range(per)]
+                columns = [lang.minimum(first + offset + j, p["n"] - 1) for j in range(per)]
                 out = [v + extra["residual"][start + c] for v, c in zip(out, columns, strict=True)]
-            y.store((row + i) * p["ldy"] + (first + place), out)
+            y.store((row + i) * p["ldy"] + (first + offset), out)
 
 
 kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)

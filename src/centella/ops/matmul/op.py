@@ -17,7 +17,7 @@ from centella.op.axes import LETTERS, Axes, Fold, axes, spread
 from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.host import plain, run_blocks, taped
+from centella.ops.host import calls_of, plain, run_blocks
 from centella.ops.layout import (
     as_rows,
     broadcast,
@@ -27,7 +27,7 @@ from centella.ops.layout import (
     takes_rows,
 )
 from centella.ops.matmul.problem import ALONG_K, VARIANTS, LinearAttrs, MatmulAttrs
-from centella.ops.operands import NUMPY, TAPE
+from centella.ops.operands import NUMPY, SYMBOLS
 from centella.ops.quant.dequantize import plane_axes
 from centella.ops.quant.table import FORMATS
 from centella.specs import Spec
@@ -152,9 +152,9 @@ def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
     extras = form.attrs.extras
     lies = [_as_rows(s) if n == "residual" else _repeated(s, out)
             for n, s in zip(extras, more, strict=True)]  # fmt: skip
-    run = taped(
+    run = calls_of(
         (out, *lies), out.shape[-1],
-        lambda xs: epilogue(TAPE, xs[0], dict(zip(extras, xs[1:], strict=True)), form.attrs),
+        lambda xs: epilogue(SYMBOLS, xs[0], dict(zip(extras, xs[1:], strict=True)), form.attrs),
     )  # fmt: skip
     blocks = blocks_of(out.shape)
     more_to_do = extras or form.attrs.activation or form.attrs.alpha != 1.0

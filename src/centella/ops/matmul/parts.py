@@ -46,8 +46,8 @@ def added(product: Product, first: Call, parts: Spec, splits: int) -> Lowered:
         first: of the parts, with a and b as its first operands.
     """
     problem, y = product.problem, product.specs[-1]
-    names, place = product.names, len(product.specs)
-    first = replace(first, tensors=(*first.tensors[:2], Ref(place, parts)))
+    names, temporary = product.names, len(product.specs)
+    first = replace(first, tensors=(*first.tensors[:2], Ref(temporary, parts)))
     words = -(-problem.n // y.dtype.per_word)
     items = words * problem.m * problem.batch
     scalars: Scalars = (
@@ -57,7 +57,7 @@ def added(product: Product, first: Call, parts: Spec, splits: int) -> Lowered:
         ("ldr", product.residual_pitch),
     )  # fmt: skip
     extras = (Ref(i, flat(product.specs[i])) for i in range(2, 2 + len(names)))
-    refs = (Ref(place, flat(parts)), *extras, Ref(2 + len(names), y))
+    refs = (Ref(temporary, flat(parts)), *extras, Ref(2 + len(names), y))
     form = face(dict.fromkeys(("parts", *names), 1), {"y": 1})
     constants: Constants = (("activation", product.activation),)
     last = Call(add_parts, refs, scalars, constants, -(-items // add_parts.workgroup), face=form)

@@ -81,19 +81,21 @@ def repacked(
     calls: list[Call] = []
     specs: dict[int, Spec] = {}
     pitches: dict[str, Any] = {}
-    for place, matrix in copied.items():
-        call, whole = copied_whole(op, place, matrix.spec, first + len(calls), caps)
+    for operand, matrix in copied.items():
+        call, whole = copied_whole(op, operand, matrix.spec, first + len(calls), caps)
         calls.append(call)
         pitches[matrix.pitch] = whole.strides[-2]
         pitches[matrix.batch] = whole.strides[0] if len(whole.shape) > 2 else 0
-        specs[place] = whole
+        specs[operand] = whole
     return replace(problem, **pitches), tuple(calls), specs
 
 
-def copied_whole(op: str, place: int, lies: Spec, temporary: int, caps: Caps) -> tuple[Call, Spec]:
+def copied_whole(
+    op: str, operand: int, lies: Spec, temporary: int, caps: Caps
+) -> tuple[Call, Spec]:
     """The copy of an operand to a temporary whose rows start on 16 bytes, and how that lies."""
     whole = _padded(lies)
     (copy,) = OPS["copy"].form((lies,), (whole,)).lower(caps).calls
-    refs = (Ref(place, flat(lies)), Ref(temporary, whole))
-    reason = f"copy for {op} operand {place}: rows do not start on 16 bytes"
+    refs = (Ref(operand, flat(lies)), Ref(temporary, whole))
+    reason = f"copy for {op} operand {operand}: rows do not start on 16 bytes"
     return replace(copy, tensors=refs, reason=reason), whole

@@ -42,8 +42,8 @@ class Finish(Struct, frozen=True, eq=False):
                 for i, below, out in self._pairs(j + 8 * right, self._column(j + 8 * right)):
                     rounded[i][below % M // 8 + 2 * right] = tuple(out)
             chunk = ring.right(first, (j - self.columns.start) // 8)
-            for i, held in enumerate(rounded):
-                lang.ptx.stmatrix(ring, chunk + ring.down(i * M), held)
+            for i, fragment in enumerate(rounded):
+                lang.ptx.stmatrix(ring, chunk + ring.down(i * M), fragment)
 
     def _column(self, j: int) -> Epilogue:
         """The epilogue of this thread's two columns of eight; past the edge the last one's."""
@@ -75,11 +75,11 @@ class Stored(Struct, frozen=True, eq=False):
             column = whole.column + whole.sums[0].place(j // 2)[1]
             with lang.if_(column < p["n"]):
                 finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"])
-                for i, held in enumerate(whole.sums):
+                for i, line in enumerate(whole.sums):
                     for pair in (j // 2, j // 2 + 2):
-                        row = whole.row + (i * M + held.place(pair)[0])
+                        row = whole.row + (i * M + line.place(pair)[0])
                         with lang.if_(row < p["m"]):
-                            out = finish([held[pair], held[pair + 1]], row)
+                            out = finish([line[pair], line[pair + 1]], row)
                             place = whole.batch * p["sy"] + row * p["ldy"] + column
                             store_words(self.y, place, out, column, p["n"])
 

@@ -80,8 +80,8 @@ class Skinny(Struct, frozen=True):
         """
         words = 4 * self.unroll * (2 * self.sixteens + self.eights * x.itemsize // weight.itemsize)
         sums = 4 * self.sixteens * self.eights
-        made = 24 * (self.eights if x is f32 else self.eights // 4 * 2 if weight is i8 else 0)
-        registers = -(-(words + sums + made + BESIDE) // 8) * 8
+        widened = 24 * (self.eights if x is f32 else self.eights // 4 * 2 if weight is i8 else 0)
+        registers = -(-(words + sums + widened + BESIDE) // 8) * 8
         return max(1, min(REGISTERS // registers, MOST_THREADS) // self.threads)
 
     def block(self, weight: DType) -> int:
@@ -123,8 +123,8 @@ def _skinny(
         [lang.ptx.Fragment(f32, (16, 8)) for _ in range(tile.eights)] for _ in range(tile.sixteens)
     ]
     every = [f for line in sums for f in line]
-    for held in every:
-        held.fill(0.0)
+    for fragment in every:
+        fragment.fill(0.0)
     # Sums of tensor cores are cut, not rounded: those of f32 are kept short.
     totals = lang.vars(f32, len(every), every[0].registers, init=0.0) if x.dtype is f32 else []
     height, width = lang.ptx.Fragment(kind, (16, 16)), lang.ptx.Fragment(kind, (16, 8))
@@ -134,7 +134,7 @@ def _skinny(
         at = column + index * block
         ks = [at + u * (QUAD * per) for u in range(tile.unroll)]
         reach = Reach(p["k"], masked, whole)
-        left, right = ([v + 0 for v in held] for held in (weights, inputs))
+        left, right = ([v + 0 for v in fragment] for fragment in (weights, inputs))
         ws = [[reach.bits(w, start, k, per) for start in left] for k in ks]
         xs = [[reach.bits(x, start, k, per) for start in right] for k in ks]
         for k, left, right in zip(ks, ws, xs, strict=True):
@@ -150,15 +150,15 @@ def _skinny(
                     low, high = rows[2 * i], rows[2 * i + 1]
                     for register, word in enumerate((low[j], high[j], low[j + 1], high[j + 1])):
                         height[register] = word
-                    for held, parts in zip(line, pieces, strict=True):
+                    for fragment, parts in zip(line, pieces, strict=True):
                         for piece in parts:
                             width[0] = piece[j]
                             width[1] = piece[j + 1]
-                            lang.ptx.mma_sync(held, height, width)
-            for held, whole_sums in zip(every, totals, strict=False):
+                            lang.ptx.mma_sync(fragment, height, width)
+            for fragment, whole_sums in zip(every, totals, strict=False):
                 for register, total in enumerate(whole_sums):
-                    total.set(total + held[register])
-                held.fill(0.0)
+                    total.set(total + fragment[register])
+                fragment.fill(0.0)
 
     blocks = p["k"] // block
     if depth != "masked":
@@ -191,8 +191,8 @@ class Reach(Struct, frozen=True, eq=False):
         per, words = source.dtype.per_chunk, []
         last = (self.k - 1) // per * per
         for j in range(0, count, per):
-            place = at + j
-            words += source.load_bits(start + (lang.minimum(place, last) if self.masked else place))
+            word = at + j
+            words += source.load_bits(start + (lang.minimum(word, last) if self.masked else word))
         return words
 
     def kept(self, words: list[Any], at: Any) -> list[Any]:
@@ -241,9 +241,9 @@ def _pair(low: Any, high: Any) -> Any:
     return lang.bitcast(low, u32) >> 16 | lang.bitcast(high, u32) & HIGH
 
 
-def _registers(held: Any) -> list[Any]:
+def _registers(fragment: Any) -> list[Any]:
     """A fragment's registers of this thread."""
-    return [held[r] for r in range(held.registers)]
+    return [fragment[r] for r in range(fragment.registers)]
 
 
 def _finish(
@@ -260,21 +260,21 @@ def _finish(
     items = tile.eights * EIGHT * across
     for base in range(0, items, tile.threads):
         item = thread + base
-        row, place = item // across, item % across * per
-        inside = (row < p["m"]) & (first + place < p["n"])
+        row, offset = item // across, item % across * per
+        inside = (row < p["m"]) & (first + offset < p["n"])
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
-            finish = Epilogue(activation, extra, first + place, per, p["n"])
+            finish = Epilogue(activation, extra, first + offset, per, p["n"])
             totals = []
             for j in range(per):
-                at = _place(tile, row, place + j)
+                at = _word_of(tile, row, offset + j)
                 parts = [scratch[at + d * WARP] for d in range(tile.deep)]
                 totals.append(fold(parts, operator.add))
-            y.store(batch * p["sy"] + row * p["ldy"] + (first + place), finish(totals, row))
+            y.store(batch * p["sy"] + row * p["ldy"] + (first + offset), finish(totals, row))
 
 
-def _place(tile: Skinny, row: Any, output: Any) -> Any:
+def _word_of(tile: Skinny, row: Any, output: Any) -> Any:
     """Where the first part of an element's sum lies: register after register, each of all threads.
 
     Of a fragment of sums thread `lane` has in register 2 h + c the output lane / 4 + 8 h for row

@@ -25,27 +25,44 @@ def finish(
     activation: str, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Combine the sums of each team, as many rows of x at a time as shared memory holds."""
-    t = lang.local_id()
-    together = max(SUBGROUP // tile.teams, 1) if shuffle else 1
-    slots = tile.threads // together
+    slots = slots_of(tile, shuffle)
     rows = min(tile.m, power_of_two(SHARED_WORDS // (slots * tile.outs)))
     scratch = lang.shared(f32, slots * tile.outs * rows)
     for row in range(0, tile.m, rows):
         if row:
             lang.barrier()
         values = [sums[r][row + i] for i in range(rows) for r in range(tile.outs)]
-        step = together // 2
-        while step:
-            values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-            step //= 2
-        with when(t % SUBGROUP < tile.teams, together > 1):
-            slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-            for v, value in enumerate(values):
-                scratch[v * slots + slot] = value
-        lang.barrier()
         own = tile.teams == 1 and y.dtype.per_word == 1
-        pitch = combine(scratch, len(values), slots, tile.teams, own, tile.rolled)
+        pitch = totals(scratch, values, tile, slots, own)
         _store(scratch, pitch, tile, row, rows, batch, first, p, y, activation, extra)
+
+
+def slots_of(tile: Thin, shuffle: bool) -> int:
+    """Parts of a value that the threads of a group write, once a subgroup has added up its own."""
+    return tile.threads // (max(SUBGROUP // tile.teams, 1) if shuffle else 1)
+
+
+def totals(scratch: Any, values: list[Any], tile: Thin, slots: int, own: bool = False) -> int:
+    """Add up values over the threads of each team: value v of team i is at `v * pitch + i`.
+
+    Args:
+        scratch: shared memory of `slots` words for each value.
+        own: each thread then reads its own totals only.
+
+    Returns:
+        The pitch.
+    """
+    t, together = lang.local_id(), tile.threads // slots
+    step = together // 2
+    while step:
+        values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
+        step //= 2
+    with when(t % SUBGROUP < tile.teams, together > 1):
+        slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
+        for v, value in enumerate(values):
+            scratch[v * slots + slot] = value
+    lang.barrier()
+    return combine(scratch, len(values), slots, tile.teams, own, tile.rolled)
 
 
 def combine(
@@ -115,14 +132,14 @@ def _store(
     items = count * across
     for base in range(0, items, tile.threads):
         item = lang.local_id() + base
-        i, place = item // across, item % across * per
-        inside = (row + i < p["m"]) & (first + place < p["n"])
+        i, offset = item // across, item % across * per
+        inside = (row + i < p["m"]) & (first + offset < p["n"])
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
             out = []
             for j in range(per):
-                team, r = (place + j) // tile.outs, (place + j) % tile.outs
+                team, r = (offset + j) // tile.outs, (offset + j) % tile.outs
                 out.append(scratch[(i * tile.outs + r) * pitch + team])
-            finish = Epilogue(activation, extra, first + place, per, p["n"])
-            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + place), finish(out, row + i))
+            finish = Epilogue(activation, extra, first + offset, per, p["n"])
+            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + offset), finish(out, row + i))

@@ -54,7 +54,7 @@ class _Operand:
         self.depth = depth
         count, left = divmod(rows * tile.bk, self.width * tile.threads)
         assert left == 0, "the tile must divide among the threads"
-        self.place = (start, pitch, first, extent)
+        self.window = (start, pitch, first, extent)
         mine = () if tile.rolled else range(count)
         self.pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
 
@@ -68,7 +68,7 @@ class _Operand:
     def _piece(self, index: Any) -> Any:
         """(row or k within the tile, k or row within the tile, fixed part of the address)."""
         bk, width = self.tile.bk, self.width
-        start, pitch, first, extent = self.place
+        start, pitch, first, extent = self.window
         if self.along_k:
             row, k = index // (bk // width), index % (bk // width) * width
             place = start + lang.minimum(first + row, extent - 1) * pitch
@@ -235,27 +235,27 @@ def _finish(
                 row = row0 + ty * 4 + (i // 4) * (tile.bm // groups_m) + i % 4
                 with lang.if_(row < p["m"]):
                     out = finish([sums[i][4 * g + j] for j in range(4)], row)
-                    place = batch * p["sy"] + row * p["ldy"] + column
-                    _store(y, place, out, column, p["n"], vector)
+                    start = batch * p["sy"] + row * p["ldy"] + column
+                    _store(y, start, out, column, p["n"], vector)
 
 
-def _store(y: Any, place: Any, out: list[Any], column: Any, n: Any, vector: bool) -> None:
+def _store(y: Any, start: Any, out: list[Any], column: Any, n: Any, vector: bool) -> None:
     """Four neighbouring results: as a chunk where rows allow it, else word by word."""
     if vector and y.dtype.per_chunk == 4:
-        y.store(place, out)
+        y.store(start, out)
     else:
-        store_words(y, place, out, column, n)
+        store_words(y, start, out, column, n)
 
 
-def store_words(y: Any, place: Any, out: list[Any], column: Any, n: Any) -> None:
+def store_words(y: Any, start: Any, out: list[Any], column: Any, n: Any) -> None:
     """Neighbouring results word by word, those past the last column left out."""
     words = y.dtype.per_word
     for j in range(0, len(out), words):
         if j == 0:
-            y.store(place, out[:words])
+            y.store(start, out[:words])
         else:
             with lang.if_(column + j < n):
-                y.store(place + j, out[j : j + words])
+                y.store(start + j, out[j : j + words])
 
 
 gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm", rewritable=True)
@@ -264,19 +264,20 @@ gemm: Kernel = Kernel(_gemm, workgroup=256, name="gemm", rewritable=True)
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
-    """The tile of a variant on a device: the first that fits.
+def fits(tile: Tile, itemsize: int, caps: Caps) -> bool:
+    """Whether a device has room for a tile, and its threads share the loads of it evenly.
 
-    Its threads share the 16-byte chunks of either operand's tile evenly; of 1-byte elements, half
-    chunks.
+    They load the 16-byte chunks of either operand's tile; of 1-byte elements, half chunks.
     """
-    for tile in (*row_of(caps).first.get(variant, ()), *TILES[variant]):
-        share = 16 // max(itemsize, 2) * tile.threads
-        if tile.bm * tile.bk % share or tile.bn * tile.bk % share:
-            continue
-        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup:
-            return tile
-    return None
+    share = 16 // max(itemsize, 2) * tile.threads
+    even = tile.bm * tile.bk % share == 0 and tile.bn * tile.bk % share == 0
+    return even and tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+
+
+def tile_of(variant: str, itemsize: int, caps: Caps) -> Tile | None:
+    """The tile of a variant on a device: the first that fits."""
+    tiles = (*row_of(caps).first.get(variant, ()), *TILES[variant])
+    return next((tile for tile in tiles if fits(tile, itemsize, caps)), None)
 
 
 def tiles_of(problem: Problem, tile: Tile) -> int:

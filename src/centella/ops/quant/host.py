@@ -62,16 +62,16 @@ def fields(raw: Array, *dtypes: str) -> list[Array]:
     kind = np.dtype([(f"f{i}", name) for i, name in enumerate(dtypes)])
     records = np.ascontiguousarray(raw).view(kind)[..., 0]
     rows, blocks = records.shape
-    found = [np.ascontiguousarray(records[name]) for name in kind.names or ()]
-    return [f.reshape(rows, blocks * math.prod(f.shape[2:])) for f in found]
+    planes = [np.ascontiguousarray(records[name]) for name in kind.names or ()]
+    return [f.reshape(rows, blocks * math.prod(f.shape[2:])) for f in planes]
 
 
 def inverse(factor: Array) -> Array:
     """1 / factor; 0 where that may be infinite."""
     normal = np.abs(factor) >= np.finfo(np.float32).tiny
-    found: Array = np.zeros_like(factor)
-    np.divide(np.float32(1), factor, where=normal, out=found)
-    return found
+    result: Array = np.zeros_like(factor)
+    np.divide(np.float32(1), factor, where=normal, out=result)
+    return result
 
 
 def above_least(op: str, weight: Any, block: int, most: int) -> tuple[Array, Array, Array]:

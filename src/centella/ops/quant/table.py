@@ -37,17 +37,17 @@ class _Formats(Mapping[str, "Format"]):
 FORMATS: Mapping[str, Format] = _Formats()
 
 
-def format_of(op: str, given: str | Format) -> Format:
+def format_of(op: str, format: str | Format) -> Format:
     """The format of a name.
 
     Raises:
         DTypeError: there is none of that name.
     """
-    if not isinstance(given, str):
-        return given
-    if given not in FORMATS:
-        raise DTypeError(f"{op}: expected a format of {', '.join(FORMATS)}, got {given!r}")
-    return FORMATS[given]
+    if not isinstance(format, str):
+        return format
+    if format not in FORMATS:
+        raise DTypeError(f"{op}: expected a format of {', '.join(FORMATS)}, got {format!r}")
+    return FORMATS[format]
 
 
 def encoded(op: str, format: str | Format, weight: Any) -> tuple[Array, ...]:

@@ -16,7 +16,7 @@ from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, epsilon, flag, one_of, real, whole
 from centella.tensors.functional.axes import rms_norm
 from centella.tensors.functional.elementwise import gelu, relu, sigmoid, silu_gate, tanh
-from centella.tensors.functional.move import concat
+from centella.tensors.functional.move import concat, pad
 from centella.tensors.qtensor import QTensor, Stacked, float_dtype, of_pair
 from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
 
@@ -222,8 +222,8 @@ def conv1d(
         "padding": whole("conv1d", "padding", padding),
     }
     attrs = _attrs("conv1d", variant, activation=_activation("conv1d", activation), **numbers)
-    given = (x, weight) if bias is None else (x, weight, bias)
-    return apply_all(get("conv1d"), given, attrs)[0].permute(0, 2, 1)
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    return apply_all(get("conv1d"), operands, attrs)[0].permute(0, 2, 1)
 
 
 def _rounded(op: str, dtype: Any) -> dict[str, Any]:
@@ -266,14 +266,19 @@ def attention(
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
     starts: Tensor | None = None,
+    sinks: Tensor | None = None,
+    blocks: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     variant: str | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, without a score matrix in memory.
 
     Args:
-        q: [batch, heads, q_len, head_dim]; k, v: [batch, kv_heads, kv_len, head_dim].
+        q: [batch, heads, q_len, head_dim]; k, v: [batch, kv_heads, kv_len, head_dim]. Heads of v
+            may have a size of their own: the smaller ones are padded with zeros, which copies them.
         lengths: [batch] i32, keys of each sequence that count.
         key_mask: [batch, kv_len] bool or integer, nonzero where a key counts.
         mask: [batch or 1, heads or 1, q_len or 1, kv_len or 1], of which leading extents may be
@@ -281,17 +286,28 @@ def attention(
             scores, or of bools, True where a query sees a key.
         starts: [batch] i32, where query 0 of each sequence stands: query i sees keys up to
             starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
+        sinks: [heads], floats: the score of one more key of each head, whose value is 0 (Xiao et
+            al. 2023; gpt-oss).
+        blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
+            and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
+            blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
         causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
+        window: a query sees the keys of less than so many positions away: with `starts` or `causal`
+            the last `window` ones, its own included (`sliding_window` of decoders), else those on
+            both sides (of encoders with a distance of at most w: w + 1). Query i stands where
+            `starts` or `causal` says.
+        softcap: c, of which a scaled score is made c tanh(score / c), before a mask is added.
         scale: default 1 / sqrt(head_dim).
         variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma"), for tests
             and benchmarks.
 
     Returns:
-        [batch, heads, q_len, head_dim]; a view of memory in [batch, q_len, heads, head_dim]. A
-        query with no key gives zeros.
+        [batch, heads, q_len, head_dim of v]; a view of memory in [batch, q_len, heads, head_dim].
+        A query with no key gives zeros.
 
     Raises:
-        ShapeError, DTypeError: for shapes or dtypes that do not fit these; for causal and starts.
+        ShapeError, DTypeError: for shapes, dtypes or numbers that do not fit these; for causal and
+            starts.
         LimitError: as for `matmul`.
     """
     check_tensors("attention", q, k, v)
@@ -299,13 +315,31 @@ def attention(
         raise ShapeError(
             f"attention: expected rank 4, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    keys = k.shape[2]
+    if blocks is not None:
+        check_tensors("attention", blocks)
+        keys *= blocks.shape[-1] if blocks.ndim else 0
     if mask is not None:
-        mask = _broadcast(mask, (*q.shape[:3], k.shape[2]))
-    masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts}
+        mask = _broadcast(mask, (*q.shape[:3], keys))
+    masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
+             "sinks": sinks, "blocks": blocks}  # fmt: skip
     default = 1.0 / math.sqrt(max(q.shape[-1], 1))
     factor = default if scale is None else real("attention", "scale", scale)
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
-    return apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)
+    if window is not None:
+        reach = whole("attention", "window", window, 1)
+        if starts is not None or reach < max(q.shape[2], keys):  # else all is within it
+            attrs["window"] = reach
+    if softcap is not None:
+        attrs["softcap"] = real("attention", "softcap", softcap)
+        if not 0.0 < attrs["softcap"] < math.inf:
+            raise ShapeError(f"attention: expected a finite softcap above 0, got {softcap}")
+    size = v.shape[3]
+    if size != q.shape[3]:
+        most = max(size, q.shape[3])
+        q, k, v = (pad(x, [(0, 0)] * 3 + [(0, most - x.shape[3])]) for x in (q, k, v))
+    y = apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)
+    return y if size == y.shape[3] else y[..., :size]
 
 
 def _broadcast(mask: Tensor, scores: Shape) -> Tensor:

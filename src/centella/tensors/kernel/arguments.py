@@ -39,10 +39,10 @@ def bind(
         TraceError, ShapeError, DTypeError, DeviceError: naming the kernel and what does not fit.
     """
     face = kernel.face
-    given, constants = _by_name(kernel, positions, args, named)
-    tensors = tuple((_tensor(kernel, n, given[n], param), param) for n, param in face.tensors)
+    values, constants = _by_name(kernel, positions, args, named)
+    tensors = tuple((_tensor(kernel, n, values[n], param), param) for n, param in face.tensors)
     _check_together(kernel, tensors)
-    scalars = tuple((n, _scalar(kernel, n, given[n], kind)) for n, kind in face.scalars)
+    scalars = tuple((n, _scalar(kernel, n, values[n], kind)) for n, kind in face.scalars)
     for name, value in constants.items():
         try:
             hash(value)
@@ -62,19 +62,19 @@ def _by_name(
         raise TraceError(
             f"{kernel.name}: expected at most {len(positions)} arguments, got {len(args)}"
         )
-    given = dict(zip(positions, args, strict=False))
-    twice = set(given) & set(named)
-    given.update(named)
-    constants = {n: given.pop(n, default) for n, default in kernel.face.constants}
-    missing = [n for n in kernel.face.operands if n not in given]
+    values = dict(zip(positions, args, strict=False))
+    twice = set(values) & set(named)
+    values.update(named)
+    constants = {n: values.pop(n, default) for n, default in kernel.face.constants}
+    missing = [n for n in kernel.face.operands if n not in values]
     missing += [n for n, v in constants.items() if v is REQUIRED]
-    extra = [n for n in given if n not in kernel.face.operands]
+    extra = [n for n in values if n not in kernel.face.operands]
     if missing or extra or twice:
         wrong = {"missing": missing, "unknown": extra, "given twice": sorted(twice)}
         said = ", ".join(f"{what} {names}" for what, names in wrong.items() if names)
         meant = [f"{LAUNCH[n]}=" for n in extra if n in LAUNCH]
         raise TraceError(f"{kernel.name}: {said}{f'; write {meant[0]}' if meant else ''}")
-    return given, constants
+    return values, constants
 
 
 def _check_together(kernel: Kernel, tensors: tuple[tuple[Tensor, TensorParam], ...]) -> None:
@@ -137,13 +137,13 @@ def _scalar(kernel: Kernel, name: str, value: Any, kind: str) -> int | float:
     return plain
 
 
-def check_written(kernel: Kernel, given: Arguments, groups: int) -> None:
+def check_written(kernel: Kernel, bound: Arguments, groups: int) -> None:
     """Refuse a launch without threads whose outputs would stay undefined.
 
     Raises:
         TraceError: naming an output that has elements.
     """
-    for (name, param), (tensor, _) in zip(kernel.face.tensors, given.tensors, strict=True):
+    for (name, param), (tensor, _) in zip(kernel.face.tensors, bound.tensors, strict=True):
         if not groups and param.mode == "out" and tensor.size:
             raise TraceError(
                 f"{kernel.name}: expected threads to write {name!r} of {list(tensor.shape)}, got 0"
@@ -178,17 +178,17 @@ def group_count(kernel: Kernel, threads: int | None, groups: int | None) -> int:
             f"{kernel.name}: give threads= or groups=, not both (a group has {kernel.workgroup} "
             f"threads)"
         )
-    given = groups if threads is None else threads
-    if given is None:
+    asked = groups if threads is None else threads
+    if asked is None:
         raise TraceError(f"{kernel.name}: give threads= or groups=")
-    if type(given) is bool or not hasattr(given, "__index__") or given < 0:
-        raise TraceError(f"{kernel.name}: expected a number of threads or groups, got {given!r}")
-    if threads is not None and given > MOST_THREADS:
+    if type(asked) is bool or not hasattr(asked, "__index__") or asked < 0:
+        raise TraceError(f"{kernel.name}: expected a number of threads or groups, got {asked!r}")
+    if threads is not None and asked > MOST_THREADS:
         raise LimitError(
             f"{kernel.name}: expected at most {MOST_THREADS:,} threads, as lang.global_id() counts "
-            f"them, got {given:,}"
+            f"them, got {asked:,}"
         )
-    count = int(given) if threads is None else -(-int(given) // kernel.workgroup)
+    count = int(asked) if threads is None else -(-int(asked) // kernel.workgroup)
     if count >= MAX_GROUPS:
         raise LimitError(f"{kernel.name}: expected fewer than {MAX_GROUPS:,} groups, got {count:,}")
     return count

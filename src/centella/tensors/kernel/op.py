@@ -77,11 +77,11 @@ def op_of(kernel: Kernel) -> UserOp:
     def lower(form: Form[LaunchAttrs], caps: Caps) -> Lowered:
         """One launch."""
         refs: list[Ref] = []
-        place = {"in": 0, "out": len(form.inputs) + len(mutates)}
+        position = {"in": 0, "out": len(form.inputs) + len(mutates)}
         for _, param in kernel.face.tensors:
             kind = "out" if param.mode == "out" else "in"
-            refs.append(Ref(place[kind], (*form.inputs, *form.outputs)[place[kind]]))
-            place[kind] += 1
+            refs.append(Ref(position[kind], (*form.inputs, *form.outputs)[position[kind]]))
+            position[kind] += 1
         launch = form.attrs
         call = Call(kernel, tuple(refs), launch.scalars, launch.constants, launch.groups)
         return Lowered((call,))

@@ -75,17 +75,17 @@ class UserKernel:
                 are no whole number of the kernel's clusters (`ptx.cluster`); loops longer than the
                 driver lets them run.
         """
-        given = bind(self._kernel, self._positions, args, named)
+        bound = bind(self._kernel, self._positions, args, named)
         wanted = group_count(self._kernel, threads, groups)
-        check_written(self._kernel, given, wanted)
-        where = given.tensors[0][0].device
-        pairs = [(t if p.mode == "out" else _fit(t, p), p) for t, p in given.tensors]
+        check_written(self._kernel, bound, wanted)
+        where = bound.tensors[0][0].device
+        pairs = [(t if p.mode == "out" else _fit(t, p), p) for t, p in bound.tensors]
         ins = [t for t, p in pairs if p.mode != "out"]
         outs = [(t, p) for t, p in pairs if p.mode == "out"]
         attrs: dict[str, Any] = {
             "outs": tuple((_out_shape(t.shape, p.rank), t.dtype) for t, p in outs),
-            "scalars": given.scalars,
-            "constants": given.constants,
+            "scalars": bound.scalars,
+            "constants": bound.constants,
             "groups": wanted,
         }
         self._check_program(where, pairs, attrs)
@@ -203,9 +203,9 @@ class UserKernel:
         count = len(self._positions)
         placed = dict(zip(self._positions, args, strict=False))
         placed = {n: moved(n, value) for n, value in placed.items()}
-        given = {n: moved(n, value) for n, value in named.items()}
-        self(*placed.values(), *args[count:], threads=threads, groups=groups, **given)
-        results = given | placed
+        arguments = {n: moved(n, value) for n, value in named.items()}
+        self(*placed.values(), *args[count:], threads=threads, groups=groups, **arguments)
+        results = arguments | placed
         return {n: results[n].numpy() for n, p in params.items() if p.mode in ("out", "inout")}
 
 

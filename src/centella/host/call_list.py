@@ -1,9 +1,9 @@
 """A formula as a list of NumPy calls into memory that is there already.
 
-The formula is run once on symbols, which note what is done with them. What comes of it is a tape:
-calls in order, each with the registers that it reads and the one that it writes; a register is free
-again after its last reader. A tape runs on one block of the operands after the other, so that what
-it computes in between stays in cache, and allocates nothing.
+The formula is run once on symbols, which note each call. The result is a list of calls in order,
+each with the registers that it reads and the one that it writes; a register is free again after its
+last reader. The list runs on one block of the operands after the other, so that intermediate values
+stay in cache and nothing is allocated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _operator(call: Callable[..., Any], turned: bool = False) -> Callable[[Any, 
     """A binary operator that is noted; `turned`: the symbol is its right operand."""
 
     def operate(symbol: Symbol, other: Any) -> Symbol:
-        return symbol.tape.note(call, *((other, symbol) if turned else (symbol, other)))
+        return symbol.calls.note(call, *((other, symbol) if turned else (symbol, other)))
 
     return operate
 
@@ -34,11 +34,11 @@ def _operator(call: Callable[..., Any], turned: bool = False) -> Callable[[Any, 
 class Symbol:
     """A value of the formula: operators on it are noted."""
 
-    __slots__ = ("columns", "dtype", "kind", "number", "tape")
+    __slots__ = ("calls", "columns", "dtype", "kind", "number")
     __array_ufunc__ = None  # NumPy's scalars leave operators to it
 
-    def __init__(self, tape: Tape, number: int, dtype: Any, kind: int, columns: int) -> None:
-        self.tape: Tape = tape
+    def __init__(self, calls: CallList, number: int, dtype: Any, kind: int, columns: int) -> None:
+        self.calls: CallList = calls
         self.number: int = number
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.kind: int = kind
@@ -53,10 +53,10 @@ class Symbol:
         __ge__, __lt__ = _operator(np.greater_equal), _operator(np.less)
 
     def __neg__(self) -> Symbol:
-        return self.tape.note(np.negative, self)
+        return self.calls.note(np.negative, self)
 
     def __invert__(self) -> Symbol:
-        return self.tape.note(np.logical_not, self)
+        return self.calls.note(np.logical_not, self)
 
 
 def larger(a: Any, b: Any, out: Array) -> None:
@@ -109,7 +109,7 @@ Note = tuple[Callable[..., Any], tuple[Any, ...], Symbol]
 Form = tuple[int, Any]  # of a register: FULL or COLUMN, and its dtype
 
 
-class Tape:
+class CallList:
     """The calls that a formula makes.
 
     Args:
@@ -127,7 +127,7 @@ class Tape:
         self.along_rows: bool = False
         self._columns = columns
         self._notes: list[Note] = []
-        self._made = len(self.operands)
+        self._symbols = len(self.operands)
 
     def note(self, call: Callable[..., Any], *args: Any) -> Symbol:
         """One more call; gives its result."""
@@ -138,21 +138,21 @@ class Tape:
         dtype = _dtype(call, args)
         kind = COLUMN if call in ALONG_ROWS else min(s.kind for s in symbols)
         self.along_rows |= call in ALONG_ROWS
-        made = Symbol(self, self._made, dtype, kind, self._columns)
-        self._made += 1
-        self._notes.append((call, args, made))
-        return made
+        symbol = Symbol(self, self._symbols, dtype, kind, self._columns)
+        self._symbols += 1
+        self._notes.append((call, args, symbol))
+        return symbol
 
     def finish(self, result: Symbol) -> Run:
         """The calls that lead to a result, on values: operands, result, constants, registers."""
         notes = self._needed(result)
         if not notes or notes[-1][2] is not result or result.kind == COLUMN:
-            notes.append((move, (result,), Symbol(self, self._made, result.dtype, FULL, 0)))
+            notes.append((move, (result,), Symbol(self, self._symbols, result.dtype, FULL, 0)))
         first = len(self.operands)
         constants: list[Array] = []
         last: dict[int, int] = {}
-        for place, (call, args, _) in enumerate(notes):
-            last.update({a.number: place for a in args if isinstance(a, Symbol)})
+        for step, (call, args, _) in enumerate(notes):
+            last.update({a.number: step for a in args if isinstance(a, Symbol)})
             with np.errstate(over="ignore"):  # beyond f32 it is infinite
                 constants += [
                     np.array(a, _dtype(call, args, compared=True))
@@ -163,35 +163,35 @@ class Tape:
         layout: list[Form] = []
         free: dict[Form, list[int]] = defaultdict(list)
         code: list[tuple[Callable[..., Any], Any]] = []
-        for place, (call, args, made) in enumerate(notes):
+        for step, (call, args, symbol) in enumerate(notes):
             at = [where[a.number] if isinstance(a, Symbol) else next(numbers) for a in args]
             over = {
                 where[a.number]: (a.kind, a.dtype) for a in args
-                if isinstance(a, Symbol) and last[a.number] == place and a.number >= first
+                if isinstance(a, Symbol) and last[a.number] == step and a.number >= first
             }  # fmt: skip
-            form = made.kind, made.dtype
+            form = symbol.kind, symbol.dtype
             if call not in APART:
                 _release(free, over)
-            if place == len(notes) - 1:
-                where[made.number] = first
+            if step == len(notes) - 1:
+                where[symbol.number] = first
             elif free[form]:
-                where[made.number] = free[form].pop()
+                where[symbol.number] = free[form].pop()
             else:
-                where[made.number] = first + 1 + len(constants) + len(layout)
+                where[symbol.number] = first + 1 + len(constants) + len(layout)
                 layout.append(form)
             if call in APART:
                 _release(free, over)
-            code.append((call, itemgetter(*at, where[made.number])))
+            code.append((call, itemgetter(*at, where[symbol.number])))
         return Run(tuple(code), tuple(constants), tuple(layout), self.along_rows)
 
     def _needed(self, result: Symbol) -> list[Note]:
         """The calls without those whose result nobody reads."""
         wanted = {result.number}
         kept: list[Note] = []
-        for call, args, made in reversed(self._notes):
-            if made.number in wanted:
+        for call, args, symbol in reversed(self._notes):
+            if symbol.number in wanted:
                 wanted.update(a.number for a in args if isinstance(a, Symbol))
-                kept.append((call, args, made))
+                kept.append((call, args, symbol))
         return kept[::-1]
 
 
@@ -209,7 +209,7 @@ def _release(free: dict[Form, list[int]], over: dict[int, Form]) -> None:
 
 
 class Run:
-    """A finished tape; threads may share it.
+    """A finished list of calls; threads may share it.
 
     Attributes:
         steps: calls for each block.

@@ -1,0 +1,88 @@
+"""`centella search`: the rows of a file of vectors that are nearest to a question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from centella.cli.options import Device, Json
+from centella.cli.output import err, in_line, out, out_json
+from centella.cli.reading import lines_of
+from centella.errors import CentellaError
+from centella.ledger.counts import ledger
+from centella.tasks.load import load
+from centella.tasks.search import Index
+from centella.weights.vectors import open_vectors
+
+Vectors = Annotated[str, typer.Argument(metavar="INDEX", help="A .npy, .parquet or .arrow file.")]
+Questions = Annotated[list[str], typer.Argument(metavar="QUESTION...", help="What to look for.")]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="What embedded the file (default: as it says, else minilm)."),
+]
+Lines = Annotated[
+    str | None, typer.Option("--file", metavar="F", help="The texts of a .npy file, a line a row.")
+]
+Top = Annotated[int, typer.Option(min=1, metavar="K", help="Rows to show.")]
+ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
+Half = Annotated[bool, typer.Option("--f16", help="Keep the vectors in f16: half the memory.")]
+
+
+def run(
+    index: Vectors, questions: Questions, model: Model = None, device: Device = None,
+    file: Lines = None, top: Top = 5, half: Half = False, as_json: Json = False,
+    show_ledger: ShowLedger = False,
+) -> None:  # fmt: skip
+    """Embed the questions and print the nearest rows, with their texts where these are known.
+
+    Raises:
+        CentellaError: no vectors, of another size than the model's, or texts of another number.
+        OSError: for a file that cannot be read.
+    """
+    stored = open_vectors(index)
+    rows, dim = stored.vectors.shape
+    texts = stored.texts if file is None else lines_of("search", file)
+    if texts is not None and len(texts) != rows:
+        raise CentellaError(
+            f"search: --file: expected a line for each of the {rows:,} rows of {in_line(index)}, "
+            f"got {len(texts):,}"
+        )
+    called = model or stored.model or "minilm"
+    embedder = load(called, device, task="embed")
+    cut = dim < embedder.dim and called == stored.model  # by embed --dim
+    if embedder.dim != dim and not cut:
+        raise CentellaError(
+            f"search: {in_line(index)} has vectors of {dim} numbers, {in_line(called)} gives "
+            f"{embedder.dim}; name with --model what embedded it"
+        )
+    place = embedder.model.device
+    vectors = Index(stored.vectors, device=place, dtype="f16" if half else None)
+    with ledger() as led:
+        matches = vectors.search(embedder.encode_query(questions, dim=dim), top)
+    nearest = [
+        [_match(float(s), int(r), texts) for s, r in zip(scores, found, strict=True)]
+        for scores, found in zip(matches.scores, matches.rows, strict=True)
+    ]
+    if as_json:
+        pairs = zip(questions, nearest, strict=True)
+        out_json({"results": [{"question": q, "nearest": n} for q, n in pairs]})
+    else:
+        _show(questions, nearest)
+    if show_ledger:
+        err(f"ledger: {led}")
+
+
+def _match(score: float, row: int, texts: Sequence[str] | None) -> dict[str, Any]:
+    return {"score": score, "row": row, **({} if texts is None else {"text": texts[row]})}
+
+
+def _show(questions: list[str], nearest: list[list[dict[str, Any]]]) -> None:
+    for question, matches in zip(questions, nearest, strict=True):
+        if len(questions) > 1:
+            out(in_line(question))
+        wide = len(str(max(match["row"] for match in matches)))
+        for match in matches:
+            text = in_line(match.get("text", ""))
+            out(f"{match['score']:.3f}  {match['row']:>{wide}}  {text}".rstrip())

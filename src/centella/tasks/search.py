@@ -1,0 +1,226 @@
+"""`Index`: vectors that stay on a device, and the rows that are nearest to a query, exactly.
+
+Scores of all rows are one product; of every `CHUNK` of them the best are chosen, then the best of
+those, until k are left. So a search reads the vectors once, and k scores and rows come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import DType, dtype_of, f32
+from centella.errors import ContractError, DTypeError, ShapeError
+from centella.ops.topk import MOST
+from centella.runtime.device import Device
+from centella.runtime.device import device as open_device
+from centella.tensors.arguments import whole
+from centella.tensors.creation import arange, asarray
+from centella.tensors.functional import concat, eq, gather, linear, topk, where
+from centella.tensors.jit import Jitted
+from centella.tensors.tensor import Tensor
+from centella.weights.vectors import open_vectors
+
+if TYPE_CHECKING:
+    from centella.runtime.pending import Pending
+
+Array = np.ndarray[Any, Any]
+CHUNK = 2048  # scores of which the best are chosen by one group
+PART = 1 << 19  # rows of one tensor: below every device's largest buffer, and few launches
+QUERIES = 64  # that are scored at once: 134 MB of scores of a part
+CAPTURES = 16
+
+
+class Matches(Struct, frozen=True):
+    """The rows nearest to each query, the best first; of equal scores the lower row first.
+
+    Attributes:
+        scores: f32 [queries, k].
+        rows: i64 [queries, k], of the vectors as they were given.
+    """
+
+    scores: Array
+    rows: Array
+
+
+class Index:
+    """Vectors on a device, searched exactly; threads may share one.
+
+    Args:
+        vectors: [n, dim] of floats: a NumPy array (also one that is mapped from a file), which is
+            uploaded in pieces, or a Tensor.
+        texts: what each row stands for; kept for the caller.
+        device: default: that of the Tensor, else the default device.
+        dtype: of the vectors on the device; None: as given, on the CPU f32. "f16" takes half the
+            memory and time, for a score that is rounded to some 0.0005 of itself.
+
+    Raises:
+        ShapeError: vectors of another rank, or none; as many texts as rows are expected.
+        DTypeError: vectors or a dtype that are no floats.
+        ContractError: a number that is not finite; names its row.
+    """
+
+    def __init__(
+        self, vectors: Array | Tensor, *, texts: Sequence[str] | None = None,
+        device: str | Device | None = None, dtype: str | DType | None = None,
+    ) -> None:  # fmt: skip
+        if len(vectors.shape) != 2 or not all(vectors.shape):
+            raise ShapeError(f"Index: expected vectors [n, dim], got {list(vectors.shape)}")
+        if texts is not None and len(texts) != vectors.shape[0]:
+            raise ShapeError(
+                f"Index: expected a text for each of the {vectors.shape[0]:,} rows, got "
+                f"{len(texts):,}"
+            )
+        where_to = vectors.device if isinstance(vectors, Tensor) and device is None else device
+        self.device: Device = open_device(where_to)
+        given = vectors.dtype if isinstance(vectors, Tensor) else dtype_of(vectors.dtype)
+        kind = dtype_of(dtype) if dtype is not None else given
+        if not given.is_float or not kind.is_float:
+            raise DTypeError(f"Index: expected floats, got {given.name} as {kind.name}")
+        if dtype is None and (self.device.name == "cpu" or kind.itemsize > f32.itemsize):
+            kind = f32
+        self.texts: Sequence[str] | None = texts
+        self.dtype: DType = kind
+        self.shape: tuple[int, int] = (vectors.shape[0], vectors.shape[1])
+        self._parts: list[Tensor] = [self._uploaded(vectors, some) for some in _parts(len(self))]
+        self._best: Jitted[..., tuple[Tensor, Tensor]] = Jitted(
+            self._nearest, self.device, CAPTURES
+        )
+
+    def _uploaded(self, vectors: Array | Tensor, rows: slice) -> Tensor:
+        part = vectors[rows]
+        if not isinstance(part, Tensor):
+            finite = np.isfinite(part).all(axis=1)
+            if not finite.all():
+                at = rows.start + int(np.argmin(finite))
+                raise ContractError(f"Index: expected finite numbers, got others in row {at:,}")
+            part = asarray(part, self.dtype, device=self.device)
+        return part.to(self.device).astype(self.dtype).contiguous()
+
+    @classmethod
+    def open(
+        cls, path: str | PathLike[str], *, device: str | Device | None = None,
+        dtype: str | DType | None = None,
+    ) -> Index:  # fmt: skip
+        """The vectors of a .npy, .parquet or .arrow file; the latter have their texts in them.
+
+        Raises:
+            WeightsError: the file has no vectors; MissingExtraError: pyarrow is not installed.
+            OSError: it cannot be read.
+        """
+        stored = open_vectors(path)
+        return cls(stored.vectors, texts=stored.texts, device=device, dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        rows, dim = self.shape
+        return f"<Index of {rows:,} x {dim} {self.dtype.name} on {self.device.name}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(part.nbytes for part in self._parts)
+
+    def search(self, queries: Array | Tensor, k: int = 10) -> Matches:
+        """The k rows with the largest dot products with each query.
+
+        Of vectors of length 1, which most models give, that is the cosine of the angle.
+
+        Args:
+            queries: [queries, dim] or [dim], of floats.
+            k: rows wanted; all where there are fewer.
+
+        Raises:
+            ShapeError: queries of another size, k below 1.
+            DTypeError: queries that are no floats.
+            ContractError: a number in them that is not finite.
+        """
+        asked = queries.numpy() if isinstance(queries, Tensor) else np.asarray(queries)
+        if asked.dtype.kind != "f":
+            raise DTypeError(f"search: expected queries of floats, got {asked.dtype}")
+        rows = asked[None] if asked.ndim == 1 else asked
+        if rows.ndim != 2 or rows.shape[1] != self.shape[1]:
+            raise ShapeError(
+                f"search: expected queries [queries, {self.shape[1]}] or [{self.shape[1]}], got "
+                f"{list(asked.shape)}"
+            )
+        if not np.isfinite(rows).all():
+            raise ContractError("search: expected finite numbers in the queries, got others")
+        k = min(whole("search", "k", k, 1), len(self))
+        scores = np.empty((len(rows), k), np.float32)
+        found = np.empty((len(rows), k), np.int64)
+        running = [(some, self._submit(rows[some], k)) for some in _slices(len(rows), QUERIES)]
+        for some, pending in running:
+            best, at = pending.result()
+            scores[some], found[some] = (x[: some.stop - some.start] for x in (best, at))
+        return Matches(scores, found)
+
+    def _submit(self, queries: Array, k: int) -> Pending[Any]:
+        """Queries are filled up to a power of two, so that few sizes are captured."""
+        padded = np.zeros((1 << (len(queries) - 1).bit_length(), self.shape[1]), np.float32)
+        padded[: len(queries)] = queries
+        return self._best.fetch(padded, k)
+
+    def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Scores f32 and rows i32 [queries, k] of queries f32 [queries, dim]."""
+        scores, rows, start = [], [], 0
+        for part in self._parts:
+            best, at = _best(linear(queries, part, dtype=f32), min(k, part.shape[0]))
+            scores.append(best)
+            rows.append(at + start)
+            start += part.shape[0]
+        return _of(concat(scores, 1), concat(rows, 1), k)
+
+
+def _slices(n: int, step: int, start: int = 0) -> Iterator[slice]:
+    for at in range(start, n, step):
+        yield slice(at, min(at + step, n))
+
+
+def _parts(n: int) -> Iterator[slice]:
+    """Rows of each tensor: whole chunks, but for the last rows."""
+    full = n // CHUNK * CHUNK
+    yield from _slices(full, PART)
+    yield from _slices(n, CHUNK, full)
+
+
+def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row [q, n], and their columns; `MOST` at a time."""
+    values, columns = _few(scores, min(k, MOST))
+    if k <= MOST:
+        return values, columns
+    last, place = values[:, -1:], columns[:, -1:]
+    behind = arange(scores.shape[1], device=scores.device) > place
+    left = (scores < last) | (behind & eq(scores, last))
+    more = _best(where(left, scores, -np.inf), k - MOST)
+    return concat([values, more[0]], 1), concat([columns, more[1]], 1)
+
+
+def _few(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `_best`, of k up to `MOST`: of each chunk, then of what they leave."""
+    queries, n = scores.shape
+    chunks = n // CHUNK
+    full = chunks * CHUNK
+    if n <= CHUNK:
+        return topk(scores, k)
+    values, columns = topk(scores[:, :full].reshape(queries, chunks, CHUNK), k)
+    columns = columns + (arange(chunks, device=scores.device) * CHUNK).reshape(chunks, 1)
+    values, columns = (x.reshape(queries, chunks * k) for x in (values, columns))
+    if full < n:
+        rest, at = topk(scores[:, full:], min(k, n - full))
+        values, columns = concat([values, rest], 1), concat([columns, at + full], 1)
+    return _of(values, columns, k)
+
+
+def _of(values: Tensor, columns: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of candidates [q, n], and the columns that these stand for."""
+    queries, n = values.shape
+    best, at = _best(values, k)
+    at = at + (arange(queries, device=values.device) * n).reshape(queries, 1)
+    return best, gather(columns.reshape(queries * n), at)

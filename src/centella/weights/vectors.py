@@ -1,0 +1,199 @@
+"""Files of vectors: .npy, .parquet and .arrow, written row after row, so that a run can go on.
+
+Rows go to `F.part`, which is a .npy file whose header is written last, and `F.part.note` says of
+what run they are. A process that ends leaves both; the next run with the same description goes on
+behind the last whole row. What is finished gets its name in one step.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+from msgspec import Struct
+
+from centella.errors import MissingExtraError, WeightsError
+from centella.host.files import Growing, replaced
+
+Array = np.ndarray[Any, Any]
+SUFFIXES = (".npy", ".parquet", ".arrow")
+VECTORS, TEXTS, MODEL = "embedding", "text", "centella.model"
+HEADER = 128  # bytes of a .npy header, with room for any number of rows
+GROUP = 1 << 16  # rows that a .parquet or .arrow file has together
+
+
+class Stored(Struct, frozen=True):
+    """The vectors of a file.
+
+    Attributes:
+        vectors: [n, dim] of floats; of a .npy or .arrow file mapped, not read.
+        texts: one a row, where the file has them.
+        model: what made them, where the file says so.
+    """
+
+    vectors: Array
+    texts: Sequence[str] | None = None
+    model: str | None = None
+
+
+def open_vectors(path: str | PathLike[str]) -> Stored:
+    """The vectors of a .npy, .parquet or .arrow file.
+
+    Raises:
+        WeightsError: another kind of file, or no vectors in it.
+        MissingExtraError: pyarrow is not installed; OSError: the file cannot be read.
+    """
+    file = Path(path)
+    if file.suffix not in SUFFIXES:
+        raise WeightsError(f"{file}: expected a file of {', '.join(SUFFIXES)}")
+    try:
+        stored = _npy(file) if file.suffix == ".npy" else _arrow(file)
+    except (ValueError, EOFError, KeyError) as error:  # Arrow's own are ValueErrors
+        raise WeightsError(f"{file}: expected vectors in {file.suffix}: {error}") from error
+    if stored.vectors.ndim != 2 or stored.vectors.dtype.kind != "f":
+        raise WeightsError(
+            f"{file}: expected vectors [n, dim] of floats, got {list(stored.vectors.shape)} of "
+            f"{stored.vectors.dtype}"
+        )
+    return stored
+
+
+def _npy(file: Path) -> Stored:
+    return Stored(np.load(file, mmap_mode="r", allow_pickle=False))
+
+
+def _arrow(file: Path) -> Stored:
+    arrow = _pyarrow()
+    if file.suffix == ".parquet":
+        table = arrow.parquet.read_table(file)
+    else:
+        table = arrow.ipc.open_file(arrow.memory_map(str(file))).read_all()
+    column = table.column(VECTORS).combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    texts = table.column(TEXTS).to_pylist() if TEXTS in table.column_names else None
+    model = (table.schema.metadata or {}).get(MODEL.encode())
+    return Stored(flat.reshape(len(column), -1), texts, model.decode() if model else None)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "arrow") from error
+    return pyarrow
+
+
+class VectorFile:
+    """Rows of vectors on their way into a file; use as a context, then `finish`.
+
+    Args:
+        path: of `SUFFIXES`.
+        dim: numbers of a row, f32.
+        about: of what run the rows are: what is in the JSON file beside them.
+        restart: begin anew, whatever there is of a run before.
+
+    Attributes:
+        rows: rows that are in the file, those of an interrupted run included.
+
+    Raises:
+        WeightsError: there are rows of another run.
+        MissingExtraError: pyarrow is not installed, which .parquet and .arrow need.
+        OSError: the file cannot be written.
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], dim: int, about: Mapping[str, Any], *,
+        restart: bool = False,
+    ) -> None:  # fmt: skip
+        self.path: Path = Path(path)
+        if self.path.suffix != ".npy":
+            _pyarrow()
+        self.dim: int = dim
+        self._file = Growing(path)
+        about = {**about, "dim": dim}
+        self.rows: int = 0 if restart else self._rows(about)
+        self._file.open(HEADER + 4 * dim * self.rows if self.rows else 0, json.dumps(about))
+        if not self.rows:
+            self._file.append(bytes(HEADER))
+
+    def _rows(self, about: Mapping[str, Any]) -> int:
+        """Whole rows of an interrupted run."""
+        try:
+            before = json.loads(self._file.note)
+        except ValueError:  # none, or the process ended while it was written
+            return 0
+        other = [k for k in about if before.get(k) != about[k]]
+        if other:
+            differs = "; ".join(f"{k} {before.get(k)!r}, now {about[k]!r}" for k in other)
+            raise WeightsError(
+                f"{self._file.part}: expected the rows of this run, got those of another one "
+                f"({differs}); finish that one, or begin anew with --restart"
+            )
+        return max(0, self._file.size - HEADER) // (4 * self.dim)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.__exit__()
+
+    def append(self, vectors: Array) -> None:
+        """Write rows [n, dim] behind those that are there; raises OSError: a full disk."""
+        self._file.append(np.ascontiguousarray(vectors, "<f4").tobytes())
+        self.rows += len(vectors)
+
+    def finish(self, texts: Iterable[str] = (), model: str = "") -> None:
+        """Give the file its name, once all rows are there.
+
+        Args:
+            texts: one a row, and model: its name; for .parquet and .arrow.
+        """
+        header = io.BytesIO()
+        shape: Any = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dim)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        assert header.tell() == HEADER, "a .npy header has room for any number of rows"
+        self._file.begin(header.getvalue())
+        if self.path.suffix == ".npy":
+            self._file.rename()
+        else:
+            write_vectors(self.path, np.load(self._file.part, mmap_mode="r"), texts, model)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the rows of a run that is not finished."""
+        self._file.discard()
+
+
+def write_vectors(
+    path: str | PathLike[str], vectors: Array, texts: Iterable[str] = (), model: str = ""
+) -> None:
+    """Vectors [n, dim] f32 as a file, whole or not at all; texts and model as for `finish`.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed; OSError: the file cannot be written.
+    """
+    parquet = Path(path).suffix == ".parquet"
+    with replaced(path) as file:
+        sink: Any = SimpleNamespace(write=file.write)  # of a file, NumPy's errors have no reason
+        if Path(path).suffix == ".npy":
+            np.save(sink, vectors)
+            return
+        arrow = _pyarrow()
+        rows = arrow.list_(arrow.float32(), vectors.shape[1])
+        schema = arrow.schema([(TEXTS, arrow.string()), (VECTORS, rows)], metadata={MODEL: model})
+        remaining = iter(texts)
+        with (arrow.parquet.ParquetWriter if parquet else arrow.ipc.new_file)(file, schema) as out:
+            for start in range(0, len(vectors), GROUP):
+                some = np.ascontiguousarray(vectors[start : start + GROUP])
+                column = arrow.FixedSizeListArray.from_arrays(some.reshape(-1), some.shape[1])
+                text = arrow.array(list(islice(remaining, len(some))), arrow.string())
+                out.write_table(arrow.table([text, column.cast(rows)], schema=schema))

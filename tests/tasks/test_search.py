@@ -1,0 +1,102 @@
+"""`ct.Index` beside NumPy in float64: rows, scores, order, sizes, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.tasks import search
+from centella.weights.vectors import write_vectors
+
+RNG = np.random.default_rng(7)
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize(
+    ("n", "dim", "queries", "k", "dtype"),
+    [
+        (5, 7, 3, 10, None),  # more rows wanted than there are
+        (2048, 16, 1, 10, None),
+        (5000, 24, 5, 10, "f16"),
+        (5000, 24, 2, 150, None),  # more than are chosen at a time
+        (9001, 8, 67, 3, "bf16"),  # several parts, and queries in several turns
+    ],
+)
+def test_the_nearest_rows(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch,
+    n: int, dim: int, queries: int, k: int, dtype: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(search, "PART", 4096)
+    vectors = RNG.standard_normal((n, dim)).astype(np.float32)
+    vectors[0] *= 9
+    vectors[n // 2] = vectors[0]
+    asked = np.concatenate([vectors[:1], RNG.standard_normal((queries, dim))[1:]], 0)
+    index = ct.Index(vectors, device=device, dtype=dtype)
+    found = index.search(asked.astype(np.float32), k)
+    if dtype is not None:
+        vectors = ct.asarray(vectors, device="cpu").astype(dtype).astype("f32").numpy()
+    scores = asked.astype(np.float32).astype(np.float64) @ vectors.T.astype(np.float64)
+    best = -np.sort(-scores, axis=1)[:, :k]
+    assert found.rows.dtype == np.int64 and found.rows.shape == best.shape
+    assert all(len(set(rows)) == len(rows) for rows in found.rows.tolist())
+    np.testing.assert_allclose(found.scores, best, rtol=1e-5, atol=1e-5)
+    # Neighbours whose scores differ by a rounding may change places.
+    named = np.take_along_axis(scores, found.rows, 1)
+    np.testing.assert_allclose(named, best, rtol=1e-5, atol=1e-5)
+    if n > 5:
+        assert set(found.rows[0, :2].tolist()) == {0, n // 2}
+
+
+def test_a_search_moves_the_queries_and_what_it_finds() -> None:
+    index = ct.Index(RNG.standard_normal((3000, 8)).astype(np.float32), device="cpu")
+    asked = RNG.standard_normal((2, 8)).astype(np.float32)
+    first = index.search(asked, 4)
+    with ct.ledger() as led:
+        again = index.search(asked, 4)
+    led.expect(uploads=1, downloads=1, submissions=1, compiles=0)
+    assert led.counts.download_bytes == 2 * 4 * (4 + 4)
+    np.testing.assert_array_equal(first.rows, again.rows)
+    one = index.search(asked[1].astype(np.float64), 4)
+    np.testing.assert_array_equal(one.rows, first.rows[1:])
+
+
+def test_vectors_of_a_device_and_of_files(tmp_path: Path) -> None:
+    vectors = RNG.standard_normal((300, 6)).astype(np.float32)
+    on_device = ct.Index(ct.asarray(vectors, device="cpu"))
+    assert repr(on_device) == "<Index of 300 x 6 f32 on cpu>" and on_device.nbytes == vectors.nbytes
+    write_vectors(tmp_path / "v.npy", vectors)
+    mapped = ct.Index.open(tmp_path / "v.npy", device="cpu", dtype="f32")
+    for index in (on_device, mapped):
+        assert index.search(vectors[17:18], 1).rows.shape == (1, 1)
+    np.testing.assert_array_equal(
+        on_device.search(vectors[:9], 5).rows, mapped.search(vectors[:9], 5).rows
+    )
+
+
+def test_what_is_refused() -> None:
+    good = RNG.standard_normal((4, 3)).astype(np.float32)
+    bad = good.copy()
+    bad[2, 1] = np.nan
+    with pytest.raises(ct.ContractError, match="finite numbers, got others in row 2"):
+        ct.Index(bad, device="cpu")
+    with pytest.raises(ct.ShapeError, match=r"vectors \[n, dim\], got \[4\]"):
+        ct.Index(good[:, 0], device="cpu")
+    with pytest.raises(ct.ShapeError, match=r"got \[0, 3\]"):
+        ct.Index(good[:0], device="cpu")
+    with pytest.raises(ct.DTypeError, match="expected floats, got i32"):
+        ct.Index(good.astype(np.int32), device="cpu")
+    with pytest.raises(ct.ShapeError, match="a text for each of the 4 rows, got 1"):
+        ct.Index(good, texts=["a"], device="cpu")
+    index = ct.Index(good, device="cpu")
+    with pytest.raises(ct.ShapeError, match=r"queries \[queries, 3\] or \[3\], got \[2\]"):
+        index.search(good[0, :2])
+    with pytest.raises(ct.DTypeError, match="queries of floats, got int64"):
+        index.search(np.arange(3))
+    with pytest.raises(ct.ContractError, match="finite numbers in the queries"):
+        index.search(bad)
+    with pytest.raises(ct.ShapeError):
+        index.search(good, 0)
+    assert index.search(good, 1).rows.shape == (4, 1)

@@ -1,0 +1,136 @@
+"""Speculation: the tokens of single steps, whoever guesses, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.tasks import speculation
+from centella.tasks.pieces import Tally
+from centella.tasks.sampling import Sampling
+from centella.tasks.session import Array, Ids, Session
+from centella.tasks.speculation import GUESSES, Draft, Guesser, Lookup
+
+DECODERS = Path(__file__).parents[1] / "data" / "decoders"
+PROMPT = [5, 17, 4, 9, 5, 17, 4, 9, 5, 17, 4] * 3
+STEPS = 45
+
+
+class Oracle:
+    """Knows the tokens, but guesses every fifth wrong."""
+
+    def __init__(self, tokens: Ids) -> None:
+        self.tokens = tokens
+
+    def ready(self, row: Ids) -> bool:
+        return len(row) % 11 != 0  # not always
+
+    def guess(self, row: Ids) -> Array:
+        at = len(row) - len(PROMPT)
+        some = (self.tokens[at : at + GUESSES] + [0] * GUESSES)[:GUESSES]
+        guesses = np.array([some], np.int32)
+        guesses[0, 4 - at % 5] ^= 1
+        return guesses
+
+
+def single(session: Session, sampling: Sampling) -> Ids:
+    session.choose_by(sampling, [PROMPT])
+    session.start([PROMPT])
+    for step in session.run(STEPS):
+        session.add(step)
+    return session.rows[0][len(PROMPT) :]
+
+
+def guessed(session: Session, sampling: Sampling, guesser: Guesser, tally: Tally) -> Ids:
+    session.choose_by(sampling, [PROMPT])
+    session.start([PROMPT])
+    for step in speculation.run(session, guesser, STEPS, tally):
+        session.add(step)
+    return session.rows[0][len(PROMPT) :]
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_k=20, seed=3)])
+def test_the_tokens_of_single_steps(device: ct.Device, sampling: Sampling) -> None:
+    model = ct.load(DECODERS / "qwen3", device=device, task="generate").model
+    other = ct.load(DECODERS / "llama", device=device, task="generate").model
+    vocab = model.config.vocab_size
+    tokens = single(Session(model, 1, 128), sampling)
+    session = Session(model, 1, 128)
+    guessers: dict[str, Guesser] = {
+        "oracle": Oracle(tokens), "itself": Draft(model, 128, vocab),
+        "another": Draft(other, 128, vocab), "lookup": Lookup(),
+    }  # fmt: skip
+    for name, guesser in guessers.items():
+        tally = Tally()
+        assert guessed(session, sampling, guesser, tally) == tokens, name
+        if name == "oracle" or (name == "itself" and sampling.greedy):
+            assert tally.accepted > tally.guessed / 3, (name, tally)
+    assert single(session, sampling) == tokens  # the session is as it was
+
+
+def test_a_pass_moves_guesses_and_tokens(device: ct.Device) -> None:
+    if device.name.startswith(("cuda", "simulator")):
+        pytest.skip("as on the others")
+    model = ct.load(DECODERS / "qwen3", device=device, task="generate").model
+    session = Session(model, 1, 128)
+    tokens = single(session, Sampling())
+    tally = Tally()
+    guessed(session, Sampling(), Oracle(tokens), tally)
+    session.start([PROMPT])
+    guess = np.array([tokens[:GUESSES]], np.int32)
+    with ct.ledger() as led:
+        assert session.verify(guess).tolist() == tokens[: GUESSES + 1]
+    led.expect(uploads=1, downloads=1, submissions=2, compiles=0, allocations=0)
+    assert led.counts.download_bytes == 4 * (2 * GUESSES + 1)
+
+
+def test_lookup_finds_the_longest_and_the_last() -> None:
+    lookup = Lookup()
+    assert not lookup.ready([1, 2, 3]) and not lookup.ready([1])
+    row = [1, 2, 3, 4, 9, 8, 3, 4, 5, 2, 3, 4]
+    assert lookup.ready(row)
+    assert lookup.guess(row)[0, :3].tolist() == [9, 8, 3]  # behind 2 3 4, not behind 3 4
+    assert lookup.guess([*row, 7, 3, 4])[0, :2].tolist() == [7, 3]  # the last 3 4 before the end
+    assert lookup.guess([6, 6, 6, 6])[0].tolist() == [6] + [0] * (GUESSES - 1)
+    assert not lookup.ready([1, 2, 3])  # another row
+
+
+def test_generate_stream_and_chat_take_a_draft() -> None:
+    model = ct.load(DECODERS / "qwen3", device="cpu", task="generate")
+    plain = model.generate(PROMPT, max_new_tokens=30, ignore_eos=True)
+    for draft in ("lookup", model):
+        done = model.generate(PROMPT, max_new_tokens=30, ignore_eos=True, draft=draft)
+        assert done.ids == plain.ids and done.text == plain.text
+        assert done.guessed >= done.accepted >= 0 and done.guessed % GUESSES == 0
+        stream = model.stream(PROMPT, max_new_tokens=30, ignore_eos=True, draft=draft)
+        assert "".join(stream) == plain.text
+    assert done.accepted >= 20  # it knows what it will say itself
+    stopped = model.generate(PROMPT, max_new_tokens=30, draft=model, stop=plain.text[8:12])
+    assert plain.text.startswith(stopped.text) and stopped.finish == "stop"
+    assert model.generate(PROMPT, max_new_tokens=30, ignore_eos=True).ids == plain.ids
+    for options in ({"n": 2}, {"logprobs": 0}, {"repetition_penalty": 1.3}):
+        both = [
+            model.generate([PROMPT], max_new_tokens=9, draft=d, **options) for d in (None, model)
+        ]
+        assert both[0] == both[1], options
+
+
+def test_up_to_the_end_of_the_context() -> None:
+    model = ct.load(DECODERS / "qwen3", device="cpu", task="generate")
+    prompt = (PROMPT * 40)[: model.context - 20]
+    plain = model.generate(prompt, ignore_eos=True)
+    done = model.generate(prompt, ignore_eos=True, draft=model)
+    assert done.ids == plain.ids and done.finish == plain.finish == "context"
+
+
+def test_what_is_refused() -> None:
+    model = ct.load(DECODERS / "qwen3", device="cpu", task="generate")
+    with pytest.raises(ct.DTypeError, match='draft: expected "lookup", a Generator or None, got'):
+        model.generate(PROMPT, draft="look")  # type: ignore[call-overload]
+    elsewhere = ct.load(DECODERS / "qwen3", device="simulator", task="generate")
+    with pytest.raises(ct.DeviceError, match="draft: expected a model on cpu, got one on simul"):
+        model.stream(PROMPT, draft=elsewhere)
