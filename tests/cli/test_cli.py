@@ -29,7 +29,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from centella.cli import info, kernels, output, passages
-from centella.cli.app import COMMANDS, build
+from centella.cli.app import build
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "data" / "tiny-bert"

@@ -211,7 +211,7 @@ def load(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
-    if quantize is not None and family.task == "embed":
+    if quantize is not None and family.task not in ("generate", "transcribe"):
         raise WeightsError(
             f"{files.config_file}: quantize: expected a model to generate or transcribe with, got "
             f"{show(files.values['model_type'])}"
