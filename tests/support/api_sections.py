@@ -109,7 +109,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "finds the vectors nearest to one; [transcribe](transcribe.md) has sound to text.",
         "load Embedder Generator Generation Stream Scheduler Request TokenLogprobs Sampling "
         "centella.tasks.transcribe:Transcriber centella.tasks.transcribe:Transcript "
-        "centella.tasks.transcribe:Transcription centella.tasks.speech_options:Options "
+        "centella.tasks.transcription:Transcription centella.tasks.speech_options:Options "
         "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
     ),
     (

@@ -15,7 +15,8 @@ from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
 from centella.tasks.recording import Recording, Window, joined
 from centella.tasks.speech_options import Options
 from centella.tasks.speech_session import SpeechSession
-from centella.tasks.transcribe import Decoding, Transcriber, Transcription
+from centella.tasks.transcribe import Transcriber
+from centella.tasks.transcription import Decoding, Transcription
 from centella.tasks.windows import Attempt, Thresholds, cut, cut_all, repeats
 from tests.support.whisper_common import FOLDER, NAMES, Array, expected, long_mel
 
