@@ -203,8 +203,9 @@ def test_beams() -> None:
     segments = model.transcribe(samples, **how).segments
     assert [(s.start, s.end) for s in segments] == [(0, 3), (3, 6)]
     assert segments == model.transcribe(samples, **how).segments
-    assert model.transcribe(samples, **{**how, "timestamps": "word"}).words
-    hot = {**how, "temperature": (0.0, 0.8), "logprob_threshold": -1e-9}
+    words: dict[str, Any] = {**how, "timestamps": "word"}
+    assert model.transcribe(samples, **words).words
+    hot: dict[str, Any] = {**how, "temperature": (0.0, 0.8), "logprob_threshold": -1e-9}
     assert {s.temperature for s in model.transcribe(samples, **hot).segments} == {0.8}
 
 
