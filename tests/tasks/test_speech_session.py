@@ -11,6 +11,7 @@ import pytest
 import centella as ct
 from centella.errors import ContractError
 from centella.tasks.align import median, token_ends, warped
+from centella.tasks.beam import Beams, best_of
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
 from tests.support.whisper_common import (
@@ -72,6 +73,28 @@ def test_tokens_equal_those_of_transformers(device: ct.Device, name: str) -> Non
     session.suppress.choose((), ())
     assert written(session, begin, 30).tolist() == stored["greedy"].tolist()
     session.suppress.choose(v.suppressed, v.at_begin)
+    device.synchronize()  # what is pending at the end of a test is dropped
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_equal_those_of_transformers(device: ct.Device, name: str) -> None:
+    """And a step brings down the best scores and their codes alone, and uploads nothing."""
+    model, v = model_of(name, device), config_of(name).vocabulary
+    session = SpeechSession(model, v, 2, lambda sound: sound, beam=5)
+    session.listen(mel(model.config.num_mel_bins))
+    beams = Beams(session)
+    prompt = [*begin_of(name), v.no_timestamps]
+    texts = beams.write(prompt, 0, 40, timed=False, no_repeat=0, active=[True, True])
+    for row, wanted in enumerate(expected(name)["beams"]):
+        assert texts[row][0] == wanted[wanted != v.end].tolist()
+    with ct.ledger() as led:
+        beams._step(False, False).fetch().result()
+    led.expect(uploads=0, downloads=1, submissions=1, compiles=0, allocations=0)
+    assert led.counts.download_bytes <= 2 * 12 * 8  # rows of 10, padded
+    timed = beams.write(begin_of(name), 0, 20, timed=True, no_repeat=3, active=[False, True])
+    assert list(timed) == [1]
+    assert timed[1][0][0] >= v.first_time
 
 
 @pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
@@ -94,6 +117,17 @@ def test_sound_goes_up_once(device: ct.Device) -> None:
     with ct.ledger() as led:
         session.listen(sound)
     led.expect(uploads=1, upload_bytes=sound.nbytes, downloads=0, submissions=1, compiles=0)
+
+
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+def test_the_best_of_a_wide_vocabulary(device: ct.Device) -> None:
+    scores = np.random.default_rng(1).standard_normal((2 * 3, 70_001)).astype(np.float32)
+    scores[1, 70_000], scores[5, 0] = 9.0, 8.0
+    best, codes = ct.fetch(*best_of(ct.asarray(scores, device=device), 2, 6)).result()
+    flat = scores.reshape(2, -1)
+    wanted = np.argsort(-flat, axis=1)[:, :6]
+    assert codes.tolist() == wanted.tolist()
+    np.testing.assert_array_equal(best, np.take_along_axis(flat, wanted, 1))
 
 
 def test_a_row_that_is_not_wanted_ends_at_once() -> None:

@@ -86,9 +86,9 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         transcribe.run, "Write down what is said in audio.",
         "Write down what is said in audio files, with times, as text, subtitles or JSON.",
         ("centella transcribe talk.mp3 --model models/whisper",
-         "centella transcribe *.wav --model models/whisper --format srt --output subtitles",
-         "centella transcribe talk.m4a --model models/whisper --language de --timestamps word",
-         "arecord -f S16_LE -r 16000 | centella transcribe - --model models/whisper"),
+         "centella transcribe *.wav --model models/whisper --format srt --output .",
+         "centella transcribe a.m4a --model models/whisper --timestamps word",
+         "arecord -r 16000 | centella transcribe - --model models/whisper"),
     ),
     "kernels": (
         kernels.run, "List kernels, or print the source of one.",

@@ -177,7 +177,7 @@ def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
         open_audio(file, rate=how.rate, dtype=raw) as stream,
         progress("transcribed {:.0f} of {:.0f} s", bar) as tell,
     ):
-        segments = transcriber.stream(stream, progress=tell, **how.options)  # type: ignore[arg-type]  # checked when it begins
+        segments = transcriber.stream(stream, progress=tell, **how.options)
         shown: Iterable[Segment] = segments
         if how.options["timestamps"] == "word" and how.format in ("srt", "vtt", "tsv"):
             shown = by_word(segments)

@@ -155,25 +155,34 @@ class WhisperDecoder(Module):
         """The table is a layer of the checkpoint."""
         return ((f"{path}{name}.weight", shape),)
 
-    def forward(self, ids: Tensor, memory: Memory, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, memory: Memory, cache: KVCache | None = None,
+        at: Tensor | None = None, mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """[batch, tokens] i32 to [batch, tokens, width].
 
         Args:
             cache: of the tokens before these; without it these are all.
+            at: [batch, tokens] i32, their positions, where they do not go on from the cache's.
+            mask: which keys of the cache each token sees, as `ct.attention` takes it.
         """
-        x = self.embedded(ids, cache)
+        x = self.embedded(ids, cache, at)
         for i, (layer, pair) in enumerate(zip(self.layers, memory, strict=True)):
-            x = layer(x, pair, cache=cache, layer=i)
+            x = layer(x, pair, cache=cache, layer=i, mask=mask)
         return self.layer_norm(x)
 
-    def embedded(self, ids: Tensor, cache: KVCache | None) -> Tensor:
+    def embedded(
+        self, ids: Tensor, cache: KVCache | None = None, at: Tensor | None = None
+    ) -> Tensor:
         """Tokens and their positions, which go on from those of the cache."""
         tokens = ids.shape[1]
         x = self.embed_tokens(ids).astype(self.dtype)
         x = x if self.scale == 1.0 else x * self.scale
-        if cache is None:
+        if at is None and cache is None:
             return x + self.embed_positions[:tokens].astype(self.dtype)
-        at = cache.begin(tokens).reshape(-1, 1) + arange(tokens, device=ids.device)
+        if at is None and cache is not None:
+            at = cache.begin(tokens).reshape(-1, 1) + arange(tokens, device=ids.device)
+        assert at is not None
         return x + gather(self.embed_positions, at).astype(self.dtype)
 
     def weights(self, ids: Tensor, memory: Memory, heads: Sequence[Sequence[int]]) -> Tensor:
@@ -190,7 +199,7 @@ class WhisperDecoder(Module):
     def _weights(
         self, ids: Tensor, memory: Memory, heads: Sequence[Sequence[int]]
     ) -> Iterator[Tensor]:
-        x = self.embedded(ids, None)
+        x = self.embedded(ids)
         for i in range(1 + max(layer for layer, _ in heads)):
             block, some = self.layers[i], [head for layer, head in heads if layer == i]
             x = block.attend_past(x)

@@ -101,6 +101,7 @@ class DecoderBlock(_Block):
     def forward(
         self, x: Tensor, memory: tuple[Tensor, Tensor], *, cache: KVCache | None = None,
         layer: int = 0, lengths: Tensor | None = None, memory_lengths: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """[batch, seq_len, width] to the same.
 
@@ -109,22 +110,23 @@ class DecoderBlock(_Block):
             cache: of the tokens before these; without it x is the whole sequence.
             lengths: [batch] i32, tokens of x that count; not with a cache, which has its own.
             memory_lengths: [batch] i32, places of the memory that count.
+            mask: of the self-attention, as `ct.attention` takes it.
 
         Raises:
             ShapeError: lengths and a cache.
             KVCacheFullError: there is no room in the cache.
         """
-        x = self.attend_past(x, cache=cache, layer=layer, lengths=lengths)
+        x = self.attend_past(x, cache=cache, layer=layer, lengths=lengths, mask=mask)
         return self.attend_memory(x, memory, memory_lengths)
 
     def attend_past(
         self, x: Tensor, *, cache: KVCache | None = None, layer: int = 0,
-        lengths: Tensor | None = None,
+        lengths: Tensor | None = None, mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The first part: x and the self-attention; arguments as of `forward`."""
         return self._add(
             lambda y, residual: self.self_attn(
-                y, lengths=lengths, causal=cache is None, residual=residual, cache=cache,
+                y, lengths=lengths, mask=mask, causal=cache is None, residual=residual, cache=cache,
                 layer=layer,
             ),
             self.self_attn_layer_norm,

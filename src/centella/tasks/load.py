@@ -24,7 +24,6 @@ from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
 from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
-from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -34,9 +33,9 @@ from centella.weights.model_files import is_file, show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
+    from centella.tasks.transcribe import Transcriber
 
-
-Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
+    Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -63,6 +62,13 @@ class Family(Struct, frozen=True):
         """The class of its config, and that of its model."""
         module = importlib.import_module(self.module)
         return getattr(module, self.config), getattr(module, self.model)
+
+
+def read_transcriber(folder: Path, vocab_size: int) -> Callable[[Any], Transcriber]:
+    """Read what a Transcriber has beside its model; its modules load with the first one."""
+    from centella.tasks import transcribe
+
+    return transcribe.read_transcriber(folder, vocab_size)
 
 
 TASKS = ("embed", "generate", "classify", "tag", "transcribe")

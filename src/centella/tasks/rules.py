@@ -73,6 +73,10 @@ class Rule(Protocol):
         """Note tokens i32 [batch, 1] that were chosen; first: as for `masked`."""
         ...
 
+    def moved(self, rows: Tensor) -> None:
+        """Each row goes on from another: rows i32 [batch], of before."""
+        ...
+
 
 class Suppress:
     """Tokens that never come, and tokens that do not come first."""
@@ -97,6 +101,9 @@ class Suppress:
         return fn.where((levels > 1) | ((levels > 0) & first), NEVER, logits)
 
     def taken(self, tokens: Tensor, first: Tensor) -> None:
+        """Nothing is kept of a text."""
+
+    def moved(self, rows: Tensor) -> None:
         """Nothing is kept of a text."""
 
 
@@ -148,6 +155,11 @@ class Timestamps:
         last.assign(fn.where(is_time, tokens, last.value))
         was.assign(is_time.astype(i32))
 
+    def moved(self, rows: Tensor) -> None:
+        """As `Rule` says."""
+        for state in self._states:
+            state.assign(fn.gather(state.value, rows))
+
 
 class NoRepeat:
     """No n tokens come twice in a row's text; n is a State, 2 to `LONGEST`."""
@@ -191,3 +203,7 @@ class NoRepeat:
         places = arange(self._text.shape[1], device=self._text.device)
         self._text.assign(fn.where(fn.eq(places, self._count.value), tokens, self._text.value))
         self._count.assign(self._count.value + 1)
+
+    def moved(self, rows: Tensor) -> None:
+        """As `Rule` says."""
+        self._text.assign(fn.gather(self._text.value, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -161,7 +161,7 @@ def _number(op: str, name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _whole(least: int, most: int) -> Any:
+def _whole(least: int, most: int) -> Callable[[str, str, Any], int]:
     def check(op: str, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise DTypeError(f"{op}: {name}: expected a whole number, got {show(value)}")
@@ -183,7 +183,7 @@ def _count(op: str, name: str, value: Any) -> int | None:
 
 
 def _beam(op: str, name: str, value: Any) -> int:
-    return _whole(1, 16)(op, name, value) or 1  # type: ignore[no-any-return]
+    return _whole(1, 16)(op, name, value) or 1
 
 
 def _temperatures(op: str, name: str, value: Any) -> tuple[float, ...]:

@@ -8,7 +8,8 @@ the device, and come to the host when the window's text has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Generator as Pieces
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,21 +52,23 @@ class SpeechSession:
     Args:
         model: Whisper; vocabulary: its special tokens; batch: windows.
         features: a spectrogram [batch, mels, frames] of what `listen` is given.
+        beam: texts of a window that `Beams` follows at once.
     """
 
     def __init__(
         self, model: WhisperModel, vocabulary: Vocabulary, batch: int,
-        features: Callable[[Tensor], Tensor],
+        features: Callable[[Tensor], Tensor], beam: int = 1,
     ) -> None:  # fmt: skip
         self.model: WhisperModel = model
         self.vocabulary: Vocabulary = vocabulary
         self.batch: int = batch
+        self.beam: int = beam
         self._features = features
         c, device = model.config, model.device
         heads = c.decoder_attention_heads
         self._memory = model.empty_memory(batch)
-        self._cache = KVCache(
-            batch, heads, c.hidden_size // heads, c.max_target_positions,
+        self.cache: KVCache = KVCache(
+            batch, heads, c.hidden_size // heads, beam * c.max_target_positions,
             num_layers=c.decoder_layers, dtype=model.dtype, device=device,
         )  # fmt: skip
 
@@ -89,7 +92,8 @@ class SpeechSession:
 
     # -- what is captured -------------------------------------------------------------------------
 
-    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+    def memory(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the sound, of each decoder layer."""
         return [(keys.value, values.value) for keys, values in self._memory]
 
     def _heard(self, sound: Tensor) -> None:
@@ -101,7 +105,7 @@ class SpeechSession:
 
     def _prompt(self, ids: Tensor, begins: Tensor) -> Tensor:
         """Read prompts [batch, tokens]; probabilities of the languages, [batch, languages]."""
-        x = self.model.decoder(ids, self._pairs(), self._cache)
+        x = self.model.decoder(ids, self.memory(), self.cache)
         here = fn.eq(arange(ids.shape[1], device=ids.device), begins)
         x = fn.sum(fn.where(here.reshape(*here.shape, 1), x, 0.0), 1, keepdims=True)
         logits = self.model.head(x)[:, 0]  # where the transcript begins
@@ -119,7 +123,7 @@ class SpeechSession:
         """The next token of each row, [batch] i32; -1 for NaN; a row that has ended stays so."""
         rules: list[Rule] = [self.suppress]
         rules += [self.no_repeat] * no_repeat + [self._timestamps] * timed
-        x = self.model.decoder(self._token.value, self._pairs(), self._cache)
+        x = self.model.decoder(self._token.value, self.memory(), self.cache)
         first, scores = fn.eq(self._steps.value, 0), self.model.head(x)[:, 0]
         for rule in rules:
             scores = rule.masked(scores, first)
@@ -135,7 +139,7 @@ class SpeechSession:
         self, ids: Tensor, following: Tensor, row: Tensor, heads: tuple[tuple[int, int], ...]
     ) -> tuple[Tensor, Tensor]:
         """Attention of the heads [1, heads, tokens, places], and probabilities of what follows."""
-        memory = [(fn.gather(k, row), fn.gather(v, row)) for k, v in self._pairs()]
+        memory = [(fn.gather(k, row), fn.gather(v, row)) for k, v in self.memory()]
         weights = self.model.decoder.weights(ids, memory, heads)
         probabilities = fn.softmax(self.model.head(self.model.decoder(ids, memory)), -1)
         every = arange(probabilities.shape[2], device=ids.device)
@@ -166,7 +170,7 @@ class SpeechSession:
 
     def languages(self) -> Array:
         """Probabilities f32 [batch, languages], in the order of the vocabulary's."""
-        return self._fed([[self.vocabulary.start]] * self.batch, 0).numpy()
+        return self.read([[self.vocabulary.start]] * self.batch, 0).numpy()
 
     def start(
         self, prompts: Sequence[Ids], begin: int, *, timed: bool, temperature: float = 0.0,
@@ -191,16 +195,19 @@ class SpeechSession:
             self._drawn.assign(0)
         ended = [0 if on else 1 for on in active or [True] * self.batch]
         self._ended.assign(np.array(ended, np.int32).reshape(-1, 1))
-        self._fed(prompts, begin)
-        self._cache.truncate(len(prompts[0]) - 1)  # the first step feeds the last one again
+        self.read(prompts, begin)
+        self.cache.truncate(len(prompts[0]) - 1)  # the first step feeds the last one again
         self._token.assign(np.array([[row[-1]] for row in prompts], np.int32))
 
-    def _fed(self, prompts: Sequence[Ids], begin: int) -> Tensor:
+    def read(self, prompts: Sequence[Ids], begin: int) -> Tensor:
+        """Read prompts of one length; probabilities of the languages, [batch, languages]."""
         length = len(prompts[0])
-        padded = min(self._cache.capacity, 1 << max(length - 1, LEAST - 1).bit_length())
+        padded = min(
+            self.model.config.max_target_positions, 1 << max(length - 1, LEAST - 1).bit_length()
+        )
         ids = np.zeros((self.batch, padded), np.int32)
         ids[:, :length] = prompts
-        self._cache.truncate(0)
+        self.cache.truncate(0)
         return self._read(ids, np.full((self.batch, 1), begin, np.int32))
 
     def step(self) -> Pending[Array]:
@@ -215,7 +222,7 @@ class SpeechSession:
             step = self._captured[how] = Jitted(chosen, self.model.device)
         return step.fetch()
 
-    def run(self, steps: int) -> Iterator[Array]:
+    def run(self, steps: int) -> Pieces[Array]:
         """Tokens [batch] of each step, one step ahead of the device.
 
         Raises:

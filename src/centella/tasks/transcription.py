@@ -1,0 +1,297 @@
+"""`Transcription`: a recording to segments, window after window or many windows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator as Pieces
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from centella.audio.transcript import Segment, Word
+from centella.tasks.align import token_ends, words
+from centella.tasks.beam import Beams
+from centella.tasks.recording import Recording, Window
+from centella.tasks.rules import Vocabulary
+from centella.tasks.speech_options import Options
+from centella.tasks.speech_session import SpeechSession
+from centella.tasks.windows import (
+    FRAMES_A_STEP,
+    STEP,
+    Attempt,
+    Cut,
+    compression_ratio,
+    cut,
+    cut_all,
+    repeats,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from centella.tasks.transcribe import Transcriber
+
+Ids = list[int]
+Progress = Callable[[float, float], object]
+BATCH = 8  # windows at once, of files longer than one whose regions of speech are found
+HOT = 0.5  # a text above this temperature is not told to the next window
+
+
+class Decoding(Struct, frozen=True, eq=False):
+    """A session, and what follows several texts of its windows; None: one text is followed."""
+
+    session: SpeechSession
+    beams: Beams | None = None
+
+
+class Transcription(Iterator[Segment]):
+    """A recording as it is transcribed: an iterator of segments.
+
+    Attributes:
+        language: a code, once the first window is done; None where the model has but one.
+    """
+
+    def __init__(
+        self, transcriber: Transcriber, recording: Recording, options: Options,
+        progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        self._transcriber, self._recording, self._options = transcriber, recording, options
+        self._vocabulary: Vocabulary = transcriber.config.vocabulary
+        self._progress = progress
+        self.language: str | None = options.language
+        self._before: Ids = self._ids(options.prompt)
+        self._hot: Ids = self._ids(options.hotwords)
+        self._segments: Pieces[Segment] = self._run()
+
+    def __iter__(self) -> Iterator[Segment]:
+        return self
+
+    def __next__(self) -> Segment:
+        """The next segment, when its window is done."""
+        return next(self._segments)
+
+    def close(self) -> None:
+        """End it here; the file is closed."""
+        self._segments.close()
+        self._recording.stream.close()
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the recording, as far as they are known."""
+        return self._recording.duration
+
+    # -- the loops --------------------------------------------------------------------------------
+
+    def _run(self) -> Pieces[Segment]:
+        """Segments, with a session of its own while it runs."""
+        known = self._recording.stream.duration or 0.0  # of a microphone nothing is known
+        several = known * 100 > self._recording.frames and not self._recording.everything
+        batch = self._options.batch or (BATCH if several else 1)
+        with closing(self._recording.stream):
+            decoding = self._transcriber.take(batch, self._options.beam)
+            yield from (self._one_by_one if batch == 1 else self._together)(decoding)
+            self._transcriber.give(decoding)
+
+    def _one_by_one(self, decoding: Decoding) -> Iterator[Segment]:
+        """Each window begins where the last segment of the one before ends."""
+        at, timed, session = 0, self._options.timestamps != "none", decoding.session
+        while (at := self._recording.speech_from(at)) >= 0:
+            window = self._recording.window(at)
+            if window is None:
+                return
+            self._listen(session, [window])
+            (attempt,) = self._attempts(decoding, 1)
+            step = window.frames
+            if not self._options.thresholds.silent(attempt):
+                first_time = self._vocabulary.first_time
+                cuts = _all(attempt.tokens, first_time, window.frames)
+                if timed:
+                    cuts, step = cut(attempt.tokens, first_time, window.frames)
+                cuts = self._with_text(cuts)
+                yield from self._told(session, 0, window, attempt, cuts)
+                self._remember(attempt, cuts)
+            at += max(step, FRAMES_A_STEP)
+            self._tell(at)
+
+    def _together(self, decoding: Decoding) -> Iterator[Segment]:
+        """Several windows at a time; none knows the text of another."""
+        session = decoding.session
+        for group in _groups(self._recording.parts(), session.batch):
+            self._listen(session, group)
+            attempts = self._attempts(decoding, len(group))
+            for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
+                if not self._options.thresholds.silent(attempt):
+                    timed = self._options.timestamps != "none"
+                    cuts = (cut_all if timed else _all)(
+                        attempt.tokens, self._vocabulary.first_time, window.frames
+                    )
+                    yield from self._told(session, row, window, attempt, self._with_text(cuts))
+                self._tell(window.start + window.frames)
+
+    def _tell(self, frames: int) -> None:
+        if self._progress is not None:
+            total = self.duration
+            self._progress(min(frames / 100, total), total)
+
+    # -- a window ---------------------------------------------------------------------------------
+
+    def _listen(self, session: SpeechSession, windows: Sequence[Window]) -> None:
+        """Encode windows; the first ones say the language."""
+        session.listen(self._recording.rows(windows, session.batch))
+        names = list(self._vocabulary.languages)
+        if names and self.language is None:
+            self.language = names[int(session.languages()[0].argmax())]
+
+    def _prompt(self) -> tuple[Ids, int]:
+        """What a window's text follows, and where the transcript begins in it."""
+        v, options = self._vocabulary, self._options
+        begin = [v.start]
+        if self.language is not None and self.language in v.languages:
+            begin += [v.languages[self.language]]
+            begin += [v.tasks[options.task]] if options.task in v.tasks else []
+        begin += [v.no_timestamps] * (options.timestamps == "none")
+        room = self._transcriber.model.config.max_target_positions // 2 - 1
+        hot = self._hot[:room]
+        before = hot + self._before[max(0, len(self._before) - (room - len(hot))) :]
+        lead = [v.previous, *before] if before else []
+        return lead + begin, len(lead)
+
+    def _attempts(self, decoding: Decoding, count: int) -> list[Attempt]:
+        """Texts of the first `count` windows, at the first temperature that gives one believed."""
+        wanted = [row < count for row in range(decoding.session.batch)]
+        attempts: dict[int, Attempt] = {}
+        for temperature in self._options.temperature:
+            found = self._decoded(decoding, wanted, temperature)
+            no_speech = decoding.session.heard().no_speech
+            for row, (tokens, mean) in found.items():
+                text = self._text(tokens)
+                attempts[row] = Attempt(
+                    tuple(tokens), text, mean, compression_ratio(text), float(no_speech[row]),
+                    temperature,
+                )  # fmt: skip
+                wanted[row] = self._options.thresholds.failed(attempts[row])
+            if not any(wanted):
+                break
+        return [attempts[row] for row in range(count)]
+
+    def _decoded(
+        self, decoding: Decoding, wanted: Sequence[bool], temperature: float
+    ) -> dict[int, tuple[Ids, float]]:
+        """Tokens of each wanted row, without the end, and their mean log-probability."""
+        options, (prompt, begin) = self._options, self._prompt()
+        most = self._transcriber.model.config.max_target_positions
+        steps = min(options.max_new_tokens or most // 2, most - len(prompt))
+        timed, session = options.timestamps != "none", decoding.session
+        if decoding.beams is not None and temperature == 0.0:
+            return decoding.beams.write(
+                prompt, begin, steps, timed=timed, no_repeat=options.no_repeat_ngram, active=wanted
+            )
+        session.start(
+            [prompt] * session.batch, begin, timed=timed, temperature=temperature,
+            seed=options.seed, no_repeat=options.no_repeat_ngram, active=wanted,
+        )  # fmt: skip
+        texts = self._written(session, wanted, steps)
+        sums = session.heard().log_probability
+        return {row: (text, float(sums[row]) / n) for row, (text, n) in texts.items()}
+
+    def _written(
+        self, session: SpeechSession, wanted: Sequence[bool], steps: int
+    ) -> dict[int, tuple[Ids, int]]:
+        """Tokens of each wanted row, without the end, and how many the sums are of."""
+        end, most = self._vocabulary.end, self._options.max_repeats
+        texts: dict[int, tuple[Ids, int]] = {row: ([], 0) for row, on in enumerate(wanted) if on}
+        left = set(texts)
+        with closing(session.run(steps)) as running:
+            for tokens in running:
+                for row in list(left):
+                    (text, count), token = texts[row], int(tokens[row])
+                    text += [token] * (token != end)
+                    texts[row] = (text, count + 1)
+                    if token == end or (most and repeats(text, most)):
+                        left.remove(row)
+                if not left:
+                    break
+        return texts
+
+    def _told(
+        self, session: SpeechSession, row: int, window: Window, attempt: Attempt,
+        cuts: Sequence[Cut],
+    ) -> Iterator[Segment]:  # fmt: skip
+        """Segments of a window, at their times in the recording."""
+        timing = self._timing(session, row, window, attempt)
+        for piece in cuts:
+            start, end = (
+                min(t * FRAMES_A_STEP, window.frames) + window.start
+                for t in (piece.start, piece.end)
+            )
+            yield Segment(
+                start / 100, end / 100, self._text(piece.tokens), timing(piece) if timing else (),
+                tuple(t for t in piece.tokens if t < self._vocabulary.end), attempt.avg_logprob,
+                attempt.compression_ratio, attempt.no_speech_prob, attempt.temperature,
+            )  # fmt: skip
+
+    def _with_text(self, cuts: Sequence[Cut]) -> list[Cut]:
+        """Segments without those that are blank or have no length."""
+        timed = self._options.timestamps != "none"
+        return [
+            piece for piece in cuts
+            if self._text(piece.tokens).strip() and not (timed and piece.start == piece.end)
+        ]  # fmt: skip
+
+    def _remember(self, attempt: Attempt, cuts: Sequence[Cut]) -> None:
+        """What the next window is told."""
+        self._before += [token for piece in cuts for token in piece.tokens]
+        if not self._options.condition_on_previous_text or attempt.temperature > HOT:
+            self._before = []
+
+    def _timing(
+        self, session: SpeechSession, row: int, window: Window, attempt: Attempt
+    ) -> Callable[[Cut], tuple[Word, ...]] | None:
+        """Gives words of segments; None where their times are not wanted."""
+        if self._options.timestamps != "word" or not attempt.tokens:
+            return None
+        config, v = self._transcriber.model.config, self._vocabulary
+        prompt, _ = self._prompt()
+        weights, sure = session.aligned(
+            row, prompt, attempt.tokens, self._transcriber.config.alignment_heads
+        )
+        places = max(window.frames // FRAMES_A_STEP, 1)
+        ends = token_ends(weights[..., :places], config.median_filter_width)
+        seconds = window.start / 100 + np.concatenate([[0], ends]) * STEP
+
+        def timed(piece: Cut) -> tuple[Word, ...]:
+            at = [piece.at + i for i, token in enumerate(piece.tokens) if token < v.end]
+            if not at:
+                return ()
+            return words(
+                [attempt.tokens[i] for i in at], [float(seconds[i + 1]) for i in at],
+                [float(sure[i]) for i in at], float(seconds[at[0]]), self._text, self.language,
+            )  # fmt: skip
+
+        return timed
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._transcriber.tokenizer.decode([t for t in tokens if t < self._vocabulary.end])
+
+    def _ids(self, text: str | None) -> Ids:
+        """Tokens of a text that stands before a window's."""
+        if not text or not text.strip():
+            return []
+        (ids,) = self._transcriber.tokenizer.encode([" " + text.strip()])
+        return [i for i in ids if i < self._vocabulary.end]
+
+
+def _all(tokens: Sequence[int], first_time: int, frames: int) -> list[Cut]:
+    """A window's text as one segment, whatever times are in it."""
+    return [Cut(0, frames // FRAMES_A_STEP, tuple(tokens), 0)]
+
+
+def _groups(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:
+    group: list[Window] = []
+    for window in windows:
+        group.append(window)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -1,0 +1,102 @@
+"""`centella transcribe`: files and standard input, formats, and files that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.audio import format_transcript
+
+pytest.importorskip("typer")
+pytest.importorskip("tokenizers")
+
+from tests.cli.test_cli import call, failed
+
+MODEL = Path(__file__).parents[1] / "data" / "whisper" / "turbo"
+ON = ("transcribe", "--model", MODEL, "--device", "cpu", "--vad", "off")
+DONE = re.compile(r"\S+: ([\d.]+) s(, \w\w)? in [\d.]+ s, [\d.]+ x real time\n")
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """Two seconds of sound, a window, as WAV."""
+    t = np.arange(2 * 16000) / 16000
+    noise = np.random.default_rng(0).standard_normal(t.size) * 0.02
+    x = 0.3 * np.sin(800 * t + 60 * np.sin(3 * t)) * (np.sin(5 * t) > -0.3) + noise
+    path = tmp_path / "talk.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes((x * 32767).astype("<i2").tobytes())
+    return path
+
+
+def test_several_files_go_on_when_one_fails(talk: Path, tmp_path: Path) -> None:
+    other = tmp_path / "none.wav"
+    result = call(*ON, talk, other, talk, "--language", "de", "--ledger")
+    assert result.exit_code == 1
+    made = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, language="de", vad="off")
+    assert made.segments
+    first, _, rest = result.stdout.partition(f"{other}:\n")
+    assert first == rest
+    assert first.startswith(f"{talk}:\n[00:{made.segments[0].start:05.2f} - 00:")
+    assert first.count("\n") == 1 + len(made.segments)
+    lines = result.stderr.splitlines(keepends=True)
+    errors = [line for line in lines if not line.startswith("transcribed ")]  # how far it is
+    assert DONE.fullmatch(errors[0])
+    assert "none.wav: expected audio, the file cannot be read" in errors[1]
+    assert errors[3].startswith("ledger: ")
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "srt"])
+def test_formats(talk: Path, tmp_path: Path, kind: str) -> None:
+    """What the library writes, into a file of that name; by word where words are timed."""
+    model = ct.load(MODEL, "cpu", task="transcribe")
+    made = model.transcribe(talk, vad="off").segments
+    call(*ON, talk, "--format", kind, "--output", tmp_path / "made")
+    (path,) = (tmp_path / "made").iterdir()
+    assert path.name == f"talk.{'txt' if kind == 'text' else kind}"
+    assert path.read_text(encoding="utf-8") == "".join(format_transcript(made, kind))
+    if kind == "srt":
+        result = call(*ON, talk, "--format", kind, "--timestamps", "word")
+        words = model.transcribe(talk, vad="off", timestamps="word").words
+        assert result.stdout.count("-->") == sum(bool(w.text.strip()) for w in words)
+
+
+def test_standard_input(talk: Path) -> None:
+    """A WAV, and raw samples, say what the file says."""
+    data = talk.read_bytes()
+    made = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, vad="off")
+    wanted = json.loads("".join(format_transcript(made.segments, "json")))
+    piped = call(*ON, "-", "--format", "json", stdin=data)
+    assert json.loads(piped.stdout) == wanted
+    raw = call(*ON, "-", "--raw", "int16", "--format", "json", stdin=data[44:])
+    assert json.loads(raw.stdout) == wanted
+
+
+def test_silence_has_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "silence.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(bytes(2 * 16000 * 7))
+    result = call("transcribe", path, "--model", MODEL, "--device", "cpu")
+    assert result.stdout == ""
+    assert DONE.fullmatch(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no file; try: centella transcribe talk.wav --model DIR"),
+        (("a.wav", "--language", "xx"), "language: expected one of en, de, fr, es; got 'xx'"),
+        (("a.wav", "--vad", "loud"), "expected vad of auto, energy, off, got 'loud'"),
+        (("a.wav", "--model", MODEL.parents[1] / "decoders" / "qwen3"), "got a Generator"),
+    ],
+)
+def test_errors_in_one_line(arguments: tuple[object, ...], message: str) -> None:
+    assert message in failed(*ON, *arguments)
