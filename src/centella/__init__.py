@@ -6,7 +6,8 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 
 from typing import TYPE_CHECKING
 
-from centella import lang, nn
+from centella import audio, lang, nn
+from centella.audio.log_mel import log_mel
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import (
     AudioError,
@@ -37,11 +38,15 @@ from centella.record.history import Event
 from centella.runtime.device import Device, device
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
+from centella.tasks.classify import Classifier, TokenClassifier
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generation, Generator
+from centella.tasks.labels import Label, Ranked, Span
 from centella.tasks.load import load
 from centella.tasks.logprobs import TokenLogprobs
+from centella.tasks.request import Request
 from centella.tasks.sampling import Sampling
+from centella.tasks.schedule import Scheduler
 from centella.tasks.search import Index, Matches
 from centella.tasks.stream import Stream
 from centella.tensors import functional as _functional
@@ -71,6 +76,7 @@ __all__ = [
     "AudioError",
     "CachedPipeline",
     "CentellaError",
+    "Classifier",
     "CommandBatch",
     "CompileError",
     "Compiled",
@@ -91,6 +97,7 @@ __all__ = [
     "Index",
     "KVCache",
     "KVCacheFullError",
+    "Label",
     "Ledger",
     "LimitError",
     "Matches",
@@ -101,13 +108,18 @@ __all__ = [
     "Pending",
     "PipelineCache",
     "QTensor",
+    "Ranked",
+    "Request",
     "Sampling",
     "Scalar",
+    "Scheduler",
     "ShapeError",
     "SimulationError",
+    "Span",
     "State",
     "Stream",
     "Tensor",
+    "TokenClassifier",
     "TokenLogprobs",
     "TraceError",
     "TransferForbidden",
@@ -115,6 +127,7 @@ __all__ = [
     "WeightsError",
     "__version__",
     "asarray",
+    "audio",
     "bf16",
     "bool_",
     "device",
@@ -132,6 +145,7 @@ __all__ = [
     "lang",
     "ledger",
     "load",
+    "log_mel",
     "nn",
     "ones",
     "quantize",

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from centella.cli.limit import step_bytes
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
 from centella.tasks.generate import Generator
@@ -31,6 +32,10 @@ from tests.cli.test_cli import RUN, call, failed
 MODEL = Path(__file__).parents[1] / "data" / "decoders" / "qwen3"
 ON = ("generate", "--model", MODEL, "--device", "cpu")
 COUNTS = re.compile(r"\d+ prompt tokens, \d+ tokens, first after [\d.]+ s, then [\d.,]+ tokens/s\n")
+MEMORY = (
+    r"memory: [\d.,]+ MB read a token, [\d.,]+ GB/s: [\d.]+% of the [\d,]+ GB/s that this device "
+    r"copies\n"
+)
 
 
 def model() -> Generator:
@@ -41,9 +46,20 @@ def test_text_on_stdout_and_numbers_on_stderr() -> None:
     result = call(*ON, "Hello", "--max-tokens", 8, "--ledger")
     wanted = model().generate("Hello", max_new_tokens=8).text
     assert result.stdout == f"{wanted}\n"
-    numbers, counts = result.stderr.splitlines(keepends=True)
+    numbers, counts, memory = result.stderr.splitlines(keepends=True)
     assert COUNTS.fullmatch(numbers)
     assert counts.startswith("ledger: ")
+    assert re.fullmatch(MEMORY, memory)
+
+
+def test_what_a_step_reads() -> None:
+    """The weights but for the embedding, and keys and values of three layers."""
+    weights = sum(w.nbytes for name, w in model().model.state_dict().items() if "embed" not in name)
+    assert step_bytes(model(), 10) == weights + 2 * 3 * 2 * 16 * 4 * 10
+    experts = load(MODEL.parent / "qwen3-moe", "cpu", task="generate")
+    found = step_bytes(experts, 0) / 3 * 7  # three of seven
+    assert found > sum(w.nbytes for n, w in experts.model.state_dict().items() if "expert" in n)
+    assert step_bytes(experts, 0) < sum(w.nbytes for w in experts.model.state_dict().values()) * 0.7
 
 
 def test_json() -> None:
@@ -116,6 +132,70 @@ def test_the_prompt_comes_from_a_file_or_as_ids(tmp_path: Path) -> None:
     assert len(outputs) == 1
     assert call(*ON, "--file", "-", "--max-tokens", 5, stdin="Hello").stdout in outputs
     assert call(*ON, "--max-tokens", 5, stdin="Hello").stdout in outputs
+    assert call(*ON, "-", "--max-tokens", 5, stdin="Hello").stdout in outputs
+
+
+def test_logprobs_as_json() -> None:
+    given = [*ON, "Hello", "--max-tokens", 4, "--ignore-eos", "--json", "--logprobs", 2]
+    wanted = model().generate("Hello", max_new_tokens=4, ignore_eos=True, logprobs=2).logprobs or []
+    found = json.loads(call(*given).stdout)["logprobs"]
+    assert [(t["id"], t["logprob"]) for t in found] == [(t.id, t.logprob) for t in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert {t["id"]: t["logprob"] for t in one["top"]} == other.top
+        assert one["text"] == model().tokenizer.decode([other.id], skip_special_tokens=False)
+
+
+def test_pieces_as_lines_of_json() -> None:
+    given = ["Hello", "--max-tokens", 9, "--json", "--stream"]
+    *pieces, last = map(json.loads, call(*ON, *given).stdout.splitlines())
+    assert len(pieces) > 1
+    assert "".join(one["piece"] for one in pieces) == last["text"]
+
+
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ more | join }}")
+    given = [
+        "generate",
+        "--model",
+        folder,
+        "--device",
+        "cpu",
+        "--chat",
+        "--max-tokens",
+        1,
+        "--json",
+    ]
+    variables = ["--template", '{"more": ["a", "b"]}']
+    for result in (call(*given, "hi", *variables), call(*given, *variables, stdin="hi\n")):
+        assert json.loads(result.stdout)["prompt_tokens"] == len(model().encode("hiab"))
+
+
+def test_a_seed_without_a_temperature_is_told() -> None:
+    text = "--seed changes nothing"
+    assert text in call(*ON, "Hello", "--max-tokens", 1, "--seed", 3).stderr
+    sampled = call(*ON, "Hello", "--max-tokens", 1, "--seed", 3, "--temperature", 1)
+    assert text not in sampled.stderr
+
+
+@pytest.mark.parametrize("draft", ["lookup", MODEL])
+def test_guesses(draft: str | Path) -> None:
+    given = ["Hello", "--max-tokens", 30, "--ignore-eos", "--draft", draft]
+    found = json.loads(call(*ON, *given, "--json").stdout)
+    assert found["ids"] == model().generate("Hello", max_new_tokens=30, ignore_eos=True).ids
+    line = call(*ON, *given).stderr
+    if draft == "lookup":  # which may find nothing
+        return
+    assert found["guessed"] >= found["accepted"] > 0
+    assert re.search(r"tokens/s, \d+ of \d+ guesses right\n", line)
+
+
+def test_a_trace(tmp_path: Path) -> None:
+    for more in (["Hello"], ["--chat"]):
+        file = tmp_path / f"{more[0]}.json"
+        call(*ON, *more, "--max-tokens", 2, "--trace", file, stdin="hi\n")
+        assert json.loads(file.read_text())["traceEvents"]
 
 
 def test_one_answer_in_the_chat_format() -> None:
@@ -168,8 +248,9 @@ def test_a_chat_as_json_is_a_line_for_each_answer() -> None:
 
 
 def test_a_chat_tells_commands_that_it_has_not() -> None:
-    result = call(*ON, "--chat", "--max-tokens", 4, stdin="/quit\n/exit\n")
+    result = call(*ON, "--chat", "--max-tokens", 4, stdin="/quit\n/help\n/exit\n")
     assert "no command /quit" in result.stderr
+    assert result.stderr.count("chat: Ctrl-C stops an answer") == 2
     assert "prompt tokens" not in result.stderr
 
 
@@ -218,9 +299,21 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         ([*ON, "x", "--stop", ""], "--stop: expected a text that is not empty"),
         ([*ON, "x", "--system", "Be brief."], "--system: expected --chat"),
         ([*ON, "--chat", "--n", "2"], "--n: expected 1 in a chat"),
+        ([*ON, "x", "--logprobs", "2"], "--logprobs: expected --json with it"),
+        (
+            [*ON, "x", "--json", "--logprobs", "21"],
+            "generate: --logprobs: expected 0 to 20, got 21",
+        ),
+        ([*ON, "x", "--stream"], "--stream: expected --json with it"),
+        ([*ON, "x", "--template", "{}"], "--template: expected --chat with it"),
+        (
+            [*ON, "x", "--chat", "--template", "[]"],
+            "--template: expected an object of JSON, got []",
+        ),
         (["generate", "--model", MODEL.parents[1] / "tiny-bert", "x"], "one that embeds it"),
         ([*ON, "--file", "/absent/prompt"], "no such file"),
         ([*ON, "x", "--quantize", "q8_0"], "expected rows of a multiple of 32 to quantize"),
+        ([*ON, "x", "--draft", MODEL.parents[1] / "tiny-bert"], "one that embeds it"),
         ([*ON, "x", "--quantize", "q9"], "expected quantize of q8_0, q4_0"),
     ],
 )

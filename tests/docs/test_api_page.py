@@ -19,7 +19,7 @@ NAMES = [name for _, _, names in SECTIONS for name in names.split()]
 
 def public() -> set[str]:
     """The names that are to be on the page."""
-    modules = {"nn": ct.nn.__all__, "serving": ct.serving.__all__}
+    modules = {n: getattr(ct, n).__all__ for n in ("audio", "nn", "serving")}
     return {*ct.__all__, *(f"{module}.{n}" for module, names in modules.items() for n in names)}
 
 

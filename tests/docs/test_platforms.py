@@ -40,7 +40,11 @@ def operands(dtype: str) -> Iterator[tuple[Any, ...]]:
         (x, [4, 4]),
     )
     yield from ((x, where), (x, where, x[:2]), (where, x), (x.reshape(1, 1, 4, 4),) * 3)
-    yield from ((x.reshape(1, 4, 4), where[:1]), (x.reshape(1, 4, 4), x.reshape(4, 4, 1)))
+    yield from (
+        (x, where[None]),
+        (x.reshape(1, 4, 4), where[:1]),
+        (x.reshape(1, 4, 4), x.reshape(4, 4, 1)),
+    )
 
 
 def taken(dtype: str) -> set[str]:

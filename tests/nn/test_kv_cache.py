@@ -165,17 +165,23 @@ def test_a_long_prefill_and_one_token_more(device: ct.Device) -> None:
     d.check()
 
 
-def test_every_step_is_the_causal_attention_of_the_whole(device: ct.Device) -> None:
+@pytest.mark.parametrize("window", [None, 3, 7])
+def test_every_step_is_the_causal_attention_of_the_whole(
+    device: ct.Device, window: int | None
+) -> None:
     """Against the same op over all tokens at once, and its float64 formula on the CPU."""
     rng, n = np.random.default_rng(2), 7
+    sinks = None if window is None else ct.asarray([0.5, -1.0] * (HEADS // 2), device=device)
+    options: dict[str, Any] = {"window": window, "sinks": sinks, "softcap": window}
     q, k, v = (numbers(rng, "f32", BATCH, h, n, 5) for h in (HEADS, SHARED, SHARED))
     cache = ct.KVCache(BATCH, SHARED, 5, n, device=device)
     parts = []
     for at in (slice(0, 3), *(slice(i, i + 1) for i in range(3, n))):
         one, two, three = (ct.asarray(x[:, :, at], device=device) for x in (q, k, v))
         cache.append(two, three)
-        parts.append(cache.attend(one))
-    whole = ct.attention(*(ct.asarray(x, device=device) for x in (q, k, v)), causal=True)
+        parts.append(cache.attend(one, **options))
+    tensors = (ct.asarray(x, device=device) for x in (q, k, v))
+    whole = ct.attention(*tensors, causal=True, **options)
     once, *steps = ct.fetch(whole, *parts).result()
     np.testing.assert_allclose(np.concatenate(steps, axis=2), once, rtol=1e-5, atol=1e-6)
 

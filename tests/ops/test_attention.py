@@ -81,6 +81,25 @@ def test_a_window_a_cap_and_sinks_are_what_they_say(
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
 
 
+@IN_REGISTERS
+def test_blocks_are_the_rows_that_they_name(device: ct.Device, variant: str) -> None:
+    """Another table compiles and plans nothing; no other block is read, nor rows past the last."""
+    rng = rng_of("blocks")
+    q, k, v = normal(rng, (2, 4, 2, 16), (2, 6, 64, 16), (2, 6, 64, 16))
+    k[:, 3] = v[:, 3] = k[:, 2, 40:] = v[:, 2, 40:] = np.nan
+    tensors = [ct.asarray(x, device=device) for x in (q, k, v)]
+    for n, rows in enumerate(([[5, 2], [0, 1]], [[4, 2], [2, 3]])):
+        starts, table = np.array([102, 30], np.int32), np.array(rows, np.int32)
+        whole = [x[:, table].swapaxes(0, 1).reshape(2, 2, 128, 16) for x in (k, v)]
+        given = [ct.asarray(x, device=device) for x in (starts, np.pad(table, ((0, 0), (1, 0))))]
+        with ct.ledger() as led:
+            y = ct.attention(*tensors, starts=given[0], blocks=given[1][:, 1:], variant=variant)
+            got = y.numpy().transpose(0, 2, 1, 3)
+        led.expect(**({"compiles": 0, "plans": 0} if n else {}))
+        wanted = exact((q, *whole), f32, {"starts": starts})
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("sizes", [(8, 5), (5, 8)])
 def test_values_have_a_size_of_their_own(device: ct.Device, sizes: tuple[int, int]) -> None:
     d, own = sizes

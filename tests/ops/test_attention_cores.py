@@ -89,6 +89,16 @@ def test_masks_and_scales(name: str) -> None:
     planned("mma", (3, 4, 2, 37, 70, 32), f16, LEAST_TILE, **MASKS[name]).check()
 
 
+@ON_CORES
+def test_blocks(variant: str) -> None:
+    """Keys past the first block of 5, some of them in blocks that two sequences share."""
+    blocks = np.array([[4, 1, 3], [4, 2, 0], [9, -1, 0]])  # the last one has none of the pool
+    plan = planned(variant, (3, 4, 2, 2, 5, 40), bf16, starts=[180, 64, -9], blocks=blocks)
+    q, k, v = plan.random()
+    wanted = plan.exact(q, k, v)
+    assert error(plan.run(q, k, v), wanted) < SPLIT_BOUND[bf16]
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders(order: str) -> None:
     shape = (2, 2, 1, 35, 53, 24)
@@ -291,7 +301,8 @@ def test_the_weights_of_warpgroups_add_up_to_one(parts: int) -> None:
 def test_ptx_equals_the_simulator(dtype: DType, variant: str) -> None:
     plan = planned("mma", (1, 2, 1, 19, 37, 24), dtype, MmaTile(32, 16, 1, 2), causal=True)
     if variant == "split_mma":
-        plan = planned("split_mma", (1, 3, 1, 1, 90, 40), dtype, lengths=[75])
+        blocks = [[2, 0, 1]]
+        plan = planned("split_mma", (1, 3, 1, 1, 3, 40), dtype, lengths=[140], blocks=blocks)
     words = plan.words(*plan.random())
     again = [w.copy() for w in words]
     orders: tuple[Any, ...] = tuple(ORDERS)
@@ -324,6 +335,7 @@ def test_tiles_stay_in_registers(dim: int, tile: MmaTile, arch: str, tmp_path: P
     if (dim, tile) in SHIPPED:
         both = [(dtype, {"causal": True, **lengths}) for dtype in (f16, bf16)]
         given += [(bf16, {}), *both, (bf16, {"starts": [1]}), (bf16, SIGHT)]
+        given += [(bf16, {"starts": [1], "blocks": [[1] * 64]})]
     if (dim, tile) in SMALLER:
         every = {"mask": keys[None, None], "key_mask": keys, "starts": [0], **lengths}
         given = [(bf16, {}), (f16, every), (bf16, CAPPED)]
@@ -340,7 +352,8 @@ def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
     every = {"lengths": [1], "key_mask": keys, "mask": np.ones((1, 32, 1, 4096)), "starts": [1]}
     capped = {**CAPPED, "sinks": [0.0] * 32}
     for dim, dtype, masks in ((128, f16, {}), (128, bf16, capped), (128, f16, every),
-                              (64, f16, {"lengths": [1]}), (80, bf16, every)):  # fmt: skip
+                              (64, f16, {"lengths": [1]}), (80, bf16, every),
+                              (128, bf16, {**capped, "blocks": [[1] * 64]})):  # fmt: skip
         shape, caps = (1, 32, 8, 1, 4096, dim), replace(CAPS, arch=arch)
         plan = planned("split_mma", shape, dtype, caps=caps, **masks)
         assembled(plan, 1, arch, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,19 @@ import pytest
 
 import centella as ct
 from centella.dtypes import dtype_of
+from centella.emit.ptx import emit_ptx
 from centella.errors import DTypeError, ShapeError
+from centella.op import op
+from centella.ops.matmul.experts import up_planes
+from centella.ops.quant.table import FORMATS
+from centella.specs import make_spec
 from centella.tensors.tensor import apply_with
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.ops.test_quant import CUDA, made, whole_of
+from tests.support.launched import traced
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
+BLOCKS = [name for name, kind in FORMATS.items() if not kind.by_row]
 Array = np.ndarray[Any, Any]
 
 
@@ -100,6 +110,53 @@ def test_products_of_experts(
     wanted = expected(read[0], read[1], ids, read[2] if gate else None, shares)
     wanted = wanted if gate else wanted + residual
     np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5 * max(1.0, np.abs(wanted).max()))
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("format", BLOCKS)
+def test_quantised_experts(device: ct.Device, format: str, gate: str, rows: int) -> None:
+    """Those of the weights that the planes stand for, in float64."""
+    picks, experts, n, random = 2, 4, 7, np.random.default_rng(rows)
+    weight, up = (made(experts * n, 96, format, device, seed) for seed in (1, 2))
+    k = weight.shape[1]
+    ids = np.stack([random.permutation(experts)[:picks] for _ in range(rows)]).astype(np.int32)
+    size = (rows, k) if gate else (rows, picks, k)
+    x, shares, residual = (random.standard_normal(s).astype(np.float32)
+                           for s in (size, (rows, picks), (rows, n)))  # fmt: skip
+    w, v = (whole_of(q).reshape(experts, n, k) for q in (weight, up))
+    x = (
+        np.float32(x / (np.abs(w).max() * k)) if gate else x
+    )  # a gate's sums are not to be past its bend
+    given: dict[str, Any] = dict(zip(up_planes(len(up.planes)), up.planes, strict=True))
+    if not gate:
+        extras = {"shares": shares, "residual": residual}
+        given = {name: ct.asarray(e, device=device) for name, e in extras.items()}
+    operands = (ct.asarray(x, device=device), *weight.planes, ct.asarray(ids, device=device))
+    attrs = {"gate": gate, "format": format, "experts": experts}
+    y = apply_with("expert_linear", operands, "extras", given, attrs).numpy()
+    wanted = expected(x, w, ids, v if gate else None, shares)
+    wanted = wanted if gate else wanted + residual
+    np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=4e-6 * np.abs(wanted).max())
+
+
+@needs_ptxas
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k", "mxfp4"])
+def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: Path) -> None:
+    kind, experts, n, k = FORMATS[format], 8, 768, 2048
+    planes = [make_spec(p.shape(experts * n, k // kind.block), p.dtype or dtype_of("f16"), 16)
+              for p in kind.planes]  # fmt: skip
+    x = make_spec((1, k) if gate else (1, 8, k), dtype_of("bf16"), 16)
+    ids, y = make_spec((1, 8), dtype_of("i32"), 16), make_spec((1, n), x.dtype, 16)
+    more = planes if gate else [make_spec((1, 8), dtype_of("f32"), 16), y]
+    y = make_spec((1, 8, n), x.dtype, 16) if gate else y
+    extras = up_planes(len(planes)) if gate else ("shares", "residual")
+    attrs = {"extras": extras, "gate": gate, "format": format, "experts": experts}
+    (call,) = op.get("expert_linear").form((x, *planes, ids, *more), (y,), attrs).lower(CUDA).calls
+    report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
+    assert resources(report)[1] == 0
 
 
 @pytest.mark.devices(*EVERY)

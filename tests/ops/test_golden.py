@@ -219,6 +219,10 @@ def test_every_op_has_golden_values(name: str) -> None:
         "normed_linear",
         "expert_linear",
         "topk",
+        "argsort",
+        "cumsum",
+        "take_along_axis",
+        "scatter_reduce",
         "sample",
     } | PLANES  # these have tests
     assert name in covered | MOVES | made | EXACT.keys()

@@ -275,6 +275,12 @@ attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", win
     sinks=i(2), softcap=1.5)
 attention | split, window | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
     window=70, sinks=i(4), softcap=1.5)
+attention | blocks | f32 f16 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]))
+attention | tiled, blocks | f32 | F.attention(i(2, 2, 5, 16), i(1, 3, 64, 16), i(1, 3, 64, 16),
+    starts=i.of([80, 70]), blocks=i.of([[2, 0], [1, 2]]), variant="tiled")
+attention | split, blocks | f32 f16 | F.attention(i(2, 2, 1, 128), i(1, 3, 64, 128),
+    i(1, 3, 64, 128), starts=i.of([100, 127]), blocks=i.of([[2, 0], [1, 2]]), variant="split")
 attention | split | f32 f16 | attend(i, 2, 2, 1, 150, 128, variant="split")
 attention | split into many | f32 f16 | many_parts(i)
 attention | split of lengths | f32 f16 | attend(i, 2, 2, 1, 192, 128, variant="split",
@@ -310,7 +316,9 @@ cache_write | 16 | f32 f16 | written(i, 16, [0, 3])
 cache_write | 16, past the end | f32 f16 | written(i, 16, [2, 5])
 cache_write | 7 | f32 f16 | written(i, 7, [0, 3])
 cache_write | 7, past the end | f32 f16 | written(i, 7, [2, 5])
+cache_write | blocks | f32 f16 | written(i, 16, [[2, 1, 3], [1, 2, 0]])
 rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
+rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
 cache_step | begin | i32 | stepped(i)
@@ -318,6 +326,17 @@ cache_step | set | i32 | stepped(i, i.ints(70, low=0))
 topk | short | f32 f16 | picked(i(6, 40), 5)
 topk | each thread | f32 f16 i32 | picked(i.peaks(1030, 4), 3)
 topk | many | f32 f16 i8 | picked(i.ints(4, 300), 37)
+argsort | short | f32 f16 i8 | F.argsort(i(6, 40)).astype("f32")
+argsort | falling | f32 bf16 | F.argsort(i(3, 130), descending=True).astype("f32")
+argsort | merged | f32 i32 | F.argsort(i.ints(2, 4100)).astype("f32")
+cumsum | short | f32 f16 i8 | F.cumsum(i.ints(6, 41))
+cumsum | split | f32 i32 | F.cumsum(i.ints(2, 16500, low=0, high=3))
+take_along_axis | last | f32 f16 i8 | F.take_along_axis(i.ints(5, 33), i.of([PICKS] * 5), 1)
+take_along_axis | first | f32 f16 | F.take_along_axis(i(33, 16), i.of([PICKS] * 16).T, 0)
+scatter_reduce | rows | f32 f16 i8 | F.scatter(i.ints(33, 5), i.of(PICKS), i.ints(21, 5),
+    reduce="add")
+scatter_reduce | set | f32 f16 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), 1)
+scatter_reduce | max | f32 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), 1, "max")
 sample | short | f32 | sampled(i, i(6, 5), 0.7, 2, 0.9)
 sample | more than there are | f32 | sampled(i, i(6, 6), 0.7, 9, 0.9)
 sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
@@ -481,21 +500,22 @@ def assigned(i: Inputs, state: tuple[int, ...], x: tuple[int, ...]) -> ct.Tensor
     return made.value
 
 
-def written(i: Inputs, dim: int, starts: list[int]) -> ct.Tensor:
-    """Keys and values written into caches."""
-    caches = [ct.State(i(2, 3, 7, dim)) for _ in "kv"]
+def written(i: Inputs, dim: int, starts: list[Any]) -> ct.Tensor:
+    """Keys and values written into caches, or into blocks."""
+    shape = (3, 4, 7, dim) if isinstance(starts[0], list) else (2, 3, 7, dim)
+    caches = [ct.State(i(*shape)) for _ in "kv"]
     new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
     apply_all(get("cache_write"), (*(c.value for c in caches), *new, i.of(starts)), {})
     return F.stack([c.value for c in caches])
 
 
-def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
+def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool, starts: Any = (2, 5)) -> ct.Tensor:
     """q, k and v of a step, rotated, k and v cached."""
     caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
     x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
     angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
     tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
-    given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
+    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
     *_, q = apply_all(get("rope_cache_write"), given, {"interleaved": interleaved, "eps": 1e-6})
     return F.concat([q, *(c.value for c in caches)], 2)
 
@@ -714,6 +734,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "lang.atomic_add(each, at, part)": (
         "one token in the bin beside its own decides only at the threshold",
         (),
+    ),
+    "row.top = lang.workgroup_uniform(": (
+        "of a short row nearly all threads have no logit: any of them serves",
+        ("long", "two chunks", "each thread", "greedy"),
     ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",

@@ -287,6 +287,12 @@ def _softmax(x: Array, axis: int) -> Array:
     return np.asarray(e / e.sum(axis, keepdims=True))
 
 
+def _by_rank(x: Array, n: Array) -> Array:
+    """Element j of a row of x, at the place of the j-th smallest of n."""
+    order = np.argsort(n, 1, kind="stable")
+    return np.take_along_axis(x, np.argsort(order, 1), 1)
+
+
 def _conv1d(x: Array) -> Array:
     """x with itself as weights: stride 2, padding 1."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1)))
@@ -306,6 +312,16 @@ FUNCTIONS = {
     "f.min(x)": "x.min()",
     "f.argmax(n)": "n.argmax()",
     "f.argmax(n, 1, True)": "n.argmax(1, keepdims=True)",
+    "f.sort(x, 1)": "np.sort(x, 1)",
+    "f.sort(n, 0, descending=True)": "-np.sort(-n.astype('i4'), 0)",
+    "f.argsort(n, 1)": "np.argsort(n, 1, kind='stable')",
+    "f.argsort(x, descending=True)": "np.argsort(-x)",
+    "f.cumsum(n, 1)": "np.cumsum(n, 1, dtype=np.int32)",
+    "f.cumsum(n > 0)": "np.cumsum(n > 0, -1, dtype=np.int32)",
+    "f.take_along_axis(x, f.argsort(n, 0), 0)":
+        "np.take_along_axis(x, np.argsort(n, 0, kind='stable'), 0)",
+    "f.scatter(x[0], f.argsort(n[0], 1), x[1], 1, 'max')":
+        "np.maximum(x[0], _by_rank(x[1], n[0]))",
     "f.softmax(x, 0)": "_softmax(x, 0)",
     "f.log_softmax(x, 1)": "np.log(_softmax(x, 1))",
     "f.l2_normalize(x, axis=0)": "x / np.sqrt((x * x).sum(0, keepdims=True))",
@@ -469,6 +485,10 @@ SHAPE_MISTAKES = {
         "attention: expected a finite softcap above 0, got -2",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=x[0])":
         "attention: expected sinks [1], got [5]",
+    "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, blocks=i)":
+        "attention: expected k and v in blocks [a divisor of 1, blocks, 64, 5], got [1, 1, 3, 5]",
+    "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=i)":
+        "attention: expected blocks [1, 1 or more], got [3, 5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant='small')":
         "attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, got 'small'",
     "f.concat([x, x[:2]], axis=1)":
@@ -486,7 +506,22 @@ SHAPE_MISTAKES = {
     "f.gather(x, i, 2)": "gather: expected an axis of [3, 5], got 2",
     "f.gather(x[:, :0], i, 1)": "gather: expected rows along axis 1, got [3, 0]",
     "f.scatter(x, i[0], x)": "scatter: expected values [5, 5], got [3, 5]",
-    "f.scatter(x, i, x)": "scatter: expected x [n, ...] and indices [k], got [3, 5] and [3, 5]",
+    "f.scatter(x, i[:, :2], x)":
+        "scatter: expected values of [3, 5] with any extent along axis 0, and indices along it or "
+        "of the shape of values, got [3, 5] and [3, 2]",
+    "f.scatter(x, i[0], x, 1, 'mean')":
+        "scatter: expected reduce from set, add, mul, max, min, got 'mean'",
+    "f.scatter(x, i[0], x, 2)": "scatter: expected an axis of [3, 5], got 2",
+    "f.sort(x, 2)": "sort: expected an axis of [3, 5], got 2",
+    "f.argsort(f.sum(x))": "argsort: expected rank 1 or more, got a scalar",
+    "f.cumsum(x, -3)": "cumsum: expected an axis of [3, 5], got -3",
+    "f.take_along_axis(x, i[0])":
+        "take_along_axis: expected indices of the rank of x and an axis of both, got [5], [3, 5] "
+        "and axis 1",
+    "f.take_along_axis(x, i[:2], 1)":
+        "take_along_axis: expected shapes that broadcast, got [3, 1], [2, 1]",
+    "f.take_along_axis(x[:, :0], i, 1)":
+        "take_along_axis: expected elements along axis 1, got [3, 0]",
     "f.interleaved_to_head_first(x, 2, 2)":
         "interleaved_to_head_first: expected [..., seq, 2 * 2], got [3, 5]",
     "f.rope(x, x, x)": "rope: expected x [batch, heads, seq_len, head_dim], got [3, 5]",
@@ -519,6 +554,8 @@ SHAPE_MISTAKES = {
         "cache_step: expected i32 lengths [5], got i32 [3]",
 }  # fmt: skip
 DTYPE_MISTAKES = {
+    "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=x)":
+        "attention: expected i32 blocks, got f32",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=i[0, :1])":
         "attention: expected float sinks, got i32",
     "f.var(i)": "var: expected a float dtype, got i32",
@@ -597,6 +634,10 @@ DTYPE_MISTAKES = {
     "f.arange(300, dtype='u8', device=x.device)": "arange: expected a number that fits u8, got 299",
     "f.arange(0, 1, 0.25, device=x.device)": "arange: expected a number that fits i32, got 0.75",
     "f.gather(x, x)": "gather: expected i32 indices, got f32",
+    "f.argsort(x > 0)": "argsort: expected a numeric dtype, got bool",
+    "f.scatter(x > 0, i[:, 0], x > 0, reduce='add')":
+        "scatter: expected a numeric dtype to add, got bool",
+    "f.take_along_axis(x, x)": "take_along_axis: expected i32 indices, got f32",
     "f.scatter(x, i[:, 0], h)": "scatter: expected one dtype, got f32 and f16",
     "f.rope(x[None, None], h[:, :2], h[:, :2])":
         "rope: expected a float x and f32 tables, got f32, f16, f16",

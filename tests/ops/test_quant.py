@@ -74,13 +74,13 @@ def blocks_of(weight: Array, name: str) -> Array:
     return raw.reshape(len(raw), weight.shape[1] // FORMATS[name].block, -1)
 
 
-def made(n: int, k: int, name: str, device: ct.Device | str) -> ct.QTensor:
+def made(n: int, k: int, name: str, device: ct.Device | str, seed: int = 0) -> ct.QTensor:
     """A weight in a format, by its quantiser or of a file's blocks; rows of k or of one block."""
     kind = FORMATS[name]
     if kind.encode is not None:
-        return ct.quantize(weight_of(n, k), name, device=device)
+        return ct.quantize(weight_of(n, k, seed), name, device=device)
     assert kind.from_blocks is not None
-    planes = kind.from_blocks(blocks_of(weight_of(n, columns(name, k)), name))
+    planes = kind.from_blocks(blocks_of(weight_of(n, columns(name, k), seed), name))
     return ct.QTensor(tuple(ct.asarray(p, device=device) for p in planes), name)
 
 

@@ -340,6 +340,26 @@ def test_gather_and_scatter(device: ct.Device, dtype: str) -> None:
     agree(y, ct.scatter(t, ct.asarray(rows, device=device), on(device, wide, dtype)), exact=True)
 
 
+@EVERYWHERE
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
+def test_order_sums_and_elements_along_an_axis(device: ct.Device, dtype: str) -> None:
+    x = random(203, 47, dtype=dtype)
+    t, rng = on(device, x, dtype), rng_of("along")
+    order = np.argsort(x, 1, kind="stable")
+    agree(order, ct.argsort(t), exact=True)
+    turned = ct.asarray(order[::-1].astype(np.int32), device=device)
+    agree(np.take_along_axis(x, order[::-1], 1), ct.take_along_axis(t, turned), exact=True)
+    agree(np.cumsum(x, 1, np.int32 if dtype == "i8" else np.float64), ct.cumsum(t))
+    at, values = rng.integers(-203, 203, 60).astype(np.int32), random(60, 47, dtype=dtype)
+    y = x.astype(np.float32)
+    np.maximum.at(y, at, values.astype(np.float32))
+    given = ct.asarray(at, device=device), on(device, values, dtype)
+    agree(y, ct.scatter(t, *given, reduce="max"), exact=True)
+    if dtype == "f32":
+        np.add.at(y := x.astype(np.float32), at, values.astype(np.float32))
+        agree(y, ct.scatter(t, *given, reduce="add"), exact=True)
+
+
 # -- sequences ------------------------------------------------------------------------------------
 
 
@@ -358,6 +378,17 @@ def test_attention_and_its_cache(device: ct.Device) -> None:
     agree(some, ct.attention(*tensors, lengths=lengths), sums=True)
     none = ct.attention(tensors[0][:, :0], *tensors[1:])
     assert none.numpy().shape == (2, 0, 9, 16)
+    q, *pools, table = (
+        random(2, 8, 3, 4),
+        random(4, 3, 64, 4),
+        random(4, 3, 64, 4),
+        [[2, 0], [1, 2]],
+    )
+    whole = (x[:, np.array(table)].swapaxes(0, 1).reshape(2, 4, 128, 4) for x in pools)
+    blocks = ct.asarray(np.array(table, np.int32), device=device)
+    sinks = ct.asarray(np.full(8, -np.inf, np.float32), device=device)
+    got = ct.attention(*(on(device, x) for x in (q, *pools)), blocks=blocks, sinks=sinks)
+    agree(attended(q, *whole), got, sums=True)  # by heads, each of which fits
     cache = ct.KVCache(2, 4, 16, 40, device=device)
     for i in range(0, 9, 3):
         cache.append(tensors[1][:, :, i : i + 3], tensors[2][:, :, i : i + 3])

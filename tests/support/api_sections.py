@@ -1,7 +1,7 @@
 """What stands where on docs/api.md: its sections, in the order in which a user needs them.
 
-A name is one of `centella`, or of its modules with `nn.` or `serving.` before it. One with `:` is a
-class that has no public name, but whose objects users hold: `module:Class`.
+A name is one of `centella`, or of its modules with `audio.`, `nn.` or `serving.` before it. One
+with `:` is a class that has no public name, but whose objects users hold: `module:Class`.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "Along axes",
         "",
-        "sum mean var max min argmax topk softmax log_softmax layer_norm rms_norm l2_normalize "
-        "mean_pool",
+        "sum mean var max min argmax topk sort argsort cumsum softmax log_softmax layer_norm "
+        "rms_norm l2_normalize mean_pool",
     ),
     (
         "Moving",
         "`x[a:b]`, `x.T`, `x.permute` and `x.reshape` are views where they can be: see `Tensor`.",
-        "concat stack split chunk broadcast_to repeat pad tril gather scatter embedding "
-        "interleaved_to_head_first",
+        "concat stack split chunk broadcast_to repeat pad tril gather take_along_axis scatter "
+        "embedding interleaved_to_head_first",
     ),
     (
         "Attention, caches, State",
@@ -104,10 +104,18 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Models",
+        "[Encoders](encoders.md) and [decoders](generate.md) are listed there. "
         "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
         "finds the vectors nearest to one.",
-        "load Embedder Generator Generation Stream TokenLogprobs Sampling serving "
-        "serving.Batcher Index Matches",
+        "load Embedder Generator Generation Stream Scheduler Request TokenLogprobs Sampling "
+        "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
+    ),
+    (
+        "Audio",
+        "[Audio](audio.md) says what is read by which package.",
+        "audio log_mel audio.host_log_mel audio.open_audio audio.read_audio audio.AudioStream "
+        "audio.windows audio.speech_regions audio.speech_pieces audio.SpeechDetector "
+        "audio.SpeechRules audio.Segment audio.Word audio.by_word audio.format_transcript",
     ),
     (
         "Ledger",
@@ -140,6 +148,7 @@ INNER: dict[str, str] = {
 
 # Classes whose objects a function gives: how one is constructed is nobody's business.
 GIVEN = (
-    "Tensor Device Pending Event UserKernel Embedder Generator Ledger Counts DType CachedPipeline "
-    "Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module"
+    "Tensor Device Pending Event UserKernel Embedder Generator Request Ledger Counts DType "
+    "CachedPipeline Memory KernelTime CachedWeight Jitted nn.Parameter nn.Stored nn.Module "
+    "Classifier TokenClassifier audio.AudioStream"
 )

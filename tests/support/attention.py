@@ -24,7 +24,8 @@ Shape = tuple[int, int, int, int, int, int]
 CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
             subgroups=True, arch="sm_90a")  # fmt: skip
 BOUND = {f16: 2e-7, bf16: 5e-6}  # squared error of the squares
-KINDS = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32", "sinks": "f32"}
+KINDS = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32", "sinks": "f32",
+         "blocks": "i32"}  # fmt: skip
 VARIANTS = {variant.name: variant for variant in ORDER}
 
 
@@ -91,9 +92,13 @@ def planned(
     causal: bool = False, scale: float | None = None, window: int | None = None,
     softcap: float | None = None, **masks: Any,
 ) -> Plan:  # fmt: skip
-    """The launches for [batch, heads, kv_heads, lq, lk, dim], by a tile or the chosen one."""
+    """The launches for [batch, heads, kv_heads, lq, lk, dim], by a tile or the chosen one.
+
+    With blocks `lk` is how many there are in the pool.
+    """
     b, heads, kv_heads, lq, lk, dim = shape
-    shapes = ((b, heads, lq, dim), (b, kv_heads, lk, dim), (b, kv_heads, lk, dim))
+    k = (kv_heads, lk, 64, dim) if "blocks" in masks else (b, kv_heads, lk, dim)
+    shapes = ((b, heads, lq, dim), k, k)
     arrays = {name: np.asarray(value) for name, value in masks.items()}
     inputs = [make_spec(s, dtype, 16) for s in shapes]
     inputs += [make_spec(a.shape, dtype_of(KINDS[n]), 16) for n, a in arrays.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ Array = np.ndarray[Any, Any]
 def quantized(data: Array, kind: str) -> Array:
     """The bytes of a matrix in a kind, uint8 [rows, bytes]; random ones where nothing writes it."""
     form = GGMLQuantizationType[kind]
+    if data.ndim > 2:
+        return quantized(data.reshape(-1, data.shape[-1]), kind).reshape(*data.shape[:-1], -1)
     if kind not in FACTORS:
         return quantize(np.ascontiguousarray(data), form)
     block, size = GGML_QUANT_SIZES[form]
@@ -51,6 +54,16 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Array]:
             "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }  # fmt: skip
+        experts, narrow = config.get("num_experts"), config.get("moe_intermediate_size", 0)
+        if experts:
+            for part in ("gate", "up", "down"):
+                del layer[f"mlp.{part}_proj"]
+            layer["mlp.gate"] = (experts, hidden)
+            both = {"gate_proj": (narrow, hidden), "up_proj": (narrow, hidden),
+                    "down_proj": (hidden, narrow)}  # fmt: skip
+            layer |= {f"mlp.experts.{e}.{n}": s for e in range(experts) for n, s in both.items()}
+        if config["model_type"].startswith("qwen3"):
+            layer |= {"self_attn.q_norm": (d,), "self_attn.k_norm": (d,)}
         shapes |= {f"model.layers.{i}.{n}.weight": shape for n, shape in layer.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
@@ -58,6 +71,14 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Array]:
     random = np.random.default_rng(7)
     return {n: (random.uniform(-0.1, 0.1, s) + (len(s) == 1)).astype(np.float32)
             for n, s in shapes.items()}  # fmt: skip
+
+
+def with_stacked_experts(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Each expert's tensors as one of all experts, "mlp.experts.gate_proj.weight"."""
+    several: dict[str, list[Array]] = {}
+    for name, data in tensors.items():
+        several.setdefault(re.sub(r"(mlp\.experts)\.\d+\.", r"\1.", name), []).append(data)
+    return {n: np.stack(d) if ".experts." in n else d[0] for n, d in several.items()}
 
 
 def own_name(architecture: str, name: str) -> str:
@@ -94,6 +115,8 @@ def write(
         tensors = {n: widen(t.array, bf16) for n, t in open_checkpoint(folder).items()}
     else:
         tensors = random_tensors(numbers)
+    tensors = with_stacked_experts(tensors)
+    config.setdefault("num_experts", config.get("num_local_experts"))
     architecture = ARCHITECTURES[config["model_type"]]
     writer = GGUFWriter(file, architecture)
     rope = config.get("rope_parameters") or {}
@@ -128,7 +151,7 @@ def write(
         if architecture in WHOLE and name.endswith("norm.weight"):
             data = data + 1
         form = GGMLQuantizationType[next(k for part, k in kinds.items() if part in name)]
-        if data.ndim < 2 or data.shape[1] % GGML_QUANT_SIZES[form][0]:
+        if data.ndim < 2 or ".mlp.gate." in name or data.shape[-1] % GGML_QUANT_SIZES[form][0]:
             form = GGMLQuantizationType.F32
         stored = quantized(data, form.name)
         if widened:

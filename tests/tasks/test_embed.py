@@ -149,7 +149,12 @@ def test_threads_share_one(tiny: Embedder) -> None:
         (["ok"], {"batch_size": True}, DTypeError, "a whole number for batch_size, got True"),
         (["ok"], {"normalize": "yes"}, DTypeError, "encode: expected True or False for normalize"),
         (["ok"], {"normalize_embeddings": True}, DTypeError, "_embeddings=; write normalize=$"),
-        (["ok"], {"convert_to_tensor": True}, DTypeError, "unknown argument convert_to_tensor=$"),
+        (
+            ["ok"],
+            {"convert_to_tensor": True},
+            DTypeError,
+            "convert_to_tensor=; the vectors are NumPy",
+        ),
         (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
     ],
 )
@@ -273,6 +278,7 @@ def test_what_was_captured_follows_the_model(on_cpu: Embedder) -> None:
     texts = ["one storm", "two storms and a river"]
     before = on_cpu.encode(texts, normalize=False)
     norm = on_cpu.model.encoder.layer[-1].output.LayerNorm
+    assert norm.bias is not None
     norm.weight = norm.weight * 2.0
     norm.bias = norm.bias * 2.0
     np.testing.assert_allclose(on_cpu.encode(texts, normalize=False), 2 * before, rtol=1e-5)
@@ -433,18 +439,28 @@ SETTINGS: list[tuple[dict[str, Any], EmbedderConfig]] = [
      EmbedderConfig(64, "cls")),
     ({"modules.json": POOLED, POOLING: {"pooling_mode": "cls", "include_prompt": True}},
      EmbedderConfig(64, "cls")),
+    ({"modules.json": POOLED, POOLING: {"pooling_mode_mean_tokens": True,
+                                        "pooling_mode_cls_token": True}},
+     EmbedderConfig(64, "cls+mean")),
+    ({"modules.json": POOLED, POOLING: {"pooling_mode": "lasttoken", "include_prompt": False},
+      "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name":
+                                            "query", "similarity_fn_name": "dot"}},
+     EmbedderConfig(64, "lasttoken", prompts={"query": "q: "}, default_prompt="query",
+                    similarity="dot")),
     ({"sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": True}},
      EmbedderConfig(16, "mean", False, True)),
 ]  # fmt: skip
-BOTH = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+KNOWN = "expected one of cls, max, mean, mean_sqrt_len, weightedmean, lasttoken"
 WRONG: list[tuple[Any, dict[str, Any] | None, str]] = [
-    (modules("Dense"), None, "expected modules Transformer, .*models.Dense'"),
+    (modules("Adapter"), None, "expected modules Transformer, .*models.Adapter'"),
+    (modules("Normalize", "Dense"), None, "expected Normalize after Dense, got it before"),
     ({}, None, r"modules\.json: expected a JSON list, got dict"),
     ([3], None, r"modules\.json: expected a list of objects, got \[3\]"),
-    (POOLED, None, r"config\.json: pooling: expected one of mean, cls, got none"),
-    (POOLED, {"pooling_mode_max_tokens": True}, "pooling: expected one of mean, cls, got max"),
-    (POOLED, {"pooling_mode": "lasttoken"}, "pooling: expected one of mean, cls, got lasttoken"),
-    (POOLED, BOTH, "pooling: expected one of mean, cls, got cls, mean"),
+    (POOLED, None, rf"config\.json: pooling: {KNOWN}, got none"),
+    (POOLED, {"pooling_mode_median": True}, f"pooling: {KNOWN}, got median"),
+    (POOLED, {"pooling_mode": ["cls", 3]}, f"pooling: {KNOWN}, got cls, 3"),
+    (POOLED, {"pooling_mode": "mean", "include_prompt": False}, "include_prompt: expected true"),
+    (modules("Dense"), None, "in_features, out_features: expected whole numbers over 0, got None"),
 ]
 
 

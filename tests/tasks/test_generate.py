@@ -16,7 +16,7 @@ from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
-from centella.tasks.session import Session, _part
+from centella.tasks.session import Session, next_part
 from tests.support.model_common import DATA
 
 FOLDER = DATA / "decoders"
@@ -192,11 +192,11 @@ def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, message: st
 
 
 def test_parts_of_a_prompt() -> None:
-    assert [_part(left, 512, 4096) for left in (600, 512, 511, 17, 16, 3)] == [
+    assert [next_part(left, 512, 4096) for left in (600, 512, 511, 17, 16, 3)] == [
         512, 512, 512, 32, 16, 16,
     ]  # fmt: skip
-    assert [_part(left, 512, 20) for left in (19, 3)] == [16, 16]
-    assert _part(3, 512, 5) == 2
+    assert [next_part(left, 512, 20) for left in (19, 3)] == [16, 16]
+    assert next_part(3, 512, 5) == 2
 
 
 def test_a_long_prompt_in_chunks() -> None:

@@ -105,7 +105,7 @@ def test_a_short_prompt_leaves_a_long_conversation_in_memory() -> None:
     with ct.ledger() as led:
         model.generate([*long, 5], **options)
     assert led.upload_bytes < 4 * len(long)
-    assert len(model._idle) == 2
+    assert len(model._sessions.idle) == 2
 
 
 def rope(kind: str, **values: Any) -> Rope:
@@ -122,14 +122,14 @@ def test_frequencies_follow_the_tokens(made: Rope) -> None:
     """Not the capacity, which is rounded up; and not those of the session before."""
     model = load(FOLDER / "qwen3", "cpu", "f32")
     model.model.config = ct_replace(model.model.config, ropes=(made,))
-    short = model._session([[5] * 20], 40)
+    short = model._sessions.take([[5] * 20], 40)
     assert np.array_equal(made.tables(40)[0], short.past.tables[0][0].numpy()[:40])
-    model._keep(short)
-    long = model._session([[5] * 20], 80)
+    model._sessions.keep(short)
+    long = model._sessions.take([[5] * 20], 80)
     assert long is not short
     assert np.array_equal(made.tables(80)[0], long.past.tables[0][0].numpy()[:80])
-    model._keep(long)
-    assert model._session([[5] * 20], 30) is short
+    model._sessions.keep(long)
+    assert model._sessions.take([[5] * 20], 30) is short
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

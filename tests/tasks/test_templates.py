@@ -202,6 +202,13 @@ IDIOMS: dict[str, tuple[str, str]] = {
 {%- endfor %}{% endset %}{{- block | replace("Be", "Is") | capitalize }}""",
         "Is brief., user, tool, user",
     ),
+    "numbers": (
+        """{{- "12" | int + 1 }} {{ "x" | int(7) }} {{ "ff" | int(base=16) }} {{ 2.5 | int }}
+{{- " " ~ 2.567 | round(1) }} {{ 2.1 | round(0, "ceil") | int }} {{ 7 // 2 }} {{ 7 % 4 }}
+{{- " " ~ 2 ** 5 }} {{ "1.5" | float }} {{ [3, 1, 2] | sort | last }} {{ range(3) | list }}
+{{- " " ~ [1, 5] | max }}""",
+        "13 7 255 2 2.6 3 3 3 32 1.5 3 [0, 1, 2] 5",
+    ),
     "what is not there": (
         """{{- nothing }}{{ nothing is defined }}{{ nothing | default("d") }}
 {{- messages[0].get("name", "-") }}{{ messages[0].name is none }}{{ nothing is none }}
@@ -264,6 +271,19 @@ GROWTH = {
     "many blocks": "{% set s = 'a' * 9999999 %}{% for i in range(1000) %}"
     "{% set b %}{{ s }}{% endset %}{% set n.x = n.x + [b] %}{% endfor %}",
     "a loop that calls itself": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "many parts": "{% set s = 'a' * 9999999 %}{% for i in range(1000) %}"
+    "{% set n.x = n.x + [s.partition('b')] %}{% endfor %}",
+    "a range, sorted": "{{ range(999999999) | sort }}",
+    "a range, backwards, sorted": "{{ range(999999999) | reverse | sort }}",
+    "a range, filtered, sought": "{{ 'a' in (range(999999999) | map('string')) }}",
+    "a range as keys": "{{ {}.fromkeys(range(999999999)) }}",
+    "a range as a dictionary": "{{ dict(range(999999999)) }}",
+    "bytes": "{{ (1).to_bytes(999999999, 'big') }}",
+    "bytes of a string": "{{ 'a'.encode().center(999999999) }}",
+    "digits": "{{ 5 | round(-999999999) }}",
+    "digits above": "{{ 5 | round(999999999, 'ceil') }}",
+    "separators": "{{ [1, 2] | tojson(separators=('a' * 999999, ':')) }}",
+    "tabs that take away": "{{ ('\\t' * 99999).expandtabs(-1000) }}",
     "indented lines": "{{ ('a\\n' * 99999) | indent(1000) }}",
     "JSON, indented": "{{ n.deep | tojson(indent=1000) }}",
 }
@@ -275,7 +295,8 @@ TWICE = """{% set n = namespace(x=[1], y=[1], t=(1,), deep=[]) %}
 
 
 @pytest.mark.parametrize("what", GROWTH)
-def test_what_grows_is_refused_with_its_line(what: str) -> None:
+def test_what_grows_is_refused_with_its_line(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "ROUNDS", 100_000)  # ten times as soon
     begin = time.perf_counter()
     with pytest.raises(WeightsError, match=r"^here: chat_template, line 5: "):
         rendered(TWICE + GROWTH[what])
@@ -297,5 +318,5 @@ def test_errors_name_their_line() -> None:
         rendered("a\n\n{% if %}")
     with pytest.raises(WeightsError, match=r"chat_template, line 2: .*no tools"):
         rendered("{% macro f() %}\n{{ raise_exception('no tools') }}{% endmacro %}\n\n{{ f() }}")
-    with pytest.raises(WeightsError, match="at most 1,000,000 characters, got 1,000,001"):
-        rendered("a" * 1_000_001)
+    with pytest.raises(WeightsError, match="at most 200,000 characters, got 200,001"):
+        rendered("a" * 200_001)

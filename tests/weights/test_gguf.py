@@ -23,7 +23,7 @@ pytest.importorskip("gguf")
 from tests.support.gguf_files import write  # needs the package
 
 FOLDER = DATA / "decoders"
-NAMES = sorted(p.name for p in FOLDER.iterdir() if p.name != "qwen3-moe")
+NAMES = sorted(p.name for p in FOLDER.iterdir())
 # What the format cannot say of the small checkpoints: their folders without it.
 PLAIN: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
@@ -96,6 +96,40 @@ def test_a_quantised_file_is_the_model_of_what_it_stands_for(
         assert isinstance(weight, ct.QTensor) and weight.format.name == kind.lower()
     for name, tensor in model.named_parameters():
         assert tensor.ndim == 1 or f".{kind.lower()}." in name
+
+
+MOE = {"num_experts": 5, "num_local_experts": None, "moe_intermediate_size": 256,
+       "intermediate_size": 256, "num_hidden_layers": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "MXFP4"])
+def test_experts_of_a_quantised_file_stay_in_planes(kind: str, tmp_path: Path) -> None:
+    numbers, kinds = numbers_of("qwen3-moe", **MOE), {"down_proj": "Q8_0", "": kind}
+    model, got = logits_of(kinds, numbers, tmp_path, False)
+    _, wanted = logits_of(kinds, numbers, tmp_path, True)
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    mlp = model.layers[0].mlp
+    assert mlp.experts.gate_proj.format.name == mlp.experts.up_proj.format.name == kind.lower()
+    assert mlp.experts.down_proj.format.name == "q8_0" and mlp.gate.weight.dtype is ct.f32
+    again = type(model)(model.config, model.dtype)
+    again.load_parameters({n: t.numpy() for n, t in model.state_dict().items()}, device="cpu")
+    ids = ct.asarray(np.array([[1, 2, 3]], np.int32), device="cpu")
+    np.testing.assert_array_equal(again(ids).numpy(), model(ids).numpy())
+
+
+def test_experts_quantised_at_load(tmp_path: Path) -> None:
+    file, numbers = tmp_path / "model.gguf", numbers_of("qwen3-moe", **MOE)
+    write(FOLDER / "qwen3-moe", file, "BF16", numbers=numbers)
+    plain, model = (load(file, "cpu", "f32", quantize=q).model for q in (None, "q8_0"))
+    mlp, other = model.layers[0].mlp, plain.layers[0].mlp
+    wanted = ct.quantize(other.experts.up_proj.numpy().reshape(-1, 256), "q8_0")
+    for got, plane in zip(mlp.experts.up_proj.planes, wanted.planes, strict=True):
+        np.testing.assert_array_equal(got.numpy(), plane.numpy())
+    assert isinstance(mlp.gate.weight, ct.Tensor)  # small differences would choose others
+    with pytest.raises(ct.DTypeError, match="gate_proj and up_proj of one format, got"):
+        mixed, ids = {"up_proj": "Q8_0", "": "Q4_0"}, np.array([[1, 2]], np.int32)
+        write(FOLDER / "qwen3-moe", file, mixed, numbers=numbers)
+        load(file, "cpu", "f32")(ct.asarray(ids, device="cpu"))
 
 
 MIXED = {"v_proj": "Q6_K", "up_proj": "F16", "down_proj": "Q8_0", "": "Q4_K"}

@@ -338,6 +338,21 @@ class Backend(Interop, Process, Streams, Protocol):
         The bytes may change afterwards.
         """
 
+    def fill(
+        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
+    ) -> None:
+        """Copy host bytes that are read now to the start of a buffer, in order with submissions.
+
+        Args:
+            step: a multiple of 16: of so many bytes a backend should hold few at a time.
+            read: `read(start, out)` writes the bytes from `start` on into all of `out`; called
+                with multiples of `step`, in order.
+        """
+        data = np.empty(nbytes, np.uint8)
+        for start in range(0, nbytes, step):
+            read(start, data[start : start + step])
+        self.write(buffer, data)
+
     @abstractmethod
     def compile(self, program: Program | HostProgram) -> Any:
         """The driver's form of a program; raises CompileError."""

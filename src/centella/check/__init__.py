@@ -2,6 +2,9 @@
 
 from centella.check.device import check_device
 from centella.check.model import check_model
-from centella.check.report import DeviceReport, Failure, Layer, ModelReport, Rate
+from centella.check.report import DeviceReport, Failure, Layer, ModelReport, Quantized, Rate, Tokens
 
-__all__ = ["DeviceReport", "Failure", "Layer", "ModelReport", "Rate", "check_device", "check_model"]
+__all__ = [
+    "DeviceReport", "Failure", "Layer", "ModelReport", "Quantized", "Rate", "Tokens",
+    "check_device", "check_model",
+]  # fmt: skip

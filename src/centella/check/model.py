@@ -8,19 +8,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from centella.backends.base import Array
 from centella.check.cases.compare import difference
+from centella.check.decoder import (
+    is_gguf,
+    prompt_of,
+    quantized_of,
+    run_decoder,
+    run_reference,
+    tokens_of,
+)
 from centella.check.report import Layer, ModelReport, found_on
 from centella.dtypes import DType, dtype_of
-from centella.errors import MissingExtraError
+from centella.errors import MissingExtraError, WeightsError
 from centella.nn import Module
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder
+from centella.tasks.generate import Generator
 from centella.tasks.load import load
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
@@ -36,29 +46,42 @@ LIMITS: dict[str, float] = {"f32": 1e-8, "f16": 1e-3, "bf16": 1e-2}
 
 
 def check_model(
-    folder: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto"
-) -> ModelReport:
+    folder: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto",
+    quantize: str | None = None,
+) -> ModelReport:  # fmt: skip
     """Compare what each module of a checkpoint gives with `transformers`, or with the CPU.
 
     One text without padding runs through the model. Where `transformers` and torch are installed,
     outputs are compared with those of its modules of the same path, computed in float32; where
-    they are not, with those of all modules on our CPU in f32.
+    they are not, and for GGUF files, with those of our CPU in f32. Of a decoder these are the
+    states after each layer, the logits, and the tokens of a greedy continuation.
 
     Args:
         folder: as `ct.load` takes it.
         device: default: the default device.
         dtype: as `ct.load` takes it.
+        quantize: of a decoder: compare it also with itself with weights in this format. What that
+            changes is reported, and decides nothing.
 
     Returns:
-        A report: `ok`, `first` (the first layer that differs), `layers`, `card()`, `as_dict()`.
+        A report: `ok`, `first` (the first layer that differs), `layers`, `tokens`, `quantized`,
+        `card()`, `as_dict()`.
 
     Raises:
         WeightsError: the folder holds no model that this library knows.
         MissingExtraError: the device is the CPU, and there is nothing to compare it with.
     """
     begin = time.perf_counter()
-    root, where = find_folder(folder), open_device(device)
+    root = Path(folder) if is_gguf(folder) else find_folder(folder)
+    where = open_device(device)
     task = load(root, where, dtype)
+    if isinstance(task, Generator):
+        found = _check_decoder(task, root, where, dtype, quantize)
+        return ModelReport(
+            **found_on(where, time.perf_counter() - begin), folder=str(root), **found
+        )
+    if quantize is not None:
+        raise WeightsError(f"{root}: quantize: expected a model to generate with, got one to embed")
     ids = np.array([task.tokenizer.encode([TEXT], task.config.max_length)[0]], np.int32)
     got, joined = run_model(task, ids)
     whole = _forward(task, ids).numpy()  # as it runs: joined, nothing kept in between
@@ -76,6 +99,31 @@ def check_model(
         **found_on(where, time.perf_counter() - begin),
         folder=str(root), against=against, layers=tuple(layers),
     )  # fmt: skip
+
+
+def _check_decoder(
+    task: Generator, root: Path, where: Device, dtype: Any, quantize: str | None
+) -> dict[str, Any]:
+    """What `ModelReport` says of a decoder."""
+    ids = prompt_of(task, TEXT)
+    got = run_decoder(task, ids)
+    if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
+        against, expected = run_reference(str(root), ids, task.context)
+    elif where.caps.target == "numpy":
+        raise MissingExtraError("transformers", "reference")
+    else:
+        against, expected = "the CPU, f32", run_decoder(load(root, "cpu", "f32"), ids)
+    kind = task.model.dtype
+    layers = [_compared(p, x, kind, expected.states[p]) for p, x in got.states.items()]
+    layers.append(_compared("", got.logits, kind, expected.logits))
+    found: dict[str, Any] = {
+        "against": against, "layers": tuple(layers),
+        "tokens": tokens_of(got, expected, LIMITS[kind.name]),
+    }  # fmt: skip
+    if quantize is not None:
+        smaller = run_decoder(load(root, where, dtype, task="generate", quantize=quantize), ids)
+        found["quantized"] = quantized_of(quantize, smaller, got)
+    return found
 
 
 def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]], set[str]]:
@@ -165,9 +213,11 @@ def _compared(path: str, got: Array, dtype: DType, expected: Array) -> Layer:
         return Layer(path, got.shape, dtype.name, None, limit, why)
     wide, wanted = got.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        error = float(np.square(wide - wanted).sum() / max(np.square(wanted).sum(), 1e-300))
+        squares = max(float(np.square(wanted).sum()), 1e-300)
+        error = float(np.square(wide - wanted).sum() / squares)
+        worst = float(np.abs(wide - wanted).max(initial=0) / math.sqrt(squares / max(wide.size, 1)))
     off = difference(wide, wanted, dtype_of("f32"), limit)
     return Layer(
         path, got.shape, dtype.name, error if math.isfinite(error) else None, limit,
-        "" if off is None else str(off),
+        "" if off is None else str(off), worst if math.isfinite(worst) else None,
     )  # fmt: skip

@@ -64,6 +64,7 @@ class Layer(Struct, frozen=True):
         shape: of the output; dtype: that it was computed in.
         error: sum((got - expected)^2) / sum(expected^2), None where that is no number; limit: what
             it may be.
+        worst: the largest difference of an element, over the root mean square of what is expected.
         why: where it differs; "" where it does not.
     """
 
@@ -73,6 +74,62 @@ class Layer(Struct, frozen=True):
     error: float | None
     limit: float
     why: str = ""
+    worst: float | None = None
+
+
+class Tokens(Struct, frozen=True):
+    """A greedy continuation beside that of another implementation.
+
+    Attributes:
+        equal: tokens before the first that differs; of: how many there are.
+        expected, got: that token, -1 where all are equal; apart: by how much the other's logit is
+            lower in the implementation that it is compared with.
+        why: where it is wrong; "" where it is right, or two tokens are about as likely.
+    """
+
+    equal: int
+    of: int
+    expected: int = -1
+    got: int = -1
+    apart: float = 0.0
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.equal == self.of:
+            return f"{self.of} of {self.of} equal"
+        said = self.why or (
+            f"then {self.got} for {self.expected}, which is about as likely "
+            f"(its logit is lower by {self.apart:.2g})"
+        )
+        return f"{self.equal} of {self.of} equal; {said}"
+
+
+class Quantized(Struct, frozen=True):
+    """A model with quantised weights beside itself without, on one device.
+
+    Attributes:
+        format: of the weights.
+        layers: path, and sum((got - expected)^2) / sum(expected^2) of the states there.
+        logits: the same of the logits; divergence: mean of KL(p || p quantised) over positions.
+        same_top: part of the positions with the same likeliest token.
+        equal: tokens of the greedy continuation before the first that differs; of: how many.
+    """
+
+    format: str
+    layers: tuple[tuple[str, float], ...]
+    logits: float
+    divergence: float
+    same_top: float
+    equal: int
+    of: int
+
+    def __str__(self) -> str:
+        path, worst = max(self.layers, key=lambda layer: layer[1])
+        return (
+            f"{self.format}: squared error {self.logits:.2g} of the squares of logits, at most "
+            f"{worst:.2g} of states ({path}); KL {self.divergence:.2g}; same likeliest token in "
+            f"{self.same_top:.0%}; {self.equal} of {self.of} tokens equal"
+        )
 
 
 class Found(Struct, frozen=True):
@@ -148,11 +205,14 @@ class ModelReport(Found, frozen=True):
     Attributes:
         folder: of the checkpoint; against: what its layers were compared with.
         layers: in the order in which the model finished them, the whole model last.
+        tokens: of a decoder, its continuation; quantized: what quantising changes, if it was asked.
     """
 
     folder: str
     against: str
     layers: tuple[Layer, ...]
+    tokens: Tokens | None = None
+    quantized: Quantized | None = None
 
     @property
     def first(self) -> Layer | None:
@@ -161,8 +221,8 @@ class ModelReport(Found, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether every layer was right."""
-        return self.first is None
+        """Whether every layer was right, and the continuation."""
+        return self.first is None and not (self.tokens and self.tokens.why)
 
     def card(self) -> str:
         """Text to paste into a report."""
@@ -184,7 +244,17 @@ class ModelReport(Found, frozen=True):
                 f"largest   squared error {error:.2g} of the squares, in {where} (at most "
                 f"{largest.limit:g})"
             )
+        if self.tokens is not None:
+            lines += [f"tokens    {self.tokens}", *map(_line, self.layers)]
+        lines += [] if self.quantized is None else [f"quantized {self.quantized}"]
         return "\n".join([*lines, f"took      {self.seconds:.0f} s"])
+
+
+def _line(layer: Layer) -> str:
+    """A layer's figures, of a model with few enough to list."""
+    error, worst = ("no number" if n is None else f"{n:.2g}" for n in (layer.error, layer.worst))
+    mark = "  differs" if layer.why else ""
+    return f"  {layer.path or 'logits':<14} squared error {error:<8} largest {worst}{mark}"
 
 
 def found_on(device: Device, seconds: float) -> dict[str, Any]:

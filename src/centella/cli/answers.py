@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from centella.cli.output import err, out, piece
+from centella.cli import limit
+from centella.cli.output import err, out, out_json, piece
 from centella.errors import WeightsError
 from centella.ledger.counts import Ledger
 from centella.tasks.generate import Generation, Generator
-from centella.tasks.pieces import Stops, Text
 
 LEAST = 3  # tokens that a rate is told for
 
@@ -27,6 +27,18 @@ class How(Struct, frozen=True):
     sampling: dict[str, Any]
     as_json: bool
     show_ledger: bool
+    logprobs: int | None = None
+    pieces: bool = False  # as JSON, too
+    lines: bool = False  # of JSON
+    draft: Generator | str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of `generate` and `stream`."""
+        return {
+            "max_new_tokens": self.tokens, "stop": self.stop, "ignore_eos": self.ignore_eos,
+            "logprobs": self.logprobs, "draft": self.draft, **self.sampling,
+        }  # fmt: skip
 
 
 class Answers(Struct):
@@ -57,7 +69,10 @@ class Answers(Struct):
             else f", first after {self.first_s:.2f} s"
         )  # fmt: skip
         then = "" if self.rate is None else f", then {self.rate:,.1f} tokens/s"
-        return f"{self.prompt_tokens:,} prompt tokens, {self.tokens:,} tokens{first}{then}"
+        guessed = sum(one.guessed for one in self.all)
+        right = sum(one.accepted for one in self.all)
+        guesses = f", {right:,} of {guessed:,} guesses right" if guessed else ""
+        return f"{self.prompt_tokens:,} prompt tokens, {self.tokens:,} tokens{first}{then}{guesses}"
 
 
 def answered(
@@ -75,10 +90,7 @@ def answered(
 
 def _together(generator: Generator, row: list[int], how: How, n: int) -> Answers:
     begin = time.perf_counter()
-    made = generator.generate(
-        [row], max_new_tokens=how.tokens, stop=how.stop, ignore_eos=how.ignore_eos, n=n,
-        **how.sampling,
-    )  # fmt: skip
+    made = generator.generate([row], n=n, **how.options)
     done = Answers(made, len(row), time.perf_counter() - begin)
     if not how.as_json:
         for i, one in enumerate(made, 1):
@@ -91,32 +103,28 @@ def _together(generator: Generator, row: list[int], how: How, n: int) -> Answers
 
 
 def _streamed(generator: Generator, row: list[int], how: How, interruptible: bool) -> Answers:
-    ends = frozenset[int]() if how.ignore_eos else generator.config.stop_ids
-    decode = partial(generator.tokenizer.native.decode, skip_special_tokens=True)
-    read = Text(decode, Stops(ends, how.stop, how.tokens))  # which says how it ended
     times: list[float] = []
-    text, finish = "", "context"
-
-    def count(token: int) -> None:
-        times.append(time.perf_counter())
-        read.add(token)
-
     begin = time.perf_counter()
     pieces = generator.stream(
-        row, max_new_tokens=how.tokens, stop=how.stop, ignore_eos=how.ignore_eos, on_token=count,
-        **how.sampling,
-    )  # fmt: skip
+        row, on_token=lambda _: times.append(time.perf_counter()), **how.options
+    )
+    interrupted = False
     try:
         for some in pieces:
-            text += some
-            if not how.as_json:
+            if how.pieces:
+                out_json({"piece": some}, indent=None)
+            elif not how.as_json:
                 piece(some)
     except KeyboardInterrupt:
         if not interruptible:
             raise
-        finish = "interrupted"
-    one = Generation(read.ids, text, read.finish or finish, len(row))
-    done = Answers([one], len(row), time.perf_counter() - begin)
+        interrupted = True
+    seconds = time.perf_counter() - begin
+    pieces.close()
+    one = pieces.result
+    assert one is not None  # it was closed
+    one = replace(one, finish="interrupted") if interrupted else one
+    done = Answers([one], len(row), seconds)
     if times:
         done.first_s = times[0] - begin
     if len(times) >= LEAST:
@@ -124,9 +132,23 @@ def _streamed(generator: Generator, row: list[int], how: How, interruptible: boo
     return done
 
 
-def as_json_object(done: Answers, led: Ledger | None) -> dict[str, Any]:
-    """What is printed as JSON: of one answer its text, ids and finish; of several a list."""
-    each = [{"text": one.text, "finish": one.finish, "ids": one.ids} for one in done.all]
+def report(generator: Generator, done: Answers, how: How, led: Ledger | None) -> None:
+    """End the answers: what they are as JSON, else the numbers, which go to standard error."""
+    if how.as_json:
+        out_json(_as_object(generator, done, led), None if how.lines else 2)
+        return
+    out()
+    err(done.line())
+    if led is None:
+        return
+    err(f"ledger: {led}")
+    if done.rate is not None:
+        err(limit.line(generator, done.prompt_tokens + done.tokens / 2, done.rate))
+
+
+def _as_object(generator: Generator, done: Answers, led: Ledger | None) -> dict[str, Any]:
+    """Of one answer its text, ids and finish; of several a list."""
+    each = [_one(generator, one) for one in done.all]
     return {
         **(each[0] if len(each) == 1 else {"answers": each}),
         "prompt_tokens": done.prompt_tokens, "tokens": done.tokens, "seconds": done.seconds,
@@ -135,9 +157,21 @@ def as_json_object(done: Answers, led: Ledger | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(done: Answers, led: Ledger | None) -> None:
-    """End the text that was written; the numbers go to standard error."""
-    out()
-    err(done.line())
-    if led is not None:
-        err(f"ledger: {led}")
+def _one(generator: Generator, one: Generation) -> dict[str, Any]:
+    answer: dict[str, Any] = {"text": one.text, "finish": one.finish, "ids": one.ids}
+    if one.guessed:
+        answer |= {"guessed": one.guessed, "accepted": one.accepted}
+    if one.logprobs is None:
+        return answer
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = None
+        if one.text is not None:
+            text = generator.tokenizer.decode([token], skip_special_tokens=False)
+        return {"id": token, "text": text, "logprob": logprob}
+
+    logprobs = [
+        {**entry(t.id, t.logprob), "top": [entry(*pair) for pair in t.top.items()]}
+        for t in one.logprobs
+    ]
+    return {**answer, "logprobs": logprobs}

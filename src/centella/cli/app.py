@@ -11,7 +11,18 @@ import typer
 from typer.core import TyperGroup
 
 from centella import __version__
-from centella.cli import bench, check, demo, embed, generate, info, kernels, search
+from centella.cli import (
+    bench,
+    check,
+    demo,
+    embed,
+    generate,
+    info,
+    kernels,
+    rank,
+    search,
+    transcribe,
+)
 from centella.cli.output import err, in_line, out, printable
 from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError
@@ -57,6 +68,12 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella search vectors.npy 'a cat on a mat' --file lines.txt --top 3",
          "centella search vectors.npy 'one' 'two' --json"),
     ),
+    "rank": (
+        rank.run, "Put texts in the order of a question.",
+        "Put texts in the order in which they answer a question, by a cross-encoder.",
+        ("centella rank --model models/reranker 'how is memory freed?' --file lines.txt --top 3",
+         "centella rank --model models/reranker 'a cat' 'cats sleep' 'taxes are due' --json"),
+    ),
     "generate": (
         generate.run, "Continue a prompt, or chat.",
         "Continue a prompt with a language model, text as it comes; or chat with it.",
@@ -64,6 +81,14 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella generate --model models/qwen3 --chat",
          "centella generate --model models/qwen3 --chat --system 'Be brief.' 'Why?'",
          "centella generate --model models/qwen3 --file prompt.txt --json"),
+    ),
+    "transcribe": (
+        transcribe.run, "Write down what is said in audio.",
+        "Write down what is said in audio files, with times, as text, subtitles or JSON.",
+        ("centella transcribe talk.mp3 --model models/whisper",
+         "centella transcribe *.wav --model models/whisper --format srt --output subtitles",
+         "centella transcribe talk.m4a --model models/whisper --language de --timestamps word",
+         "arecord -f S16_LE -r 16000 | centella transcribe - --model models/whisper"),
     ),
     "kernels": (
         kernels.run, "List kernels, or print the source of one.",

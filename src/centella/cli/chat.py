@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
-from centella.cli.answers import How, answered, as_json_object, show
+from centella.cli.answers import How, answered, report
 from centella.cli.output import err, out_json
 from centella.errors import CentellaError, DeviceLostError
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
 
 ASK = "> "
-RESET, LEAVE = "/reset", "/exit"
+RESET, LEAVE, HELP = "/reset", "/exit", "/help"
 COMMANDS = f"{RESET} begins anew, {LEAVE} or Ctrl-D leaves"
+ABOUT = f"chat: Ctrl-C stops an answer, {COMMANDS}"
 
 
 class Talk:
@@ -25,11 +27,15 @@ class Talk:
         CentellaError: a model without a chat template; DeviceLostError: its device is gone.
     """
 
-    def __init__(self, generator: Generator, first: list[dict[str, str]], how: How) -> None:
+    def __init__(
+        self, generator: Generator, first: list[dict[str, str]], how: How,
+        template: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         if generator.template is None:
             raise CentellaError("generate: --chat: expected a model with a chat template, got none")
         self._generator, self._how = generator, how
         self._first = first
+        self._template = template
         self._messages = list(first)
 
     def run(self) -> None:
@@ -37,10 +43,13 @@ class Talk:
         with suppress(ImportError):
             import readline  # noqa: F401  # lines are edited, and come back with the arrow
         if not self._how.as_json:
-            err(f"chat: Ctrl-C stops an answer, {COMMANDS}")
+            err(ABOUT)
         for said in self._lines():
             if said == RESET:
                 self._messages = list(self._first)
+                continue
+            if said == HELP:
+                err(ABOUT)
                 continue
             if re.fullmatch(r"/\w+", said):
                 err(f"chat: no command {said}: {COMMANDS}")
@@ -58,14 +67,10 @@ class Talk:
 
     def _turn(self, said: str) -> None:
         self._messages.append({"role": "user", "content": said})
-        row = self._generator.encode_chat(self._messages)
+        row = self._generator.encode_chat(self._messages, **self._template)
         with ledger() as led:
             done = answered(self._generator, row, self._how, interruptible=True)
-        counts = led if self._how.show_ledger else None
-        if self._how.as_json:
-            out_json(as_json_object(done, counts), indent=None)
-        else:
-            show(done, counts)
+        report(self._generator, done, self._how, led if self._how.show_ledger else None)
         self._messages.append({"role": "assistant", "content": done.all[0].text or ""})
 
     def _failed(self, error: CentellaError) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from centella.cli.options import Device
 from centella.cli.output import out, out_json, progress
+from centella.errors import CentellaError
 from centella.host.files import expect_writable, replaced
 
 if TYPE_CHECKING:
@@ -26,7 +27,16 @@ Checked = Annotated[
 ]
 
 
-def run(device: Device = None, json_file: JsonFile = None, model: Checked = None) -> None:
+Quantize = Annotated[
+    str | None,
+    typer.Option(metavar="Q", help="Say what quantising a decoder changes, too: q8_0 or q4_0."),
+]
+
+
+def run(
+    device: Device = None, json_file: JsonFile = None, model: Checked = None,
+    quantize: Quantize = None,
+) -> None:  # fmt: skip
     """Check, print the card, and exit with 1 where something is wrong.
 
     Raises:
@@ -36,10 +46,12 @@ def run(device: Device = None, json_file: JsonFile = None, model: Checked = None
     from centella.check import check_device, check_model
 
     report: DeviceReport | ModelReport
+    if quantize is not None and model is None:
+        raise CentellaError("check: --quantize: expected --model DIR with it, got none")
     if json_file is not None and json_file != "-":
         expect_writable(json_file)  # before the work is done
     if model is not None:
-        report = check_model(model, device)
+        report = check_model(model, device, quantize=quantize)
     else:
         with progress("", True) if sys.stderr.isatty() else nullcontext() as tell:
             report = check_device(device, progress=tell)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -14,16 +13,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json, Model
 from centella.cli.output import err, in_line, out, out_json, progress
-from centella.cli.process import reason
-from centella.cli.reading import NotTextError, decode, read_text
+from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.embed import Embedder
-from centella.tasks.load import load
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
 
@@ -49,6 +47,13 @@ Output = Annotated[
 Restart = Annotated[
     bool, typer.Option("--restart", help="Forget what an interrupted run of --file has saved.")
 ]
+PromptName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Put this prompt of the model's folder before each text."),
+]
+Dim = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Keep the first N numbers of each vector.")
+]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
@@ -64,8 +69,8 @@ SHOWN = 4  # first values of a vector in the table
 def run(
     texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
     dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
-    output: Output = None, restart: Restart = False, show_ledger: ShowLedger = False,
-    timing: Timing = False,
+    output: Output = None, restart: Restart = False, prompt_name: PromptName = None,
+    dim: Dim = None, show_ledger: ShowLedger = False, timing: Timing = False,
 ) -> None:  # fmt: skip
     """Embed and print, or save.
 
@@ -77,10 +82,12 @@ def run(
     if output is not None:
         _expect_vectors(output)
     lines = _texts(texts or [], file)
+    given: dict[str, Any] = {"prompt_name": prompt_name, "dim": dim}
+    options = {name: value for name, value in given.items() if value is not None}
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load(model, device, dtype.value)
+            embedder = load_shown(model, device, dtype.value, task="embed")
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
@@ -91,14 +98,14 @@ def run(
             progress("embedded {} of {} texts", bar) as tell,
         ):
             if rows:
-                _show(embedder, lines, batch_size, tell)
+                _show(embedder, lines, batch_size, options, tell)
             elif output is not None:
-                about = _about(model, dtype, file)
+                about = _about(model, dtype, file, options)
                 vectors = _save(
-                    output, embedder, lines, batch_size, model, about, restart, tell
+                    output, embedder, lines, batch_size, options, model, about, restart, tell
                 )  # fmt: skip
             else:
-                vectors = embedder.encode(lines, batch_size, progress=tell)
+                vectors = embedder.encode(lines, batch_size, progress=tell, **options)
     if as_json:
         pairs = zip(lines, vectors.tolist(), strict=True)
         made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
@@ -118,26 +125,29 @@ def _expect_vectors(output: str) -> None:
     expect_writable(output)
 
 
-def _about(model: str, dtype: WeightDtype, file: str | None) -> dict[str, Any] | None:
+def _about(
+    model: str, dtype: WeightDtype, file: str | None, options: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Of what run vectors are; None: of one that cannot go on."""
     if file is None or not Path(file).is_file():
         return None
     seen = os.stat(file)
     source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
-    return {"model": model, "dtype": dtype.value, **source}
+    return {"model": model, "dtype": dtype.value, **options, **source}
 
 
 def _save(
-    output: str, embedder: Embedder, texts: list[str], batch_size: int, model: str,
-    about: dict[str, Any] | None, restart: bool, tell: Callable[[int, int], None],
+    output: str, embedder: Embedder, texts: list[str], batch_size: int,
+    options: Mapping[str, Any], model: str, about: dict[str, Any] | None, restart: bool,
+    tell: Callable[[int, int], None],
 ) -> Any:  # fmt: skip
     """Embed into a file, some batches at a time; what an interrupted run has saved is kept."""
     if about is None or (os.path.exists(output) and not os.path.isfile(output)):
-        vectors = embedder.encode(texts, batch_size, progress=tell)
+        vectors = embedder.encode(texts, batch_size, progress=tell, **options)
         write_vectors(output, vectors, texts, model)
         return vectors
     name, total = in_line(output), len(texts)
-    with VectorFile(output, embedder.dim, about, restart=restart) as file:
+    with VectorFile(output, options.get("dim", embedder.dim), about, restart=restart) as file:
         if file.rows:
             err(f"{name}: goes on behind {file.rows:,} of {total:,} texts")
         try:
@@ -148,7 +158,7 @@ def _save(
                     tell(begin + done, total)
 
                 some = texts[begin : begin + SAVED * batch_size]
-                file.append(embedder.encode(some, batch_size, progress=told))
+                file.append(embedder.encode(some, batch_size, progress=told, **options))
         except BaseException:
             if file.rows:
                 err(f"{name}: {file.rows:,} of {total:,} texts are saved; the same command goes on")
@@ -163,31 +173,16 @@ def _texts(texts: list[str], file: str | None) -> list[str]:
     if texts and file is not None:
         raise CentellaError("embed: give texts or --file, not both")
     if file is not None:
-        texts = _lines(file)
+        texts = lines_of("embed", file)
     if not texts:
         raise CentellaError("embed: no text; try: centella embed 'a sentence'")
     return texts
 
 
-def _lines(file: str) -> list[str]:
-    """The lines of a file or of stdin; a blank one is a text too, so that rows are lines."""
-    try:
-        text = decode(_standard_input()) if file == "-" else read_text(Path(file), pipes=True)
-    except NotTextError as error:
-        raise CentellaError(f"embed: --file {in_line(file)}: {error}") from error
-    return [line.rstrip("\n") for line in io.StringIO(text, newline=None)]
-
-
-def _standard_input() -> bytes:
-    try:
-        return sys.stdin.buffer.read()
-    except OSError as error:
-        raise NotTextError(reason(error)) from error
-
-
 def _show(
-    embedder: Embedder, texts: list[str], batch_size: int, tell: Callable[[int, int], None]
-) -> None:
+    embedder: Embedder, texts: list[str], batch_size: int, options: Mapping[str, Any],
+    tell: Callable[[int, int], None],
+) -> None:  # fmt: skip
     """A line a text, of some batches as soon as they are done.
 
     Without rich, whose import takes longer than a short text's embedding.
@@ -200,7 +195,7 @@ def _show(
         def told(done: int, _: int, start: int = start) -> None:
             tell(start + done, len(texts))
 
-        vectors = embedder.encode(some, batch_size, progress=told)
+        vectors = embedder.encode(some, batch_size, progress=told, **options)
         out(heading + "\n".join(_row(t, v, wide) for t, v in zip(some, vectors, strict=True)))
         heading = ""
 

@@ -5,28 +5,32 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from centella.cli.answers import How, answered, as_json_object, show
+from centella.cli.answers import How, answered, report
 from centella.cli.chat import Talk
 from centella.cli.embed import Dtype, ShowLedger, WeightDtype
+from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json
-from centella.cli.output import in_line, out_json
+from centella.cli.output import err, in_line
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
-from centella.tasks.load import load
+from centella.tasks.logprobs import checked
 from centella.tasks.sampling import Sampling
+from centella.tasks.speculation import LOOKUP
 
 Model = Annotated[
     str, typer.Option(metavar="DIR", help="A model folder, or a repository of huggingface.co.")
 ]
-Prompt = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")]
+Prompt = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - for stdin.")
+]
 File = Annotated[str | None, typer.Option(metavar="F", help="Read the prompt here; - for stdin.")]
 TokenIds = Annotated[
     str | None, typer.Option("--ids", metavar="N,N,..", help="Token ids in place of a text.")
@@ -46,7 +50,24 @@ MinP = Annotated[
 Penalty = Annotated[
     float | None, typer.Option("--repetition-penalty", metavar="R", help="Of tokens seen before.")
 ]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Equal seeds give equal texts.")]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="Equal seeds give equal texts, at a temperature.")
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Log-probabilities of tokens and K alternatives, in --json."),
+]
+DraftBy = Annotated[
+    str | None,
+    typer.Option("--draft", metavar="D", help="Guess ahead: lookup, or a smaller model."),
+]
+AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line for each piece.")]
+Template = Annotated[
+    str | None, typer.Option(metavar="JSON", help="Variables of the chat template.")
+]
+Trace = Annotated[
+    str | None, typer.Option(metavar="F", help="Write a trace for ui.perfetto.dev there.")
+]
 Quantize = Annotated[
     str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
 ]
@@ -84,8 +105,13 @@ def run(
     device: Device = None,
     dtype: Dtype = WeightDtype.auto,
     quantize: Quantize = None,
+    draft: DraftBy = None,
+    logprobs: Logprobs = None,
+    template: Template = None,
     as_json: Json = False,
+    stream: AsPieces = False,
     show_ledger: ShowLedger = False,
+    trace: Trace = None,
 ) -> None:
     """Continue a prompt, or chat.
 
@@ -96,14 +122,14 @@ def run(
     """
     if not model:
         raise CentellaError("generate: --model DIR: expected a model folder or a repository")
-    if sum(given is not None for given in (prompt, file, ids)) > 1:
-        raise CentellaError("generate: give one of PROMPT, --file and --ids")
-    if ids is not None and (chat or system is not None):
-        raise CentellaError(
-            "generate: --ids is a whole prompt: give it without --chat and --system"
-        )
-    if system is not None and not chat:
-        raise CentellaError("generate: --system: expected --chat with it, got none")
+    _check_together(
+        sum(given is not None for given in (prompt, file, ids)),
+        ids is not None,
+        chat,
+        as_json,
+        {"logprobs": logprobs, "stream": stream or None, "template": template, "system": system},
+    )
+    file = "-" if prompt == "-" else file
     text = prompt if file is None else _read(file)
     talk = chat and text is None
     if talk and n > 1:
@@ -113,31 +139,88 @@ def run(
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "seed": seed,
     })  # fmt: skip
+    alternatives, variables = _alternatives(logprobs), _variables(template)
     if "" in (stop or ()):
         raise CentellaError("generate: --stop: expected a text that is not empty, got none")
     if text is None and ids is None and not chat:
         text = _piped()
-    generator = load(model, device, dtype.value, quantize=quantize)
+    generator = _loaded(model, device, dtype, quantize)
+    guesser = draft if draft in (None, LOOKUP) else _loaded(draft, device, dtype, quantize)
+    if seed is not None and generator.config.sampling.with_("generate", sampling).greedy:
+        err("generate: --seed changes nothing where the likeliest token is taken: --temperature")
+    how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger,
+              alternatives, stream, stream or talk, guesser)  # fmt: skip
+    first = [] if system is None else [{"role": "system", "content": system}]
+    with ledger(timing=True) if trace is not None else nullcontext() as timed:
+        if talk:
+            Talk(generator, first, how, variables).run()
+        else:
+            _once(generator, how, n, text, ids, first if chat else None, variables)
+    if timed is not None and trace is not None:
+        timed.trace(trace)
+
+
+def _check_together(
+    prompts: int, ids: bool, chat: bool, as_json: bool, given: Mapping[str, object]
+) -> None:
+    """Refuse options that do not go together."""
+    if prompts > 1:
+        raise CentellaError("generate: give one of PROMPT, --file and --ids")
+    if ids and (chat or given["system"] is not None):
+        raise CentellaError(
+            "generate: --ids is a whole prompt: give it without --chat and --system"
+        )
+    for name, value in given.items():
+        other = "json" if name in ("logprobs", "stream") else "chat"
+        if value is not None and not (as_json if other == "json" else chat):
+            raise CentellaError(f"generate: --{name}: expected --{other} with it, got none")
+
+
+def _loaded(model: str, device: str | None, dtype: WeightDtype, quantize: str | None) -> Generator:
+    """A model that generates."""
+    generator = load_shown(model, device, dtype.value, quantize)
     if not isinstance(generator, Generator):
         raise CentellaError(
             f"generate: {in_line(model)}: expected a model that generates text, got one that "
             f"embeds it; centella embed --model {in_line(model)}"
         )
-    how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger)
-    first = [] if system is None else [{"role": "system", "content": system}]
-    if talk:
-        Talk(generator, first, how).run()
-        return
+    return generator
+
+
+def _once(
+    generator: Generator, how: How, n: int, text: str | None, ids: str | None,
+    first: list[dict[str, str]] | None, variables: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Continue one prompt; one with messages before it in the chat format."""
     with ledger() as led:
-        if chat:
-            row = generator.encode_chat([*first, {"role": "user", "content": text or ""}])
+        if first is not None:
+            messages = [*first, {"role": "user", "content": text or ""}]
+            row = generator.encode_chat(messages, **variables)
         else:
             row = _row(generator, text, ids)
         done = answered(generator, row, how, n=n)
-    if as_json:
-        out_json(as_json_object(done, led if show_ledger else None))
-    else:
-        show(done, led if show_ledger else None)
+    report(generator, done, how, led if how.show_ledger else None)
+
+
+def _variables(template: str | None) -> dict[str, Any]:
+    """What --template gives."""
+    try:
+        given = json.loads(template or "{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise CentellaError(
+            f"generate: --template: expected an object of JSON, got {in_line(template or '')}"
+        )
+    return given
+
+
+def _alternatives(logprobs: int | None) -> int | None:
+    try:
+        return checked("generate", logprobs)
+    except CentellaError as error:
+        why = str(error).removeprefix("generate: logprobs: ")
+        raise CentellaError(f"generate: --logprobs: {why}") from error
 
 
 def _checked(asked: Mapping[str, float | None]) -> dict[str, Any]:

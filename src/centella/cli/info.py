@@ -19,6 +19,8 @@ from centella.runtime.device import device, trusted
 # The packages of each extra; CUDA needs both of its own.
 EXTRAS = {
     "models": ("tokenizers", "huggingface_hub", "jinja2"),
+    "audio": ("soundfile", "soxr"),
+    "av": ("av",),
     "cli": ("typer", "rich"),
     "arrow": ("pyarrow",),
     "cuda": ("cuda-core", "cuda-bindings"),

@@ -57,6 +57,7 @@ VARIANTS = {
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
+    "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
 }
 
@@ -121,6 +122,12 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             {"gate": "silu", "eps": 1e-6, "alpha": 1.0, "dtype": ""},
         ),
         "topk": lambda t: f.topk(t(64, 128), 8),
+        "argsort": lambda t: f.argsort(t(64, 5000)),
+        "cumsum": lambda t: f.cumsum(t(64, 384)),
+        "take_along_axis": lambda t: f.take_along_axis(t(64, 384), t(64, 16, dtype=i32)),
+        "scatter_reduce": lambda t: f.scatter(
+            t(1000, 384), t(16, dtype=i32), t(16, 384), reduce="add"
+        ),
         "expert_linear": lambda t: apply_with(
             "expert_linear", (t(1, 2048), t(128, 768, 2048), t(1, 8, dtype=i32)), "extras",
             {"up": t(128, 768, 2048)}, {"gate": "silu"},

@@ -7,12 +7,16 @@ five bytes that it leaves out, where the bytes look like text.
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from centella.cli.output import in_line
 from centella.cli.process import reason
+from centella.errors import CentellaError
 
 # Bytes of no text in any 8-bit encoding: the controls that file(1) takes for binary as well.
 BINARY = bytes({*range(32), 127} - {7, 8, 9, 10, 11, 12, 13, 27})
@@ -111,3 +115,23 @@ def read_text(path: Path, pipes: bool = False) -> str:
             return decode(file.read())
         except OSError as error:
             raise NotTextError(reason(error)) from error
+
+
+def lines_of(command: str, file: str) -> list[str]:
+    """The lines of a file, or of stdin for "-"; a blank one is a text too, so that rows are lines.
+
+    Raises:
+        CentellaError: they are no text.
+    """
+    try:
+        text = decode(_standard_input()) if file == "-" else read_text(Path(file), pipes=True)
+    except NotTextError as error:
+        raise CentellaError(f"{command}: --file {in_line(file)}: {error}") from error
+    return [line.rstrip("\n") for line in io.StringIO(text, newline=None)]
+
+
+def _standard_input() -> bytes:
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise NotTextError(reason(error)) from error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from centella.cli.options import Device, Json
 from centella.cli.output import err, in_line, out, out_json
-from centella.cli.reading import NotTextError, read_text
+from centella.cli.reading import lines_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
@@ -45,15 +43,16 @@ def run(
     """
     stored = open_vectors(index)
     rows, dim = stored.vectors.shape
-    texts = stored.texts if file is None else _lines(file)
+    texts = stored.texts if file is None else lines_of("search", file)
     if texts is not None and len(texts) != rows:
         raise CentellaError(
             f"search: --file: expected a line for each of the {rows:,} rows of {in_line(index)}, "
             f"got {len(texts):,}"
         )
     called = model or stored.model or "minilm"
-    embedder = load(called, device)
-    if embedder.dim != dim:
+    embedder = load(called, device, task="embed")
+    cut = dim < embedder.dim and called == stored.model  # by embed --dim
+    if embedder.dim != dim and not cut:
         raise CentellaError(
             f"search: {in_line(index)} has vectors of {dim} numbers, {in_line(called)} gives "
             f"{embedder.dim}; name with --model what embedded it"
@@ -61,7 +60,7 @@ def run(
     place = embedder.model.device
     vectors = Index(stored.vectors, device=place, dtype="f16" if half else None)
     with ledger() as led:
-        matches = vectors.search(embedder.encode(questions), top)
+        matches = vectors.search(embedder.encode_query(questions, dim=dim), top)
     nearest = [
         [_match(float(s), int(r), texts) for s, r in zip(scores, found, strict=True)]
         for scores, found in zip(matches.scores, matches.rows, strict=True)
@@ -87,11 +86,3 @@ def _show(questions: list[str], nearest: list[list[dict[str, Any]]]) -> None:
         for match in matches:
             text = in_line(match.get("text", ""))
             out(f"{match['score']:.3f}  {match['row']:>{wide}}  {text}".rstrip())
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        text = read_text(Path(file))
-    except NotTextError as error:
-        raise CentellaError(f"search: --file {in_line(file)}: {error}") from error
-    return [line.rstrip("\n") for line in io.StringIO(text, newline=None)]

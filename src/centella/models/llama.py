@@ -14,6 +14,7 @@ family changes is a switch of `LlamaConfig`. Attributes carry the names of check
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -24,6 +25,7 @@ from centella.models.llama_config import LlamaConfig
 from centella.models.moe import SparseMLP
 from centella.nn import Embedding, Linear, Module
 from centella.nn.attention import join_heads
+from centella.nn.block_cache import BlockView
 from centella.nn.kv_cache import KVCache
 from centella.nn.module import parameter
 from centella.runtime.device import Device
@@ -41,18 +43,20 @@ from centella.tensors.functional import (
 from centella.tensors.tensor import Tensor
 
 Tables = tuple[Tensor, Tensor]
+Cache = KVCache | BlockView
+C = TypeVar("C", bound=Cache, covariant=True)
 
 
-class Past(Struct, frozen=True, eq=False):
+class Past(Struct, Generic[C], frozen=True, eq=False):
     """What a decoder keeps of the tokens before: keys and values, and the rotary tables.
 
     Attributes:
-        cache: keys and values of each layer.
+        cache: keys and values of each layer, of a sequence a row or in blocks of a pool.
         tables: cos and sin of each rotary embedding, f32 [capacity, rotary / 2].
         still: tables that turn nothing, of layers without rotary embedding.
     """
 
-    cache: KVCache
+    cache: C
     tables: tuple[Tables, ...]
     still: Tables
 
@@ -137,7 +141,7 @@ class Attention(Module):
             self.q_norm: Norm = Norm(heads * d, c.rms_norm_eps, c.traits.offset)
             self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
 
-    def forward(self, x: Tensor, norm: Norm | None, past: Past) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None, past: Past[Cache]) -> Tensor:
         """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
         weight = None if norm is None else norm.scale
@@ -211,7 +215,7 @@ class Layer(Module):
         if config.traits.norms == "both":
             self.pre_feedforward_layernorm: Norm = norm()
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: Past[Cache]) -> Tensor:
         """[batch, tokens, hidden] to the same."""
         attention, mlp = self.self_attn, self.mlp
         kind = self.config.traits.norms
@@ -250,7 +254,7 @@ class LlamaModel(Module):
         """Drops the "model." of checkpoints with a head."""
         return name.removeprefix("model.")
 
-    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past:
+    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past[KVCache]:
         """An empty past for `batch` sequences of up to `capacity` tokens.
 
         Raises:
@@ -267,11 +271,16 @@ class LlamaModel(Module):
             batch, c.num_key_value_heads, c.head_dim, capacity, num_layers=c.num_hidden_layers,
             dtype=self.dtype, device=where_to,
         )  # fmt: skip
-        tables = [tuple(asarray(t, device=where_to) for t in r.tables(capacity)) for r in c.ropes]
-        ones = full((capacity, 1), 1.0, device=where_to)
-        return Past(cache, tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0))
+        return Past(cache, *self.rotary(capacity, where_to))
 
-    def forward(self, ids: Tensor, past: Past | None = None, last: bool = False) -> Tensor:
+    def rotary(self, capacity: int, device: Device) -> tuple[tuple[Tables, ...], Tables]:
+        """What a `Past` of that capacity has beside its cache: tables that turn, and still ones."""
+        tables = [tuple(asarray(t, device=device) for t in r.tables(capacity))
+                  for r in self.config.ropes]  # fmt: skip
+        ones = full((capacity, 1), 1.0, device=device)
+        return tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0)
+
+    def forward(self, ids: Tensor, past: Past[Cache] | None = None, last: bool = False) -> Tensor:
         """Logits f32 [batch, tokens, vocab]; [batch, 1, vocab] of the last token with `last`.
 
         Args:
@@ -291,12 +300,12 @@ class LlamaModel(Module):
         x = self.states(ids, past or self.past(ids.shape[0], ids.shape[1], ids.device))
         return self.head(x[:, -1:] if last else x)
 
-    def states(self, ids: Tensor, past: Past) -> Tensor:
+    def states(self, ids: Tensor, past: Past[Cache]) -> Tensor:
         """Ids [batch, tokens] to the states of the last layer [batch, tokens, hidden]."""
         *_, last = self.layer_states(ids, past)
         return last
 
-    def layer_states(self, ids: Tensor, past: Past) -> Iterator[Tensor]:
+    def layer_states(self, ids: Tensor, past: Past[Cache]) -> Iterator[Tensor]:
         """The embeddings, then the states of each layer, all [batch, tokens, hidden]."""
         c = self.config
         x = embedding(ids, self.embed_tokens.weight).astype(self.dtype)

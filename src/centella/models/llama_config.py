@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from msgspec import Struct
 
 from centella.errors import WeightsError
-from centella.models.config import ACTIVATIONS, ModelConfig
+from centella.models.config import ACTIVATIONS, Fields, ModelConfig
 from centella.models.rope import Rope
 from centella.ops import topk
 from centella.weights.model_files import show
@@ -80,9 +80,6 @@ NEUTRAL = frozenset(
     unsloth_fixed unsloth_version tokenizer_class max_length router_aux_loss_coef
     output_router_logits is_llama_config transformers.js_config""".split()
 )
-LARGEST = 2**31 - 1  # of a whole number
-MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536}  # of those that lists are made of
-WIDEST = 1e30  # of other numbers, whose products stay finite in float32
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -158,12 +155,12 @@ class LlamaConfig(ModelConfig, frozen=True):
         return {n: s for n, s in super().sizes().items() if n != "max_position_embeddings"}
 
 
-class _Reader:
-    """Reads fields, each checked, and remembers which, so that one left over is told."""
+class _Reader(Fields):
+    """Reads the fields of a family."""
 
     def __init__(self, values: Mapping[str, Any], traits: Traits, origin: str) -> None:
-        self._values, self._traits, self._origin = values, traits, origin
-        self._read: set[str] = set(NEUTRAL)
+        super().__init__(values, origin, NEUTRAL)
+        self._traits = traits
 
     def config(self, family: str) -> dict[str, Any]:
         """The arguments of a LlamaConfig."""
@@ -224,7 +221,7 @@ class _Reader:
             if not fits or any(t not in (FULL, SLIDING) for t in stated):
                 self.fail("layer_types", f"{layers} of {FULL}, {SLIDING}", stated)
             return list(stated)
-        if not self._values.get("sliding_window"):
+        if not self.values.get("sliding_window"):
             return [FULL] * layers
         kind = self._traits.windows
         if kind in ("later", "used", "unturned"):
@@ -248,7 +245,7 @@ class _Reader:
         theta, scaling = self.get("rope_theta"), self.table("rope_scaling")
         stated = self.table("rope_parameters")
         base = {} if theta is None else {"rope_theta": theta}
-        trained = self._values.get("original_max_position_embeddings")
+        trained = self.values.get("original_max_position_embeddings")
         if trained is not None:
             base["original_max_position_embeddings"] = trained
         every = {"partial_rotary_factor": self.get("partial_rotary_factor", 1.0), **base, **scaling}
@@ -258,7 +255,7 @@ class _Reader:
             if not isinstance(of_kind, dict):
                 self.fail(f"rope_parameters: {kind}", "an object", of_kind)
             by_type[kind] = {**every, **of_kind}
-        local = self._values.get("rope_local_base_freq")
+        local = self.values.get("rope_local_base_freq")
         if local is not None and SLIDING not in stated:
             share = every["partial_rotary_factor"]
             by_type[SLIDING] = {"rope_theta": local, "partial_rotary_factor": share}
@@ -269,7 +266,7 @@ class _Reader:
             part = every["partial_rotary_factor"] if part is None else part
             if type(part) not in (int, float) or not 0 < part <= 1:
                 self.fail("partial_rotary_factor", "a number over 0, up to 1", part)
-            ropes.append(Rope(by_type[kind], int(head_dim * part), positions, self._origin))
+            ropes.append(Rope(by_type[kind], int(head_dim * part), positions, self.origin))
         turns = self.no_rope(layers)
         return tuple(
             used.index(t) if on else -1 for t, on in zip(types, turns, strict=True)
@@ -301,69 +298,3 @@ class _Reader:
                 self.fail("no_rope_layers", f"{layers} of 0, 1", stated)
             return [bool(on) for on in stated]
         return [not period or (i + 1) % period != 0 for i in range(layers)]
-
-    # -- single fields ----------------------------------------------------------------------------
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A value, or the default where it is missing or null."""
-        self._read.add(name)
-        value = self._values.get(name)
-        return default if value is None else value
-
-    def skip(self, name: str) -> int:
-        """A field without effect here."""
-        self._read.add(name)
-        return 0
-
-    def table(self, name: str) -> dict[str, Any]:
-        """An object; an empty one where it is missing."""
-        value = self.get(name, {})
-        if not isinstance(value, dict):
-            self.fail(name, "an object", value)
-        return dict(value)
-
-    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number within bounds."""
-        value, most = self.get(name, default), MOST.get(name, LARGEST)
-        if type(value) is not int or value < least:
-            self.fail(name, "a whole number over 0" if least else "a whole number", value)
-        if value > most:
-            self.fail(name, f"at most {most}", value)
-        return int(value)
-
-    def number(self, name: str, default: float) -> float:
-        """A number whose products stay finite."""
-        value = self.get(name, default)
-        if type(value) not in (int, float) or not 0 <= value <= WIDEST:
-            self.fail(name, f"a number, 0 or more and up to {WIDEST}", value)
-        return float(value)
-
-    def divisor(self, name: str, default: float) -> float:
-        """A number that others are divided by."""
-        value = self.number(name, default)
-        if value < 1 / WIDEST:
-            self.fail(name, "a number over 0", value)
-        return value
-
-    def flag(self, name: str) -> bool:
-        """True or false; false where it is missing."""
-        value = self.get(name, False)
-        if type(value) is not bool:
-            self.fail(name, "true or false", value)
-        return bool(value)
-
-    def fail(self, name: str, expected: str, value: Any) -> None:
-        """Raise what names the field."""
-        raise WeightsError(f"{self._origin}: {name}: expected {expected}, got {show(value)}")
-
-    def expect_all_read(self) -> None:
-        """Refuse a field that is set and that nothing here reads: it would change the model."""
-        left = {
-            n: v for n, v in self._values.items() if n not in self._read and v not in (None, False)
-        }
-        if left:
-            name = min(left)
-            raise WeightsError(
-                f"{self._origin}: {name}: this library does not know this field, whose value is "
-                f"{show(left[name])}; without it the model might be another"
-            )

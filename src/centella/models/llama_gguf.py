@@ -23,10 +23,11 @@ from centella.weights.model_files import show
 # By `general.architecture`: the `model_type` that transformers gives it.
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3",
             "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "gemma2": "gemma2",
-            "gemma3": "gemma3_text"}  # fmt: skip
+            "gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}  # fmt: skip
 PERMUTED = frozenset(["llama", "smollm3", "granite"])  # rows of q and k
 WHOLE = frozenset(["gemma2", "gemma3"])  # norms with the 1 that folders leave out
 LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose scores have another scale
+EXPERTS = "_exps"  # what ends the names of tensors of all experts of a layer
 OWN = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
        "output.weight": "lm_head.weight"}  # fmt: skip
 OF_LAYER = {
@@ -34,6 +35,8 @@ OF_LAYER = {
     "attn_output": "self_attn.o_proj", "attn_qkv": "self_attn.qkv_proj",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj", "ffn_down_exps": "mlp.experts.down_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -52,7 +55,9 @@ FIELDS = {
     "attention.sliding_window": "sliding_window", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling", "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
 
 
@@ -125,6 +130,8 @@ def config_values(file: GGUF) -> dict[str, Any]:
             f"{file.file}: tokenizer.ggml.tokens: expected up to {table.shape[0]}, the rows of "
             f"token_embd.weight, got {len(tokens)}"
         )
+    if FAMILIES[name] == "qwen3_moe":
+        values["norm_topk_prob"] = True  # as every released one has it; the file does not say
     if name == "llama" and values.get("sliding_window"):
         values["model_type"] = "mistral"
     width, heads = (_whole(file, f"{name}.{k}") for k in ("embedding_length",
@@ -221,6 +228,7 @@ def _named(file: GGUF, family: str, head_dim: int) -> Iterator[tuple[str, GGUFTe
             number, part, what = match.groups()
             path = _part(family, part)
             own = path and f"model.layers.{number}.{path}.{what}"
+            own = own and own.removesuffix(".weight") if part.endswith(EXPERTS) else own
         if own is None:  # is left over, and so named in an error
             yield name, tensor
         elif family in PERMUTED and match and match[2] in ("attn_q", "attn_k"):

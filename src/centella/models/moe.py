@@ -13,10 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from centella.dtypes import Array, f32
+from centella.errors import DTypeError
 from centella.nn import Linear, Module
 from centella.nn.module import parameter
+from centella.ops.matmul.experts import up_planes
 from centella.specs import Shape
 from centella.tensors.functional import linear, softmax, sum, topk
+from centella.tensors.qtensor import QTensor
 from centella.tensors.tensor import Tensor, apply_with
 
 if TYPE_CHECKING:
@@ -24,16 +27,20 @@ if TYPE_CHECKING:
     from centella.models.llama_config import LlamaConfig
 
 
+Weight = Tensor | QTensor
+
+
 class Experts(Module):
     """The weights of all experts of a layer, one after the other.
 
     Attributes:
-        gate_proj, up_proj: [experts, inner, hidden]; down_proj: [experts, hidden, inner].
+        gate_proj, up_proj: [experts, inner, hidden]; down_proj: [experts, hidden, inner]. Quantised
+            ones are a QTensor each, of the rows of all experts.
     """
 
-    gate_proj: Tensor
-    up_proj: Tensor
-    down_proj: Tensor
+    gate_proj: Weight
+    up_proj: Weight
+    down_proj: Weight
 
     def __init__(self, experts: int, hidden: int, inner: int) -> None:
         self.experts = experts
@@ -49,6 +56,22 @@ class Experts(Module):
         """Rows of all experts, by expert."""
         return data.reshape(self.experts, -1, data.shape[-1])
 
+    def takes_planes(self, name: str) -> bool:
+        """All of them."""
+        return True
+
+    def keeps_order(self, name: str) -> bool:
+        """Rows stay where they are."""
+        return True
+
+
+class Router(Linear):
+    """Scores of the experts; never quantised, since small differences decide."""
+
+    def takes_planes(self, name: str) -> bool:
+        """Nothing."""
+        return False
+
 
 class SparseMLP(Module):
     """A router, and the experts among which it chooses for each token.
@@ -63,25 +86,39 @@ class SparseMLP(Module):
         self.normalised: bool = c.norm_topk_prob
         self.activation: str = c.activation
         self.residual_multiplier: float = c.residual_multiplier
-        self.gate: Linear = Linear(c.hidden_size, c.num_experts, bias=False)
+        self.gate: Router = Router(c.hidden_size, c.num_experts, bias=False)
         self.experts: Experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size)
 
     def forward(self, x: Tensor, norm: Norm | None, residual: Tensor | None = None) -> Tensor:
         """[batch, tokens, hidden] to the same; a residual is added to it."""
         h = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
         shares, ids = self.route(h)
-        opened = apply_with(
-            "expert_linear", (h, self.experts.gate_proj, ids), "extras",
-            {"up": self.experts.up_proj}, {"gate": self.activation},
-        )  # fmt: skip
+        experts = self.experts
+        opened = self.products(h, experts.gate_proj, ids, up=experts.up_proj)
         # [tokens, picks, inner]
-        extras = {"shares": shares, "residual": None}
-        if residual is not None:
-            extras["residual"] = residual.reshape(h.shape)
-        y = apply_with(
-            "expert_linear", (opened, self.experts.down_proj, ids), "extras", extras, {"gate": ""}
-        )
-        return y.reshape(x.shape)
+        whole = None if residual is None else residual.reshape(h.shape)
+        extras = {"shares": shares, "residual": whole}
+        return self.products(opened, experts.down_proj, ids, **extras).reshape(x.shape)
+
+    def products(
+        self, x: Tensor, weight: Weight, ids: Tensor, up: Weight | None = None,
+        **extras: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Products with the experts of the ids; with `up` these are gated (`expert_linear`)."""
+        attrs: dict[str, object] = {"gate": "" if up is None else self.activation}
+        both = [weight] if up is None else [weight, up]
+        formats = list(dict.fromkeys(w.format.name if isinstance(w, QTensor) else w.dtype.name
+                                     for w in both))  # fmt: skip
+        if len(formats) > 1:
+            raise DTypeError(
+                "experts: expected gate_proj and up_proj of one format, got "
+                f"{' and '.join(formats)}"
+            )
+        if isinstance(weight, QTensor):
+            attrs |= {"format": weight.format.name, "experts": self.experts.experts}
+        planes, *ups = (w.planes if isinstance(w, QTensor) else (w,) for w in both)
+        extras |= dict(zip(up_planes(len(planes)), ups[0], strict=True)) if ups else {}
+        return apply_with("expert_linear", (x, *planes, ids), "extras", extras, attrs)
 
     def route(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Of each token [tokens, hidden] the picks' shares, f32, and ids: [tokens, picks]."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from centella.dtypes import f32
 from centella.errors import ShapeError
 from centella.nn.kv_cache import KVCache
 from centella.nn.layers import Linear
 from centella.nn.module import Module
 from centella.tensors.arguments import whole
-from centella.tensors.functional import attention
+from centella.tensors.functional import attention, concat, matmul, softmax
 from centella.tensors.tensor import Tensor
 
 
@@ -131,3 +134,14 @@ class CrossAttention(Module):
         q = split_heads(self.q_proj(x), self.num_heads)
         y = attention(q, keys, values, lengths=lengths)
         return self.out_proj(join_heads(y), residual=residual)
+
+    def weights(self, x: Tensor, keys: Tensor, heads: Sequence[int]) -> Tensor:
+        """softmax(q k^T / sqrt(head_dim)) of some heads: f32 [batch, len(heads), seq_len, kv_len].
+
+        With scores in memory: for alignment, where somebody looks at them.
+        """
+        q = split_heads(self.q_proj(x), self.num_heads)
+        q = concat([q[:, h : h + 1] for h in heads], 1)
+        k = concat([keys[:, h : h + 1] for h in heads], 1)
+        scores = matmul(q, k.permute(0, 1, 3, 2), alpha=q.shape[-1] ** -0.5, dtype=f32)
+        return softmax(scores, -1)

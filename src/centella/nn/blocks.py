@@ -8,7 +8,7 @@ the names of Whisper and BART in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from centella.errors import ShapeError
 from centella.nn.attention import CrossAttention, SelfAttention
@@ -114,7 +114,15 @@ class DecoderBlock(_Block):
             ShapeError: lengths and a cache.
             KVCacheFullError: there is no room in the cache.
         """
-        x = self._add(
+        x = self.attend_past(x, cache=cache, layer=layer, lengths=lengths)
+        return self.attend_memory(x, memory, memory_lengths)
+
+    def attend_past(
+        self, x: Tensor, *, cache: KVCache | None = None, layer: int = 0,
+        lengths: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The first part: x and the self-attention; arguments as of `forward`."""
+        return self._add(
             lambda y, residual: self.self_attn(
                 y, lengths=lengths, causal=cache is None, residual=residual, cache=cache,
                 layer=layer,
@@ -122,14 +130,29 @@ class DecoderBlock(_Block):
             self.self_attn_layer_norm,
             x,
         )  # fmt: skip
+
+    def attend_memory(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], lengths: Tensor | None = None
+    ) -> Tensor:
+        """The rest, of what `attend_past` gives; lengths: of the memory."""
         x = self._add(
-            lambda y, residual: self.encoder_attn(
-                y, *memory, lengths=memory_lengths, residual=residual
-            ),
+            lambda y, residual: self.encoder_attn(y, *memory, lengths=lengths, residual=residual),
             self.encoder_attn_layer_norm,
             x,
         )
         return self._feed_forward(x)
+
+    def memory_weights(self, x: Tensor, keys: Tensor, heads: Sequence[int]) -> Tensor:
+        """How much each token attends to each place of the memory, after `attend_past`.
+
+        Args:
+            x: what `attend_past` gives; keys: of the memory; heads: which.
+
+        Returns:
+            f32 [batch, len(heads), seq_len, kv_len].
+        """
+        y = self.encoder_attn_layer_norm(x) if self.norm_first else x
+        return self.encoder_attn.weights(y, keys, heads)
 
 
 class ConvFrontend(Module):
@@ -160,4 +183,4 @@ class ConvFrontend(Module):
         if mel.ndim == 3 and mel.shape[2] > most:
             raise ShapeError(f"ConvFrontend: expected up to {most} frames, got {list(mel.shape)}")
         y = self.conv2(self.conv1(mel, "gelu"), "gelu").permute(0, 2, 1)
-        return y + self.embed_positions[: y.shape[1]]
+        return y + self.embed_positions[: y.shape[1]].astype(y.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array, DType, dtype_of, f32
 from centella.errors import DTypeError, WeightsError
+from centella.nn.room import Weight, check_room
 from centella.nn.stored import (
     Part,
     Plain,
@@ -19,6 +20,7 @@ from centella.nn.stored import (
     from_blocks,
     host_data,
     listed,
+    reader,
     shown,
     zeros,
 )
@@ -58,6 +60,7 @@ class _Wanted(Struct, frozen=True):
 def fill(
     module: Module, slots: Sequence[Slot], tensors: Mapping[str, Stored | Array | Tensor], *,
     device: str | Device | None, dtype: Any, vector_dtype: Any, quantize: str | None, origin: str,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
     """What `Module.load_parameters` does, for all parameters of a module, loaded or not."""
     stored = _by_path(module, tensors, origin)
@@ -67,14 +70,21 @@ def fill(
     dtypes = _Dtypes(dtype, vector_dtype, quantize, origin)
     ready = [(w, *dtypes.ready(w, stored)) for w in wanted]
     where = open_device(device)
+    rooms = [_weight(w, parts, kind, where) for w, parts, kind in ready]
+    check_room([w for w in rooms if w is not None], where, quantize, origin)
+    sizes = [0 if w is None else w.sent(where) for w in rooms]
     weights: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
     infinite: dict[str, list[Tensor]] = {}
-    for w, parts, kind in ready:  # each is read now
+    done, total = 0, sum(sizes)
+    for (w, parts, kind), size in zip(ready, sizes, strict=True):  # each is read now
         weight = _sent(w, parts, kind, where)
         if quantize is not None and dtypes.quantizes(w):
             weight, infinite[w.path] = all_quantized(weight, quantize, f"{origin}: {w.path}")
             where.recorder.flush()  # so the whole weight is freed before the next is sent
         weights.append((w, weight))
+        done += size
+        if progress is not None:
+            progress(done, total)
     if infinite:
         _check_finite(infinite, origin)
     for w, weight in weights:
@@ -175,6 +185,15 @@ class _Dtypes(Struct, frozen=True):
             )
 
 
+def _weight(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Weight | None:
+    """What a parameter needs of a device; None: it is there."""
+    if any(isinstance(part, Tensor) for part, _ in parts):
+        return None
+    as_is = all(own is None for _, own in parts)
+    nbytes = sum(getattr(part, "nbytes", 0) for part, _ in parts) if as_is else 0
+    return Weight(w.path, w.shape, kind, nbytes, w.owner.takes_planes(w.name))
+
+
 def _sent(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor | QTensor | Stacked:
     """A parameter on its device; large tensors of a file stay in the memory they were read into."""
     first = parts[0][0]
@@ -182,10 +201,25 @@ def _sent(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor 
         return first.to(device).astype(kind)
     if any(own is None for _, own in parts):
         return from_blocks(parts, kind, device)
+    if w.own or w.owner.keeps_order(w.name):
+        filled = _filled(w, parts, kind, device)
+        if filled is not None:
+            return filled
     data = host_data(parts, kind)
     stays = len(parts) > 1 or not isinstance(first, Plain)  # memory that nobody else writes
     data = data if w.own else w.owner.arranged(w.name, data)
     return upload("load_parameters", data, kind, device, stays=stays)
+
+
+def _filled(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor | None:
+    """A large parameter read from its files part after part; None where it has to be read whole."""
+    read = reader(parts, kind)
+    if read is None:
+        return None
+    rows = sum(part.shape[0] for part, _ in parts)
+    spec = device.storage.spec((rows, *parts[0][0].shape[1:]), kind)
+    value = device.recorder.fill(spec, read)
+    return None if value is None else Tensor(value, spec).reshape(w.shape)
 
 
 def _check_finite(infinite: Mapping[str, list[Tensor]], origin: str) -> None:

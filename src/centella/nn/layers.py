@@ -78,16 +78,16 @@ class LayerNorm(Module):
     """Layer normalisation over the last dimension (Ba et al. 2016).
 
     Attributes:
-        weight, bias: [features].
+        weight: [features]; bias: [features] or None.
         eps: added to the variance.
     """
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
 
-    def __init__(self, features: int, eps: float = 1e-5) -> None:
+    def __init__(self, features: int, eps: float = 1e-5, bias: bool = True) -> None:
         self.weight = parameter(features)
-        self.bias = parameter(features)
+        self.bias = parameter(features) if bias else None
         self.eps: float = epsilon("LayerNorm", eps)
 
     def forward(self, x: Tensor) -> Tensor:

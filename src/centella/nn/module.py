@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -150,8 +150,12 @@ class Module:
         return ((f"{path}{name}", shape),)
 
     def arranged(self, name: str, data: Array) -> Array:
-        """A parameter's data in the order that the module keeps it in."""
+        """A parameter's data as the module keeps it."""
         return data
+
+    def keeps_order(self, name: str) -> bool:
+        """Whether `arranged` changes no more than the shape, so that rows may be read in parts."""
+        return type(self).arranged is Module.arranged
 
     def takes_planes(self, name: str) -> bool:
         """Whether parameter `name` may be a quantised weight; else one is loaded as floats."""
@@ -162,12 +166,14 @@ class Module:
         self, tensors: Mapping[str, Stored | Array | Tensor], *,
         device: str | Device | None = None, dtype: Any = None, vector_dtype: Any = None,
         quantize: str | None = None, origin: str = "load_parameters",
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         """Give every parameter its tensor, sent now; on an error no parameter is set.
 
         Tensors of a checkpoint are read from its files one after the other, once all names, shapes
-        and dtypes fit. A large tensor is an upload of its own, small ones are packed into one. On
-        the CPU large tensors of a checkpoint stay in the memory that they were read into.
+        and dtypes fit. A large tensor is an upload of its own, of which a few MB are on the host at
+        a time; small ones are packed into one. On the CPU large tensors of a checkpoint stay in the
+        memory that they were read into.
 
         Args:
             tensors: by checkpoint name: NumPy arrays, or what `weights.open_checkpoint` gives; or
@@ -180,16 +186,19 @@ class Module:
             quantize: "q8_0" or "q4_0": weights of `Linear` and `Embedding` are quantised on the
                 device, from the dtype that the tensors have, one after the other.
             origin: begins the text of an error.
+            progress: `progress(done, total)` is called after each parameter, with bytes on the
+                device.
 
         Raises:
             WeightsError: tensors that are missing, left over or of parameters that have data (all
                 lists), or of another shape or dtype; to quantise, rows of no multiple of 32, or
                 values whose factors float16 does not hold.
             DTypeError: a `dtype` that is no float. ShapeError: another `quantize`.
+            OutOfMemoryError, LimitError: the device has no room, before anything is sent.
         """
         fill(
             self, list(_walk(self)), tensors, device=device, dtype=dtype,
-            vector_dtype=vector_dtype, quantize=quantize, origin=origin,
+            vector_dtype=vector_dtype, quantize=quantize, origin=origin, progress=progress,
         )  # fmt: skip
 
 

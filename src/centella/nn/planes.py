@@ -7,6 +7,7 @@ tensor of a GGUF file becomes the planes of its format.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
@@ -125,7 +126,7 @@ def _weight(
             every = tuple(_resident(tensors[names[key]], device) for key in _keys(format))
             weights.append(QTensor(every, format) if format else every[0])
         weight = weights[0] if len(weights) == 1 else Stacked(tuple(weights))
-        if weight.shape != shape:
+        if weight.shape != (math.prod(shape[:-1]), shape[-1]):  # rows of all experts, of several
             raise ShapeError(
                 f"{type(weight).__name__}: expected planes of {list(shape)}, got "
                 f"{list(weight.shape)}"

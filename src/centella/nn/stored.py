@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -40,6 +40,15 @@ class Stored(Protocol):
     @property
     def array(self) -> Array:
         """The data on the host (bf16 as uint16)."""
+        ...
+
+
+@runtime_checkable
+class InRows(Protocol):
+    """A tensor of a checkpoint that can be read in parts."""
+
+    def read_rows(self, first: int, out: Array) -> None:
+        """Read elements along axis 0, from `first` on, into memory that is whole."""
         ...
 
 
@@ -167,6 +176,35 @@ def host_data(parts: list[Part], kind: DType) -> Array:
     """The parts stacked, as host bytes of `kind`; one part of that dtype is not copied."""
     arrays = [_host(part, own, kind) for part, own in parts if own is not None]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def reader(parts: list[Part], kind: DType) -> Callable[[int, Array], None] | None:
+    """What reads rows of the parts stacked, as host bytes of `kind`: `read(first, out)`.
+
+    Returns:
+        None where a part can only be read whole.
+    """
+    if not all(isinstance(part, InRows) and own is not None for part, own in parts):
+        return None
+
+    def read(first: int, out: Array) -> None:
+        last, before = first + len(out), 0
+        for part, own in parts:
+            begin, end = max(first, before), min(last, before + part.shape[0])
+            if begin < end:
+                _read_rows(part, own or f32, begin - before, out[begin - first : end - first], kind)
+            before += part.shape[0]
+
+    return read
+
+
+def _read_rows(part: Any, own: DType, first: int, out: Array, kind: DType) -> None:
+    if own is kind and out.flags.c_contiguous:
+        part.read_rows(first, out)
+        return
+    rows = np.empty(out.shape, own.numpy)
+    part.read_rows(first, rows)
+    out[...] = narrow(widen(rows, own), kind)
 
 
 def _host(part: Stored | Tensor, own: DType, kind: DType) -> Array:

@@ -4,6 +4,7 @@ Formula, shape rule, NumPy formula, kernel(s), choice. Importing this package re
 """
 
 from centella.ops import (
+    along,
     arange,
     argmax,
     assign,
@@ -11,6 +12,7 @@ from centella.ops import (
     cache,
     concat,
     conv1d,
+    cumsum,
     elementwise,
     embedding,
     fill,
@@ -26,5 +28,6 @@ from centella.ops import (
     rope_cache,
     sample,
     softmax,
+    sort,
     topk,
 )

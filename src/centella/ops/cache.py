@@ -1,11 +1,16 @@
 """The ops of a KV cache: rows written at positions that live on the device, and the positions.
 
 cache_write  K[b, h, s_b + i] = k[b, h, i]    V[b, h, s_b + i] = v[b, h, i]
+    blocks   K[h, T[b, 1 + p // n], p % n] = k[b, h, i] with p = T[b, 0] + i, and V the same
 cache_step   begin: (start, end) = (end, end + tokens)    set: (start, end) = (length, length)
 
 A cache is `[batch, kv_heads, capacity, head_dim]`; steps are i32 `[2, batch]`: for each sequence
 the position of the current step's first token, and the position after its last. Nothing is written
 past the capacity: the host, which knows the lengths, refuses that before.
+
+With a table T, i32 `[batch, 1 + width]`, in place of starts s, i32 `[batch]`, keys and values are
+pools of blocks of n keys, `[kv_heads, blocks, n, head_dim]`. Nothing is written to block 0, nor
+outside the table, so entries of 0 drop what pads a prompt or a batch.
 """
 
 from __future__ import annotations
@@ -26,26 +31,36 @@ from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.ops.rows import chunked, place_of, rows_call, strides_of, width_of
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Shape, Spec
 
 WORKGROUP = 256
 
 
+def place_in(starts: Any, b: Any, head: Any, token: Any, name: str) -> tuple[Any, Any]:
+    """Where a token's key lies in a cache, and whether it has such a place."""
+    capacity = lang.parameter("capacity", u32)
+    if starts.rank == 1:
+        position = lang.bitcast(starts[b], u32) + token
+        return offset_of([b, head, position], name), position < capacity
+    position = lang.bitcast(starts[b, 0], u32) + token
+    inside, size = position < capacity, lang.parameter("block", u32)
+    entry = lang.select(inside, position // size, lang.const(0, u32))
+    block = lang.bitcast(starts[b, entry + 1], u32)
+    inside = inside & (block - 1 < lang.parameter("blocks", u32) - 1)  # neither 0 nor outside
+    return offset_of([head, block, position % size], name), inside
+
+
 def _write(*, chunk: bool, keys: Any, values: Any, k: Any, v: Any, starts: Any) -> None:
     """A thread has one chunk (or word) of a row of k, and the same of v."""
-    tokens, heads, capacity = (lang.parameter(n, u32) for n in ("tokens", "heads", "capacity"))
+    tokens, heads = (lang.parameter(n, u32) for n in ("tokens", "heads"))
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         row, column = place_of(width_of(keys, chunk))
         token, rest = row % tokens, row // tokens
         head, b = rest % heads, rest // heads
-        position = lang.bitcast(starts[b], u32) + token
-        with lang.if_(position < capacity):
-            for source, target, name in ((k, keys, "k"), (v, values, "v")):
-                at, to = (
-                    offset_of([b, head, place], of)
-                    for place, of in ((token, name), (position, f"{name}c"))
-                )
-                _move(source, at, target, to, column, chunk)
+        for source, target, name in ((k, keys, "k"), (v, values, "v")):
+            to, inside = place_in(starts, b, head, token, f"{name}c")
+            with lang.if_(inside):
+                _move(source, offset_of([b, head, token], name), target, to, column, chunk)
 
 
 def _move(source: Any, at: Any, target: Any, to: Any, column: Any, chunk: bool) -> None:
@@ -57,25 +72,36 @@ def _move(source: Any, at: Any, target: Any, to: Any, column: Any, chunk: bool) 
     target.store(to + column, [source[at + lane] for lane in lanes])
 
 
-write_kernel: Kernel = Kernel(
-    _write, workgroup=WORKGROUP, name="cache_write",
-    face=face({"k": 1, "v": 1, "starts": 1}, {}, {"keys": 1, "values": 1}),
-)  # fmt: skip
+write_kernel: Kernel = Kernel(_write, workgroup=WORKGROUP, name="cache_write")
+
+
+def cache_shape(op: str, keys: Spec, starts: Spec) -> Shape:
+    """Batch, heads, capacity and head_dim of a cache, or of what a table makes of blocks.
+
+    Raises:
+        ShapeError: for starts that fit neither.
+    """
+    blocks = len(starts.shape) == 2
+    if starts.dtype is not i32 or not (blocks or starts.shape == keys.shape[:1]):
+        raise ShapeError(
+            f"{op}: expected i32 starts [{keys.shape[0]}] or a table [batch, 1 + width], got "
+            f"{starts.dtype.name} {list(starts.shape)}"
+        )
+    if not blocks:
+        return keys.shape
+    batch, width = starts.shape
+    return batch, keys.shape[0], (width - 1) * keys.shape[2], keys.shape[3]
 
 
 def write_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
-    """Caches [b, h, capacity, d] twice, k and v [b, h, t, d], starts [b] i32."""
+    """Caches [b, h, capacity, d] twice, k and v [b, h, t, d], starts [b]; or blocks, a table."""
     keys, values, k, v, starts = specs
-    b, h, capacity, d = keys.shape
+    b, h, capacity, d = cache_shape("cache_write", keys, starts)
     fits = k.shape == v.shape and len(k.shape) == 4 and k.shape[2] <= capacity
     if not fits or (k.shape[0], k.shape[1], k.shape[3]) != (b, h, d):
         raise ShapeError(
             f"cache_write: expected k and v [{b}, {h}, up to {capacity}, {d}], got "
             f"{list(k.shape)} and {list(v.shape)}"
-        )
-    if starts.shape != (b,) or starts.dtype is not i32:
-        raise ShapeError(
-            f"cache_write: expected i32 starts [{b}], got {starts.dtype.name} {list(starts.shape)}"
         )
     if any(s.dtype is not keys.dtype for s in (values, k, v)):
         raise DTypeError(
@@ -87,6 +113,16 @@ def write_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
 
 def write_reference(keys: Any, values: Any, k: Any, v: Any, starts: Any) -> Any:
     """The NumPy formula: changes `keys` and `values`."""
+    if starts.ndim == 2:
+        _, blocks, size, _ = keys.shape
+        table: Any = starts.astype(np.int64)
+        positions = table[:, :1] + np.arange(k.shape[2])
+        inside = (positions >= 0) & (positions < size * (table.shape[1] - 1))
+        block = np.take_along_axis(table, np.where(inside, positions // size + 1, 1), 1)
+        rows, i = np.nonzero(inside & (block > 0) & (block < blocks))
+        to = (slice(None), block[rows, i], positions[rows, i] % size)
+        keys[to], values[to] = (x[rows, :, i].swapaxes(0, 1) for x in (k, v))
+        return keys, values
     for b, start in enumerate(starts.tolist()):
         room = max(0, min(k.shape[2], keys.shape[2] - start))
         keys[b, :, start : start + room] = k[b, :, :room]
@@ -96,16 +132,28 @@ def write_reference(keys: Any, values: Any, k: Any, v: Any, starts: Any) -> Any:
 
 def write_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    keys, values, k, v, _ = form.inputs
+    keys, values, k, v, starts = form.inputs
     batch, heads, tokens, dim = k.shape
     chunk = chunked(*form.inputs[:4])
     scalars = {
-        "tokens": tokens, "heads": heads, "capacity": keys.shape[2], "dim": dim,
+        "tokens": tokens, "heads": heads, "dim": dim, **cache_scalars(keys, starts),
         **strides_of(kc=keys, vc=values, k=k, v=v),
     }  # fmt: skip
-    refs = tuple(Ref(i, flat(form.inputs[i])) for i in (2, 3, 4, 0, 1))
+    refs = (*(Ref(i, flat(form.inputs[i])) for i in (2, 3)), Ref(4, starts),
+            *(Ref(i, flat(form.inputs[i])) for i in (0, 1)))  # fmt: skip
+    reads = {"k": 1, "v": 1, "starts": len(starts.shape)}
+    params = face(reads, {}, {"keys": 1, "values": 1})
     rows, width = batch * heads * tokens, width_of(keys, chunk)
-    return Lowered((rows_call(write_kernel, refs, rows, dim, width, scalars, (("chunk", chunk),)),))
+    constants = (("chunk", chunk),)
+    return Lowered((rows_call(write_kernel, refs, rows, dim, width, scalars, constants, params),))
+
+
+def cache_scalars(keys: Spec, starts: Spec) -> dict[str, int]:
+    """Launch parameters of `place_in`."""
+    if len(starts.shape) == 1:
+        return {"capacity": keys.shape[2]}
+    _, blocks, size, _ = keys.shape
+    return {"capacity": size * (starts.shape[1] - 1), "block": size, "blocks": blocks}
 
 
 def _step(*, steps: Any, **given: Any) -> None:
@@ -162,7 +210,9 @@ def step_lower(form: Form[StepAttrs], caps: Caps) -> Lowered:
 
 
 def write_axes(form: Form[NoAttrs]) -> Axes:
-    """Sequences and heads."""
+    """Sequences and heads; of blocks, which any sequence may have, heads."""
+    if len(form.inputs[4].shape) == 2:
+        return axes(["h...", "h...", ".h..", ".h..", ".."], ["h..."] * 2)
     return axes(["bh.."] * 4 + ["b"], ["bh.."] * 2)
 
 

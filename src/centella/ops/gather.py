@@ -104,7 +104,8 @@ last_index: Kernel = Kernel(
 )
 
 
-def _indices(op: str, spec: Spec) -> None:
+def check_indices(op: str, spec: Spec) -> None:
+    """Raise a DTypeError where indices are not i32."""
     if spec.dtype is not i32:
         raise DTypeError(f"{op}: expected i32 indices, got {spec.dtype.name}")
 
@@ -119,7 +120,7 @@ def gather_rule(specs: tuple[Spec, ...], attrs: GatherAttrs) -> tuple[Out, ...]:
     """x [a.., n, b..], indices [j..] to [a.., j.., b..]."""
     x, indices = specs
     axis = attrs.axis
-    _indices("gather", indices)
+    check_indices("gather", indices)
     if not 0 <= axis < len(x.shape):
         raise ShapeError(f"gather: expected an axis of {list(x.shape)}, got {axis}")
     if not x.shape[axis] and indices.size:
@@ -130,7 +131,7 @@ def gather_rule(specs: tuple[Spec, ...], attrs: GatherAttrs) -> tuple[Out, ...]:
 def scatter_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """x [n, ..], indices [k], values [k, ..] to [n, ..]."""
     x, indices, values = specs
-    _indices("scatter", indices)
+    check_indices("scatter", indices)
     if not x.shape or len(indices.shape) != 1:
         raise ShapeError(
             f"scatter: expected x [n, ...] and indices [k], got {list(x.shape)} and "
@@ -176,7 +177,7 @@ def gather_lower(form: Form[GatherAttrs], caps: Caps) -> Lowered:
     part = form.part("r", x.shape[axis])
     row = (x.shape[axis], x.strides[axis], part.first, part.whole)
     tensors = (Ref(0, x), Ref(1, indices), Ref(2, y))
-    return Lowered((_call(tensors, y.shape, strides, row),))
+    return Lowered((pick_call(tensors, y.shape, strides, row),))
 
 
 def scatter_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
@@ -197,10 +198,10 @@ def scatter_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     tensors = (Ref(2, values), Ref(4, found), Ref(3, y), Ref(0, x))
     first_value = form.part("j", values.shape[0]).first
     row = (values.shape[0], values.strides[0], first_value, 0)  # -1 is none
-    return Lowered((first, _call(tensors, y.shape, strides, row)), (found,))
+    return Lowered((first, pick_call(tensors, y.shape, strides, row)), (found,))
 
 
-def _call(
+def pick_call(
     tensors: tuple[Ref, ...], shape: Shape, strides: tuple[Shape, ...],
     row: tuple[int, int, int, int],
 ) -> Call:  # fmt: skip

@@ -6,7 +6,8 @@ sequence b at position s_b + i:
     q = rope(norm(x[:, :h]))    K[b, h', s_b + i] = rope(norm(x[:, h:-h']))    V[...] = x[:, -h':]
 
 norm is the RMS norm of each head with a weight for q and one for k, where there are some (Qwen3).
-`rope` and `cache_write` say the rest: which columns are a pair, tables, capacity.
+`rope` and `cache_write` say the rest: which columns are a pair, tables, capacity, and blocks, whose
+table takes the place of s.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import Array, f32, i32, narrow, u32, widen
+from centella.dtypes import Array, f32, narrow, u32, widen
 from centella.emit.program import HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out, unit_rows
-from centella.ops.cache import write_reference
+from centella.ops.cache import cache_scalars, cache_shape, place_in, write_reference
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -87,18 +88,18 @@ def _run(
     """A thread has one chunk (or word) of a head of a token."""
     turn = Turn(cos, sin, **layout)
     width = width_of(y, turn.chunk)
-    heads, kv_heads, tokens, dim, _, height, capacity = (
-        lang.parameter(n, u32)
-        for n in ("heads", "kv_heads", "tokens", "dim", "rotary", "height", "capacity")
+    heads, kv_heads, tokens, dim, _, height = (
+        lang.parameter(n, u32) for n in ("heads", "kv_heads", "tokens", "dim", "rotary", "height")
     )
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         row, column = place_of(width)
         i, rest = row % tokens, row // tokens
         head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
-        position = lang.bitcast(starts[b], u32) + i
+        first = starts[b] if starts.rank == 1 else starts[b, 0]
+        position = lang.bitcast(first, u32) + i
         lanes = [column] + [lang.minimum(column + e, dim - 1) for e in range(1, width)]
         place = offset_of([b, head, i], "x")
-        fits, turns = position < capacity, head < heads + kv_heads
+        turns = head < heads + kv_heads
         with lang.if_(turns):
             which = lang.select(head < heads, 0, lang.const(1, u32))
             source = _Head(x, place, width, turn.chunk, norms, which)
@@ -108,11 +109,14 @@ def _run(
             made = turn.passed(made, own, lanes, position < height)
             with lang.if_(head < heads):
                 y.store(offset_of([b, head, i], "y") + column, made)
-            with lang.else_(), lang.if_(fits):
-                keys.store(offset_of([b, head - heads, position], "kc") + column, made)
-        with lang.else_(), lang.if_(fits):
-            own = turn.read(x, place, lanes)
-            values.store(offset_of([b, head - heads - kv_heads, position], "vc") + column, own)
+            with lang.else_():
+                to, fits = place_in(starts, b, head - heads, i, "kc")
+                with lang.if_(fits):
+                    keys.store(to + column, made)
+        with lang.else_():
+            to, fits = place_in(starts, b, head - heads - kv_heads, i, "vc")
+            with lang.if_(fits):
+                values.store(to + column, turn.read(x, place, lanes))
 
 
 kernel: Kernel = Kernel(_run, workgroup=WORKGROUP, name="rope_cache_write")
@@ -128,7 +132,7 @@ class RopeCacheAttrs(Struct, frozen=True):
 def rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]:
     """Caches [b, h', n, d], x [b, h + 2 h', t, d], tables [m, r / 2], starts [b], norms [2, d]."""
     keys, values, x, cos, sin, starts, *norms = specs
-    b, kv_heads, capacity, d = keys.shape
+    b, kv_heads, capacity, d = cache_shape("rope_cache_write", keys, starts)
     fits = len(x.shape) == 4 and (x.shape[0], x.shape[3]) == (b, d) and x.shape[2] <= capacity
     if not fits or x.shape[1] <= 2 * kv_heads:
         raise ShapeError(
@@ -136,11 +140,6 @@ def rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]:
             f"got {list(x.shape)}"
         )
     check_tables("rope_cache_write", cos, sin, d)
-    if starts.shape != (b,) or starts.dtype is not i32:
-        raise ShapeError(
-            f"rope_cache_write: expected i32 starts [{b}], got {starts.dtype.name} "
-            f"{list(starts.shape)}"
-        )
     if any(s.shape != (2, d) for s in norms):
         raise ShapeError(f"rope_cache_write: expected norms [2, {d}], got {list(norms[0].shape)}")
     if any(s.dtype is not keys.dtype for s in (values, x)) or not x.dtype.is_float:
@@ -155,11 +154,13 @@ def rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]:
 
 
 def divided(
-    x: Any, kv_heads: int, cos: Any, sin: Any, starts: Any, norms: tuple[Any, ...],
+    x: Any, keys: Any, cos: Any, sin: Any, starts: Any, norms: tuple[Any, ...],
     interleaved: bool, eps: float,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """q, k and v as they are stored, for the NumPy formula."""
-    heads = x.shape[1] - 2 * kv_heads
+    blocks = starts.ndim == 2
+    kv_heads = keys.shape[0 if blocks else 1]
+    heads, starts = x.shape[1] - 2 * kv_heads, starts[:, 0] if blocks else starts
     parts = [x[:, :heads], x[:, heads : heads + kv_heads]]
     for n, part in enumerate(parts):
         if norms:
@@ -174,7 +175,7 @@ def reference(
     interleaved: bool, eps: float,
 ) -> Any:  # fmt: skip
     """The NumPy formula: changes `keys` and `values`."""
-    q, k, v = divided(x, keys.shape[1], cos, sin, starts, norms, interleaved, eps)
+    q, k, v = divided(x, keys, cos, sin, starts, norms, interleaved, eps)
     return (*write_reference(keys, values, k, v, starts), q)
 
 
@@ -187,7 +188,7 @@ def host(form: Form[RopeCacheAttrs]) -> HostProgram:
         keys, values, *given = arrays
         x, cos, sin, starts, *norms = (widen(a, d) for a, d in zip(given, dtypes[2:], strict=True))
         with np.errstate(all="ignore"):
-            q, k, v = divided(x, keys.shape[1], cos, sin, starts, tuple(norms), interleaved, eps)
+            q, k, v = divided(x, keys, cos, sin, starts, tuple(norms), interleaved, eps)
         k, v = (narrow(part, dtypes[0]) for part in (k, v))
         write_reference(keys, values, k, v, starts)
         np.copyto(outs[2], narrow(q, dtypes[0]))
@@ -202,13 +203,14 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     batch, all_heads, tokens, dim = x.shape
     layout = layout_of(cos, sin, form.attrs.interleaved, y, keys, values, x)
     scalars: dict[str, int | float] = {
-        "heads": y.shape[1], "kv_heads": keys.shape[1], "tokens": tokens, "dim": dim,
-        "rotary": 2 * cos.shape[1], "height": cos.shape[0], "capacity": keys.shape[2],
-        "eps": form.attrs.eps, **strides_of(x=x, y=y, kc=keys, vc=values),
+        "heads": y.shape[1], "kv_heads": (all_heads - y.shape[1]) // 2, "tokens": tokens,
+        "dim": dim, "rotary": 2 * cos.shape[1], "height": cos.shape[0], "eps": form.attrs.eps,
+        **cache_scalars(keys, starts), **strides_of(x=x, y=y, kc=keys, vc=values),
     }  # fmt: skip
-    reads = {"x": 1, "cos": 2, "sin": 2, "starts": 1, **({"norms": 2} if norms else {})}
+    reads = {"x": 1, "cos": 2, "sin": 2, "starts": len(starts.shape)}
+    reads |= {"norms": 2} if norms else {}
     refs = (
-        Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, flat(starts)),
+        Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, starts),
         *(Ref(6, s) for s in norms), Ref(len(form.inputs) + 2, y),
         Ref(0, flat(keys)), Ref(1, flat(values)),
     )  # fmt: skip
@@ -219,8 +221,10 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
 
 
 def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
-    """Sequences: heads of three kinds lie beside each other."""
+    """Sequences: heads of three kinds lie beside each other. Blocks belong to any of them."""
     rest = [".." for _ in form.inputs[6:]]
+    if len(form.inputs[5].shape) == 2:
+        return axes(["....", "....", "....", "..", "..", "..", *rest], ["...."] * 3)
     return axes(["b...", "b...", "b...", "..", "..", "b", *rest], ["b..."] * 3)
 
 

@@ -9,7 +9,8 @@ The last line draws from the softmax (Gumbel 1954). u_i is a hash of index, step
 Jarzynski and Olano 2020), so that a token depends on logits, settings, seed and step alone. How far
 a logit is below the largest counts in steps of 2^-18, up to 64, and weights in steps of 2^-22:
 sums are whole numbers, equal on every device. Equal logits are kept or dropped together, infinite
-ones too. A row with a NaN gives -1.
+ones too. A row with a NaN gives -1. With slots, row i has the counts, step, settings and seed of
+slot slots[i]; no two rows have one slot.
 
 One group a sequence; thresholds by radix: three histograms of 256 bins for top_k, three for top_p.
 """
@@ -50,10 +51,15 @@ SMALL = 2.0**-10  # below it -log(1 - u) is summed up from its series
 class _Row:
     """What the threads of a group know of their sequence."""
 
-    def __init__(self, logits: Any, settings: Any, counts: Any, chunk: bool) -> None:
+    def __init__(self, logits: Any, settings: Any, counts: Any, slots: Any, chunk: bool) -> None:
         self.logits, self.counts, self.row = logits, counts, lang.group_id()
+        self.slot = (
+            self.row
+            if slots is None
+            else lang.workgroup_uniform(lang.bitcast(slots[self.row], u32))
+        )
         self.columns, self.chunk = lang.parameter("columns", u32), chunk
-        numbers = [lang.workgroup_uniform(settings[self.row, j]) for j in range(len(SETTINGS))]
+        numbers = [lang.workgroup_uniform(settings[self.slot, j]) for j in range(len(SETTINGS))]
         (self.temperature, self.top_k, self.top_p, self.gap, self.repetition, self.frequency,
          self.presence) = numbers  # fmt: skip
         self.penalised = (self.repetition != 1.0) | (self.frequency != 0.0) | (self.presence != 0.0)
@@ -83,7 +89,7 @@ class _Row:
     def _penalised(self, i: Any, logit: Any) -> Any:
         value = lang.var(logit)
         with lang.if_(self.penalised):
-            count = lang.bitcast(self.counts[self.row, i], u32)
+            count = lang.bitcast(self.counts[self.slot, i], u32)
             times = lang.cast(count & (PROMPT - 1), f32)
             less = lang.select(logit > 0.0, logit / self.repetition, logit * self.repetition)
             less = lang.select(count != 0, less, logit) - self.frequency * times
@@ -178,12 +184,13 @@ def _noise(i: Any, step: Any, seed: Any) -> Any:
 
 
 def _sample(
-    *, chunk: bool, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, y: Any
-) -> None:
+    *, chunk: bool, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, y: Any,
+    slots: Any = None,
+) -> None:  # fmt: skip
     """A group has a sequence: the largest logit, thresholds where there are some, the choice."""
-    row = _Row(logits, settings, counts, chunk)
-    seed = lang.workgroup_uniform(lang.bitcast(seeds[row.row], u32))
-    step = lang.workgroup_uniform(lang.bitcast(steps[row.row], u32))
+    row = _Row(logits, settings, counts, slots, chunk)
+    seed = lang.workgroup_uniform(lang.bitcast(seeds[row.slot], u32))
+    step = lang.workgroup_uniform(lang.bitcast(steps[row.slot], u32))
     most = lang.var(-math.inf)
     for _, logit in row.each():
         most.set(lang.maximum(most.get(), logit))
@@ -213,32 +220,31 @@ def _sample(
     at = lang.select(lang.isnan(row.top), NONE, at)
     with lang.if_(lang.local_id() == 0):
         y[row.row] = lang.bitcast(at, i32)
-        steps[row.row] = lang.bitcast(step + 1, i32)
+        steps[row.slot] = lang.bitcast(step + 1, i32)
         with lang.if_(at != NONE):
-            counts[row.row, at] = counts[row.row, at] + 1
+            counts[row.slot, at] = counts[row.slot, at] + 1
 
 
-kernel: Kernel = Kernel(
-    _sample, workgroup=THREADS, name="sample",
-    face=face({"logits": 2, "settings": 2, "seeds": 1}, {"y": 1}, {"counts": 2, "steps": 1}),
-)  # fmt: skip
+kernel: Kernel = Kernel(_sample, workgroup=THREADS, name="sample")
 
 
 def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
-    """Counts [b, v], steps [b], logits f32 [b, v], settings f32 [b, 7], seeds [b], i32 each."""
-    counts, steps, logits, settings, seeds = specs
+    """Counts [n, v], steps [n], logits f32 [b, v], settings f32 [n, 7], seeds [n], slots [b]."""
+    counts, steps, logits, settings, seeds, *slots = specs
     if len(logits.shape) != 2 or not logits.shape[1]:
         raise ShapeError(f"sample: expected logits [batch, vocab], got {list(logits.shape)}")
     b, v = logits.shape
-    wanted = ((counts, (b, v), i32), (steps, (b,), i32), (logits, (b, v), f32),
-              (settings, (b, len(SETTINGS)), f32), (seeds, (b,), i32))  # fmt: skip
-    names = ("counts", "steps", "logits", "settings", "seeds")
-    for name, (spec, shape, dtype) in zip(names, wanted, strict=True):
+    n = steps.size if slots else b
+    wanted = ((counts, (n, v), i32), (steps, (n,), i32), (logits, (b, v), f32),
+              (settings, (n, len(SETTINGS)), f32), (seeds, (n,), i32),
+              *((each, (b,), i32) for each in slots))  # fmt: skip
+    names = ("counts", "steps", "logits", "settings", "seeds", "slots")
+    for name, (spec, shape, dtype) in zip(names, wanted, strict=False):
         if spec.shape != shape:
             raise ShapeError(f"sample: expected {name} {list(shape)}, got {list(spec.shape)}")
         if spec.dtype is not dtype:
             raise DTypeError(f"sample: expected {name} of {dtype.name}, got {spec.dtype.name}")
-    return ((b, v), i32), ((b,), i32), ((b,), i32)
+    return ((n, v), i32), ((n,), i32), ((b,), i32)
 
 
 # -- the NumPy formula ----------------------------------------------------------------------------
@@ -304,19 +310,22 @@ def noise(columns: int, step: int, seed: int) -> Array:
     return result
 
 
-def reference(counts: Any, steps: Any, logits: Any, settings: Any, seeds: Any) -> Any:
+def reference(
+    counts: Any, steps: Any, logits: Any, settings: Any, seeds: Any, slots: Any = None
+) -> Any:
     """The NumPy formula, in float32 whatever the arrays: changes `counts` and `steps`."""
     logits, settings = logits.astype(np.float32), settings.astype(np.float32)
     tokens = np.empty(len(logits), np.int32)
     for row, values in enumerate(logits):
+        slot = row if slots is None else slots[row]
         with np.errstate(all="ignore"):
-            if (settings[row, 4:] != (1, 0, 0)).any():
-                values = penalised(values, counts[row], settings[row])
-            token = choose(values, settings[row], int(steps[row]), int(seeds[row]))
+            if (settings[slot, 4:] != (1, 0, 0)).any():
+                values = penalised(values, counts[slot], settings[slot])
+            token = choose(values, settings[slot], int(steps[slot]), int(seeds[slot]))
         tokens[row] = token
-        steps[row] += 1
+        steps[slot] += 1
         if token >= 0:
-            counts[row, token] += 1
+            counts[slot, token] += 1
     return counts, steps, tokens
 
 
@@ -331,13 +340,16 @@ def host(form: Form[NoAttrs]) -> HostProgram:
 
 def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    counts, steps, logits, settings, seeds = form.inputs
-    refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), Ref(len(form.inputs) + 2,
-            form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
+    counts, steps, logits, settings, seeds, *slots = form.inputs
+    refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), *(Ref(5, s) for s in slots),
+            Ref(len(form.inputs) + 2, form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
+    reads = {"logits": 2, "settings": 2, "seeds": 1, **({"slots": 1} if slots else {})}
+    params = face(reads, {"y": 1}, {"counts": 2, "steps": 1})
     scalars = (("columns", logits.shape[1]),)
     threads = min(MANY if caps.shuffles else THREADS, caps.max_workgroup)
     constants = (("chunk", chunked(logits)),)
-    return Lowered((Call(kernel, refs, scalars, constants, logits.shape[0], threads),))
+    call = Call(kernel, refs, scalars, constants, logits.shape[0], threads, face=params)
+    return Lowered((call,))
 
 
 def takes(index: int, spec: Spec) -> bool:
@@ -346,7 +358,9 @@ def takes(index: int, spec: Spec) -> bool:
 
 
 def axes_of(form: Form[NoAttrs]) -> Axes:
-    """Sequences."""
+    """Sequences; where they have slots, those that a part has are not known."""
+    if len(form.inputs) > 5:
+        return axes(["..", ".", "..", "..", ".", "."], ["..", ".", "."])
     return axes(["b.", "b", "b.", "b.", "b"], ["b.", "b", "b"])
 
 

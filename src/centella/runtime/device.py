@@ -44,6 +44,7 @@ class Device:
         cache: its PipelineCache.
         pool: its memory; `pool.trim()` gives what is kept for reuse back to the driver.
         fault: what its self-check found wrong, "" for nothing; see `ct.device`.
+        constants: tensors that functions keep on it, by the function's name and arguments.
     """
 
     fault: str = ""
@@ -62,6 +63,7 @@ class Device:
         self.pool: Pool = self.executor.pool
         self.lock: threading.RLock = self.executor.lock
         self.state_events: int = 0
+        self.constants: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return f"<centella.Device {self.name}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -21,7 +21,7 @@ from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
 from centella.runtime.prepare import boundary_of
-from centella.runtime.storage import INDEX_LIMIT, Storage
+from centella.runtime.storage import INDEX_LIMIT, PART, Storage
 from centella.specs import Spec
 
 IMPLICIT_NODES = 256
@@ -254,6 +254,21 @@ class Recorder:
                 target = self.implicit()
                 self._make_room(target)
             return target.add_upload(spec, raw, site)
+
+    def fill(self, spec: Spec, read: Callable[[int, Array], None]) -> Value | None:
+        """Large host data that is read part after part as a value, as `Storage.fill` takes it.
+
+        Returns:
+            None for small data, and where it is to be written later: that is for `upload`.
+
+        Raises:
+            As `upload`.
+        """
+        if spec.storage_bytes <= PART or innermost(self._device) is not None:
+            return None
+        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
+        self._check_fits(spec, "upload:")
+        return self._storage.fill(spec, read, call_site(2))
 
     # -- when a lazy recording runs ---------------------------------------------------------------
 

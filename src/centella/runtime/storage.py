@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from centella.record.values import Value
 from centella.runtime.executor import Executor
 from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned, strided
 
+PART = 16 << 20  # bytes of a large tensor that are on the host at a time
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 
 
@@ -61,6 +63,42 @@ class Storage:
             executor.backend.write(buffer, raw)
             noted("upload", begin, executor.name, bytes=raw.nbytes)
         count(uploads=1, upload_bytes=raw.nbytes)
+        value.ready(buffer)
+        return value
+
+    @uninterrupted
+    def fill(self, spec: Spec, read: Callable[[int, Array], None], site: Site) -> Value:
+        """Host data that is read part after part as a value, written now: counts as one upload.
+
+        Args:
+            read: `read(first, out)` writes the elements from `first` on, along axis 0, into `out`;
+                on the CPU, into the value itself: no upload.
+        """
+        value = Value(spec, self._device, "upload", site=site)
+        executor, nbytes = self._executor, spec.storage_bytes
+        pitch = spec.strides[0] * spec.dtype.itemsize
+        step = max(PART // pitch, 1) * pitch
+
+        def part(start: int, out: Array) -> None:
+            first = start // pitch
+            rows = min(step // pitch, spec.shape[0] - first)
+            if nbytes != spec.nbytes:
+                out[...] = 0xFF if self._pool.mode == "poison" else 0
+            read(first, strided(out, Spec((rows, *spec.shape[1:]), spec.dtype, spec.strides)))
+
+        with executor.lock, executor.border:
+            executor.check_lost()
+            if executor.backend.caps.target == "numpy":
+                raw = np.empty(nbytes, np.uint8)
+                for start in range(0, nbytes, step):
+                    part(start, raw[start : start + step])
+                value.ready(self._pool.adopt(raw))
+                return value
+            buffer = self._pool.allocate(nbytes)
+            begin = began()
+            executor.backend.fill(buffer, nbytes, step, part)
+            noted("upload", begin, executor.name, bytes=nbytes)
+        count(uploads=1, upload_bytes=nbytes)
         value.ready(buffer)
         return value
 

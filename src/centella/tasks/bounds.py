@@ -8,6 +8,7 @@ in print: they are measured as print would walk them.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ WRITTEN = 400_000_000  # characters of all strings together; an element of a lis
 SECONDS = 10.0
 WIDEST = 1000  # columns of what is padded or indented
 ELEMENT = 8
+DIGITS = 15
 AT_ONCE = 1000  # rounds that are counted together
 _BARE = (str, int, float, bool, type(None))
 _SPEC = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?")
@@ -63,7 +65,8 @@ class Budget:
         if isinstance(value, str):
             self.room(len(value))
         elif isinstance(value, list | tuple):
-            self.room(ELEMENT * len(value))
+            copies = value if isinstance(value, tuple) else ()  # of `partition`
+            self.room(ELEMENT * len(value) + sum(len(v) for v in copies if isinstance(v, str)))
         return value
 
     def counted(self, items: Any) -> Any:
@@ -79,7 +82,7 @@ class Budget:
             yield item
 
     def measured(self, value: Any, indent: int = 0) -> Any:
-        """The same, if all of it can be printed, hashed or compared.
+        """The same, if all of it can be printed, hashed or compared; what is lazy is counted.
 
         Args:
             value: anything.
@@ -90,6 +93,8 @@ class Budget:
         """
         if type(value) in _BARE:
             return value
+        if isinstance(value, Iterator):
+            return self._each(value)
         length, left, taken = 0, [(value, 0)], 0
         while left:
             item, depth = left.pop()
@@ -99,6 +104,8 @@ class Budget:
                 taken = 0
             if isinstance(item, str):
                 length += len(item)
+            elif isinstance(item, range):
+                self.take(len(item))
             elif (parts := _parts(item)) is not None:
                 length += len(parts) * (ELEMENT + indent * (depth + 1))
                 left += [(part, depth + 1) for part in parts]
@@ -164,8 +171,8 @@ def split(budget: Budget, text: str, name: str, args: tuple[Any, ...], named: An
 def padded(budget: Budget, text: str, name: str, args: tuple[Any, ...], named: Any) -> str:
     """`str.center`, `ljust`, `rjust`, `zfill` or `expandtabs`."""
     width = args[0] if args else named.get("tabsize", 8)
-    if not isinstance(width, int) or width > WIDEST:
-        raise CentellaError(f"{name}: expected a width of at most {WIDEST}, got a larger one")
+    if not isinstance(width, int) or not 0 <= width <= WIDEST:
+        raise CentellaError(f"{name}: expected a width of 0 to {WIDEST}")
     budget.room(len(text) + width * (text.count("\t") if name == "expandtabs" else 1))
     result: str = getattr(text, name)(*args, **named)
     return result
@@ -202,6 +209,8 @@ def as_json(
     """JSON as `json.dumps` writes it, of any characters."""
     if indent is not None and not 0 <= indent <= WIDEST:
         raise CentellaError(f"tojson: expected an indent of 0 to {WIDEST}")
+    if separators is not None and sum(map(len, separators)) > ELEMENT:
+        raise CentellaError(f"tojson: expected separators of at most {ELEMENT} characters")
     budget.measured(value, indent or 0)
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -241,3 +250,25 @@ def fits(budget: Budget, operator: str, left: Any, right: Any) -> None:
     if any(isinstance(v, str | list | tuple) for v in (left, right)):
         each = 1 if isinstance(left, str) or isinstance(right, str) else ELEMENT
         budget.room(max(0, int(sizes[0] * sizes[1])) * each)
+
+
+def whole(text: Any, default: int = 0, base: int = 10) -> int:
+    """The whole number that a text or number is, else the default."""
+    if isinstance(text, str) and len(text) > WIDEST:
+        return default
+    try:
+        return int(text, base) if isinstance(text, str) else int(text)
+    except (TypeError, ValueError, OverflowError):
+        try:
+            return int(float(text))
+        except (TypeError, ValueError, OverflowError):
+            return default
+
+
+def rounded(value: Any, precision: int = 0, method: str = "common") -> Any:
+    """A number to a few digits."""
+    if method not in ("common", "ceil", "floor") or not -DIGITS <= precision <= DIGITS:
+        raise CentellaError(f"round: expected common, ceil or floor, and up to {DIGITS} digits")
+    if method == "common":
+        return round(float(value), precision)
+    return getattr(math, method)(value * 10**precision) / 10**precision

@@ -20,7 +20,7 @@ _MESSAGE = '{"role": str, "content": str}'
 _MESSAGES = f"[{_MESSAGE}, ..]"
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
-LARGEST = 1_000_000  # characters of a template; published ones have up to 30,000
+LARGEST = 200_000  # characters of a template; published ones have up to 30,000
 
 
 class ChatTemplate:

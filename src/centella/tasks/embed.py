@@ -6,30 +6,25 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-import importlib.util
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from os import PathLike
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
-from msgspec import Struct
+from msgspec.structs import replace
 
-from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
-from centella.tensors.arguments import flag, refuse_names, whole
-from centella.tensors.functional import l2_normalize, mean_pool
+from centella.tasks.batches import grid, read_tokenizer, run_batches
+from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
+from centella.tasks.vectors import DTYPES, packed, similarity
+from centella.tensors.arguments import flag, one_of, refuse_names, whole
+from centella.tensors.hints import embedder_getattr
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
-from centella.weights.folder import TOKENIZER, max_length, read_modules
-from centella.weights.model_files import inside, kind, read_json, show
 
 if TYPE_CHECKING:
     from centella.models import BertModel
@@ -37,72 +32,32 @@ if TYPE_CHECKING:
 
 
 Array = np.ndarray[Any, Any]
-POOLINGS = ("mean", "cls")
-STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
+__all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
+
 CAPTURES = 40  # sizes of batches that the model is kept captured for
-IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
-
-
-class EmbedderConfig(Struct, frozen=True):
-    """How token states become a vector.
-
-    Attributes:
-        max_length: tokens that a text is cut at, special ones counted.
-        pooling: "mean" over the text's tokens, or "cls": the first token's state.
-        normalize: whether vectors have length 1.
-        lower_case: whether texts are lower-cased before they are tokenised.
-    """
-
-    max_length: int
-    pooling: str = "mean"
-    normalize: bool = False
-    lower_case: bool = False
-
-    @classmethod
-    def from_folder(cls, folder: str | PathLike[str]) -> EmbedderConfig:
-        """Read `modules.json` and what it names; without it: mean, not normalised.
-
-        Raises:
-            WeightsError: a module or pooling that this library does not have.
-
-        Source: the folder format of sentence-transformers.
-        """
-        root = Path(folder)
-        pooling, normalize = "mean", False
-        for module in read_modules(root):
-            kind = str(module.get("type", "")).rpartition(".")[2]
-            if kind == "Pooling":
-                where = inside(root, module.get("path", ""), f"{root / 'modules.json'}: path")
-                pooling = _pooling(where / "config.json")
-            elif kind == "Normalize":
-                normalize = True
-            elif kind != "Transformer":
-                raise WeightsError(
-                    f"{root / 'modules.json'}: expected modules Transformer, Pooling, Normalize, "
-                    f"got {show(module.get('type'))}"
-                )
-        lower = bool(read_json(root / "sentence_bert_config.json").get("do_lower_case", False))
-        return cls(max_length(root), pooling, normalize, lower)
 
 
 class Forward:
     """Ids and lengths of a batch to vectors, captured for each size of batch.
 
     Attributes:
-        captured: (ids [b, l] i32, lengths [b] i32, normalize) to [b, dim].
+        captured: (ids [b, l] i32, lengths [b] i32, normalize, dim) to [b, dim].
     """
 
-    def __init__(self, model: BertModel, config: EmbedderConfig) -> None:
-        def embed(ids: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
-            return _pooled(config, model(ids, lengths), lengths, normalize)
+    def __init__(self, embedder: Embedder) -> None:
+        model, config, dense = embedder.model, embedder.config, embedder.dense
 
-        self._of = (model, config)
+        def embed(ids: Tensor, lengths: Tensor, normalize: bool, dim: int | None) -> Tensor:
+            return _vectors(config, dense, model(ids, lengths), lengths, normalize, dim)
+
+        self._of = (model, config, dense)
         self._tree = Tree(model)
         self.captured: Jitted[..., Tensor] = Jitted(embed, model.device, CAPTURES)
 
-    def stands_for(self, model: BertModel, config: EmbedderConfig) -> bool:
-        """Whether it is still what these do: captures hold the parameters that there were."""
-        return self._of == (model, config) and not self._tree.changed
+    def stands_for(self, embedder: Embedder) -> bool:
+        """Whether it is still what that does: captures hold the parameters that there were."""
+        of = (embedder.model, embedder.config, embedder.dense)
+        return self._of == of and not self._tree.changed
 
 
 class Embedder:
@@ -110,23 +65,21 @@ class Embedder:
 
     Attributes:
         model: the encoder; calling the Embedder calls it.
-        config: length limit (`config.max_length` tokens), pooling, normalisation.
+        config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
+        dense: products after the pooling.
     """
 
     def __init__(
-        self, model: BertModel, tokenizer: Tokenizer | Path, config: EmbedderConfig
-    ) -> None:
-        if config.pooling not in POOLINGS:
-            raise ShapeError(
-                f"Embedder: expected pooling {' or '.join(POOLINGS)}, got {config.pooling!r}"
-            )
-        flag("Embedder", "config.normalize", config.normalize)
-        whole("Embedder", "config.max_length", config.max_length, 1)
+        self, model: BertModel, tokenizer: Tokenizer | Path, config: EmbedderConfig,
+        dense: Sequence[Dense] = (),
+    ) -> None:  # fmt: skip
+        config.check()
         if not isinstance(tokenizer, Path):
             tokenizer.check_pad_id(model.config.vocab_size)
         self.model = model
         self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
         self.config = config
+        self.dense: tuple[Dense, ...] = tuple(dense)
         self._told_of_cut = False
         self._forward: Forward | None = None
 
@@ -136,6 +89,11 @@ class Embedder:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
         return self.model(*args, **kwargs)
+
+    if not TYPE_CHECKING:  # which is to say itself what an Embedder has not
+
+        def __getattr__(self, name: str) -> Any:
+            return embedder_getattr(self, name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -155,11 +113,13 @@ class Embedder:
     @property
     def dim(self) -> int:
         """Numbers in a vector."""
-        return self.model.config.hidden_size
+        return self.config.width(self.model.config.hidden_size)
 
     def encode(
         self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
-        progress: bool | Callable[[int, int], None] = False, **other: Never,
+        progress: bool | Callable[[int, int], None] = False, *, prompt: str | None = None,
+        prompt_name: str | None = None, dim: int | None = None, dtype: str = "f32",
+        ranges: Any = None, **other: Never,
     ) -> Array:  # fmt: skip
         """Vectors of texts.
 
@@ -172,42 +132,85 @@ class Embedder:
             normalize: whether vectors have length 1; None: as the model's folder says.
             progress: show how far it is: a bar where rich is installed, else log lines; or a
                 function that is called with the number of texts done, and of all.
+            prompt: put before each text; or prompt_name: that prompt of the folder
+                (`config.prompts`). Default: the folder's `default_prompt_name`, if it has one.
+            dim: keep so many numbers of each vector, the first (Kusupati et al. 2022, "Matryoshka
+                Representation Learning"); those that are normalised are so after the cut.
+            dtype: "f32"; "f16"; "int8", "uint8": 255 steps between the least and the largest value
+                of each dimension; "binary", "ubinary": a bit for each value over 0, eight a byte.
+            ranges: [2, dim], those values for int8 and uint8; default: of these vectors.
 
         Returns:
-            float32 [number of texts, dim], in the order of the texts; [dim] for one `str`.
+            float32, or as `dtype` says, [number of texts, dim], in the order of the texts; [dim]
+            for one `str`; of bits [.., ceil(dim / 8)].
 
         Raises:
             DTypeError: for what is no text, no whole number, no flag; for an unknown argument.
-            ShapeError: for a batch_size below 1, or a text with a lone surrogate.
+            ShapeError: for a batch_size below 1, a dim that vectors do not have, another dtype, a
+                prompt that the folder does not have, or a text with a lone surrogate.
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("encode", other)
+        begin = self.config.prompt("encode", prompt_name, prompt)
+        kept = self._dim(dim)
+        one_of("encode", "dtype", dtype, DTYPES)
         batch_size = whole("encode", "batch_size", batch_size, 1)
         wanted = self._normalized("encode", normalize)
         if not callable(progress):
             progress = flag("encode", "progress", progress)
-        ids = self._tokenize([texts] if isinstance(texts, str) else _listed(texts))
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
-        vectors = np.empty((len(ids), self.dim), np.float32)
-        running: deque[tuple[list[int], Pending[Array]]] = deque()
-        done = 0
-        with _progress(len(ids), progress) as tell:
+        listed = [texts] if isinstance(texts, str) else _listed(texts)
+        ids = self._tokenize(_prompted(begin, listed))
+        vectors = np.empty((len(ids), kept or self.dim), np.float32)
 
-            def finish() -> None:
-                nonlocal done
-                rows, pending = running.popleft()
-                vectors[rows] = pending.result()[: len(rows)]
-                done += len(rows)
-                tell(done, len(ids))
+        def submit(rows: list[int]) -> Pending[Array]:
+            return self._submit([ids[i] for i in rows], batch_size, wanted, kept)
 
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                running.append((rows, self._submit([ids[i] for i in rows], batch_size, wanted)))
-                if len(running) == IN_FLIGHT:
-                    finish()
-            while running:
-                finish()
+        def take(rows: list[int], result: Array) -> None:
+            vectors[rows] = result[: len(rows)]
+
+        run_batches([len(tokens) for tokens in ids], batch_size, submit, take, progress)
+        if dtype != "f32":
+            vectors = packed(vectors, dtype, ranges)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def encode_query(self, texts: str | Iterable[str], **options: Any) -> Array:
+        """Vectors of questions: `encode` with the folder's prompt "query", if it has one.
+
+        Args:
+            options: of `encode`, by name.
+
+        Raises:
+            CentellaError: as `encode`.
+        """
+        return self._encode_as("encode_query", texts, ("query",), options)
+
+    def encode_document(self, texts: str | Iterable[str], **options: Any) -> Array:
+        """Vectors of texts to search: `encode` with the prompt "document", "passage" or "corpus".
+
+        Args:
+            options: of `encode`, by name.
+
+        Raises:
+            CentellaError: as `encode`.
+        """
+        return self._encode_as("encode_document", texts, ("document", "passage", "corpus"), options)
+
+    def _encode_as(
+        self, op: str, texts: str | Iterable[str], usual: tuple[str, ...], options: dict[str, Any]
+    ) -> Array:
+        name, text = options.pop("prompt_name", None), options.pop("prompt", None)
+        return self.encode(texts, prompt=self.config.prompt(op, name, text, *usual), **options)
+
+    def similarity(self, a: Any, b: Any) -> Array:
+        """How alike vectors are, f32 [n, m], as the folder says (`config.similarity`).
+
+        Args:
+            a, b: [n, dim] and [m, dim]; or one vector [dim].
+
+        Raises:
+            ShapeError: vectors of unequal lengths.
+        """
+        return similarity(a, b, self.config.similarity)
 
     def warm(self) -> None:
         """Embed a text of one word: programs are compiled, and memory is allocated."""
@@ -215,7 +218,16 @@ class Embedder:
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
-        return _pooled(self.config, states, lengths, self._normalized("pool", normalize))
+        wanted = self._normalized("pool", normalize)
+        return _vectors(self.config, self.dense, states, lengths, wanted, None)
+
+    def _dim(self, asked: int | None) -> int | None:
+        """Numbers that are kept of a vector, None for all."""
+        if asked is None or whole("encode", "dim", asked, 1) == self.dim:
+            return None
+        if asked > self.dim:
+            raise ShapeError(f"encode: expected dim of 1 to {self.dim}, got {asked}")
+        return int(asked)
 
     def _normalized(self, op: str, asked: bool | None) -> bool:
         """Whether vectors get length 1: as asked, or as the folder says."""
@@ -245,21 +257,16 @@ class Embedder:
             return
 
     def _submit(
-        self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool
+        self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool, dim: int | None
     ) -> Pending[Array]:
         """Start one batch: rows and columns are rounded up, what is added has length 0."""
-        rows = min(batch_size, 1 << (len(ids) - 1).bit_length())
-        longest = max(map(len, ids))
-        columns = max(1, min(-(-longest // STEP) * STEP, self.config.max_length))
-        padded = np.full((rows, columns), self.tokenizer.pad_id or 0, np.int32)
-        lengths = np.zeros(rows, np.int32)
-        for row, tokens in enumerate(ids):
-            padded[row, : len(tokens)] = tokens
-            lengths[row] = len(tokens)
+        padded, lengths = grid(
+            ids, batch_size, self.config.max_length, self.tokenizer.pad_id or 0
+        )  # fmt: skip
         forward = self._forward
-        if forward is None or not forward.stands_for(self.model, self.config):
-            forward = self._forward = Forward(self.model, self.config)
-        return forward.captured.fetch(padded, lengths, normalize)
+        if forward is None or not forward.stands_for(self):
+            forward = self._forward = Forward(self)
+        return forward.captured.fetch(padded, lengths, normalize, dim)
 
 
 def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedder]:
@@ -269,61 +276,35 @@ def read_embedder(folder: Path, vocab_size: int) -> Callable[[BertModel], Embedd
         WeightsError: a file that is malformed.
         MissingExtraError: the folder has a tokenizer, and its library is not installed.
     """
-    from centella.tasks.text import Tokenizer
-
     config = EmbedderConfig.from_folder(folder)
-    file = folder / TOKENIZER
-    absent = kind(file) == "nothing at that path"
-    tokenizer = file if absent else Tokenizer.from_folder(folder, vocab_size)
-    return partial(Embedder, tokenizer=tokenizer, config=config)
+    tokenizer = read_tokenizer(folder, vocab_size)
+
+    def embedder(model: BertModel) -> Embedder:
+        config.width(model.config.hidden_size)  # refuses now what does not fit
+        most = min(config.max_length, model.config.positions)
+        dense = [Dense.load(d, model.device) for d in config.dense]
+        return Embedder(model, tokenizer, replace(config, max_length=most), dense)
+
+    return embedder
 
 
-def _pooled(config: EmbedderConfig, states: Tensor, lengths: Tensor, normalize: bool) -> Tensor:
-    first = config.pooling == "cls"
-    pooled = (states[:, 0] if first else mean_pool(states, lengths)).astype(f32)
-    if normalize:
-        return l2_normalize(pooled)
-    return pooled.contiguous()  # of a first token: its own memory, not that of all states
+def _vectors(
+    config: EmbedderConfig, dense: Sequence[Dense], states: Tensor, lengths: Tensor,
+    normalize: bool, dim: int | None,
+) -> Tensor:  # fmt: skip
+    x = pooled(config.pooling, states, lengths)
+    for product in dense:
+        x = product(x)
+    return finished(x, dim, normalize)
 
 
-def _pooling(file: Path) -> str:
-    """The one pooling that is on: `pooling_mode`, or a flag for each in older folders."""
-    config = read_json(file)
-    named = config.get("pooling_mode")
-    flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if v is True]
-    modes = [named] if isinstance(named, str) else [f.removesuffix("_tokens") for f in flags]
-    modes = ["cls" if m == "cls_token" else m for m in modes if m != "include_prompt"]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
-        got = show(", ".join(map(str, modes)) or "none")[1:-1]
-        raise WeightsError(f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got {got}")
-    return modes[0]
+def _prompted(prompt: str, texts: list[Any]) -> list[Any]:
+    if not prompt:
+        return texts
+    return [prompt + text if isinstance(text, str) else text for text in texts]
 
 
 def _listed(texts: Any) -> list[Any]:
     if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
         raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
     return list(texts)
-
-
-@contextmanager
-def _progress(
-    total: int, show: bool | Callable[[int, int], None]
-) -> Iterator[Callable[[int, int], None]]:
-    """What is called with texts done and of all: the caller's own, a bar of rich, or log lines."""
-    if not show:
-        yield lambda done, total: None
-        return
-    if callable(show):
-        yield show
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield partial(logger("embed").info, "encoded %d of %d texts")
-        return
-    # What rich draws with in a notebook.
-    drawn = None if importlib.util.find_spec("ipywidgets") else False
-    with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
-        task = bar.add_task("encode", total=total)
-        yield lambda done, total: bar.update(task, completed=done)

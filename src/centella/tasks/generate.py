@@ -9,20 +9,18 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
-from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from centella.errors import DeviceError, DTypeError, ShapeError, WeightsError
-from centella.host.forks import lock_of
-from centella.nn.tree import Tree
+from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.tasks import speculation
-from centella.tasks.chat import CONFIG, ChatTemplate, check_messages, special_tokens
+from centella.tasks.chat import CONFIG, ChatTemplate, special_tokens
 from centella.tasks.logprobs import logprobs_of, tokens_of
 from centella.tasks.pieces import Generation, Tally, Text
 from centella.tasks.prompts import Asked, Prompts
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
-from centella.tasks.session import LEAST, Array, Ids, Session
+from centella.tasks.session import Array, Ids
+from centella.tasks.sessions import Sessions
 from centella.tasks.stream import Stream, in_thread
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
@@ -38,9 +36,6 @@ __all__ = ["Generation", "Generator"]
 Prompt = str | Sequence[int]
 Several = list[str] | list[list[int]] | list[str | list[int]]
 DraftBy: TypeAlias = "Literal['lookup'] | Generator | None"
-ROOM = 256  # capacities are multiples of it
-IDLE = 2  # sessions that a Generator keeps
-LOST = 32  # tokens that a session forgets for another prompt where a new one could be made
 
 
 class Options(SamplingArgs, total=False):
@@ -70,10 +65,7 @@ class Generator:
         self.template = template
         vocab, context = model.config.vocab_size, model.config.max_position_embeddings
         self._prompts = Prompts(tokenizer, vocab, context)
-        self._idle: list[Session] = []
-        self._lock = lock_of(self)
-        self._tree = Tree(model)
-        self._drafts: WeakKeyDictionary[Session, speculation.Draft] = WeakKeyDictionary()
+        self._sessions = Sessions(model)
 
     def __repr__(self) -> str:
         c = self.model.config
@@ -242,22 +234,25 @@ class Generator:
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
         on_token: Callable[[int], object] | None = None,
-        template: Mapping[str, Any] | None = None, draft: DraftBy = None,
-        **sampling: Unpack[SamplingArgs],
+        template: Mapping[str, Any] | None = None, parse_special: bool = False,
+        draft: DraftBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
         """The answer to a conversation, in pieces; what it shares with the last one is not reread.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
             max_new_tokens, stop, ignore_eos, logprobs, on_token, draft, sampling: as for `stream`.
-            template: further variables of the model's chat template.
+            template: further variables of the model's chat template, such as tools, documents or
+                enable_thinking.
+            parse_special: whether special tokens that stand in messages are tokens, as in
+                transformers; False: they are plain text, so that nobody's text ends a message.
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: what are no messages.
         """
         _refuse_n("chat", sampling)
-        ids = self.encode_chat(messages, **(template or {}))
+        ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
                                     ignore_eos=ignore_eos, logprobs=logprobs,
@@ -268,18 +263,27 @@ class Generator:
         """Continue a token: programs are compiled, and memory is allocated."""
         self.generate([0], max_new_tokens=2, ignore_eos=True)
 
-    def encode(self, prompt: Prompt) -> Ids:
-        """Token ids of one prompt, a text or ids; raises as `generate`."""
-        return self._prompts.ids("encode", prompt, self.config.begin_id)
+    def encode(self, prompt: Prompt, *, parse_special: bool = True) -> Ids:
+        """Token ids of one prompt, a text or ids; raises as `generate`.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> Ids:
-        """Token ids of a conversation, up to where the answer begins; raises as `chat`."""
-        check_messages("chat", messages)
-        if self.template is None:
-            raise WeightsError("chat: expected a model folder with a chat template, got none")
-        prompt = self.template.render(messages, **values)
-        ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
-        return ids
+        Args:
+            prompt: as for `generate`.
+            parse_special: whether special tokens that stand in a text are tokens; False: they are
+                plain text, as in messages.
+        """
+        begin = self.config.begin_id
+        return self._prompts.ids("encode", prompt, begin, parse_special=parse_special)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **values: Any
+    ) -> Ids:
+        """Token ids of a conversation, up to where the answer begins; raises as `chat`.
+
+        Args:
+            messages, parse_special: as for `chat`.
+            values: further variables of the model's chat template.
+        """
+        return self._prompts.chat_ids(messages, self.template, values, parse_special)
 
     def _draft(self, op: str, draft: Any) -> LlamaModel | str | None:
         """Who guesses: "lookup", the model of a Generator, or nobody.
@@ -343,64 +347,22 @@ class Generator:
         longest = max(map(len, rows))
         steps = min(asked.stops.tokens, self.context - longest)
         each = [row for row in rows for _ in range(n)]
-        session = self._session(each, longest + steps)
+        session = self._sessions.take(each, longest + steps)
         session.choose_by(asked.sampling, each, asked.logprobs)
         session.start_several(rows, n)
         alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
-        guesser = self._guesser(asked.draft, session) if alone else None
+        guesser = self._sessions.guesser(asked.draft, session) if alone else None
         try:
-            for step in (
-                session.run(steps)
-                if guesser is None
-                else (speculation.run(session, guesser, steps, tally))
-            ):
+            told = session.run(steps)
+            if guesser is not None:
+                told = speculation.run(session, guesser, steps, tally)
+            for step in told:
                 session.add(step)
                 yield step
         except GeneratorExit:  # the caller has what it wants
-            self._keep(session)
+            self._sessions.keep(session)
             raise
-        self._keep(session)
-
-    def _guesser(
-        self, draft: LlamaModel | str | None, session: Session
-    ) -> speculation.Guesser | None:
-        """Who guesses for a session; a smaller model keeps what it has read of it."""
-        if draft is None or isinstance(draft, str):
-            return speculation.Lookup() if draft else None
-        kept = self._drafts.get(session)
-        if kept is None or kept.model is not draft:
-            vocab = self.model.config.vocab_size
-            kept = self._drafts[session] = speculation.Draft(draft, session.capacity, vocab)
-        return kept
-
-    def _keep(self, session: Session) -> None:
-        with self._lock:
-            self._idle = [session, *self._idle][:IDLE]
-
-    def _session(self, rows: list[Ids], tokens: int) -> Session:
-        """The idle session of that size that has read most of the rows, or a new one."""
-        regime = self._regime(tokens)
-        capacity = min(self.context, -(-(tokens + LEAST) // ROOM) * ROOM)
-        while self._regime(capacity) != regime:
-            capacity -= 1
-        with self._lock:
-            if self._tree.changed:
-                self._idle, self._tree = [], Tree(self.model)
-            fits = [
-                s for s in reversed(self._idle)
-                if s.batch == len(rows) and s.capacity >= capacity
-                and self._regime(s.capacity) == regime
-            ]  # fmt: skip
-            session = max(fits, key=lambda s: s.shared(rows), default=None)
-            full = len(self._idle) >= IDLE
-            if session is not None and (full or session.lost(rows) <= LOST):
-                self._idle.remove(session)
-                return session
-        return Session(self.model, len(rows), capacity)
-
-    def _regime(self, tokens: int) -> list[int]:
-        """What rotary frequencies a text of so many tokens has."""
-        return [rope.regime(tokens) for rope in self.model.config.ropes]
+        self._sessions.keep(session)
 
 
 def _refuse_n(op: str, arguments: SamplingArgs) -> None:

@@ -20,17 +20,22 @@ from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
+from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
 from centella.tasks.embed import Embedder, read_embedder
 from centella.tasks.generate import Generator, read_generator, read_gguf
+from centella.tasks.transcribe import Transcriber, read_transcriber
 from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.gguf import open_gguf
-from centella.weights.model_files import show
+from centella.weights.model_files import is_file, show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
+
+
+Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
 
 
 class Family(Struct, frozen=True):
@@ -47,7 +52,7 @@ class Family(Struct, frozen=True):
     module: str
     config: str
     model: str
-    read_task: Callable[[Path, int], Callable[[Any], Embedder | Generator]]
+    read_task: Callable[[Path, int], Callable[[Any], Task]]
     wide_vectors: bool = False
     task: str = "embed"
 
@@ -57,16 +62,31 @@ class Family(Struct, frozen=True):
         return getattr(module, self.config), getattr(module, self.model)
 
 
-TASKS = ("embed", "generate")
+TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 # By the `model_type` of config.json.
 FAMILIES = {
-    "bert": Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    **dict.fromkeys(
+        "albert bert camembert distilbert electra gte modernbert mpnet new nomic_bert roberta "
+        "xlm-roberta".split(),
+        Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
+    ),
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
             "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate"
         ),
     ),
+    "whisper": Family(
+        "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
+        "transcribe",
+    ),
+}  # fmt: skip
+# Of an encoder with a head, by the end of its `architectures`.
+HEADS = {
+    f"For{kind}Classification": Family(
+        "centella.models.bert_head", "LabelConfig", "LabelModel", read_classifier, task=task
+    )
+    for kind, task in (("Sequence", "classify"), ("Token", "tag"))
 }
 
 
@@ -74,6 +94,7 @@ FAMILIES = {
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: None = None, quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -82,6 +103,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["embed"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -90,6 +112,7 @@ def load(  # noqa: D418
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["generate"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -97,7 +120,35 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["classify"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Classifier:  # fmt: skip
+    """A model that gives texts labels, or ranks them."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["tag"], quantize: None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> TokenClassifier:  # fmt: skip
+    """A model that gives tokens labels."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
+    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Transcriber:  # fmt: skip
+    """A model that transcribes."""
+
+
+@overload
+def load(  # noqa: D418
+    path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
@@ -105,6 +156,7 @@ def load(  # noqa: D418
 def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -122,16 +174,17 @@ def load(
             warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed" or "generate": what the model has to be for, which type checkers then know;
-            None: whatever it is for.
+        task: "embed", "generate" or "transcribe": what the model has to be for, which type checkers
+            then know; None: whatever it is for.
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
+        progress: `progress(done, total)` is called as weights reach the device, with their bytes.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
-        "olmo2", "gemma2", "gemma3_text").
+        "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper".
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -139,20 +192,22 @@ def load(
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
         DTypeError: another dtype. ShapeError: another `quantize`.
+        OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
+            sent, with what is needed, what is free, and which `quantize` would fit.
     """
     begin = began()
     if quantize is not None:
         one_of("load", "quantize", quantize, tuple(QUANTIZERS))
-    files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path))
+    files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path), task)
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with"
         )
-    if quantize is not None and family.task != "generate":
+    if quantize is not None and family.task == "embed":
         raise WeightsError(
-            f"{files.config_file}: quantize: expected a model to generate with, got "
+            f"{files.config_file}: quantize: expected a model to generate or transcribe with, got "
             f"{show(files.values['model_type'])}"
         )
     config_type, model_type = family.classes()
@@ -171,7 +226,7 @@ def load(
     model.load_parameters(
         tensors, device=where, dtype=weights,
         vector_dtype=f32 if family.wide_vectors else activations, quantize=quantize,
-        origin=files.origin,
+        origin=files.origin, progress=progress,
     )  # fmt: skip
     noted("load weights", begin)
     made = task_of(model)
@@ -195,12 +250,17 @@ class _Files(Struct, frozen=True):
     values: dict[str, Any]
     family: Family
     tensors: Callable[[Any], Mapping[str, Any]]
-    read_task: Callable[[int], Callable[[Any], Embedder | Generator]]
+    read_task: Callable[[int], Callable[[Any], Task]]
 
 
-def _open_folder(folder: Path) -> _Files:
+def _open_folder(folder: Path, task: str | None) -> _Files:
     values, file = read_config(folder), str(folder / "config.json")
     family = _family(file, values)
+    listed = values.get("architectures")
+    name = str(listed[0]) if isinstance(listed, list) and listed else ""
+    headless = task == "embed" or is_file(folder / "modules.json")
+    if family.task == "embed" and not headless:
+        family = next((row for end, row in HEADS.items() if name.endswith(end)), family)
     return _Files(
         str(folder), file, values, family, lambda config: open_checkpoint(folder),
         lambda vocab_size: family.read_task(folder, vocab_size),

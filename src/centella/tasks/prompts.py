@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
+from centella.tasks.chat import ChatTemplate, check_messages
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
 from centella.tensors.arguments import whole
@@ -20,6 +21,7 @@ from centella.weights.model_files import show
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
+    from centella.tasks.special import Special
     from centella.tasks.text import Tokenizer
 
 
@@ -93,10 +95,40 @@ class Prompts:
             return False, [self.ids(op, prompts, begin)]
         return True, [self.ids(op, p, begin, f"prompts[{i}]") for i, p in enumerate(prompts)]
 
-    def ids(self, op: str, prompt: Any, begin: int | None, name: str = "prompt") -> Ids:
+    @cached_property
+    def special(self) -> Special:
+        """Special tokens in texts; raises as `tokenizer`."""
+        from centella.tasks.special import Special
+
+        return Special(self.tokenizer)
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None,
+        values: Mapping[str, Any], parse_special: bool,
+    ) -> Ids:  # fmt: skip
+        """The ids of a conversation, up to where the answer begins; raises as `Generator.chat`."""
+        check_messages("chat", messages)
+        if template is None:
+            raise WeightsError("chat: expected a model folder with a chat template, got none")
+        mark = ""
+        if not parse_special:  # a variable that is a text is the caller's own
+            names = [name for name, value in values.items() if not isinstance(value, str)]
+            given, mark = self.special.marked([messages, *(values[name] for name in names)])
+            messages, values = given[0], {**values, **dict(zip(names, given[1:], strict=True))}
+        prompt = template.render(messages, **values)
+        if mark:
+            return self.special.encode(prompt, mark)
+        ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
+        return ids
+
+    def ids(
+        self, op: str, prompt: Any, begin: int | None, name: str = "prompt",
+        parse_special: bool = True,
+    ) -> Ids:  # fmt: skip
         """The ids of one prompt; `begin` stands for a text of none. Raises as `rows`."""
         if isinstance(prompt, str):
-            (ids,) = self.tokenizer.encode([prompt])
+            tokenizer = self.tokenizer if parse_special else self.special.plain
+            (ids,) = tokenizer.encode([prompt])
             ids = ids or ([] if begin is None else [begin])
             self.tokenizer.check_ids([ids], self._vocab)
         elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):

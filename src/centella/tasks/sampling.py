@@ -162,6 +162,10 @@ def _checked(op: str, name: str, value: Any) -> float | None:
 HINTS: dict[str, str] = {
     "max_tokens": "expected max_new_tokens=",
     "max_length": "expected max_new_tokens=, without the prompt's tokens",
+    "num_return_sequences": "expected n=, of generate",
+    "stop_strings": "expected stop=",
+    "top_logprobs": "expected logprobs=",
+    "repeat_penalty": "expected repetition_penalty=",
     "do_sample": "expected temperature=, 0 for the most likely token",
 }
 # Least and most of each number, and how an error says so.

@@ -63,7 +63,8 @@ def environment() -> tuple[Any, type[Exception]]:
             return super().call_binop(context, operator, left, right)
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            gone = isinstance(obj, str) and attr == "translate"
+            gone = isinstance(obj, str) and attr in ("encode", "maketrans", "translate")
+            gone = gone or isinstance(obj, bool | int | float | complex | bytes)
             return not gone and super().is_safe_attribute(obj, attr, value)
 
         def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,8 +74,9 @@ def environment() -> tuple[Any, type[Exception]]:
             named = {n: v for n, v in kwargs.items() if n not in SCOPES}
             if isinstance(owner, str):
                 return budget.written(_called(budget, owner, function, args, named))
-            if isinstance(owner, list | tuple | dict):
-                budget.measured([*args, *named.values()])
+            if isinstance(owner, list | tuple | dict | type) or isinstance(function, type):
+                args = tuple(map(budget.measured, args))
+                budget.measured(list(named.values()))
             if isinstance(function, jinja2.runtime.LoopContext):
                 args = tuple(map(budget.counted, args))
             # A string's own `format`, which Jinja has wrapped.
@@ -182,7 +184,7 @@ def _check_format(budget: Budget, text: str, args: tuple[Any, ...], named: Any) 
     bounds.check_format(budget, text, [*args, *named.values(), *(v for m in maps for v in m)])
 
 
-def _guarded(function: Callable[..., Any], name: str, pass_context: Any) -> Any:
+def _guarded(function: Any, name: str, pass_context: Any) -> Any:
     """A filter or test of Jinja's, which counts what it is given and what it gives."""
     wants = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
@@ -191,7 +193,8 @@ def _guarded(function: Callable[..., Any], name: str, pass_context: Any) -> Any:
         budget = budget_of(context)
         budget.take()
         if name not in LAZY:
-            budget.measured([*args, *kwargs.values()])
+            args = tuple(map(budget.measured, args))
+            budget.measured(list(kwargs.values()))
         given = {"context": context, "eval_context": context.eval_ctx,
                  "environment": context.environment}  # fmt: skip
         first = () if wants is None else (given[wants],)
@@ -240,6 +243,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "counted": lambda budget, _, items: budget.counted(items),
     "format": _format,
     "indent": lambda budget, _, *args, **named: bounds.indented(budget, *args, **named),
+    "int": lambda _, __, *args, **named: bounds.whole(*args, **named),
     "join": _join,
     "joined": lambda budget, _, parts: budget.joined(parts),
     "list": lambda budget, _, items: list(budget.counted(items)),
@@ -247,6 +251,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "replace": lambda budget, _, text, old, new, count=None: bounds.replaced(
         budget, budget.text(text), budget.text(old), budget.text(new), count
     ),
+    "round": lambda _, __, *args, **named: bounds.rounded(*args, **named),
     "sliced": _sliced,
     "string": lambda budget, _, value: budget.text(value),
     "tojson": lambda budget, _, *args, **named: bounds.as_json(budget, *args, **named),

@@ -28,6 +28,7 @@ from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel, Past
+    from centella.nn.kv_cache import KVCache
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
@@ -47,7 +48,7 @@ class Session:
         self.model: LlamaModel = model
         self.batch: int = batch
         self.capacity: int = capacity
-        self.past: Past = model.past(batch, capacity)
+        self.past: Past[KVCache] = model.past(batch, capacity)
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
         self._first: Session | None = None  # reads prompts that several sequences begin with
         device = model.device
@@ -65,7 +66,7 @@ class Session:
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
         self._step: Jitted[..., Tensor] = self._greedy
         self._logprobs: int | None = None  # alternatives that a step tells of
-        self._scores = Scores(batch, vocab, device)
+        self._scores: Scores | None = None
         self._fill: Jitted[..., None] = Jitted(self._read, device)
         self._guessed: dict[int, tuple[State, State]] = {}  # what `sample` changes in a pass
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device)
@@ -88,7 +89,9 @@ class Session:
     def _told(self, logits: Tensor, chosen: Tensor, logprobs: int | None) -> Tensor:
         """What a step sends: the tokens [batch] i32, or `Scores`; they become the last ones."""
         self._token.assign(chosen.reshape(self.batch, 1))
-        return chosen if logprobs is None else self._scores(logits, chosen, logprobs)
+        if logprobs is None or self._scores is None:
+            return chosen
+        return self._scores(logits, chosen, logprobs)
 
     def _verified(self, guess: Tensor, greedy: bool) -> Tensor:
         """See `verify`; the last token that is right becomes the last one of the sequence."""
@@ -148,6 +151,9 @@ class Session:
             logprobs: alternatives that a step tells the log-probabilities of; None: none at all.
         """
         self._logprobs = logprobs
+        if logprobs is not None and self._scores is None:
+            vocab = self.model.config.vocab_size
+            self._scores = Scores(self.batch, vocab, self.model.device)
         self._step = self._greedy if sampling.greedy else self._random
         if sampling.greedy:
             return
@@ -183,7 +189,7 @@ class Session:
         at = 0
         while left:
             room = self.capacity - max(cache.lengths)
-            tokens = _part(left, min(chunk, room), room)
+            tokens = next_part(left, min(chunk, room), room)
             part = np.zeros((self.batch, tokens), np.int32)
             for row, ids in enumerate(rest):
                 some = ids[at : at + tokens]
@@ -237,20 +243,10 @@ class Session:
             at = int(np.argmin(tokens))
             raise ContractError(
                 f"generate: sequence {at}, token {len(self.rows[at])}: the logits are NaN, "
-                f"{self._origin_of_nan(self.rows[at])}"
+                f"{origin_of_nan(self.model, self.rows[at])}"
             )
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
-
-    def _origin_of_nan(self, row: Ids) -> str:
-        """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
-        past = self.model.past(1, len(row))
-        ids = asarray(np.array([row], np.int32), device=self.model.device)
-        for layer, x in enumerate(self.model.layer_states(ids, past)):
-            if np.isnan(x.astype(f32).numpy()).any():
-                which = "the embedding" if not layer else f"layer {layer - 1}"
-                return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
-        return "first in the product with the head"
 
     def likeliest(self) -> Tensor:
         """A step as a part of what is captured: the likeliest token of each sequence, [batch]."""
@@ -271,13 +267,24 @@ class Session:
             yield under_way.popleft().result()
 
 
+def origin_of_nan(model: LlamaModel, row: Ids) -> str:
+    """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
+    past = model.past(1, len(row))
+    ids = asarray(np.array([row], np.int32), device=model.device)
+    for layer, x in enumerate(model.layer_states(ids, past)):
+        if np.isnan(x.astype(f32).numpy()).any():
+            which = "the embedding" if not layer else f"layer {layer - 1}"
+            return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
+    return "first in the product with the head"
+
+
 def _common(old: Ids, new: Ids) -> int:
     """Tokens that both begin with."""
     most = min(len(old), len(new))
     return next((i for i in range(most) if old[i] != new[i]), most)
 
 
-def _part(left: int, chunk: int, room: int) -> int:
+def next_part(left: int, chunk: int, room: int) -> int:
     """Tokens to read next: whole chunks, then a part padded to a power of two, if there is room."""
     if left >= chunk:
         return chunk

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import Struct
+
 from centella.errors import DTypeError, MissingExtraError, ShapeError, WeightsError
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
@@ -20,6 +22,20 @@ _CONFIG = "tokenizer_config.json"
 _MAX_BYTES = 100_000_000  # of that file; the largest published have 33 MB
 _VALUES = 160_000, 8  # that its JSON may have, and more for each token; a merge has three
 _UNKNOWN = 2**18  # tokens of a vocabulary whose size is not known
+
+
+class Encoded(Struct, frozen=True):
+    """A text, or a pair, as tokens.
+
+    Attributes:
+        ids: of the tokens; types: of each the part of a pair, 0 or 1.
+        offsets: first and last character of each in its text; special: whether it is none of it.
+    """
+
+    ids: list[int]
+    types: list[int]
+    offsets: list[tuple[int, int]]
+    special: list[bool]
 
 
 class Tokenizer:
@@ -127,6 +143,48 @@ class Tokenizer:
                     encoding.truncate(room, direction=self._side)
             return [self.native.post_process(encoding).ids for encoding in encodings]
 
+    def encode_whole(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        max_length: int | None = None,
+    ) -> list[Encoded]:
+        """Tokens of each text, or of each text and its pair, with special tokens and offsets.
+
+        Args:
+            texts: the texts; pairs: of each the other, as many.
+            max_length: as for `encode`; of a pair the longer text is cut, then both.
+
+        Raises:
+            DTypeError, ShapeError, WeightsError: as `encode`.
+
+        Source: `truncation="longest_first"` of transformers.
+        """
+        both = pairs is not None
+        special = self.native.num_special_tokens_to_add(is_pair=both)
+        if max_length is not None and max_length < special:
+            raise ShapeError(
+                f"encode: max_length: expected at least {special} (the special tokens), "
+                f"got {max_length}"
+            )
+        room = sys.maxsize if max_length is None else max_length - special
+        first, second = _checked(texts), _checked(pairs or [])
+        with _typed_errors(f"{self.origin}: expected to encode texts"):
+            lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
+            rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
+            found = []
+            for i, left in enumerate(lefts):
+                right = rights[i] if both else None
+                sizes = _longest_first(len(left), len(right) if right else 0, room)
+                for encoding, size in ((left, sizes[0]), (right, sizes[1])):
+                    if encoding is not None and len(encoding) > size:
+                        encoding.truncate(size, direction=self._side)
+                found.append(self.native.post_process(left, right))
+        return [
+            Encoded(e.ids, e.type_ids, e.offsets, [bool(s) for s in e.special_tokens_mask])
+            for e in found
+        ]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
 
@@ -161,6 +219,15 @@ class Tokenizer:
                 f"{self.origin}: token {show(token)}: expected an id below {vocab_size}, the "
                 f"vocab_size of the model, got {most}"
             )
+
+
+def _longest_first(left: int, right: int, room: int) -> tuple[int, int]:
+    """Tokens that are kept of two texts: the longer is cut, and where that does not do, both."""
+    short, long = min(left, right), max(left, right)
+    long = min(long, max(short, room - short))
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return (short, long) if left <= right else (long, short)
 
 
 def _checked(texts: Sequence[str]) -> list[str]:

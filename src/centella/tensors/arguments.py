@@ -100,7 +100,17 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
 # What other libraries call an argument that has another name here.
 _RENAMED = {
     "dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims",
-    "normalize_embeddings": "normalize", "show_progress_bar": "progress",
+    "normalize_embeddings": "normalize", "show_progress_bar": "progress", "truncate_dim": "dim",
+    "precision": "dtype",
+}  # fmt: skip
+# What to do instead of giving an argument.
+_INSTEAD = {
+    "convert_to_tensor": "the vectors are NumPy's; torch.from_numpy(vectors) shares their memory",
+    "convert_to_numpy": "the vectors are NumPy's",
+    "output_value": "model(ids, lengths) gives the states of tokens",
+    "device": "ct.load(..., device=...) says where a model is",
+    "pool": "one process serves one device",
+    "chunk_size": "batch_size= says how many texts are on the device at once",
 }  # fmt: skip
 
 
@@ -113,6 +123,7 @@ def refuse_names(op: str, other: Mapping[str, object]) -> None:
     for name in other:
         ours = _RENAMED.get(name)
         hint = f"; write {ours}=" if ours else ""
+        hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else hint
         raise DTypeError(f"{op}: unknown argument {name}={hint}")
 
 

@@ -15,8 +15,8 @@ from centella.ops.elementwise import EXPRESSIONS
 
 # Functions of a tensor that other libraries also have as methods; those of NumPy under its names.
 FUNCTIONS: frozenset[str] = frozenset(
-    "argmax broadcast_to cast chunk dot gather log_softmax matmul max mean min repeat scatter "
-    "softmax split sum tril var".split()
+    "argmax argsort broadcast_to cast chunk cumsum dot gather log_softmax matmul max mean min "
+    "repeat scatter softmax sort split sum tril var".split()
 ) | (EXPRESSIONS.keys() - {"copy", "silu_gate"})
 _DATA = "ct.asarray makes a tensor"
 _GRAPH = "centella is for inference: there are no gradients"
@@ -50,7 +50,7 @@ OF_MODULE: dict[str, str] = {
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
     "std": "ct.sqrt(ct.var(x, axis))",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
-    **dict.fromkeys(("sort", "argsort", "unique", "cumsum"), "NumPy's, of x.numpy()"),
+    "unique": "NumPy's, of x.numpy()", "scatter_add": 'ct.scatter(..., reduce="add")',
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
     "Batcher": "ct.serving.Batcher",
 }  # fmt: skip
@@ -80,6 +80,29 @@ OF_LAYER: dict[str, str] = {
     "register_parameter": "self.weight = nn.parameter(...)",
     "register_buffer": "a Tensor or a State that is an attribute",
 }
+# Of sentence-transformers' SentenceTransformer and CrossEncoder.
+OF_EMBEDDER: dict[str, str] = {
+    "max_seq_length": "model.config.max_length; to change it: "
+    "model.config = msgspec.structs.replace(model.config, max_length=256)",
+    "truncate_dim": "encode(..., dim=256)",
+    "encode": 'ct.load(..., task="embed") gives a model that embeds',
+    **dict.fromkeys(
+        ("rank", "predict", "classify"), 'ct.load(..., task="classify") gives one of a classifier'
+    ),
+    **dict.fromkeys(
+        ("get_sentence_embedding_dimension", "get_embedding_dimension", "embedding_dimension"),
+        "model.dim",
+    ),
+    "prompts": "model.config.prompts", "default_prompt_name": "model.config.default_prompt",
+    "tokenize": "model.tokenizer.encode(texts)", "device": "model.model.device",
+    "similarity_fn_name": "model.config.similarity",
+    "similarity_pairwise": "(a * b).sum(1) of normalised vectors",
+    **dict.fromkeys(
+        ("encode_multi_process", "start_multi_process_pool"), "one process serves one device"
+    ),
+    **dict.fromkeys(("to", "cuda", "cpu", "half"), "ct.load(..., device=..., dtype=...)"),
+    **dict.fromkeys(("eval", "train", "fit"), _GRAPH),
+}  # fmt: skip
 _REDUCED = {"add": "ct.sum(x)", "maximum": "ct.max(x)", "minimum": "ct.min(x)"}
 _OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
 _OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg", "power": "pow", "rint": "round"}
@@ -114,6 +137,11 @@ def tensor_getattr(tensor: Any, name: str) -> Any:
 def layer_getattr(layer: Any, name: str) -> Any:
     """The `__getattr__` of a Module: as `module_getattr`."""
     raise _missing(f"{type(layer).__name__!r} object", layer, name, OF_LAYER)
+
+
+def embedder_getattr(embedder: Any, name: str) -> Any:
+    """The `__getattr__` of an Embedder: as `module_getattr`."""
+    raise _missing(f"{type(embedder).__name__!r} object", embedder, name, OF_EMBEDDER)
 
 
 def _missing(where: str, thing: Any, name: str, hints: dict[str, str]) -> AttributeError:

@@ -38,6 +38,8 @@ def all_quantized(
     Raises:
         WeightsError: on the CPU, factors that float16 does not hold.
     """
+    if isinstance(weight, Tensor) and weight.ndim > 2:  # of several experts: their rows
+        weight = weight.reshape(-1, weight.shape[-1])
     if isinstance(weight, Tensor) and weight.device.caps.target == "numpy":
         try:
             return quantize(weight, format), []  # which passes over memory less often

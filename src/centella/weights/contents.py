@@ -37,12 +37,17 @@ class Contents:
         self.size: int = self._was.st_size
 
     def read(self, begin: int, end: int) -> Array:
-        """Bytes `begin` to `end` in memory of the caller's.
+        """Bytes `begin` to `end` in memory of the caller's; raises as `read_into`."""
+        data: Array = np.empty(end - begin, np.uint8)
+        self.read_into(begin, data)
+        return data
+
+    def read_into(self, begin: int, data: Array) -> None:
+        """Fill an array of bytes with those from `begin` on.
 
         Raises:
             WeightsError: it cannot be read, or is not what it was.
         """
-        data: Array = np.empty(end - begin, np.uint8)
         try:
             with open(self.file, "rb", buffering=0) as file:
                 file.seek(begin)
@@ -57,7 +62,6 @@ class Contents:
                 f"{self.file}: expected the file of {self.size} bytes that was opened, got one of "
                 f"{now.st_size} bytes that was written since: load it again once it is complete"
             )
-        return data
 
 
 def _identity(stat: os.stat_result) -> tuple[int, ...]:

@@ -104,6 +104,15 @@ class StoredTensor(Struct, frozen=True, eq=False):
             )
         return data.view(self._numpy).reshape(self.shape)
 
+    def read_rows(self, first: int, out: Array) -> None:
+        """Read elements along axis 0, from `first` on, into memory that is whole; not bools.
+
+        Raises:
+            WeightsError: as `array`.
+        """
+        begin = self._begin + first * math.prod(self.shape[1:]) * self._numpy.itemsize
+        self._contents.read_into(begin, out.reshape(-1).view(np.uint8))
+
 
 class Checkpoint(Mapping[str, StoredTensor]):
     """The tensors of a model folder by name, in file order.

@@ -216,13 +216,14 @@ class CudaBackend(CudaMemory):
 
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""
-        pinned = (*self._idle_pinned, *(p for free in self._pinned.values() for p in free))
+        sent, events = zip(*self._sent, strict=True) if self._sent else ((), ())
+        pinned = (*sent, *self._idle_pinned, *(p for free in self._pinned.values() for p in free))
         with self._lock, self.current():
             check(driver.cuStreamSynchronize(self._streams.turn().native))
             for graph in self._dead_graphs:
                 driver.cuGraphExecDestroy(graph)
             self._stamps = None
-            for event in (*self._events, *(e for one in self._dead_stamps for e in one)):
+            for event in (*events, *self._events, *(e for one in self._dead_stamps for e in one)):
                 driver.cuEventDestroy(event)
             for memory in pinned:
                 driver.cuMemFreeHost(memory.ctypes.data)
@@ -232,6 +233,7 @@ class CudaBackend(CudaMemory):
         self._closed = True
         self._events, self._pinned, self._modules = [], {}, []
         self._idle_pinned.clear()
+        self._sent.clear()
         if self._primary:
             driver.cuDevicePrimaryCtxRelease(self._device)
 

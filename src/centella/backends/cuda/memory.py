@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,7 @@ class CudaMemory(Backend):
         self._pinned: dict[int, list[Array]] = {}
         self._idle_pinned: deque[Array] = deque()
         self._events: list[Any] = []
+        self._sent: deque[tuple[Array, Any]] = deque()  # on their way, and until when
         self._primary = handle is None
         self._context = (
             check(driver.cuDevicePrimaryCtxRetain(self._device))
@@ -180,6 +181,34 @@ class CudaMemory(Backend):
         if data.nbytes > STAGED:
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
+
+    def fill(
+        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
+    ) -> None:
+        """Copy host bytes part after part: one is read as the one before it is on its way."""
+        with self._lock, self.current():
+            stream = self._streams.turn().native
+            for start in range(0, nbytes, step):
+                data = self._next_sent(min(step, nbytes - start))
+                read(start, data)
+                check(driver.cuMemcpyHtoDAsync(
+                    int(buffer.native) + start, data.ctypes.data, data.nbytes, stream
+                ))  # fmt: skip
+                check(driver.cuEventRecord(self._sent[-1][1], stream))
+
+    def _next_sent(self, nbytes: int) -> Array:
+        """Pinned memory for a part that is sent next: of two, the one that was sent first."""
+        if len(self._sent) < 2:
+            self._sent.append((self._take_pinned(nbytes), self._take_event()))
+        else:
+            pinned, event = self._sent.popleft()
+            check(driver.cuEventSynchronize(event))
+            count(syncs=1)
+            if pinned.nbytes < nbytes:
+                self.return_pinned(pinned)
+                pinned = self._take_pinned(nbytes)
+            self._sent.append((pinned, event))
+        return self._sent[-1][0][:nbytes]
 
     def shown(self, buffer: Buffer) -> int:
         """The address; what this thread puts on its stream finds the memory computed."""

@@ -9,7 +9,7 @@ submissions by the queue, so a slot is reused at once. Bind groups are cached by
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -152,6 +152,28 @@ class WebGpuBackend(Backend):
         """Copy host bytes into device memory, in order with submissions."""
         with self.lock, Checked():
             raw.write(self._queue, buffer.native, data)
+
+    def fill(
+        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
+    ) -> None:
+        """Copy host bytes part after part.
+
+        wgpu copies what is written, and keeps that until a later submission is done: so each part
+        is submitted, and waited for when the next one has been read.
+        """
+        part = np.empty(min(step, nbytes), np.uint8)
+        sent: WebGpuTicket | None = None
+        for start in range(0, nbytes, step):
+            data = part[: nbytes - start]
+            read(start, data)
+            if sent is not None:
+                sent.wait()
+            with self.lock, Checked():
+                raw.write(self._queue, buffer.native, data, start)
+                raw.submit(self._queue, ())
+                sent = WebGpuTicket(self.native, None, 0, [], self.return_staging)
+        if sent is not None:
+            sent.wait()
 
     def return_staging(self, staging: Any) -> None:
         """Take a read-back buffer for the next one of its size; safe in a finalizer."""

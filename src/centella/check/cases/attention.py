@@ -11,19 +11,23 @@ from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row, Sha
 def attend(
     b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
     causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
-    seen: bool = False, window: int = 0, softcap: float = 0.0, variant: str = "", **options: Any,
+    seen: bool = False, window: int = 0, softcap: float = 0.0, variant: str = "", pool: int = 0,
+    **options: Any,
 ) -> Case:  # fmt: skip
-    """One attention case; `added` is the shape of the mask, which is of bools if `seen`."""
+    """One attention case; `added` is the shape of the mask, which is of bools if `seen`.
+
+    With a `pool` of so many blocks keys are in blocks of 64, and `lk` is how many of them.
+    """
     mask = ("bools", "bool") if seen else ("hidden" if hidden else "normal", "f32")
-    q, k, v = (
-        In(s, values, layout=layout) for s in ((b, h, lq, d), (b, kv, lk, d), (b, kv, lk, d))
-    )
+    keys = (kv, pool, 64, d) if pool else (b, kv, lk, d)
+    q, k, v = (In(s, values, layout=layout) for s in ((b, h, lq, d), keys, keys))
     extra = {
         "lengths": In((b,), (0, lk + 2), "i32"),
         "key_mask": In((b, lk), "bools", "bool"),
         "mask": In(added or (b, h, lq, lk), *mask),
         "starts": In((b,), (-2, lk + 2), "i32"),
         "sinks": In((h,), "normal", "f32"),
+        "blocks": In((b, lk // 64), (-1, pool + 1), "i32"),
     }
     attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
     given = {"window": window, "softcap": softcap, "variant": variant}
@@ -67,6 +71,7 @@ def attention() -> Row:
             attend(1, 2, 2, 9, 9, 8, layout="rows", variant="tiled", sweep=True, dtypes=("f16",)),
             *of_variants(),
             *sights(),
+            *blocks(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
@@ -88,6 +93,22 @@ def sights() -> list[Case]:
         for variant, lq in (("stream", 9), ("split", 3), ("tiled", 9), ("mma", 19),
                             ("split_mma", 3), ("wgmma", 19))
         for masks, more in rows if variant != "wgmma" or "mask" not in masks
+    ]  # fmt: skip
+
+
+def blocks() -> list[Case]:
+    """Keys in blocks, which sequences share; entries that are no block."""
+    rows: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (("starts",), {}),
+        (("lengths",), {"layout": "pads", "sweep": True}),
+        (("key_mask", "mask"), {"sweep": True}),
+        (("starts", "sinks"), {"window": 70, "softcap": 1.5}),
+    ]
+    return [
+        attend(3, 4, 2, lq, 192, d, *masks, "blocks", variant=variant, pool=5, **more)
+        for variant, lq, d in (("stream", 9, 5), ("split", 3, 40), ("tiled", 9, 24),
+                               ("mma", 19, 24), ("split_mma", 3, 72))
+        for masks, more in rows
     ]  # fmt: skip
 
 

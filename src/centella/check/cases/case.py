@@ -43,7 +43,8 @@ class In(Struct, frozen=True):
     Attributes:
         dtype: "" for the case's own.
         values: normal, positive, extremes, large (800 among normal values), ties, bools, hidden
-            (0 and -inf), or `(low, high)` for whole numbers.
+            (0 and -inf), apart (whole numbers from 0, in any order), or `(low, high)` for whole
+            numbers.
         layout: plain; pads (NaN after each row); offset (a slice that starts off every boundary);
             strided (every second element); transposed (a view of the last two axes swapped);
             rows (every second row, from the second); state (a State's memory); repeated (a view
@@ -111,6 +112,8 @@ def _values(spec: In, kind: str, rng: np.random.Generator) -> Any:
     if isinstance(spec.values, tuple):
         low, high = spec.values
         return rng.integers(low, high, spec.shape)
+    if spec.values == "apart":
+        return rng.permutation(math.prod(spec.shape)).reshape(spec.shape)
     if kind == "bool" or spec.values == "bools":
         return rng.random(spec.shape) < 0.6
     normal = np.asarray(rng.standard_normal(spec.shape) * 2, np.float32)

@@ -133,6 +133,50 @@ def scatter() -> Row:
     return Row(ALL, tuple(made), exact=True)
 
 
+TAKEN: tuple[tuple[Shape, Shape, int], ...] = (
+    *(((9,), (5,), 0), ((3, 9), (3, 4), 1), ((3, 9), (4, 9), 0), ((2, 5, 8), (2, 7, 8), 1)),
+    *(((2, 5, 3), (1, 7, 1), 1), ((1, 5, 3), (4, 2, 3), 1), ((3, 33), (3, 0), 1)),
+    *(((4, 1), (4, 9), 1), ((2, 2, 67), (2, 2, 40), 2)),
+)
+
+
+def take_along_axis() -> Row:
+    """Along each axis; other extents that broadcast; some outside; views of either operand."""
+    made = [
+        Case((In(shape), In(indices, (-n - 1, n + 1), "i32")), {"axis": axis})
+        for shape, indices, axis in TAKEN
+        for n in (shape[axis],)
+    ]
+    for x in LAYOUTS[1:]:
+        made.append(Case((In((9, 8), layout=x), In((9, 5), (0, 8), "i32")), {"axis": 1}))
+        made.append(Case((In((9, 5)), In((4, 5), (0, 9), "i32", x)), {"axis": 0}))
+    return Row(ALL, tuple(made), exact=True)
+
+
+def scatter_reduce() -> Row:
+    """Each way to combine, an index a slice or an element; many equal, some outside; views."""
+
+    def case(
+        shape: Shape, k: int, axis: int, reduce: str, each: bool, x: str = "plain", **more: Any
+    ) -> Case:
+        n, values = shape[axis], (*shape[:axis], k, *shape[axis + 1 :])
+        at = In(values if each else (k,), (-n - 1, n + 1), "i32", x if each else "plain")
+        given = (In(shape, (-3, 4), layout=x), at, In(values, (-3, 4), layout=x))
+        return Case(given, {"axis": axis, "reduce": reduce}, **more)
+
+    shapes: tuple[tuple[Shape, int, int], ...] = (
+        *(((9,), 5, 0), ((9, 5), 30, 0), ((3, 33), 40, 1), ((2, 5, 3), 7, 1), ((0, 3), 4, 0)),
+        *(((5, 3), 0, 0), ((4, 0), 3, 0), ((2, 7, 8), 1, 1)),
+    )
+    made = [case(*s, r, each) for s in shapes for r in ("add", "set") for each in (False, True)]
+    made += [case((9, 5), 4, axis, r, each) for axis in (0, 1) for r in ("mul", "max", "min")
+             for each in (False, True)]  # fmt: skip
+    made += [case((9, 8), 6, 0, "add", False, x) for x in ("pads", "offset", "strided", "rows")]
+    made += [case((9, 8), 6, 1, "max", True, x) for x in LAYOUTS[1:]]
+    made += [case((300, 5), 5000, 0, "add", False, small=False)]
+    return Row(NUMBERS, tuple(made), exact=True)
+
+
 def rope() -> Row:
     """Both pairings; some columns pass; positions of each kind, some outside the tables."""
     made = []
@@ -186,6 +230,14 @@ def cache_write() -> Row:
     made = [case((2, 3, 7, d), t, 8 - t) for d in (1, 5, 16, 64) for t in (1, 3)]
     made += [case((3, 1, 4, 8), 4, 1), case((3, 2, 5, 6), 3, 7), case((1, 2, 5, 8), 0, 5)]
     made += [case((2, 2, 9, 8), 4, 5, x) for x in LAYOUTS[1:]]
+    made += [
+        Case((*(In((2, blocks, 4, d), layout="state"),) * 2, *(In((1, 2, t, d), layout=x),) * 2,
+              In((1, 1 + width), "apart", "i32")))
+        for blocks, width, t, d, x in (
+            (6, 5, 7, 8, "plain"), (3, 4, 9, 5, "plain"), (4, 3, 3, 16, "pads"),
+            (9, 7, 1, 8, "plain"),
+        )
+    ]  # fmt: skip
     extremes = In((1, 1, 21, 1), "extremes")
     made += [
         Case(
@@ -224,6 +276,12 @@ def rope_cache_write() -> Row:
     made += [case(1, 8, 8, 1, 64, 32), case(3, 1, 1, 4, 24, 8, True, 9), case(0, 2, 1, 1, 8, 4)]
     made += [case(2, 2, 1, 3, 8, 4, True, layout=x, sweep=True) for x in LAYOUTS[1:]]
     made += [case(2, 4, 2, 3, 16, 8, norm, values="large") for norm in (False, True)]
+    attrs = {"interleaved": False, "eps": 1e-3}
+    for d, norm in ((16, True), (6, False)):
+        pools, tables = (In((2, 5, 4, d), layout="state"),) * 2, (In((9, 2), dtype="f32"),) * 2
+        table = In((1, 7), "apart", "i32")  # two sequences may not have one block
+        norms = (In((2, d), dtype="f32"),) if norm else ()
+        made += [Case((*pools, In((1, 8, 5, d)), *tables, table, *norms), attrs)]
     return Row(FLOATS, tuple(made), sums=True)
 
 

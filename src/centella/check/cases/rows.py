@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from centella.check.cases.case import (
     DEPTH,
     FLOATS,
@@ -62,6 +64,27 @@ def topk() -> Row:
     return Row(NUMBERS, tuple(made), exact=True)
 
 
+def argsort() -> Row:
+    """Ties, NaN, infinities; several rows a block; blocks that are merged; both directions."""
+    made = [*cases(ROWS_OF), *cases([(3, 40), (64,), (300, 3), (3, 1025)], "ties", dtypes=FLOATS)]
+    made += cases(FEW, "extremes", dtypes=FLOATS)
+    made += [replace(case, attrs={"descending": True}) for case in made]
+    made += laid_out(Case((In((6, 5)),)), *LAYOUTS[1:])
+    made += cases([(2, 5000), (3, 9001)], "ties")
+    made += cases([(2, 40_000)], attrs={"descending": True}, small=False)
+    made += [Case((In((2, 300), (0, 2)),), dtypes=INTEGERS)]
+    return Row(NUMBERS, tuple(made), exact=True)
+
+
+def cumsum() -> Row:
+    """Rows short and long, some split among groups; sums of integers wrap in 32 bits."""
+    made = [*cases(ROWS_OF), *cases([(2, 1025), (300, 3)], "positive")]
+    made += laid_out(Case((In((6, 5)),)), *LAYOUTS[1:])
+    made += cases([(21, 1)], "extremes", dtypes=FLOATS)
+    made += cases([(2, 16_385), (2, 40_000)], small=False)
+    return Row(NUMBERS, tuple(made), sums=True)
+
+
 def sample() -> Row:
     """Short and long vocabularies; settings at random, each of a few sequences; values of 800."""
     made = []
@@ -70,6 +93,9 @@ def sample() -> Row:
             states = (In((b, v), (0, 3), "i32", "state"), In((b,), (0, 999), "i32", "state"))
             rest = (In((b, v), values), In((b, 7), "positive"), In((b,), (0, 1 << 30), "i32"))
             made.append(Case((*states, *rest)))
+    states = (In((5, 300), (0, 3), "i32", "state"), In((5,), (0, 999), "i32", "state"))
+    rest = (In((3, 300)), In((5, 7), "positive"), In((5,), (0, 1 << 30), "i32"))
+    made.append(Case((*states, *rest, In((3,), "apart", "i32"))))
     return Row(("f32",), tuple(made), exact=True)
 
 

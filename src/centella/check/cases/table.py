@@ -18,6 +18,8 @@ from centella.check.cases.move import (
     rope,
     rope_cache_write,
     scatter,
+    scatter_reduce,
+    take_along_axis,
 )
 from centella.check.cases.planes import dequantize
 from centella.check.cases.products import (
@@ -28,7 +30,18 @@ from centella.check.cases.products import (
     normed_linear,
     variant_fits,
 )
-from centella.check.cases.rows import argmax, dot, mean_pool, norm, reduce, sample, softmax, topk
+from centella.check.cases.rows import (
+    argmax,
+    argsort,
+    cumsum,
+    dot,
+    mean_pool,
+    norm,
+    reduce,
+    sample,
+    softmax,
+    topk,
+)
 from centella.specs import Caps
 
 TABLE: dict[str, Row] = {
@@ -41,6 +54,8 @@ TABLE: dict[str, Row] = {
     "dot": dot(),
     "argmax": argmax(),
     "topk": topk(),
+    "argsort": argsort(),
+    "cumsum": cumsum(),
     "sample": sample(),
     "softmax": softmax(),
     "norm": norm(),
@@ -55,6 +70,8 @@ TABLE: dict[str, Row] = {
     "arange": arange(),
     "gather": gather(),
     "scatter": scatter(),
+    "take_along_axis": take_along_axis(),
+    "scatter_reduce": scatter_reduce(),
     "rope": rope(),
     "conv1d": conv1d(),
     "assign": assign(),

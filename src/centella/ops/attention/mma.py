@@ -31,6 +31,7 @@ from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
+from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
@@ -174,7 +175,7 @@ def _attention_mma(
     group = lang.group_id()
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
-    shared_head = head // p["share"]
+    lines = Lines(masks, b, head // p["share"])
     sight = Sight(masks, scoring, b, p["lq"], p["lk"])
     if sight.ordered:
         block = p["blocks"] - 1 - block  # the longest first
@@ -188,13 +189,10 @@ def _attention_mma(
     keys = lang.ptx.SharedTile(k.dtype, (tile.stages, tile.keys, width))
     values = lang.ptx.SharedTile(v.dtype, (tile.stages, tile.keys, width))
     walk = Walk(keys, tile.threads, dim)
-    sources = (
-        (keys, k, b * p["kb"] + shared_head * p["kh"], p["kl"]),
-        (values, v, b * p["vb"] + shared_head * p["vh"], p["vl"]),
-    )
 
     def fetch(step: Any) -> None:
-        stage = step % tile.stages
+        stage, (of_k, of_v) = step % tile.stages, lines.places(step * tile.keys)
+        sources = ((keys, k, of_k, p["kl"]), (values, v, of_v, p["vl"]))
         walk.fetch(step * tile.keys, p["lk"] - 1, stage, sight.counts, *sources)
 
     source = (asked, q, b * p["qb"] + head * p["qh"], p["ql"])

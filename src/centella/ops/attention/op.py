@@ -12,13 +12,17 @@ from centella.op.axes import Along, Axes, Dims
 from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.attention.host import host
+from centella.ops.attention.lines import BLOCK
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.problem import VARIANTS, AttentionAttrs, keys_seen
+from centella.ops.attention.problem import VARIANTS, AttentionAttrs, extents, keys_seen
 from centella.specs import Shape, Spec
 
 
 def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
-    """q [b, h, lq, d], k and v [b, h', lk, d], h a multiple of h'; result [b, lq, h, d]."""
+    """q [b, h, lq, d], k and v [b, h', lk, d], h a multiple of h'; result [b, lq, h, d].
+
+    With blocks [b, n] k and v are pools [h', blocks, 64, d], and lk is 64 n.
+    """
     q, k, v, *more = specs
     if any(len(s.shape) != 4 for s in (q, k, v)) or k.shape != v.shape:
         raise ShapeError(
@@ -26,21 +30,40 @@ def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
             f"{[list(s.shape) for s in (q, k, v)]}"
         )
     b, heads, lq, dim = q.shape
-    _, kv_heads, lk, _ = k.shape
-    if (k.shape[0], k.shape[3]) != (b, dim) or kv_heads == 0 or heads % kv_heads:
-        raise ShapeError(
-            f"attention: expected k and v [{b}, a divisor of {heads}, lk, {dim}], got "
-            f"{list(k.shape)}"
-        )
+    named = dict(zip(attrs.masks, more, strict=True))
+    if "blocks" in named:
+        kv_heads, lk = _check_blocks(named["blocks"], k, q)
+    else:
+        _, kv_heads, lk, _ = k.shape
+        if (k.shape[0], k.shape[3]) != (b, dim) or kv_heads == 0 or heads % kv_heads:
+            raise ShapeError(
+                f"attention: expected k and v [{b}, a divisor of {heads}, lk, {dim}], got "
+                f"{list(k.shape)}"
+            )
     if any(not s.dtype.is_float for s in (q, k, v)) or len({s.dtype for s in (q, k, v)}) > 1:
         raise DTypeError(
             f"attention: expected one float dtype, got {[s.dtype.name for s in (q, k, v)]}"
         )
     if attrs.causal and "starts" in attrs.masks:
         raise ShapeError("attention: expected causal or starts, got both")
-    for name, spec in zip(attrs.masks, more, strict=True):
+    for name, spec in named.items():
         _check_mask(name, spec, b, heads, lq, lk)
     return (((b, lq, heads, dim), q.dtype),)
+
+
+def _check_blocks(table: Spec, k: Spec, q: Spec) -> tuple[int, int]:
+    """Heads of keys, and keys that a row of the table has room for."""
+    (b, heads, _, dim), (kv_heads, blocks, size, own) = q.shape, k.shape
+    if (size, own) != (BLOCK, dim) or 0 in (kv_heads, blocks) or heads % kv_heads:
+        raise ShapeError(
+            f"attention: expected k and v in blocks [a divisor of {heads}, blocks, {BLOCK}, {dim}],"
+            f" got {list(k.shape)}"
+        )
+    if table.dtype is not i32:
+        raise DTypeError(f"attention: expected i32 blocks, got {table.dtype.name}")
+    if len(table.shape) != 2 or table.shape[0] != b or not table.shape[1]:
+        raise ShapeError(f"attention: expected blocks [{b}, 1 or more], got {list(table.shape)}")
+    return kv_heads, table.shape[1] * size
 
 
 def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> None:
@@ -79,12 +102,17 @@ def reference(
 ) -> Any:  # fmt: skip
     """The NumPy formula, over the keys that some query may see."""
     b, heads, lq, dim = q.shape
-    kv_heads, lk = k.shape[1:3]
     named = dict(zip(masks, more, strict=True))
+    kv_heads, lk = k.shape[1:3]
+    if "blocks" in named:
+        kv_heads, lk = k.shape[0], named["blocks"].shape[1] * k.shape[2]
     if "mask" in named and named["mask"].dtype == bool:
         named["mask"] = np.where(named["mask"], q.dtype.type(0), q.dtype.type(LOWEST))
     some = _some(named, window, lq, lk)
-    k, v = k[:, :, some], v[:, :, some]
+    if "blocks" in named:
+        k, v = (_gathered(x, named["blocks"], some) for x in (k, v))
+    else:
+        k, v = k[:, :, some], v[:, :, some]
     grouped = (q * q.dtype.type(scale)).reshape(b, kv_heads, heads // kv_heads * lq, dim)
     scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, k.shape[2])
     if softcap is not None:
@@ -107,6 +135,15 @@ def reference(
     total = e.sum(-1, keepdims=True) + sink
     y = np.matmul(e.reshape(*grouped.shape[:-1], k.shape[2]), v).reshape(q.shape)
     return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
+
+
+def _gathered(pool: Any, blocks: Any, some: slice) -> Any:
+    """Keys of each sequence from its blocks, [b, kv_heads, keys, d]."""
+    kv_heads, count, size, dim = pool.shape
+    first, last = some.start // size, -(-some.stop // size)
+    table = np.minimum(blocks[:, first:last].astype(np.uint32), count - 1)
+    rows = pool[:, table].swapaxes(0, 1).reshape(len(table), kv_heads, -1, dim)
+    return rows[:, :, some.start - first * size : some.stop - first * size]
 
 
 def _some(named: dict[str, Any], window: int | None, lq: int, lk: int) -> slice:
@@ -156,10 +193,11 @@ def takes(index: int, spec: Spec) -> bool:
 
 def axes_of(form: Form[AttentionAttrs]) -> Axes:
     """Sequences, queries, and the heads of keys with the heads of queries that share each."""
-    heads, kv_heads = form.inputs[0].shape[1], form.inputs[1].shape[1]
+    heads, (kv_heads, _) = form.inputs[0].shape[1], extents(form)
     share = max(heads // kv_heads, 1)  # there may be no heads of queries
     b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
-    made: list[Dims] = [(b, shared, q, None), (b, h, None, None), (b, h, None, None)]
+    rows: Dims = (h, None, None, None) if "blocks" in form.attrs.masks else (b, h, None, None)
+    made: list[Dims] = [(b, shared, q, None), rows, rows]
     of_name: dict[str, Dims] = {"mask": (b, shared, q), "sinks": (shared,)}  # a mask broadcasts
     for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
         own = of_name.get(name, (b,))

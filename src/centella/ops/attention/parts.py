@@ -24,9 +24,11 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
+from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import Scoring, Sight, bounded, sink_of
 from centella.ops.attention.problem import (
     AttentionAttrs,
+    extents,
     keys_seen,
     launch,
     operands,
@@ -64,7 +66,7 @@ class Parts(Struct, frozen=True):
     ) -> Parts:  # fmt: skip
         """Enough groups for a large GPU, none of a few keys; at most so many rows."""
         batch, heads, lq, dim = form.inputs[0].shape
-        kv_heads, lk = form.inputs[1].shape[1], keys_seen(form, lq)
+        (kv_heads, _), lk = extents(form), keys_seen(form, lq)
         queries = heads // kv_heads * lq
         rows = min(power_above(max(queries, 1)), most)  # few programs serve all
         groups = max(batch * kv_heads * -(-queries // rows), 1)
@@ -126,7 +128,7 @@ class Work:
     """
 
     def __init__(self, masks: dict[str, Any], scoring: Scoring, rows: int) -> None:
-        p = parameters("heads share lq lk blocks splits qb qh ql kb kh vb vh")
+        p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self._split, group = group % p["splits"], group // p["splits"]
         block, group = group % p["blocks"], group // p["blocks"]
@@ -136,8 +138,7 @@ class Work:
         first, part, _ = part_of(self._sight, p["splits"], scoring.windowed)
         self.begin: Any = lang.minimum(first + self._split * part, self._sight.end)
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)
-        self.keys: Any = self._b * p["kb"] + self._kv_head * p["kh"]
-        self.values: Any = self._b * p["vb"] + self._kv_head * p["vh"]
+        self.lines: Lines = Lines(masks, self._b, self._kv_head)
         self._first = block * rows
         self._all = (self._b * heads + self._kv_head) * self._queries
         self._p = p

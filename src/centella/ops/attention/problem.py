@@ -20,7 +20,7 @@ from centella.specs import Spec
 VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
-BY_HEAD = "heads share lq lk qb qh ql kb kh kl vb vh vl yb yh yl blocks"
+BY_HEAD = "heads share lq lk qb qh ql kl vl yb yh yl blocks"
 NONE: Mapping[str, Any] = {}
 WIDEST = 1 << 29  # window: positions and it add up to less than 2^31
 
@@ -73,9 +73,17 @@ def operands(form: Form[AttentionAttrs], *names: str) -> dict[str, Ref]:
     return {n: Ref(i, flat(s)) for i, (n, s) in enumerate(every) if not names or n in names}
 
 
+def extents(form: Form[AttentionAttrs]) -> tuple[int, int]:
+    """Heads of keys, and keys of a sequence: as many as its row of a table has room for."""
+    k, masks = form.inputs[1], form.attrs.masks
+    if "blocks" not in masks:
+        return k.shape[1], k.shape[2]
+    return k.shape[0], form.inputs[3 + masks.index("blocks")].shape[1] * k.shape[2]
+
+
 def keys_seen(form: Form[AttentionAttrs], queries: int) -> int:
     """How many keys so many queries next to each other see at most."""
-    attrs, lk = form.attrs, form.inputs[1].shape[2]
+    attrs, (_, lk) = form.attrs, extents(form)
     if attrs.window is None:
         return lk
     before = "starts" in attrs.masks or attrs.causal
@@ -85,7 +93,7 @@ def keys_seen(form: Form[AttentionAttrs], queries: int) -> int:
 def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
     """Scale, extents, and strides: of q, k, v and y along batch, head and position (b, h, l)."""
     (q, k, _, *more), y = form.inputs, form.outputs[0]
-    (batch, heads, lq, dim), (kv_heads, lk) = q.shape, k.shape[1:3]
+    (batch, heads, lq, dim), (kv_heads, lk) = q.shape, extents(form)
     part, attrs = form.part("q", lq), form.attrs
     found: Scalars = {
         "scale": attrs.scale / (attrs.softcap or 1.0), "batch": batch, "heads": heads,
@@ -93,9 +101,12 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
         "start": part.first + (0 if "starts" in attrs.masks else lk - part.whole),
         "window": min(attrs.window or 0, WIDEST), "softcap": attrs.softcap or 0.0,
     }  # fmt: skip
+    pools = "blocks" in attrs.masks
     for name, spec in zip("qkv", form.inputs, strict=False):
-        found.update(steps_of(name, spec))
-    for name, spec in zip(form.attrs.masks, more, strict=True):
+        found.update(steps_of(name, spec, "htl" if pools and name != "q" else "bhl"))
+    for name, spec in zip(attrs.masks, more, strict=True):
+        if name == "blocks":
+            found |= {"tb": spec.strides[0], "pool": k.shape[1]}
         if name == "key_mask":
             found["mb"] = spec.strides[0]
         if name == "mask":

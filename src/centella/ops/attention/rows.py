@@ -98,12 +98,13 @@ class Rows:
         for h in range(2):
             column = lang.bitcast(key0 + self._column, i32)
             most = lang.bitcast(self._sight.until(self._queries[h] + 1), i32) - column
+            least = None
             if self._scoring.windowed:
                 least = lang.bitcast(self._sight.since(self._queries[h]), i32) - column
             for register in self._of(h):
                 ahead = register // 4 * 8 + register % 2
                 shown = most > ahead
-                if self._scoring.windowed:
+                if least is not None:
                     shown = shown & (least <= ahead)
                 self.scores[register] = lang.select(shown, self.scores[register], LOWEST)
 

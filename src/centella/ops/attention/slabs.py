@@ -21,10 +21,10 @@ class Rows:
     """
 
     def __init__(
-        self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, start: Any,
-        pitch: Any, dim: int,
+        self, source: Any, tile: Tile, rows: int, across: int, turn: bool, vector: bool, pitch: Any,
+        dim: int,
     ) -> None:  # fmt: skip
-        self._source, self._start, self._pitch = source, start, pitch
+        self._source, self._pitch = source, pitch
         self._tile, self._rows, self._turn, self._dim = tile, rows, turn, dim
         self._width = source.dtype.per_chunk if vector else 1
         each = across // self._width
@@ -33,10 +33,13 @@ class Rows:
         index = [lang.local_id() + i * tile.threads for i in range(count)]
         self._pieces = [(at, at // each, at % each * self._width) for at in index]
 
-    def fetch(self, first: Any, last: Any, element: Any, counts: Any = None) -> list[list[Any]]:
+    def fetch(
+        self, start: Any, first: Any, last: Any, element: Any, counts: Any = None
+    ) -> list[list[Any]]:
         """This thread's pieces of the slab of rows from `first` on, none past row `last`.
 
         Args:
+            start: where row 0 begins.
             element: the first one of a turned slab.
             counts: which rows count; the others become zeros.
         """
@@ -45,7 +48,7 @@ class Rows:
         for _, row, column in self._pieces:
             at = element + column
             safe = at if self._whole else lang.minimum(at, end)
-            where = self._start + lang.minimum(first + row, last) * self._pitch + safe
+            where = start + lang.minimum(first + row, last) * self._pitch + safe
             values = self._source.load(where) if self._width > 1 else [self._source[where]]
             if self._turn and not self._whole:
                 values = [lang.select(at + j < self._dim, v, 0.0) for j, v in enumerate(values)]

@@ -20,7 +20,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents
 from centella.ops.attention.table import FEW_QUERIES, row_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
@@ -121,8 +121,9 @@ class _Thread:
             ahead = [base + j * lay.teams for j in range(lay.keys)]
             mine = [at + self.team for at in ahead]
             safe = [lang.minimum(key, work.end - 1) for key in mine]
-            keys = [self._load(k, work.keys + key * key_pitch, True) for key in safe]
-            values = [self._load(v, work.values + key * value_pitch, False) for key in safe]
+            rows = [(key, *work.lines.places(key)) for key in safe]
+            keys = [self._load(k, at + key * key_pitch, True) for key, at, _ in rows]
+            values = [self._load(v, at + key * value_pitch, False) for key, _, at in rows]
             kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
             values = [
                 [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
@@ -288,8 +289,8 @@ def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
 
 def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Few queries of many keys, of a head that a group holds."""
-    lq, dim = form.inputs[0].shape[2:]
-    return lq <= FEW_QUERIES and form.inputs[1].shape[2] >= ENOUGH_KEYS and dim <= MOST_DIM
+    (lq, dim), (_, lk) = form.inputs[0].shape[2:], extents(form)
+    return lq <= FEW_QUERIES and lk >= ENOUGH_KEYS and dim <= MOST_DIM
 
 
 SPLIT = AttentionVariant(

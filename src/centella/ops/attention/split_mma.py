@@ -115,11 +115,12 @@ class _Warp:
                 self.queries.append(held)
 
     def load_keys(self, first: Any) -> None:
-        """Start to load the keys from one on."""
+        """Start to load the keys from one on, all of one block."""
         pitch, last = lang.parameter("kl", u32), self.work.end - 1
+        start, _ = self.work.lines.places(first)
         for n, words in enumerate(self.keys):
             key = lang.minimum(first + (self.number * KEYS + n * 8) + self.g, last)
-            place = self.work.keys + key * pitch
+            place = start + key * pitch
             for part, into in enumerate(words):
                 element, inside = self.element(part, KEY_PART, self.c)
                 for var, word in zip(into, self.k.load_bits(place + element), strict=True):
@@ -132,10 +133,11 @@ class _Warp:
     def load_values(self, first: Any) -> None:
         """Start to load the values from one on."""
         pitch, last = lang.parameter("vl", u32), self.work.end - 1
+        _, start = self.work.lines.places(first)
         for n in range(2):
             for e in range(2):
                 key = lang.minimum(self.key(first, n, e), last)
-                place = self.work.values + key * pitch
+                place = start + key * pitch
                 for part, into in enumerate(self.values[n][e]):
                     element, _ = self.element(part, VALUE_PART, self.g)
                     for var, word in zip(into, self.v.load_bits(place + element), strict=True):

@@ -15,6 +15,7 @@ from centella.dtypes import f32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
+from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
@@ -37,7 +38,7 @@ def _rows(
 ) -> None:  # fmt: skip
     """Copy `keys` rows of `words` elements, from element `first`, into a shared tile.
 
-    Rows whose key does not count, and elements past the head, become zeros.
+    Rows whose key does not count, and elements past the head, become zeros. The first key is there.
     """
     width = source.dtype.per_chunk if vector else 4  # a shared chunk is written by one thread
     pieces = keys * words // width
@@ -46,7 +47,7 @@ def _rows(
         element = piece % (words // width) * width
         counts = valid(key + row)
         at = first + element
-        start = place + lang.select(counts, key + row, 0) * stride
+        start = place + lang.select(counts, key + row, key) * stride
         if vector:
             safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
             loaded = source.load(start + safe)
@@ -71,7 +72,7 @@ def _attention(
     piece, group = group % parts, group // parts
     block, group = group % p["blocks"], group // p["blocks"]
     head, b = group % p["heads"], group // p["heads"]
-    shared_head = head // p["share"]
+    lines = Lines(masks, b, head // p["share"])
     sight = Sight(masks, scoring, b, p["lq"], p["lk"])
     first = block * (THREADS * queries)
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
@@ -86,10 +87,10 @@ def _attention(
     key_tile, value_tile = lang.shared(f32, keys * words), lang.shared(f32, keys * part)
     begin, end = sight.since(first) // keys * keys, sight.until(first + THREADS * queries)
     for key0 in lang.range(begin, end, keys):
-        _rows(k, b * p["kb"] + shared_head * p["kh"], key0, p["kl"], sight.counts, key_tile, keys,
-              words, 0, dim, vector)  # fmt: skip
-        _rows(v, b * p["vb"] + shared_head * p["vh"], key0, p["vl"], sight.counts, value_tile, keys,
-              part, piece * part, dim, vector)  # fmt: skip
+        of_k, of_v = lines.places(key0)
+        _rows(k, of_k, key0, p["kl"], sight.counts, key_tile, keys, words, 0, dim, vector)
+        _rows(v, of_v, key0, p["vl"], sight.counts, value_tile, keys, part, piece * part, dim,
+              vector)  # fmt: skip
         lang.barrier()
         for j0 in lang.range(0, keys, together):
             _some_keys(j0, together, key0, mine, query, key_tile, value_tile, words, part, dim, top,

@@ -20,6 +20,7 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
+from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
@@ -48,13 +49,11 @@ def _attention(
     sight, unit = Sight(masks, scoring, b, p["lq"], p["lk"]), 1.0 if "mask" in masks else LOG2E
     begin, end = sight.since(first) // tile.bk * tile.bk, sight.until(first + tile.bq)
     last_query, last_key = p["lq"] - 1, lang.maximum(end, 1) - 1
-    kv_head = head // p["share"]
-    queries = Rows(q, tile, tile.bq, tile.depth, True, vector,
-                    b * p["qb"] + head * p["qh"], p["ql"], dim)  # fmt: skip
-    keys = Rows(k, tile, tile.bk, tile.depth, True, vector,
-                 b * p["kb"] + kv_head * p["kh"], p["kl"], dim)  # fmt: skip
-    values = Rows(v, tile, tile.depth, tile.columns, False, vector,
-                   b * p["vb"] + kv_head * p["vh"], p["vl"], dim)  # fmt: skip
+    lines = Lines(masks, b, head // p["share"])
+    queries = Rows(q, tile, tile.bq, tile.depth, True, vector, p["ql"], dim)
+    keys = Rows(k, tile, tile.bk, tile.depth, True, vector, p["kl"], dim)
+    values = Rows(v, tile, tile.depth, tile.columns, False, vector, p["vl"], dim)
+    asked = b * p["qb"] + head * p["qh"]
     slab = lang.shared(f32, 2 * tile.slab)
     my = _Thread(tile, native, sink_of(masks, head, unit))
 
@@ -65,6 +64,8 @@ def _attention(
     def step(key0: Any) -> None:
         """The keys from `key0` on."""
         scores = lang.vars(f32, tile.tq, tile.tk, init=0.0)
+        of_k, of_v = lines.places(key0)
+        last = lines.last(key0, last_key)
 
         def put(fetched: tuple[Any, Any], stage: Any) -> None:
             queries.put(fetched[0], slab, stage * tile.slab)
@@ -72,7 +73,9 @@ def _attention(
 
         steps(
             -(-dim // tile.depth),
-            lambda at: (queries.fetch(first, last_query, at), keys.fetch(key0, last_key, at)),
+            lambda at: (
+                queries.fetch(asked, first, last_query, at), keys.fetch(of_k, key0, last, at)
+            ),
             put,
             lambda at, stage: my.score(scores, slab, stage),
             tile,
@@ -81,7 +84,7 @@ def _attention(
         _show(my, scores, tile, key0, end, first, sight, scoring, masks, head, unit)
         steps(
             tile.bk // tile.depth,
-            lambda at: values.fetch(key0 + at, last_key, 0, shown),
+            lambda at: values.fetch(of_v, key0 + at, last, 0, shown),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
             tile,

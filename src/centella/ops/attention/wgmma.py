@@ -220,7 +220,7 @@ class _Consumer:
             with lang.if_(dirty):
                 self._clean(last * tile.keys)
         self._take_turn()
-        whole = last  # tiles below are seen whole by all, down to those that a window cuts
+        whole, cut = last, None  # tiles below it are seen whole by all, down to one of a window
         if self.sight.ordered:
             whole = lang.minimum(last, self.sight.until(self.first + 1) // tile.keys)
         if least is not None:
@@ -230,9 +230,9 @@ class _Consumer:
         if self.sight.ordered:
             for i in lang.range(last - whole):
                 self._step((last - 1 - i) * tile.keys)
-        for _ in lang.range(whole if least is None else whole - cut):
+        for _ in lang.range(whole if cut is None else whole - cut):
             self._step(None)
-        if least is not None:
+        if cut is not None:
             for i in lang.range(cut - least):
                 self._step((cut - 1 - i) * tile.keys)
         self._mix()

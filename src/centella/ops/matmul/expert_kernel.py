@@ -1,7 +1,8 @@
 """The kernel of `expert_linear`: teams of the thin product (`thin.py`), whose weights ids choose.
 
 A group has outputs of one row, with a gate of one pick of it. Without a gate it adds up the picks:
-each is a walk along k whose x is multiplied by the pick's share.
+each is a walk along k whose x is multiplied by the pick's share. Where all planes are more than a
+kernel may bind, one launch opens the gates and another multiplies by them, or adds the residual.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.elementwise import ACTIVATIONS, OPS
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.experts import ExpertAttrs
+from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.sums import SUBGROUP, slots_of, totals
 from centella.ops.matmul.thin import (
@@ -31,9 +32,13 @@ from centella.ops.matmul.thin import (
     together_of,
 )
 from centella.ops.operands import KERNEL
-from centella.specs import Caps
+from centella.ops.quant.format import SYMBOLS
+from centella.ops.quant.kernels import add_blocks, fitted, on_chunks, pitches
+from centella.ops.quant.table import FORMATS
+from centella.specs import Caps, make_spec
 
 NAN = float("nan")
+GROUPS = 4  # of quantised experts on a multiprocessor: 128 registers, so that few formats spill
 
 
 class _Gated(Rows, frozen=True):
@@ -59,52 +64,63 @@ class _Shared(Rows, frozen=True):
 
 
 def _experts(
-    *, tile: Thin, gate: str, depth: str, shuffle: bool, together: int, vector_x: bool,
-    vector_w: bool, x: Any, w: Any, ids: Any, y: Any, **extra: Any,
+    *, tile: Thin, gate: str, both: bool, single: bool, format: str, depth: str, shuffle: bool,
+    few: int, vector_x: bool, vector_w: bool, x: Any, ids: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
-    reserve(together)
+    reserve(few)
+    kind = FORMATS[format] if format else None
+    symbols = SYMBOLS[: len(kind.planes)] if kind else "w"
+    planes = [extra.pop(symbol) for symbol in symbols]
+    ups = [extra.pop(name) for name in up_planes(len(planes))] if both else []
     p = {n: lang.parameter(n, u32) for n in (
-        "n", "k", "rowx", "ldi", "ldw", "sw", "ldy", "groups", "picks", "experts")}  # fmt: skip
+        "n", "k", "rowx", "ldi", *(f"ld{c}" for c in symbols), "ldy", "groups", "picks",
+        "experts")}  # fmt: skip
     unit = lang.group_id() // p["groups"]  # a row, or a pick of one
-    first = (lang.group_id() - unit * p["groups"]) * (tile.outputs // (2 if gate else 1))
+    each = tile.outs // (2 if both else 1)
+    first = (lang.group_id() - unit * p["groups"]) * (tile.teams * each)
     lane, team = lang.local_id() // tile.teams, lang.local_id() % tile.teams
-    each = tile.outs // (2 if gate else 1)
-    outs = [lang.minimum(first + team * each + r, p["n"] - 1) * p["ldw"] for r in range(each)]
+    outs = [lang.minimum(first + team * each + r, p["n"] - 1) for r in range(each)]
     sums = lang.vars(f32, tile.outs, 1, init=0.0)
 
     def add(row: Any, pick: Any, start: Any, share: Any) -> None:
         """Add the products of an expert's outputs with the row of x that starts there."""
         expert = lang.bitcast(ids[row * p["ldi"] + pick], u32)
         there = expert < p["experts"]
-        begin = lang.select(there, expert, 0) * p["sw"]
-        weights = Rows(w, [begin + out for out in outs], vector_w, None, p["k"])
-        if gate:
-            up = Rows(extra["up"], weights.starts, vector_w, None, p["k"])
-            weights = _Gated(w, weights.starts, vector_w, None, p["k"], up)
-        share = lang.select(there, share, NAN)
-        inputs = _Shared(x, [start], vector_x, None, p["k"], share)
+        begin = lang.select(there, expert, 0) * p["n"]
+        rows = [begin + out for out in outs]
+        inputs = _Shared(x, [start], vector_x, None, p["k"], lang.select(there, share, NAN))
+        if kind:
+            turns = [(of, row) for row in rows for of in ((planes, ups) if both else (planes,))]
+            add_blocks(sums, tile, turns, lane, inputs, kind, p)
+            return
+        starts = [row * p["ldw"] for row in rows]
+        weights = Rows(planes[0], starts, vector_w, None, p["k"])
+        if both:
+            up = Rows(ups[0], starts, vector_w, None, p["k"])
+            weights = _Gated(planes[0], starts, vector_w, None, p["k"], up)
         add_products(sums, tile, weights, inputs, lane, p["k"], depth)
 
-    if gate:
+    if single:
         row = unit // p["picks"]
         add(row, unit - row * p["picks"], row * p["rowx"], lang.const(1.0, f32))
     else:
         for pick in lang.range(p["picks"]):
-            share = extra["shares"][unit * lang.parameter("lds", u32) + pick]
+            share = extra["shares"][unit * lang.parameter("ld_shares", u32) + pick]
             add(unit, pick, (unit * p["picks"] + pick) * p["rowx"], share)
-    own = tile.teams == 1 and y.dtype.per_word == 1 and not gate  # a thread stores what it added up
+    # A thread stores what it added up.
+    own = tile.teams == 1 and y.dtype.per_word == 1 and not single
     slots = slots_of(tile, shuffle)
     scratch = lang.shared(f32, slots * tile.outs)
     pitch = totals(scratch, [s[0] for s in sums], tile, slots, own)
-    _store(scratch, pitch, tile, gate, unit, first, p, y, extra)
+    _store(scratch, pitch, tile, gate, both, unit, first, p, y, extra)
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, gate: str, unit: Any, first: Any, p: dict[str, Any],
-    y: Any, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, gate: str, both: bool, unit: Any, first: Any,
+    p: dict[str, Any], y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """A word of the output a thread."""
-    per, each = y.dtype.per_word, tile.outs // (2 if gate else 1)
+    per, each = y.dtype.per_word, tile.outs // (2 if both else 1)
     across = tile.teams * each // per
     for base in range(0, across, tile.threads):
         item = lang.local_id() + base
@@ -113,14 +129,18 @@ def _store(
             out = []
             for j in range(per):
                 team, o = (offset + j) // each, (offset + j) % each
-                if gate:
-                    opened = ACTIVATIONS[gate](KERNEL, scratch[o * 2 * pitch + team])
-                    out.append(opened * scratch[(o * 2 + 1) * pitch + team])
-                    continue
-                out.append(scratch[o * pitch + team])
+                column = lang.minimum(first + offset + j, p["n"] - 1)
+                value = scratch[o * (2 if both else 1) * pitch + team]
+                value = ACTIVATIONS[gate](KERNEL, value) if gate else value
+                if both:
+                    value = value * scratch[(o * 2 + 1) * pitch + team]
+                if "opened" in extra:
+                    at = unit * lang.parameter("ld_opened", u32) + column
+                    value = value * extra["opened"][at]
                 if "residual" in extra:
-                    column = lang.minimum(first + offset + j, p["n"] - 1)
-                    out[j] += extra["residual"][unit * lang.parameter("ldr", u32) + column]
+                    at = unit * lang.parameter("ld_residual", u32) + column
+                    value = value + extra["residual"][at]
+                out.append(value)
             y.store(unit * p["ldy"] + (first + offset), out)
 
 
@@ -128,41 +148,77 @@ kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritabl
 
 
 def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
-    """One launch."""
-    x, w, ids, *more = form.inputs
-    gate, extras = form.attrs.gate, dict(zip(form.attrs.extras, more, strict=True))
-    (rows, picks), (experts, n, k) = ids.shape, w.shape
-    flat_x, flat_w, y = rows_of(x), rows_of(w), rows_of(form.outputs[0])
+    """One launch; before it copies of quantised numbers whose rows do not start on 16 bytes."""
+    if not form.attrs.format:
+        return _launch(form, caps)
+    numbers = [1, *([2 + form.attrs.planes] if form.attrs.gate else [])]
+
+    def after(places: list[int], form: Form[ExpertAttrs]) -> Lowered:
+        if not places:
+            return _launch(form, caps)
+        return on_chunks(form, places[0], caps, lambda inner: after(places[1:], inner))
+
+    return after(numbers, form)
+
+
+def _launch(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
+    attrs, y = form.attrs, Ref(len(form.inputs), form.outputs[0])
+    refs = [Ref(i, s) for i, s in enumerate(form.inputs)]
+    named = dict(zip(names_of(attrs), refs, strict=True))
+    if len(named) < caps.max_storage_buffers:
+        return Lowered((_call(named, y, attrs, caps, attrs.gate),))
+    if not attrs.gate:
+        plain = Ref(y.index + 1, y.spec)
+        residual = named.pop("residual")
+        (add,) = OPS["add"].form((y.spec, residual.spec), (y.spec,)).lower(caps).calls
+        places = (plain.index, residual.index, y.index)
+        add = replace(add, tensors=tuple(replace(t, index=places[t.index]) for t in add.tensors))
+        return Lowered((_call(named, plain, attrs, caps, ""), add), (y.spec,))
+    ups = up_planes(attrs.planes)
+    opened = Ref(y.index + 1, make_spec(y.spec.shape, f32, 16))
+    left = {n: ref for n, ref in named.items() if n not in ups}
+    right = left | dict(zip(SYMBOLS, (named[n] for n in ups), strict=False)) | {"opened": opened}
+    calls = _call(left, opened, attrs, caps, attrs.gate), _call(right, y, attrs, caps, "")
+    return Lowered(calls, (opened.spec,))
+
+
+def _call(named: dict[str, Ref], result: Ref, attrs: ExpertAttrs, caps: Caps, gate: str) -> Call:
+    """One launch; of a gated product whose planes are too many it is one of two."""
+    kind = FORMATS[attrs.format] if attrs.format else None
+    planes = [named[c].spec for c in SYMBOLS[: attrs.planes]]
+    x, ids, both = named["x"].spec, named["ids"].spec, "up" in named
+    (rows, picks), (experts, n, k) = ids.shape, shape_of(planes, attrs)
+    flat_x, w, y = rows_of(x), rows_of(planes[0]), rows_of(result.spec)
     problem = Problem(
-        batch=1, m=1, n=n * (2 if gate else 1), k=k, lda=k, ldb=k, ldy=n, sa=0, sb=0, sy=0,
-        a_along_k=True, b_along_k=True,
+        batch=1, m=1, n=n * (2 if both else 1), k=w.shape[1] if kind else k, lda=k, ldb=k, ldy=n,
+        sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
-    tile = thin_of(problem, (x.dtype, w.dtype), caps)
-    least = y.dtype.per_word * (2 if gate else 1)  # sums of a team: whole words of the output
-    if tile.teams * tile.outs < least or (gate and tile.outs % 2):
+    tile = thin_of(problem, (w.dtype if kind else x.dtype, w.dtype), caps)
+    tile = tile if kind is None else fitted(kind, tile)
+    least = y.dtype.per_word * (2 if both else 1)  # sums of a team: whole words of the output
+    if tile.teams * tile.outs < least or (both and tile.outs % 2):
         tile = replace(tile, outs=max(2, least // tile.teams))
-    outputs = tile.outputs // (2 if gate else 1)
-    ldw, rowx = flat_w.strides[0], flat_x.strides[0]
-    groups, units = -(-n // outputs), rows * picks if gate else rows
-    pitches = {name: rows_of(s).strides[0] for name, s in extras.items() if name != "up"}
+    single = attrs.gate != ""  # a group has one pick of a row
+    groups, units = -(-n // (tile.outputs // (2 if both else 1))), rows * picks if single else rows
+    rowx = flat_x.strides[0]
     scalars = (
-        ("n", n), ("k", k), ("rowx", rowx), ("ldi", rows_of(ids).strides[0]), ("ldw", ldw),
-        ("sw", n * ldw), ("ldy", y.strides[0]), ("groups", groups), ("picks", picks),
-        ("experts", experts), ("lds", pitches.get("shares", 0)),
-        ("ldr", pitches.get("residual", 0)),
+        ("n", n), ("k", k), ("rowx", rowx), ("ldi", rows_of(ids).strides[0]),
+        *(pitches(planes) if kind else (("ldw", w.strides[0]),)), ("ldy", y.strides[0]),
+        ("groups", groups), ("picks", picks), ("experts", experts),
+        *((f"ld_{name}", rows_of(named[name].spec).strides[0])
+          for name in ("shares", "residual", "opened") if name in named),
     )  # fmt: skip
-    weights = [w, extras["up"]] if gate else [w]
+    tensors = [planes[0], named["up"].spec] if both else [planes[0]]
+    few = GROUPS if kind else together_of(tile, x.dtype, w.dtype)
     constants = (
         ("depth", depth_of(tile, k, max(x.dtype.per_chunk, w.dtype.per_chunk))), ("gate", gate),
+        ("both", both), ("single", single), ("format", attrs.format),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
-        ("vector_w", all(aligned(s, rows_of(s).strides[0], 0) for s in weights)),
+        ("few", few if caps.sm >= 80 else 0),
+        ("vector_w", all(aligned(s, rows_of(s).strides[0], 0) for s in tensors)),
         ("vector_x", aligned(x, rowx, 0)),
     )  # fmt: skip
-    names = dict.fromkeys(("x", "w", "ids", *extras), 1)
-    refs = (*(Ref(i, flat(s)) for i, s in enumerate(form.inputs)),
-            Ref(len(form.inputs), form.outputs[0]))  # fmt: skip
-    call = Call(kernel, refs, scalars, constants, groups * units, workgroup=tile.threads,
-                face=face(names, {"y": 1}))  # fmt: skip
-    return Lowered((call,))
+    refs = (*(Ref(r.index, flat(r.spec)) for r in named.values()), result)
+    return Call(kernel, refs, scalars, constants, groups * units, workgroup=tile.threads,
+                face=face(dict.fromkeys(named, 1), {"y": 1}))  # fmt: skip

@@ -5,11 +5,13 @@
 
 The two are the halves of a gated network of a mixture of experts (Shazeer et al. 2017). Each row
 reads the weights of its own experts, of which a large model has many and chooses few, and nothing
-of the size of a weight is written. `expert_kernel.py` has the kernel.
+of the size of a weight is written. W and V are tensors [experts, n, k], or planes of quantised
+weights [experts n, k]. `expert_kernel.py` has the kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +25,56 @@ from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
 from centella.ops.operands import NUMPY
-from centella.specs import Spec
+from centella.ops.quant.format import SYMBOLS
+from centella.ops.quant.table import FORMATS
+from centella.specs import Shape, Spec
 
 
 class ExpertAttrs(Struct, frozen=True):
-    """Operands after the ids ("up"; or "shares", "residual"), and the gate's activation or ""."""
+    """What is computed.
+
+    Attributes:
+        extras: operands after the ids: "up" with its further planes; or "shares", "residual".
+        gate: its activation, or "".
+        format: that both weights are quantised in; "": they are tensors of floats.
+        experts: of quantised weights.
+    """
 
     extras: tuple[str, ...]
     gate: str
+    format: str = ""
+    experts: int = 0
+
+    @property
+    def planes(self) -> int:
+        """Operands that a weight is."""
+        return len(FORMATS[self.format].planes) if self.format else 1
+
+
+def names_of(attrs: ExpertAttrs) -> tuple[str, ...]:
+    """The operands of a kernel: x, the planes of W by their symbols, ids, the others."""
+    return ("x", *SYMBOLS[: attrs.planes], "ids", *attrs.extras)
+
+
+def up_planes(count: int) -> tuple[str, ...]:
+    """The names of V and its further planes."""
+    return ("up", *(f"up_{symbol}" for symbol in SYMBOLS[1:count]))
+
+
+def shape_of(specs: Sequence[Spec], attrs: ExpertAttrs) -> Shape:
+    """(experts, n, k) of a weight, given its planes.
+
+    Raises:
+        ShapeError, DTypeError: planes that do not belong together, or are of other experts.
+    """
+    if not attrs.format:
+        return specs[0].shape
+    n, k = FORMATS[attrs.format].check("expert_linear", specs)
+    if attrs.experts < 1 or n % attrs.experts:
+        raise ShapeError(
+            f"expert_linear: expected rows of {attrs.experts} experts, as many of each, got {n}"
+        )
+    return attrs.experts, n // attrs.experts, k
 
 
 def rule(specs: tuple[Spec, ...], attrs: ExpertAttrs) -> tuple[Out, ...]:
@@ -38,51 +82,73 @@ def rule(specs: tuple[Spec, ...], attrs: ExpertAttrs) -> tuple[Out, ...]:
 
     ids [rows, picks] i32; shares [rows, picks]; residual [rows, n].
     """
-    x, weight, ids, *more = specs
+    x, *rest = specs
+    planes, ids, more = rest[: attrs.planes], rest[attrs.planes], rest[attrs.planes + 1 :]
+    shape = shape_of(planes, attrs)
+    ups = more[: attrs.planes] if attrs.gate else []
+    if attrs.format and FORMATS[attrs.format].by_row:
+        raise DTypeError(f"expert_linear: expected a format of blocks, got {attrs.format}")
     if ids.dtype is not i32:
         raise DTypeError(f"expert_linear: expected i32 ids, got {ids.dtype.name}")
-    if any(not s.dtype.is_float for s in (x, weight, *more)):
-        names = [s.dtype.name for s in (x, weight, *more)]
+    floats = (x, *more[len(ups) :]) if attrs.format else (x, *planes, *more)
+    if any(not s.dtype.is_float for s in floats):
+        names = [s.dtype.name for s in floats]
         raise DTypeError(f"expert_linear: expected float dtypes, got {names}")
-    if len(weight.shape) != 3 or len(ids.shape) != 2 or 0 in (*weight.shape, *ids.shape[1:]):
+    if len(shape) != 3 or len(ids.shape) != 2 or 0 in (*shape, *ids.shape[1:]):
         raise ShapeError(
             f"expert_linear: expected weight [experts, n, k] and ids [rows, picks], none of them 0 "
-            f"but rows, got {list(weight.shape)} and {list(ids.shape)}"
+            f"but rows, got {list(shape)} and {list(ids.shape)}"
         )
-    if attrs.extras not in ((("up",),) if attrs.gate else (("shares",), ("shares", "residual"))):
+    every = [up_planes(attrs.planes)] if attrs.gate else [("shares",), ("shares", "residual")]
+    if attrs.extras not in every:
         raise ShapeError(
             "expert_linear: expected up with a gate, else shares and maybe a residual, got "
             f"{list(attrs.extras)} and gate {attrs.gate!r}"
         )
-    (rows, picks), (_, n, k) = ids.shape, weight.shape
-    wanted = {"x": (rows, k) if attrs.gate else (rows, picks, k), "up": weight.shape,
-              "shares": ids.shape, "residual": (rows, n)}  # fmt: skip
+    (rows, picks), (_, n, k) = ids.shape, shape
+    wanted = {"x": (rows, k) if attrs.gate else (rows, picks, k), "shares": ids.shape,
+              "residual": (rows, n)}  # fmt: skip
+    wanted |= dict(zip(up_planes(attrs.planes), (p.shape for p in planes), strict=True))
     for name, spec in zip(("x", *attrs.extras), (x, *more), strict=True):
         if spec.shape != wanted[name]:
             raise ShapeError(
                 f"expert_linear: expected {name} {list(wanted[name])}, got {list(spec.shape)}"
             )
-    if attrs.gate and more[0].dtype is not weight.dtype:
-        raise DTypeError(
-            f"expert_linear: expected up of {weight.dtype.name}, got {more[0].dtype.name}"
-        )
+    for up, plane in zip(ups, planes, strict=False):
+        if up.dtype is not plane.dtype:
+            raise DTypeError(
+                f"expert_linear: expected up of {plane.dtype.name}, got {up.dtype.name}"
+            )
     return (((rows, picks, n) if attrs.gate else (rows, n), x.dtype),)
 
 
-def reference(x: Any, weight: Any, ids: Any, *more: Any, extras: tuple[str, ...], gate: str) -> Any:
+def reference(
+    x: Any, *rest: Any, extras: tuple[str, ...], gate: str, format: str, experts: int
+) -> Any:
     """The NumPy formula: a product an expert, of the rows that chose it; NaN where none is."""
+    count = len(FORMATS[format].planes) if format else 1
+    planes, ids, more = rest[:count], rest[count], rest[count + 1 :]
     named = dict(zip(extras, more, strict=True))
-    each = np.full((*ids.shape, weight.shape[1]), np.nan, x.dtype)
+    n = len(planes[0]) // experts if format else planes[0].shape[1]
+    each = np.full((*ids.shape, n), np.nan, x.dtype)
+
+    def weight(planes: Sequence[Any], expert: int) -> Any:
+        """Of one expert, k outermost."""
+        if not format:
+            return planes[0][expert].T
+        rows = [plane[expert * n : (expert + 1) * n] for plane in planes]
+        return FORMATS[format].decode(*rows).astype(x.dtype).T
+
     for expert in np.unique(ids):
-        if not 0 <= expert < len(weight):
+        if not 0 <= expert < (experts or len(planes[0])):
             continue
         at, pick = np.nonzero(ids == expert)
         if gate:
             rows = x[at]
-            opened = ACTIVATIONS[gate](NUMPY, rows @ weight[expert].T)
-            each[at, pick] = opened * (rows @ named["up"][expert].T)
+            opened = ACTIVATIONS[gate](NUMPY, rows @ weight(planes, expert))
+            each[at, pick] = opened * (rows @ weight(more, expert))
         else:
-            each[at, pick] = x[at, pick] @ weight[expert].T
+            each[at, pick] = x[at, pick] @ weight(planes, expert)
     if gate:
         return each
     y = (each * named["shares"][..., None]).sum(1)
@@ -91,9 +157,11 @@ def reference(x: Any, weight: Any, ids: Any, *more: Any, extras: tuple[str, ...]
 
 def axes_of(form: Form[ExpertAttrs]) -> Axes:
     """Rows: the outputs of an expert lie between those of others, so a part of them spans all."""
-    more = ["..." if name == "up" else "r." for name in form.attrs.extras]
-    x, y = ("r.", "r..") if form.attrs.gate else ("r..", "r.")
-    return axes([x, "...", "r.", *more], [y])
+    attrs = form.attrs
+    ranks = [len(spec.shape) * "." for spec in form.inputs[1 : 1 + attrs.planes]]
+    more = ranks if attrs.gate else ["r." for _ in attrs.extras]
+    x, y = ("r.", "r..") if attrs.gate else ("r..", "r.")
+    return axes([x, *ranks, "r.", *more], [y])
 
 
 EXPERTS: Op[ExpertAttrs] = Op(

@@ -36,6 +36,7 @@ from centella.specs import Caps, Spec
 
 WORKGROUP = 256
 NAN = float("nan")
+Out = tuple[list[Any], Any]  # of a product: the planes of a weight, and a row
 SHORT = 32  # elements of a step of 4-bit numbers
 
 
@@ -49,8 +50,8 @@ def _blocks(
     reserve(together)
     kind = FORMATS[format]
     planes = [operands.pop(symbol) for symbol in SYMBOLS[: len(kind.planes)]]
-    pitches = [f"ld{symbol}" for symbol in SYMBOLS[: len(kind.planes)]]
-    names = ("m", "n", "k", "rowx", *pitches, "ldy", "sy")
+    names = ("m", "n", "k", "rowx", *(f"ld{symbol}" for symbol in SYMBOLS[: len(kind.planes)]),
+             "ldy", "sy")  # fmt: skip
     p = {n: lang.parameter(n, u32) for n in names}
     first = lang.group_id() * tile.outputs
     lane, team = lang.local_id() // tile.teams, lang.local_id() % tile.teams
@@ -58,21 +59,34 @@ def _blocks(
     starts = [lang.minimum(lang.const(i, u32), p["m"] - 1) * p["rowx"] for i in range(tile.m)]
     inputs = Rows(x, starts, vector_x, None, p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
-    walk = _walk_bytes if tile.rolled and kind.few else _walk
-    walk(sums, tile, rows, lane, inputs, kind, planes, p)
+    add_blocks(sums, tile, [(planes, row) for row in rows], lane, inputs, kind, p)
     finish(sums, tile, shuffle, lang.const(0, u32), first, p, y, activation, operands)
 
 
-def _walk(
-    sums: Any, tile: Thin, rows: list[Any], lane: Any, inputs: Rows, kind: Format,
-    planes: list[Any], p: dict[str, Any],
+def add_blocks(
+    sums: Any, tile: Thin, outs: list[Out], lane: Any, inputs: Rows, kind: Format,
+    p: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Add up this thread's steps: those of a turn are loaded before the first is used."""
+    """Add up this thread's share of k, as `add_products` does.
+
+    Args:
+        outs: planes and row of each output of a team.
+        p: k, and the pitches of the planes.
+    """
+    walk = _walk_bytes if tile.rolled and kind.few else _walk
+    walk(sums, tile, outs, lane, inputs, kind, p)
+
+
+def _walk(
+    sums: Any, tile: Thin, outs: list[Out], lane: Any, inputs: Rows, kind: Format,
+    p: dict[str, Any],
+) -> None:  # fmt: skip
+    """Steps: those of a turn are loaded before the first is used."""
 
     def load(step: Any) -> tuple[list[Any], list[Any], list[Any]]:
         column = step * kind.step
-        places = [Place(kind, planes, row, column) for row in rows]
-        ws = [kind.numbers(planes[0].load_bits(at.row * p["ldw"] + step * CHUNK), at)
+        places = [Place(kind, planes, row, column) for planes, row in outs]
+        ws = [kind.numbers(at.planes[0].load_bits(at.row * p["ldw"] + step * CHUNK), at)
               for at in places]  # fmt: skip
         factors = [kind.factors(at) for at in places]
         return ws, factors, [inputs.read(i, column, kind.step, False) for i in range(tile.m)]
@@ -102,18 +116,18 @@ def _add(sums: Any, ws: list[Any], factors: list[Any], xs: list[Any]) -> None:
 
 
 def _walk_bytes(
-    sums: Any, tile: Thin, rows: list[Any], lane: Any, inputs: Rows, kind: Format,
-    planes: list[Any], p: dict[str, Any],
+    sums: Any, tile: Thin, outs: list[Out], lane: Any, inputs: Rows, kind: Format,
+    p: dict[str, Any],
 ) -> None:  # fmt: skip
-    """The walk along k in a loop of few words: a chunk of x at a time."""
+    """Few words in a loop: a chunk of x at a time."""
     span = inputs.source.dtype.per_chunk  # elements of x, bytes of weights
     halves, few = kind.step // CHUNK, kind.few
     assert few is not None
     for at in lang.range(lane * span, p["k"] // halves, tile.lanes * span):
         column = at // CHUNK * kind.step + at % CHUNK if halves > 1 else at
-        steps = [Place(kind, planes, row, column) for row in rows]
+        steps = [Place(kind, planes, row, column) for planes, row in outs]
         stored = [[planes[0].load_word(row * p["ldw"] + (at + j)) for j in range(0, span, 4)]
-                  for row in rows]  # fmt: skip
+                  for planes, row in outs]  # fmt: skip
         factors = [kind.factors(step) for step in steps]
         for half in range(halves):
             xs = [inputs.read(i, column + half * CHUNK, span, False) for i in range(tile.m)]
@@ -157,7 +171,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     extras = dict(zip(form.attrs.extras, more, strict=True))
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     scalars = (
-        ("m", problem.m), ("n", problem.n), ("k", x.shape[-1]), ("rowx", row), *_pitches(planes),
+        ("m", problem.m), ("n", problem.n), ("k", x.shape[-1]), ("rowx", row), *pitches(planes),
         ("ldy", problem.ldy), ("sy", 0), ("alpha", form.attrs.alpha), ("ldr", pitch),
     )  # fmt: skip
     constants = (
@@ -176,7 +190,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     return Lowered((call,))
 
 
-def _pitches(planes: Sequence[Spec]) -> tuple[tuple[str, int], ...]:
+def pitches(planes: Sequence[Spec]) -> tuple[tuple[str, int], ...]:
     """Elements from one row of each plane to the next."""
     return tuple((f"ld{c}", s.strides[0]) for c, s in zip(SYMBOLS, planes, strict=False))
 
@@ -256,7 +270,7 @@ def _steps(rows: int, planes: Sequence[Spec], y: Spec) -> tuple[tuple[tuple[str,
     chunks = -(-planes[0].shape[1] // CHUNK)
     scalars = (
         ("threads", rows * chunks), ("chunks", chunks), ("columns", y.shape[-1]),
-        *_pitches(planes), ("ldy", rows_of(y).strides[0]),
+        *pitches(planes), ("ldy", rows_of(y).strides[0]),
     )  # fmt: skip
     return scalars, -(-rows * chunks // WORKGROUP)
 

@@ -14,8 +14,8 @@ from centella.tensors.tensor import Tensor, apply, apply_all, apply_with, binary
 from centella.tensors.views import axis_of, integers
 
 __all__ = [
-    "argmax", "l2_normalize", "layer_norm", "log_softmax", "max", "mean", "mean_pool", "min",
-    "rms_norm", "softmax", "sum", "topk", "var",
+    "argmax", "argsort", "cumsum", "l2_normalize", "layer_norm", "log_softmax", "max", "mean",
+    "mean_pool", "min", "rms_norm", "softmax", "sort", "sum", "topk", "var",
 ]  # fmt: skip
 
 Axes = int | tuple[int, ...] | None
@@ -152,6 +152,45 @@ def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False, **other: 
     The first of equals; a NaN is larger than every number. Raises as `max` does.
     """
     return _over("argmax", x, axis, keepdims, lambda rows: apply("argmax", rows), other)
+
+
+def argsort(
+    x: Tensor, axis: int = -1, *, descending: bool = False, **other: Never
+) -> Tensor:  # fmt: skip
+    """Indices (i32) that put x in order along an axis, in the shape of x.
+
+    Equal elements keep their order, with `descending` too; 0 and -0 are equal; NaN come last.
+
+    Raises:
+        ShapeError: a scalar, or there is no such axis; DTypeError: for bools.
+    """
+    attrs = {"descending": flag("argsort", "descending", descending)}
+    return _along("argsort", x, axis, lambda rows: apply("argsort", rows, **attrs), other)
+
+
+def sort(x: Tensor, axis: int = -1, *, descending: bool = False, **other: Never) -> Tensor:
+    """x in order along an axis: its elements by `argsort`, which raises the same."""
+    attrs = {"descending": flag("sort", "descending", descending)}
+
+    def of_rows(rows: Tensor) -> Tensor:
+        order = apply("argsort", rows, **attrs)
+        return apply("take_along_axis", rows, order, axis=rows.ndim - 1)
+
+    return _along("sort", x, axis, of_rows, other)
+
+
+def cumsum(x: Tensor, axis: int = -1, **other: Never) -> Tensor:
+    """Sums of the elements up to each along an axis: y_j = x_0 + ... + x_j.
+
+    Floats are added in f32 and stored in their dtype; integers modulo 2^32, as i32 or u32; of bools
+    those that are true are counted, as i32.
+
+    Raises:
+        ShapeError: a scalar, or there is no such axis.
+    """
+    check_tensors("cumsum", x)
+    counted = x.astype("i32") if x.dtype.kind == "bool" else x
+    return _along("cumsum", counted, axis, lambda rows: apply("cumsum", rows), other)
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

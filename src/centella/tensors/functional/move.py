@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Never
+from typing import Any, Literal, Never
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from centella.tensors.views import axis_of, counted, extents, integers
 
 __all__ = [
     "broadcast_to", "chunk", "concat", "embedding", "gather", "interleaved_to_head_first", "pad",
-    "repeat", "scatter", "split", "stack", "tril",
+    "repeat", "scatter", "split", "stack", "take_along_axis", "tril",
 ]  # fmt: skip
 
 
@@ -249,16 +249,44 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0, **other: Never) -> Tensor:
     return apply("gather", x, indices, axis=axis_of("gather", x.shape, axis))
 
 
-def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """x with rows replaced: y[i] = values[j] for the last j with indices[j] = i, else x[i].
-
-    Of equal indices the last one counts, always; a negative one counts from the end, as in NumPy,
-    and one outside of -n to n - 1 is dropped. Each row looks through all the indices.
+def take_along_axis(x: Tensor, indices: Tensor, axis: int = -1, **other: Never) -> Tensor:
+    """Elements of x by their index along an axis: y[.., j, ..] = x[.., indices[.., j, ..], ..].
 
     Args:
-        x: [n, ...]; indices: [k] i32; values: [k, ...] of x's dtype.
+        x: of any dtype; indices: i32 of its rank; the other extents broadcast. A negative index
+            counts from the end, as in NumPy; one outside of -n to n - 1 gives NaN, in integers 0,
+            in bools False.
 
     Raises:
-        ShapeError, DTypeError: for shapes or dtypes that do not fit these.
+        ShapeError: for a bad axis, shapes that do not fit these, or indices into no elements.
+        DTypeError: for indices that are not i32.
     """
-    return apply("scatter", x, indices, values)
+    refuse_names("take_along_axis", other)
+    check_tensors("take_along_axis", x)
+    return apply("take_along_axis", x, indices, axis=axis_of("take_along_axis", x.shape, axis))
+
+
+def scatter(
+    x: Tensor, indices: Tensor, values: Tensor, axis: int = 0,
+    reduce: Literal["set", "add", "mul", "max", "min"] = "set", **other: Never,
+) -> Tensor:  # fmt: skip
+    """x with values put in by their index along an axis: y[i] = values[j] where indices[j] = i.
+
+    With "set" the last of equal indices counts. The others combine x[i] with its values in the
+    order of j, in f32 (integers: modulo 2^32), and round once, so equal inputs give equal bits. A
+    negative index counts from the end, as in NumPy; one outside of -n to n - 1 is dropped.
+
+    Args:
+        x: [a.., n, b..]; values: [a.., k, b..] of x's dtype.
+        indices: i32 [k], one for each slice of values; or of their shape, one for each element.
+
+    Raises:
+        ShapeError: for shapes, an axis or `reduce` that do not fit these.
+        DTypeError: for indices that are not i32, or bools that are not set.
+    """
+    refuse_names("scatter", other)
+    check_tensors("scatter", x, indices, values)
+    place = axis_of("scatter", x.shape, axis) if x.ndim else 0
+    if reduce == "set" and place == 0 and indices.ndim <= 1:
+        return apply("scatter", x, indices, values)
+    return apply("scatter_reduce", x, indices, values, axis=place, reduce=reduce)

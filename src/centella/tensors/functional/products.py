@@ -267,6 +267,7 @@ def attention(
     mask: Tensor | None = None,
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
+    blocks: Tensor | None = None,
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
@@ -287,6 +288,9 @@ def attention(
             starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
         sinks: [heads], floats: the score of one more key of each head, whose value is 0 (Xiao et
             al. 2023; gpt-oss).
+        blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
+            and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
+            blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
         causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
         window: a query sees the keys of less than so many positions away: with `starts` or `causal`
             the last `window` ones, its own included (`sliding_window` of decoders), else those on
@@ -311,16 +315,20 @@ def attention(
         raise ShapeError(
             f"attention: expected rank 4, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    keys = k.shape[2]
+    if blocks is not None:
+        check_tensors("attention", blocks)
+        keys *= blocks.shape[-1] if blocks.ndim else 0
     if mask is not None:
-        mask = _broadcast(mask, (*q.shape[:3], k.shape[2]))
+        mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
-             "sinks": sinks}  # fmt: skip
+             "sinks": sinks, "blocks": blocks}  # fmt: skip
     default = 1.0 / math.sqrt(max(q.shape[-1], 1))
     factor = default if scale is None else real("attention", "scale", scale)
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
     if window is not None:
         reach = whole("attention", "window", window, 1)
-        if starts is not None or reach < max(q.shape[2], k.shape[2]):  # else all is within it
+        if starts is not None or reach < max(q.shape[2], keys):  # else all is within it
             attrs["window"] = reach
     if softcap is not None:
         attrs["softcap"] = real("attention", "softcap", softcap)

@@ -1,0 +1,36 @@
+"""Loading a model for a command, with how far it is on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from centella.cli.output import progress
+from centella.tasks.load import load
+
+SOON = 0.7  # seconds: a model that is loaded by then needs no bar, whose drawing takes a while
+
+
+def load_shown(
+    model: str, device: str | None, dtype: str, quantize: str | None = None,
+    task: str | None = None,
+) -> Any:  # fmt: skip
+    """`ct.load`, with a bar where there is a terminal, else a line every few seconds."""
+    begin, megabyte = time.monotonic(), 1_000_000
+    with ExitStack() as stack:
+        lines = stack.enter_context(progress("loaded {:,} of {:,} MB", False))
+        drawn: list[Callable[..., None]] = []
+
+        def tell(done: int, total: int) -> None:
+            if not sys.stderr.isatty():
+                lines(done // megabyte, total // megabyte)
+                return
+            if not drawn and done < total and time.monotonic() - begin > SOON:
+                drawn.append(stack.enter_context(progress("", True)))
+            for bar in drawn:
+                bar(done, total, f"{done // megabyte:,} of {total // megabyte:,} MB of weights")
+
+        return load(model, device, dtype, quantize=quantize, task=task, progress=tell)

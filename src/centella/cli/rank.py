@@ -1,0 +1,54 @@
+"""`centella rank`: texts in the order in which they answer a question."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from centella.cli.options import Device, Json
+from centella.cli.output import err, in_line, out, out_json
+from centella.cli.reading import lines_of
+from centella.errors import CentellaError
+from centella.ledger.counts import ledger
+from centella.tasks.load import load
+
+Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the texts answer.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to put in order.")]
+CrossEncoder = Annotated[
+    str, typer.Option("--model", metavar="DIR", help="A cross-encoder: a folder or a repository.")
+]
+File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
+Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show (default: all).")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
+ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
+
+
+def run(
+    question: Question, texts: Texts = None, *, model: CrossEncoder, file: File = None,
+    top: Top = None, device: Device = None, batch_size: BatchSize = 32, as_json: Json = False,
+    show_ledger: ShowLedger = False,
+) -> None:  # fmt: skip
+    """Print the texts, the best first, with their scores.
+
+    Raises:
+        CentellaError: no text, both kinds of text, or what loading and ranking raise.
+        OSError: for a file that cannot be read.
+    """
+    if texts and file is not None:
+        raise CentellaError("rank: give texts or --file, not both")
+    documents = lines_of("rank", file) if file is not None else texts
+    if not documents:
+        raise CentellaError("rank: no text; try: centella rank --model DIR 'question' 'a text'")
+    ranker = load(model, device, task="classify")
+    with ledger() as led:
+        ranked = ranker.rank(question, documents, top, batch_size=batch_size)
+    if as_json:
+        rows = [{"row": r.index, "score": r.score, "text": r.text} for r in ranked]
+        out_json({"question": question, "ranked": rows})
+    else:
+        wide = len(str(len(documents) - 1))
+        for r in ranked:
+            out(f"{r.score:.4f}  {r.index:>{wide}}  {in_line(r.text)}".rstrip())
+    if show_ledger:
+        err(f"ledger: {led}")

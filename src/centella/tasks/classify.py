@@ -1,0 +1,364 @@
+"""Texts, and pairs of texts, to labels with scores; documents in the order of a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
+
+import numpy as np
+from msgspec import Struct
+
+from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.nn.tree import Tree
+from centella.runtime.pending import Pending
+from centella.tasks.batches import Progress, grid, read_tokenizer, run_batches
+from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
+from centella.tensors.arguments import flag, one_of, refuse_names, whole
+from centella.tensors.hints import embedder_getattr
+from centella.tensors.jit import Jitted
+from centella.tensors.tensor import Tensor
+from centella.weights.folder import max_length
+from centella.weights.model_files import read_json
+
+if TYPE_CHECKING:
+    from centella.models.bert_head import LabelModel
+    from centella.tasks.text import Encoded, Tokenizer
+
+Array = np.ndarray[Any, Any]
+CAPTURES = 40  # sizes of batches that the model is kept captured for
+
+
+class ClassifierConfig(Struct, frozen=True):
+    """How texts are read, and logits become scores.
+
+    Attributes:
+        max_length: tokens that a text or a pair is cut at, special ones counted.
+        activation: of `predict` and `rank`: "identity", "sigmoid" or "softmax".
+        spread: of `classify`.
+        lower_case: whether texts are lower-cased before they are tokenised.
+    """
+
+    max_length: int
+    activation: str
+    spread: str
+    lower_case: bool = False
+
+
+class _Runner:
+    """Encoded texts to logits, in batches, captured for each size of batch."""
+
+    def __init__(
+        self, model: LabelModel, tokenizer: Tokenizer | Path, config: ClassifierConfig
+    ) -> None:
+        if not isinstance(tokenizer, Path):
+            tokenizer.check_pad_id(model.config.vocab_size)
+        self.model = model
+        self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
+        self.config = config
+        self._tree = Tree(model)
+        self._captured = self._capture()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The model's logits: `classifier(ids, lengths)`."""
+        return self.model(*args, **kwargs)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return embedder_getattr(self, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.labels)} labels, {self.model.device!r})"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return self.model.config.labels
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids.
+
+        Raises:
+            WeightsError: the model's folder has none.
+        """
+        if isinstance(self._tokenizer, Path):
+            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
+        return self._tokenizer
+
+    def warm(self) -> None:
+        """Run a text of one word: programs are compiled, and memory is allocated."""
+        self._logits(self._encoded(["warm"], None), 1, False)
+
+    def _capture(self) -> Jitted[..., Tensor]:
+        model = self.model
+        return Jitted(lambda *inputs: model(*inputs), model.device, CAPTURES)
+
+    def _encoded(self, texts: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
+        if self.config.lower_case:
+            texts, pairs = _lower(texts), None if pairs is None else _lower(pairs)
+        encoded = self.tokenizer.encode_whole(texts, pairs, self.config.max_length)
+        self.tokenizer.check_ids([e.ids for e in encoded], self.model.config.vocab_size)
+        return encoded
+
+    def _logits(
+        self, encoded: Sequence[Encoded], batch_size: int, progress: Progress
+    ) -> list[Array]:
+        """Of each text: [labels], or [tokens, labels]."""
+        batch_size = whole("classify", "batch_size", batch_size, 1)
+        if not callable(progress):
+            progress = flag("classify", "progress", progress)
+        if self._tree.changed:
+            self._tree, self._captured = Tree(self.model), self._capture()
+        found: list[Array] = [np.empty(0, np.float32)] * len(encoded)
+        typed = self.model.config.type_vocab_size > 1
+
+        def submit(rows: list[int]) -> Pending[Array]:
+            some = [encoded[i] for i in rows]
+            most, pad = self.config.max_length, self.tokenizer.pad_id or 0
+            inputs = [*grid([e.ids for e in some], batch_size, most, pad)]
+            if typed and any(any(e.types) for e in some):
+                inputs.append(grid([e.types for e in some], batch_size, most, 0)[0])
+            return self._captured.fetch(*inputs)
+
+        def take(rows: list[int], result: Array) -> None:
+            for i, row in zip(rows, result, strict=False):
+                found[i] = row[: len(encoded[i].ids)] if row.ndim == 2 else row
+
+        run_batches([len(e.ids) for e in encoded], batch_size, submit, take, progress)
+        return found
+
+
+class Classifier(_Runner):
+    """A model that labels texts, or pairs of texts; `ct.load` makes it. Threads may share one.
+
+    With one label it is a cross-encoder: `rank` puts documents in order.
+
+    Attributes:
+        model: the encoder and its head; calling the Classifier calls it: logits.
+        config: length limit, activations.
+    """
+
+    def classify(
+        self, texts: str | Iterable[str], *, top_k: int | None = None, batch_size: int = 32,
+        progress: bool | Callable[[int, int], None] = False, **other: Never,
+    ) -> list[Any]:  # fmt: skip
+        """Labels of texts, the likeliest first.
+
+        Args:
+            texts: one text, or any number of them.
+            top_k: labels of each text; None: all.
+            batch_size: most texts in one batch; progress: as for `Embedder.encode`.
+
+        Returns:
+            For each text a list of `Label`; of one `str`, that list. Scores are shares of a whole
+            (softmax); each by itself (sigmoid) with one label, or where the folder's `problem_type`
+            says that a text has several; of a regression, its numbers.
+
+        Raises:
+            DTypeError: for what is no text; ShapeError: a top_k or batch_size below 1.
+            WeightsError: for a token that the model has no vector for.
+        """
+        refuse_names("classify", other)
+        top = len(self.labels) if top_k is None else whole("classify", "top_k", top_k, 1)
+        listed = [texts] if isinstance(texts, str) else _listed("classify", texts)
+        logits = self._logits(self._encoded(listed, None), batch_size, progress)
+        found = [self._sorted(activated(row, self.config.spread), top) for row in logits]
+        return found[0] if isinstance(texts, str) else found
+
+    def predict(
+        self, pairs: Sequence[str] | Iterable[Sequence[str]], *, batch_size: int = 32,
+        activation: str | None = None, progress: bool | Callable[[int, int], None] = False,
+        **other: Never,
+    ) -> Any:  # fmt: skip
+        """Scores of pairs of texts.
+
+        A pair longer than `config.max_length` is cut at its longer text.
+
+        Args:
+            pairs: (first, second) each; or one of them.
+            batch_size: most pairs in one batch; progress: as for `Embedder.encode`.
+            activation: "identity", "sigmoid" or "softmax" of the logits; default: as the folder
+                says, else sigmoid for one label and identity for several.
+
+        Returns:
+            f32 [pairs], or [pairs, labels] of several labels; of one pair a float, or [labels].
+
+        Raises:
+            DTypeError: for what is no pair of texts; ShapeError: another activation.
+            WeightsError: for a token that the model has no vector for.
+        """
+        refuse_names("predict", other)
+        listed = _listed("predict", pairs)
+        single = bool(listed) and all(isinstance(text, str) for text in listed)
+        listed = [listed] if single else listed
+        for i, pair in enumerate(listed):
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise DTypeError(f"predict: pairs[{i}]: expected two texts, got {pair!r:.80}")
+        firsts, seconds = [pair[0] for pair in listed], [pair[1] for pair in listed]
+        scores = self._scores(firsts, seconds, batch_size, activation, progress)
+        if single:
+            return float(scores[0]) if scores.ndim == 1 else scores[0]
+        return scores
+
+    def rank(
+        self, query: str, documents: Iterable[str], top_k: int | None = None, *,
+        batch_size: int = 32, activation: str | None = None,
+        progress: bool | Callable[[int, int], None] = False, **other: Never,
+    ) -> list[Ranked]:  # fmt: skip
+        """Documents by how well they answer a question, the best first.
+
+        Args:
+            query: the question; documents: the texts.
+            top_k: how many to give; None: all.
+            batch_size, activation, progress: as for `predict`.
+
+        Raises:
+            DTypeError: for what is no text; ShapeError: a model of several labels, a top_k below 1.
+            WeightsError: for a token that the model has no vector for.
+        """
+        refuse_names("rank", other)
+        if len(self.labels) != 1:
+            raise ShapeError(
+                f"rank: expected a model of one label, got {len(self.labels)}; predict gives the "
+                f"scores of all"
+            )
+        if not isinstance(query, str):
+            raise DTypeError(f"rank: query: expected str, got {type(query).__name__}")
+        if isinstance(documents, str):
+            raise DTypeError("rank: documents: expected several texts, got str")
+        texts = _listed("rank", documents)
+        top = len(texts) if top_k is None else whole("rank", "top_k", top_k, 1)
+        scores = self._scores([query] * len(texts), texts, batch_size, activation, progress)
+        order = np.argsort(-scores, kind="stable")[:top]
+        return [Ranked(int(i), float(scores[i]), texts[i]) for i in order]
+
+    def _scores(
+        self, firsts: list[Any], seconds: list[Any], batch_size: int, activation: str | None,
+        progress: Progress,
+    ) -> Array:  # fmt: skip
+        wanted = activation or self.config.activation
+        one_of("predict", "activation", wanted, ACTIVATIONS)
+        rows = self._logits(self._encoded(firsts, seconds), batch_size, progress)
+        logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
+        scores = activated(logits, wanted)
+        return scores[:, 0] if len(self.labels) == 1 else scores
+
+    def _sorted(self, scores: Array, top: int) -> list[Label]:
+        order = np.argsort(-scores, kind="stable")[:top]
+        return [Label(self.labels[i], float(scores[i])) for i in order]
+
+
+class TokenClassifier(_Runner):
+    """A model that labels the tokens of texts; `ct.load` makes it. Threads may share one.
+
+    Attributes: as of a `Classifier`.
+    """
+
+    def classify(
+        self, texts: str | Iterable[str], *, grouped: bool = True, batch_size: int = 32,
+        progress: bool | Callable[[int, int], None] = False, **other: Never,
+    ) -> list[Any]:  # fmt: skip
+        """The labelled parts of texts.
+
+        Args:
+            texts: one text, or any number of them.
+            grouped: neighbouring tokens of one label are one part, with the mean of their scores;
+                "B-" begins another, and tokens of label "O" are left out. False: each token.
+            batch_size: most texts in one batch; progress: as for `Embedder.encode`.
+
+        Returns:
+            For each text a list of `Span`; of one `str`, that list.
+
+        Raises:
+            DTypeError: for what is no text; ShapeError: a batch_size below 1.
+            WeightsError: for a token that the model has no vector for.
+        """
+        refuse_names("classify", other)
+        together = flag("classify", "grouped", grouped)
+        listed = [texts] if isinstance(texts, str) else _listed("classify", texts)
+        encoded = self._encoded(listed, None)
+        logits = self._logits(encoded, batch_size, progress)
+        found = [
+            self._spans(text, e, activated(rows, "softmax"), together)
+            for text, e, rows in zip(listed, encoded, logits, strict=True)
+        ]
+        return found[0] if isinstance(texts, str) else found
+
+    def _spans(self, text: str, encoded: Encoded, scores: Array, grouped: bool) -> list[Span]:
+        """Of one text, from scores [tokens, labels]."""
+        spans: list[Span] = []
+        counts: list[int] = []  # tokens of each span
+        last = -1  # the token before, if it is the last of a span
+        for i, (start, end) in enumerate(encoded.offsets):
+            if encoded.special[i]:
+                continue
+            best = int(scores[i].argmax())
+            label, score = self.labels[best], float(scores[i, best])
+            part, bare = label[:2], label[2:] if label[:2] in ("B-", "I-") else label
+            if not grouped:
+                spans.append(Span(label, score, start, end, text[start:end]))
+                continue
+            if label == "O":
+                continue
+            if spans and last == i - 1 and part != "B-" and spans[-1].label == bare:
+                one, n = spans.pop(), counts[-1]
+                score, start = (one.score * n + score) / (n + 1), one.start
+                counts[-1] = n + 1
+            else:
+                counts.append(1)
+            spans.append(Span(bare, score, start, end, text[start:end]))
+            last = i
+        return spans
+
+
+def read_classifier(folder: Path, vocab_size: int) -> Callable[[LabelModel], Any]:
+    """Read what a classifier has beside its model, which the function returned takes.
+
+    Raises:
+        WeightsError: a file that is malformed.
+        MissingExtraError: the library of tokenizers is not installed.
+    """
+    tokenizer = read_tokenizer(folder, vocab_size)
+    longest = max_length(folder)
+    stated = _stated_activation(folder)
+    lower = read_json(folder / "sentence_bert_config.json").get("do_lower_case", False)
+
+    def classifier(model: LabelModel) -> Classifier | TokenClassifier:
+        c = model.config
+        several = c.problem == "multi_label_classification" or len(c.labels) == 1
+        spread = "sigmoid" if several else "softmax"
+        config = ClassifierConfig(
+            min(longest, c.positions), stated or ("sigmoid" if len(c.labels) == 1 else "identity"),
+            "identity" if c.problem == "regression" else spread, bool(lower),
+        )  # fmt: skip
+        return (TokenClassifier if c.of_tokens else Classifier)(model, tokenizer, config)
+
+    return classifier
+
+
+def _stated_activation(folder: Path) -> str:
+    """Of a cross-encoder's scores, as its folder says; "" where it does not.
+
+    Source: `CrossEncoder` of sentence-transformers.
+    """
+    file = folder / "config.json"
+    values = read_json(file)
+    own = values.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, dict) else None
+    name = name or values.get("sbert_ce_default_activation_function")
+    kind = str(name or "").rpartition(".")[2].lower()
+    if kind not in ("", *ACTIVATIONS):
+        raise WeightsError(f"{file}: activation_fn: expected {', '.join(ACTIVATIONS)}, got {kind}")
+    return kind
+
+
+def _listed(op: str, texts: Any) -> list[Any]:
+    if isinstance(texts, (bytes, dict)) or not isinstance(texts, Iterable):
+        raise DTypeError(f"{op}: expected texts, got {type(texts).__name__}")
+    return list(texts)
+
+
+def _lower(texts: Sequence[Any]) -> list[Any]:
+    return [text.lower() if isinstance(text, str) else text for text in texts]

@@ -1,0 +1,281 @@
+"""What a step of a `Scheduler` does: with requests that wait, that are read, that are decoded.
+
+One thread at a time is in here. The first that waits gets blocks for its prompt when there are
+some; its prompt is read in parts, one a step; then it has a slot, and each step decodes a token of
+it. It grows by a block at a time. When no block is left, the one that came last gives all of its
+own back and waits again; its tokens stay, and are read with its prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from centella.errors import ContractError, DeviceLostError
+from centella.host.interrupts import uninterrupted
+from centella.nn.block_table import BlockTable
+from centella.runtime.pending import Pending
+from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
+from centella.tasks.prompts import Asked
+from centella.tasks.request import Answer
+from centella.tasks.session import CHUNK, Array, Ids, next_part, origin_of_nan
+
+if TYPE_CHECKING:
+    from centella.tasks.slots import Slots
+
+
+class Job(Struct, eq=False):
+    """A request, as the Scheduler has it.
+
+    Attributes:
+        order: of its arrival.
+        ids: the prompt and the tokens that have come; prompt: tokens of the former.
+        asked: how tokens are chosen, and what is told of them.
+        seed: of its draws; steps: most tokens; submitted: those that steps have been submitted for.
+        leader: the request of the same prompt whose keys and values it takes over.
+        table: where its keys and values are; slot: where it is decoded; None and -1 while it waits.
+    """
+
+    order: int
+    answer: Answer
+    ids: Ids
+    prompt: int
+    asked: Asked
+    seed: int
+    steps: int
+    leader: Job | None = None
+    submitted: int = 0
+    table: BlockTable | None = None
+    slot: int = -1
+
+    @property
+    def own(self) -> BlockTable:
+        """Its table, which it has while it is read or decoded."""
+        assert self.table is not None, "a job that waits is neither read nor decoded"
+        return self.table
+
+    def told(self, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+        """As many of the alternatives that a step told of as it asked for."""
+        asked = self.asked.logprobs
+        if asked is None or logprobs is None:
+            return None
+        top = dict(list(logprobs.top.items())[:asked])
+        return TokenLogprobs(logprobs.id, logprobs.logprob, top)
+
+    @property
+    def position(self) -> int:
+        """Where the token stands that its next step reads."""
+        return self.prompt - 1 + self.submitted
+
+
+class Ahead(Struct, frozen=True, eq=False):
+    """A step under way: its tokens, and whose they are."""
+
+    tokens: Pending[Array]
+    jobs: list[Job]
+
+
+class Jobs:
+    """Requests between their arrival and their end.
+
+    Args:
+        device: where they are computed.
+
+    Attributes:
+        device: the same.
+        running: those that are decoded; waiting: those that have not begun, or were stopped.
+        reading: the one whose prompt is read.
+        steps, reused_tokens, preemptions: as the Scheduler has them.
+    """
+
+    def __init__(self, device: Slots) -> None:
+        self.running: list[Job] = []
+        self.waiting: deque[Job] = deque()
+        self.reading: Job | None = None
+        self.steps: int = 0
+        self.reused_tokens: int = 0
+        self.preemptions: int = 0
+        self.device: Slots = device
+        self._free = list(range(device.count))
+        self._ahead: Ahead | None = None
+        self._stuck = False  # there was no room for the first that waits, and nothing has ended
+
+    def all(self) -> list[Job]:
+        """All of them, those that are decoded first."""
+        reading = [] if self.reading is None else [self.reading]
+        return [*self.running, *reading, *self.waiting]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is read or decoded."""
+        return not self.running and self.reading is None and self._ahead is None
+
+    @uninterrupted
+    def step(self) -> bool:
+        """A part of a prompt, a token of each; then the tokens of the step before.
+
+        Returns:
+            Whether there is more to do.
+        """
+        for job in self.all():
+            if job.answer.ended:  # it was cancelled
+                self._retire(job)
+        ahead = None
+        try:
+            self._admit()
+            self._read()
+        except Exception as error:
+            self._fail(error, [] if self.reading is None else [self.reading])
+        try:
+            ahead = self._submitted()
+        except Exception as error:
+            self._fail(error, self.running)
+        self._collect()
+        self._ahead = ahead
+        return bool(ahead or self.all())
+
+    def _admit(self) -> None:
+        """The first that waits is read next, if there is room for it."""
+        while self.waiting and self.reading is None and len(self.running) < self.device.count:
+            if (self._stuck and not self.idle) or not self._begin(self.waiting[0]):
+                self._stuck = True
+                return
+            self.reading = self.waiting.popleft()
+            if not self._left:
+                self._join(self.reading)
+
+    def _begin(self, job: Job) -> bool:
+        """Give it blocks, those of others that begin so among them; whether there is room."""
+        cache, leader = self.device.cache, job.leader
+        past = None if leader is None else leader.table
+        if past is not None and len(past.tokens) >= len(job.ids) - 1 and job.submitted == 0:
+            table = past.fork()
+            table.truncate(len(job.ids) - 1)
+        else:
+            table = cache.sequence()
+            table.reuse(job.ids[:-1])
+        start, end = len(table.tokens), len(job.ids)
+        if table.missing(start, end) > cache.blocks.free:
+            table.release()
+            return False
+        cache.copy(table.reserve(start, end))
+        job.table = table
+        self.reused_tokens += start
+        return True
+
+    @property
+    def _left(self) -> Ids:
+        """What is still to be read of the prompt that is read."""
+        job = self.reading
+        return [] if job is None else job.ids[len(job.own.tokens) : -1]
+
+    def _read(self) -> None:
+        """Submit the next part of a prompt; the last makes it one that is decoded."""
+        job, left = self.reading, self._left
+        if job is None:
+            return
+        padded = next_part(len(left), CHUNK, CHUNK)
+        part = left[:padded]
+        self.device.read(part, padded, len(job.own.tokens), job.own)
+        job.own.add(part)
+        if len(part) == len(left):
+            self._join(job)
+
+    def _join(self, job: Job) -> None:
+        slot = min(self._free)
+        self.device.occupy(slot, job.ids, job.prompt, job.asked.sampling, job.seed)
+        self._free.remove(slot)
+        job.slot = slot
+        self.reading = None
+        self.running.append(job)
+
+    def _submitted(self) -> Ahead | None:
+        """Submit a token of each that goes on, with room for it; None: there is none."""
+        device, free = self.device, self.device.cache.blocks
+        while True:
+            jobs = [job for job in self.running if job.submitted < job.steps]
+            if not jobs:
+                return None
+            if sum(job.own.missing(job.position, job.position + 1) for job in jobs) <= free.free:
+                break
+            if self._ahead is not None:
+                self._collect()  # some may have ended
+            else:
+                self._preempt()
+        for job in jobs:
+            device.cache.copy(job.own.reserve(job.position, job.position + 1))
+        rows = [(job.slot, job.position, job.own) for job in jobs]
+        told = max((job.asked.logprobs for job in jobs if job.asked.logprobs is not None),
+                   default=None)  # fmt: skip
+        tokens = device.step(
+            rows, all(job.asked.sampling.greedy for job in jobs), MOST if told else told
+        )
+        for job in jobs:
+            job.submitted += 1
+        self.steps += 1
+        return Ahead(tokens, jobs)
+
+    def _preempt(self) -> None:
+        """The latest waits, and is read anew: no step of it is under way."""
+        job = max(self.all()[: len(self.running) + bool(self.reading)], key=lambda j: j.order)
+        self._leave(job)
+        self.waiting.appendleft(job)
+        self._stuck = True
+        self.preemptions += 1
+
+    def _collect(self) -> None:
+        """The tokens of the step that is under way."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        try:
+            step = ahead.tokens.result()
+        except Exception as error:
+            self._fail(error, ahead.jobs)
+            return
+        tokens = tokens_of(step).tolist()
+        for i, job in enumerate(ahead.jobs):
+            try:
+                if job.table is not None and not job.answer.ended:
+                    self._add(job, tokens[i], logprobs_of(step, i))
+            except Exception as error:  # its text cannot be decoded, say
+                self._fail(error, [job])
+
+    def _add(self, job: Job, token: int, logprobs: TokenLogprobs | None) -> None:
+        if token < 0:
+            where = origin_of_nan(self.device.model, job.ids)
+            raise ContractError(f"submit: token {len(job.ids)}: the logits are NaN, {where}")
+        job.own.add(job.ids[-1:])
+        job.ids.append(token)
+        if job.answer.add(token, job.told(logprobs)):
+            self._retire(job)
+        elif len(job.ids) - job.prompt == job.steps:
+            job.answer.end("context")
+            self._retire(job)
+
+    def _fail(self, error: Exception, jobs: Sequence[Job]) -> None:
+        """These end with an error; all do, where the device was lost."""
+        for job in self.all() if isinstance(error, DeviceLostError) else [*jobs]:
+            job.answer.fail(error)
+            self._retire(job)
+
+    def _retire(self, job: Job) -> None:
+        self._leave(job)
+        if job in self.waiting:
+            self.waiting.remove(job)
+        self._stuck = False
+
+    def _leave(self, job: Job) -> None:
+        """Give back its slot and its blocks."""
+        if job.table is not None:
+            job.table.release()
+            job.table = None
+        if job.slot >= 0:
+            self._free.append(job.slot)
+            self.running.remove(job)
+            job.slot = -1
+        if job is self.reading:
+            self.reading = None

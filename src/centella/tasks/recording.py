@@ -1,0 +1,135 @@
+"""A recording as windows of samples: one after the other from a stream, or those with speech."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from centella.audio.mel import HOP, RATE, Array
+from centella.audio.regions import Region, SpeechDetector
+from centella.audio.stream import AudioStream
+
+
+class Window(Struct, frozen=True, eq=False):
+    """A part of a recording.
+
+    Attributes:
+        start: frames of 10 ms before it; frames: of it that have sound.
+        samples: f32 [n], up to the length of a window, without the zeros behind it.
+    """
+
+    start: int
+    frames: int
+    samples: Array
+
+
+class Recording:
+    """Samples of a stream from some position on; what lies before it is forgotten.
+
+    Args:
+        frames: of a window, 10 ms each.
+        regions: (start, end) of speech in seconds, in order; None: all of it, or what is detected.
+        detector: finds the regions as the stream is read.
+    """
+
+    def __init__(
+        self, stream: AudioStream, frames: int, regions: Sequence[Region] | None = None,
+        detector: SpeechDetector | None = None,
+    ) -> None:  # fmt: skip
+        self.stream: AudioStream = stream
+        self.frames: int = frames
+        self.everything: bool = regions is None and detector is None
+        self._detector = None if regions is not None else detector
+        self._regions: list[Region] = list(regions or ())
+        self._first = 0  # sample that the kept ones begin with
+        self._kept = np.empty(0, np.float32)
+        self._ended = False
+
+    @property
+    def duration(self) -> float:
+        """Seconds: as the file says, or as far as it was read."""
+        return self.stream.duration or self.stream.position / RATE
+
+    def speech_from(self, frame: int) -> int:
+        """The first frame from one on where somebody speaks; -1: nobody does."""
+        if self.everything:
+            return frame
+        later = (max(frame, int(a * 100)) for a, b in self._found() if b * 100 > frame)
+        return next(later, -1)
+
+    def window(self, start: int, frames: int | None = None) -> Window | None:
+        """The window that begins at a frame, not before that of the last call; None at the end."""
+        first, count = start * HOP, (frames or self.frames) * HOP
+        while self._first + self._kept.size < first + count and self._more():
+            self._forget(first)
+        self._forget(first)
+        samples = self._kept[:count] if self._first == first else self._kept[:0]
+        if not samples.size:
+            return None
+        return Window(start, max(samples.size // HOP, 1), samples)
+
+    def rows(self, windows: Sequence[Window], batch: int) -> Array:
+        """Samples of windows f32 [batch, n], with zeros behind them and in rows without one."""
+        rows = np.zeros((batch, self.frames * HOP), np.float32)
+        for row, window in zip(rows, windows, strict=False):
+            row[: window.samples.size] = window.samples
+        return rows
+
+    def parts(self) -> Iterator[Window]:
+        """Windows that cover the speech, as few as can be."""
+        if self.everything:
+            yield from self._split((0.0, float("inf")))
+            return
+        for region in joined(self._found(), self.frames / 100):
+            yield from self._split(region)
+
+    def _split(self, region: Region) -> Iterator[Window]:
+        start, end = region
+        at, last = round(start * 100), max(end * 100, round(start * 100) + 1)
+        while at < last:
+            window = self.window(at, int(min(self.frames, np.ceil(last - at))))
+            if window is None:
+                return
+            yield window
+            at += self.frames
+
+    def _found(self) -> Iterator[Region]:
+        """Each region, once its end is known."""
+        index = 0
+        while index < len(self._regions) or (self._detector is not None and self._more()):
+            if index < len(self._regions):
+                yield self._regions[index]
+                index += 1
+
+    def _more(self) -> bool:
+        """Read a second; False at the end."""
+        if self._ended:
+            return False
+        piece = self.stream.read(RATE)
+        self._ended = not piece.size
+        if self._detector is not None:
+            found = self._detector.finish() if self._ended else self._detector.push(piece)
+            self._regions += found
+        self._kept = np.concatenate([self._kept, piece])
+        return True
+
+    def _forget(self, first: int) -> None:
+        """Drop samples before one."""
+        gone = min(max(first - self._first, 0), self._kept.size)
+        self._first, self._kept = self._first + gone, self._kept[gone:]
+
+
+def joined(regions: Iterable[Region], longest: float) -> Iterator[Region]:
+    """Regions that follow one another made one while that is no longer than a window."""
+    last: Region | None = None
+    for start, end in regions:
+        if last and end - last[0] <= longest:
+            last = (last[0], end)
+            continue
+        if last:
+            yield last
+        last = (start, end)
+    if last:
+        yield last

@@ -1,0 +1,273 @@
+"""`Scheduler`: many requests share one model; they come and go between the steps of a batch.
+
+Sources: Yu et al. 2022, "Orca", of batches that change at each step; Kwon et al. 2023,
+"PagedAttention", of keys and values in blocks. What a step does is in `jobs`.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from contextvars import copy_context
+from typing import Any, Literal, Self, Unpack, overload
+
+from centella.backends.opening import byte_count
+from centella.errors import ContractError, DTypeError, ShapeError
+from centella.host.forks import lock_of
+from centella.nn.block_table import BLOCK
+from centella.nn.tree import Tree
+from centella.tasks.generate import Generator, Prompt
+from centella.tasks.jobs import Job, Jobs
+from centella.tasks.pieces import Text
+from centella.tasks.request import Answer, Ready, Request
+from centella.tasks.sampling import SamplingArgs
+from centella.tensors.arguments import flag, whole
+
+TOKENS = 1024  # of a request, for the pool that is the default
+
+
+class Scheduler:
+    """Continues many prompts at once, which come at any time: continuous batching.
+
+        with ct.Scheduler(model) as scheduler:
+            for piece in scheduler.submit("Once upon a time", max_new_tokens=50):
+                print(piece, end="")
+
+    Each request gets the tokens that `Generator.generate` gives for it alone, with the same seed.
+    Requests that begin with the same tokens, in blocks of 64, share what was computed for them,
+    also with requests that have ended. When memory is short, the request that came last waits, and
+    is read anew. Steps count in the ledgers, and obey the `forbid` scopes, that were open where the
+    Scheduler was constructed.
+
+    Args:
+        model: the Generator; others may use it at the same time.
+        max_batch: requests that are decoded at once; more wait.
+        tokens: that keys and values have memory for, of all requests together; default: 1 024 for
+            each of `max_batch`, or the context of the model where that is less.
+        memory: instead of `tokens`: bytes of keys and values, or text such as "2 GB".
+        background: whether a thread of the Scheduler's own computes; it ends when nothing is left.
+            Else whoever waits for a request does, or calls `step` or `run`.
+
+    Attributes:
+        context: most tokens of a request, its prompt included: what the model has positions for,
+            or the memory. Where rotary frequencies depend on the length of a text ("dynamic",
+            "longrope"), those of short texts.
+
+    Raises:
+        DTypeError: for what is no Generator.
+        ShapeError: for numbers below 1, tokens and memory, or a memory without room for a block.
+        OutOfMemoryError, LimitError: the device has no room for the pool.
+    """
+
+    def __init__(
+        self, model: Generator, *, max_batch: int = 16, tokens: int | None = None,
+        memory: int | str | None = None, background: bool = True,
+    ) -> None:  # fmt: skip
+        if not isinstance(model, Generator):
+            raise DTypeError(f"Scheduler: expected a Generator, got {type(model).__name__}")
+        self.background: bool = flag("Scheduler", "background", background)
+        self.max_batch: int = whole("Scheduler", "max_batch", max_batch, 1)
+        self._model = model
+        blocks = _blocks_of(model, self.max_batch, tokens, memory)
+        self.context: int = _context_of(model, blocks * BLOCK)
+        from centella.tasks.slots import Slots
+
+        self._tree = Tree(model.model)
+        self._jobs = Jobs(Slots(model.model, self.max_batch, blocks, self.context))
+        # A request's own scopes are not to count, or to forbid, the work of others.
+        self._scopes = copy_context()
+        self._driving = threading.RLock()  # who has it computes a step; taken before the next
+        self._lock = lock_of(self)  # of what threads that submit touch
+        self._new: deque[Job] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._arrived = 0
+
+    def __repr__(self) -> str:
+        return f"<Scheduler of {self._model!r}, {self.running} running, {self.waiting} waiting>"
+
+    @property
+    def running(self) -> int:
+        """Requests that are decoded."""
+        return len(self._jobs.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait or are read."""
+        jobs = self._jobs
+        return len(self._new) + len(jobs.waiting) + (jobs.reading is not None)
+
+    @property
+    def steps(self) -> int:
+        """Steps of decoding, so far."""
+        return self._jobs.steps
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of prompts whose keys and values were there already."""
+        return self._jobs.reused_tokens
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request had to wait for memory after it had begun."""
+        return self._jobs.preemptions
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    @overload
+    def submit(
+        self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
+        ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> Request: ...  # fmt: skip
+    @overload
+    def submit(
+        self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
+        ignore_eos: bool = False, n: int, logprobs: int | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> Any: ...  # fmt: skip
+    def submit(
+        self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
+        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> Any:  # fmt: skip
+        """Continue a prompt as soon as there is room; any thread may call it.
+
+        Args:
+            prompt, max_new_tokens, stop, ignore_eos, logprobs, sampling: as for
+                `Generator.generate`.
+            n: continuations, which share the prompt; number i has `seed + i`.
+
+        Returns:
+            A `Request`; a list of them for n > 1.
+
+        Raises:
+            ShapeError, DTypeError, WeightsError: as `Generator.generate`, here, at the call;
+                ShapeError also for a prompt of `context` tokens or more.
+            ContractError: the Scheduler is closed.
+        """
+        prompts, config = self._model._prompts, self._model.config
+        ids = prompts.ids("submit", prompt, config.begin_id)
+        asked = prompts.asked("submit", config, sampling, tokens=max_new_tokens, stop=stop,
+                              ignore_eos=ignore_eos, logprobs=logprobs)  # fmt: skip
+        if len(ids) >= self.context:
+            raise ShapeError(
+                f"submit: expected a prompt of fewer than {self.context:,} tokens, the context of "
+                f"the Scheduler, got {len(ids):,}"
+            )
+        steps = min(asked.stops.tokens, self.context - len(ids))
+        seed = asked.sampling.first_seed()
+        jobs: list[Job] = []
+        with self._lock:
+            if self._closed:
+                raise ContractError("submit: expected an open Scheduler, got one that is closed")
+            for i in range(whole("submit", "n", n, 1)):
+                text = Text(prompts.decode, asked.stops, asked.logprobs is not None)
+                leader, own = (jobs[0] if jobs else None), (seed + i) & 0x7FFFFFFF
+                jobs.append(
+                    Job(self._arrived + i, Answer(text, len(ids)), list(ids), len(ids), asked, own,
+                        steps, leader)
+                )  # fmt: skip
+            self._arrived += n
+            self._new.extend(jobs)
+            if self.background and (self._thread is None or not self._thread.is_alive()):
+                run = self._scopes.copy().run
+                self._thread = threading.Thread(
+                    target=run, args=(self._work,), name="centella scheduler", daemon=True
+                )
+                self._thread.start()
+        drive = None if self.background else self._drive
+        requests = [Request(job.answer, drive) for job in jobs]
+        return requests[0] if n == 1 else requests
+
+    def close(self, drain: bool = True) -> None:
+        """Take no further requests, and return when all are done. A second time does nothing.
+
+        Args:
+            drain: whether requests are computed to their end; False: they end as they are, their
+                `finish` is "closed".
+        """
+        with self._driving, self._lock:
+            self._closed = True
+            thread = self._thread
+            jobs = [] if drain else [*self._new, *self._jobs.all()]
+        for job in jobs:
+            job.answer.end("closed")
+        if thread is not None:
+            thread.join()
+        self.run()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Close it: requests are computed to their end, unless an exception leaves the block."""
+        self.close(drain=kind is None)
+
+    # -- whoever computes -------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Compute a step; whether there is more to do."""
+        with self._driving:
+            return self._step()
+
+    def run(self) -> None:
+        """Compute steps until nothing is left."""
+        while self.step():
+            pass
+
+    def _drive(self, ready: Ready) -> None:
+        """Compute a step, unless it is ready: for who waits."""
+        with self._driving:
+            if not ready():
+                self._step()
+
+    def _step(self) -> bool:
+        with self._lock:
+            self._jobs.waiting.extend(self._new)
+            self._new.clear()
+        if self._jobs.idle and self._tree.changed:
+            self._jobs.device.forget()
+            self._tree = Tree(self._model.model)
+        return self._jobs.step()
+
+    def _work(self) -> None:
+        """What the thread does: it ends when nothing is left, so that it keeps nothing alive."""
+        while True:
+            more = self.step()
+            with self._lock:
+                if not more and not self._new:
+                    self._thread = None
+                    return
+
+
+def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any) -> int:
+    """Blocks of the pool."""
+    config = model.model.config
+    if memory is None:
+        default = batch * min(TOKENS, model.context)
+        asked = default if tokens is None else whole("Scheduler", "tokens", tokens, 1)
+        return -(-asked // BLOCK)
+    if tokens is not None:
+        raise ShapeError("Scheduler: expected tokens= or memory=, got both")
+    row = config.num_key_value_heads * config.head_dim * model.model.dtype.itemsize
+    each = 2 * config.num_hidden_layers * BLOCK * row
+    room = byte_count(memory)
+    if room < 2 * each:
+        raise ShapeError(
+            f"Scheduler: expected memory for two blocks of {BLOCK} tokens or more, {2 * each:,} "
+            f"bytes, got {room:,}"
+        )
+    return room // each - 1  # one is for what is dropped
+
+
+def _context_of(model: Generator, tokens: int) -> int:
+    """Most tokens of a request: in memory, and with the rotary frequencies of short texts."""
+
+    def regime(length: int) -> list[int]:
+        return [rope.regime(length) for rope in model.model.config.ropes]
+
+    lengths = range(1, min(model.context, tokens) + 1)
+    return bisect_right(lengths, regime(1), key=regime)

@@ -1,0 +1,80 @@
+"""The sessions that a Generator keeps: which of them goes on with a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from centella.host.forks import lock_of
+from centella.nn.tree import Tree
+from centella.tasks import speculation
+from centella.tasks.session import LEAST, Ids, Session
+
+if TYPE_CHECKING:
+    from centella.models.llama import LlamaModel
+
+ROOM = 256  # capacities are multiples of it
+IDLE = 2  # sessions that are kept
+LOST = 32  # tokens that a session forgets for another prompt where a new one could be made
+
+
+class Sessions:
+    """Sessions of a model; one that is taken is its taker's alone until it is given back.
+
+    Args:
+        model: the decoder. Where its weights are others, nothing that was read holds.
+
+    Attributes:
+        idle: those that wait, the last one first.
+    """
+
+    def __init__(self, model: LlamaModel) -> None:
+        self.idle: list[Session] = []
+        self._model = model
+        self._tree = Tree(model)
+        self._drafts: WeakKeyDictionary[Session, speculation.Draft] = WeakKeyDictionary()
+        self._lock = lock_of(self)
+
+    def keep(self, session: Session) -> None:
+        """Give a session back."""
+        with self._lock:
+            self.idle = [session, *self.idle][:IDLE]
+
+    def take(self, rows: Sequence[Ids], tokens: int) -> Session:
+        """The idle session of that size that has read most of the rows, or a new one."""
+        model, regime = self._model, self._regime(tokens)
+        most = model.config.max_position_embeddings
+        capacity = min(most, -(-(tokens + LEAST) // ROOM) * ROOM)
+        while self._regime(capacity) != regime:
+            capacity -= 1
+        with self._lock:
+            if self._tree.changed:
+                self.idle, self._tree = [], Tree(model)
+            fits = [
+                s for s in reversed(self.idle)
+                if s.batch == len(rows) and s.capacity >= capacity
+                and self._regime(s.capacity) == regime
+            ]  # fmt: skip
+            session = max(fits, key=lambda s: s.shared(rows), default=None)
+            full = len(self.idle) >= IDLE
+            if session is not None and (full or session.lost(rows) <= LOST):
+                self.idle.remove(session)
+                return session
+        return Session(model, len(rows), capacity)
+
+    def guesser(
+        self, draft: LlamaModel | str | None, session: Session
+    ) -> speculation.Guesser | None:
+        """Who guesses for a session; a smaller model keeps what it has read of it."""
+        if draft is None or isinstance(draft, str):
+            return speculation.Lookup() if draft else None
+        kept = self._drafts.get(session)
+        if kept is None or kept.model is not draft:
+            vocab = self._model.config.vocab_size
+            kept = self._drafts[session] = speculation.Draft(draft, session.capacity, vocab)
+        return kept
+
+    def _regime(self, tokens: int) -> list[int]:
+        """What rotary frequencies a text of so many tokens has."""
+        return [rope.regime(tokens) for rope in self._model.config.ropes]

@@ -1,0 +1,177 @@
+"""The device's side of a `Scheduler`: requests in slots, and the steps that are captured.
+
+A slot has what the device keeps of a request that is decoded: its last token, how its tokens are
+chosen, how many were. A step takes a table of blocks and the slots of its rows: 1, 2, 4, ... rows
+of 4, 8, 16, ... blocks, so few sizes are captured, and any requests may meet in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from centella.dtypes import f32, i32
+from centella.models.llama import Past
+from centella.nn.block_cache import BlockCache, BlockView
+from centella.nn.block_table import BLOCK, BlockTable
+from centella.op.op import get
+from centella.ops.sample import PROMPT, SETTINGS
+from centella.runtime.pending import Pending
+from centella.tasks.logprobs import Scores
+from centella.tasks.sampling import Sampling
+from centella.tensors.creation import full
+from centella.tensors.functional import gather, scatter
+from centella.tensors.jit import Jitted
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply, apply_all
+
+if TYPE_CHECKING:
+    from centella.models.llama import LlamaModel
+
+Array = np.ndarray[Any, Any]
+Ids = list[int]
+NARROWEST = 4  # blocks of a table: fewer make no other capture
+CAPTURES = 64  # of each kind of step that are kept
+
+
+class Slots:
+    """Slots of a model's device, and the steps on them.
+
+    Args:
+        model: the decoder.
+        slots: requests that are decoded at once.
+        blocks: of the pool of keys and values.
+        context: most tokens of a request.
+
+    Attributes:
+        cache: the pool.
+    """
+
+    def __init__(self, model: LlamaModel, slots: int, blocks: int, context: int) -> None:
+        config, device, vocab = model.config, model.device, model.config.vocab_size
+        self.model: LlamaModel = model
+        self.count: int = slots
+        self.widest: int = -(-context // BLOCK)
+        self.cache: BlockCache = BlockCache(
+            config.num_key_value_heads, config.head_dim, blocks,
+            num_layers=config.num_hidden_layers, dtype=model.dtype, device=device,
+        )  # fmt: skip
+        self._rotary = model.rotary(context, device)
+
+        def state(name: str, shape: tuple[int, ...], dtype: Any = i32) -> State:
+            made = State.empty(shape, dtype, device, name=name)
+            made.assign(full((), 0, made.dtype, device))
+            return made
+
+        self._last = state("last tokens", (slots,))
+        self._counts = state("counts of tokens", (slots, vocab))
+        self._drawn = state("tokens drawn", (slots,))
+        self._seeds = state("seeds", (slots,))
+        self._settings = state("sampling", (slots, len(SETTINGS)), f32)
+        self._scores: dict[int, Scores] = {}  # by rows
+        self._read: Jitted[..., None] = Jitted(self._reading, device, CAPTURES)
+        self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device, CAPTURES)
+        self._random: Jitted[..., Tensor] = Jitted(self._sampled, device, CAPTURES)
+        self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
+
+    def forget(self) -> None:
+        """Captures and contents of another model: its parameters were changed."""
+        for step in (self._read, self._greedy, self._random):
+            step.clear()
+        self.cache.blocks.forget_all()
+
+    # -- a prompt ---------------------------------------------------------------------------------
+
+    def read(self, ids: Ids, padded: int, start: int, table: BlockTable) -> None:
+        """Submit the reading of a part of a prompt, whose places in the table are reserved.
+
+        Args:
+            padded: tokens that the part is captured for.
+            start: position of its first token.
+        """
+        part = np.zeros((1, padded), np.int32)
+        part[0, : len(ids)] = ids
+        width = self._width(max(len(table.blocks), -(-padded // BLOCK)))
+        self._read(part, self.cache.rows([(start, table)], 1, width))
+
+    def _reading(self, ids: Tensor, table: Tensor) -> None:
+        self.model.states(ids, self._past(table))
+
+    def _past(self, table: Tensor) -> Past[BlockView]:
+        return Past(self.cache.view(table), *self._rotary)
+
+    def _width(self, blocks: int) -> int:
+        """Columns of a table with room for so many blocks: one of a few numbers."""
+        return max(NARROWEST, min(1 << (blocks - 1).bit_length(), max(self.widest, blocks)))
+
+    def occupy(self, slot: int, ids: Ids, prompt: int, sampling: Sampling, seed: int) -> None:
+        """Give a slot to a request whose tokens but the last have been read.
+
+        Args:
+            ids: the prompt and what it was continued with; prompt: tokens of the former.
+            seed: of this request.
+        """
+        numbers = np.array([sampling.numbers()], np.float32)
+        given = [np.array([n], np.int32) for n in (slot, ids[-1], len(ids) - prompt, seed)]
+        if not sampling.penalised:
+            self._occupy(*given, numbers)
+            return
+        counts = np.bincount(ids[prompt:], minlength=self._counts.shape[1]).astype(np.uint32)
+        counts[ids[:prompt]] |= np.uint32(PROMPT)
+        self._occupy(*given, numbers, counts.view(np.int32)[None])
+
+    def _occupied(
+        self, slot: Tensor, token: Tensor, drawn: Tensor, seed: Tensor, settings: Tensor,
+        counts: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        pairs = [(self._last, token), (self._drawn, drawn), (self._seeds, seed),
+                 (self._settings, settings)]  # fmt: skip
+        if counts is not None:
+            pairs.append((self._counts, counts))
+        for state, row in pairs:
+            state.assign(scatter(state.value, slot, row))
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(
+        self, rows: Sequence[tuple[int, int, BlockTable]], greedy: bool, logprobs: int | None
+    ) -> Pending[Array]:
+        """Submit a step of some requests; what it sends, as `tokens_of` reads it: -1 for NaN.
+
+        Args:
+            rows: of each its slot, the position of its last token, and its table, in which that
+                position is reserved.
+            greedy: whether all take the most likely token.
+            logprobs: alternatives to tell of; None: no log-probabilities.
+        """
+        batch = min(1 << (len(rows) - 1).bit_length(), self.count)
+        width = self._width(max(len(table.blocks) for _, _, table in rows))
+        table = self.cache.rows([(start, table) for _, start, table in rows], batch, width)
+        slots = [slot for slot, _, _ in rows]
+        others = (slot for slot in range(self.count) if slot not in slots)  # what pads has its own
+        slots += [slot for slot, _ in zip(others, range(batch - len(rows)), strict=False)]
+        step = self._greedy if greedy else self._random
+        if logprobs is not None and batch not in self._scores:
+            self._scores[batch] = Scores(batch, self._counts.shape[1], self.model.device)
+        return step.fetch(table, np.array(slots, np.int32), logprobs)
+
+    def _likeliest(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots)
+        return self._told(slots, logits, apply("argmax", logits, marked=True), logprobs)
+
+    def _sampled(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots)
+        given = (self._counts.value, self._drawn.value, logits, self._settings.value,
+                 self._seeds.value, slots)  # fmt: skip
+        return self._told(slots, logits, apply_all(get("sample"), given, {})[2], logprobs)
+
+    def _logits(self, table: Tensor, slots: Tensor) -> Tensor:
+        ids = gather(self._last.value, slots).reshape(-1, 1)
+        return self.model(ids, self._past(table))[:, 0]
+
+    def _told(self, slots: Tensor, logits: Tensor, chosen: Tensor, k: int | None) -> Tensor:
+        """What a step sends; each token becomes the last one of its slot."""
+        self._last.assign(scatter(self._last.value, slots, chosen))
+        return chosen if k is None else self._scores[slots.shape[0]](logits, chosen, k)

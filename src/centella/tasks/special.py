@@ -1,0 +1,92 @@
+"""Special tokens that stand in texts of users: plain text, and no tokens.
+
+Whoever writes `<|im_end|>` in a message must not end it. Special tokens of messages, tools and
+documents are marked before the chat template writes the prompt. Between the template's own special
+tokens, what has a mark is encoded by a tokenizer that knows none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from centella.errors import DTypeError, ShapeError
+from centella.tasks.text import Tokenizer
+
+MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # which Unicode keeps for such a use
+
+
+class Special:
+    """The special tokens of a tokenizer, and how to write them as text.
+
+    Args:
+        tokenizer: whose tokens; those that are added but not special, such as `<think>` of most
+            models, stay tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.native.get_added_tokens_decoder().values()
+        names = {token.content for token in added if token.special and token.content}
+        self._names: str = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+    @cached_property
+    def plain(self) -> Tokenizer:
+        """The same tokenizer, for which no text is a special token."""
+        native = type(self._tokenizer.native).from_str(self._tokenizer.native.to_str())
+        native.encode_special_tokens = True
+        return Tokenizer(native, pad_id=self._tokenizer.pad_id, origin=self._tokenizer.origin)
+
+    def marked(self, given: Sequence[Any]) -> tuple[Sequence[Any], str]:
+        """The same with a mark within each special token, and the mark; "" where there is none.
+
+        Raises:
+            DTypeError: too many levels; ShapeError: every mark is in some text.
+        """
+        try:
+            texts = list(_texts(given))
+            if not self._names or not any(re.search(self._names, text) for text in texts):
+                return given, ""
+            mark = next((m for m in MARKS if not any(m in text for text in texts)), None)
+            if mark is None:
+                raise ShapeError("chat: messages: expected text without U+FDD0 to U+FDEF")
+            return [self._changed(part, mark) for part in given], mark
+        except RecursionError as error:
+            raise DTypeError("chat: messages: expected fewer levels, got too many") from error
+
+    def _changed(self, value: Any, mark: str) -> Any:
+        if isinstance(value, str):
+            return re.sub(self._names, lambda m: m[0][0] + mark + m[0][1:], value)
+        if isinstance(value, Mapping):
+            return {key: self._changed(part, mark) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._changed(part, mark) for part in value]
+        return value
+
+    def encode(self, prompt: str, mark: str) -> list[int]:
+        """Token ids of what a template made of marked messages."""
+        ids: list[int] = []
+        before = ""
+        for part in re.split(f"((?:{self._names})(?!{mark}))", prompt):
+            if mark in part:
+                ids += self._tokenizer.native.encode(before, add_special_tokens=False).ids
+                text = part.replace(mark, "")
+                ids += self.plain.native.encode(text, add_special_tokens=False).ids
+                before = ""
+            else:
+                before += part
+        return ids + self._tokenizer.native.encode(before, add_special_tokens=False).ids
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings of some messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)

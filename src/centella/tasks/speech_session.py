@@ -1,0 +1,266 @@
+"""A batch of windows of sound on the device, and the steps that write what is said in them.
+
+`listen` runs the encoder and keeps keys and values of the sound in States. `start` reads prompts;
+`run` gives tokens, a step ahead of the host, 4 bytes a row. Logarithms of probabilities add up on
+the device, and come to the host when the window's text has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+
+from centella.errors import ContractError
+from centella.nn.kv_cache import KVCache
+from centella.op.op import get
+from centella.ops.sample import SETTINGS
+from centella.runtime.pending import Pending
+from centella.tasks.rules import NEVER, NoRepeat, Rule, Suppress, Timestamps, Vocabulary
+from centella.tensors import functional as fn
+from centella.tensors.creation import arange, full
+from centella.tensors.jit import Jitted
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply, apply_all, fetch
+
+if TYPE_CHECKING:
+    from centella.models.whisper import WhisperModel
+
+Array = np.ndarray[Any, Any]
+Ids = list[int]
+LEAST = 4  # tokens of a prompt that is read: a power of two from here on, so few captures
+
+
+class Heard(Struct, frozen=True, eq=False):
+    """What the device has summed up of each row: arrays [batch].
+
+    Attributes:
+        log_probability: of the tokens chosen, added up; no_speech: probability at the begin.
+    """
+
+    log_probability: Array
+    no_speech: Array
+
+
+class SpeechSession:
+    """A batch of windows: their sound, their texts, and what steps them.
+
+    Args:
+        model: Whisper; vocabulary: its special tokens; batch: windows.
+        features: a spectrogram [batch, mels, frames] of what `listen` is given.
+    """
+
+    def __init__(
+        self, model: WhisperModel, vocabulary: Vocabulary, batch: int,
+        features: Callable[[Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        self.model: WhisperModel = model
+        self.vocabulary: Vocabulary = vocabulary
+        self.batch: int = batch
+        self._features = features
+        c, device = model.config, model.device
+        heads = c.decoder_attention_heads
+        self._memory = model.empty_memory(batch)
+        self._cache = KVCache(
+            batch, heads, c.hidden_size // heads, c.max_target_positions,
+            num_layers=c.decoder_layers, dtype=model.dtype, device=device,
+        )  # fmt: skip
+
+        def state(name: str, kind: type = np.int32, columns: int = 1) -> State:
+            return State(np.zeros((batch, columns), kind), device=device, name=name)
+
+        self._token, self._ended, self._steps = state("tokens"), state("ended"), state("steps")
+        self._sums, self._silence = state("log p", np.float32), state("no speech", np.float32)
+        self._settings = state("sampling", np.float32, len(SETTINGS))
+        self._counts = State(np.zeros((batch, c.vocab_size), np.int32), device=device)
+        self._drawn = State(np.zeros(batch, np.int32), device=device)
+        self._seeds = State(np.zeros(batch, np.int32), device=device)
+        self.suppress: Suppress = Suppress(vocabulary, device)
+        self.no_repeat: NoRepeat = NoRepeat(vocabulary, batch, c.max_target_positions, device)
+        self._timestamps = Timestamps(vocabulary, batch, device)
+        self._listen: Jitted[..., None] = Jitted(self._heard, device)
+        self._read: Jitted[..., Tensor] = Jitted(self._prompt, device)
+        self._align: Jitted[..., tuple[Tensor, Tensor]] = Jitted(self._weights, device)
+        self._captured: dict[tuple[bool, bool, bool], Jitted[..., Tensor]] = {}
+        self._chosen = (True, False, False)
+
+    # -- what is captured -------------------------------------------------------------------------
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return [(keys.value, values.value) for keys, values in self._memory]
+
+    def _heard(self, sound: Tensor) -> None:
+        """Encode windows; the sound's keys and values go into States."""
+        states = self.model.encode(self._features(sound))
+        for pair, (keys, values) in zip(self.model.memory(states), self._memory, strict=True):
+            keys.assign(pair[0])
+            values.assign(pair[1])
+
+    def _prompt(self, ids: Tensor, begins: Tensor) -> Tensor:
+        """Read prompts [batch, tokens]; probabilities of the languages, [batch, languages]."""
+        x = self.model.decoder(ids, self._pairs(), self._cache)
+        here = fn.eq(arange(ids.shape[1], device=ids.device), begins)
+        x = fn.sum(fn.where(here.reshape(*here.shape, 1), x, 0.0), 1, keepdims=True)
+        logits = self.model.head(x)[:, 0]  # where the transcript begins
+        no_speech = fn.softmax(logits, -1)[:, self.vocabulary.no_speech]
+        self._silence.assign(no_speech.reshape(self.batch, 1))
+        for counter in (self._steps, self._sums):
+            counter.assign(full((), 0, counter.dtype, counter.device))
+        for rule in (self._timestamps, self.no_repeat):
+            rule.begin()
+        ids_of = list(self.vocabulary.languages.values())
+        languages = [logits[:, i : i + 1] for i in ids_of]
+        return fn.softmax(fn.concat(languages, -1), -1) if languages else no_speech
+
+    def _stepped(self, timed: bool, no_repeat: bool, random: bool) -> Tensor:
+        """The next token of each row, [batch] i32; -1 for NaN; a row that has ended stays so."""
+        rules: list[Rule] = [self.suppress]
+        rules += [self.no_repeat] * no_repeat + [self._timestamps] * timed
+        x = self.model.decoder(self._token.value, self._pairs(), self._cache)
+        first, scores = fn.eq(self._steps.value, 0), self.model.head(x)[:, 0]
+        for rule in rules:
+            scores = rule.masked(scores, first)
+        if random:
+            given = (self._counts.value, self._drawn.value, scores, self._settings.value,
+                     self._seeds.value)  # fmt: skip
+            chosen = apply_all(get("sample"), given, {})[2]
+        else:
+            chosen = apply("argmax", scores, marked=True)
+        return self._note(chosen.reshape(self.batch, 1), scores, first, rules)
+
+    def _weights(
+        self, ids: Tensor, following: Tensor, row: Tensor, heads: tuple[tuple[int, int], ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of the heads [1, heads, tokens, places], and probabilities of what follows."""
+        memory = [(fn.gather(k, row), fn.gather(v, row)) for k, v in self._pairs()]
+        weights = self.model.decoder.weights(ids, memory, heads)
+        probabilities = fn.softmax(self.model.head(self.model.decoder(ids, memory)), -1)
+        every = arange(probabilities.shape[2], device=ids.device)
+        own = fn.eq(every, following.reshape(*following.shape, 1))
+        return weights, fn.sum(fn.where(own, probabilities, 0.0), -1)
+
+    def _note(self, chosen: Tensor, scores: Tensor, first: Tensor, rules: Sequence[Rule]) -> Tensor:
+        """Take tokens [batch, 1]: into the texts, the sums and the rules."""
+        top = fn.max(scores, -1, keepdims=True)
+        ids = arange(scores.shape[1], device=scores.device)
+        own = fn.max(fn.where(fn.eq(ids, chosen), scores, NEVER), -1, keepdims=True)
+        log_p = own - top - fn.log(fn.sum(fn.exp(scores - top), -1, keepdims=True))
+        done, end = self._ended.value > 0, self.vocabulary.end
+        tokens = fn.where(done, end, chosen)
+        self._sums.assign(self._sums.value + fn.where(done, 0.0, log_p))
+        for rule in rules:
+            rule.taken(tokens, first)
+        self._ended.assign(fn.where(fn.eq(tokens, end), 1, self._ended.value))
+        self._steps.assign(self._steps.value + 1)
+        self._token.assign(tokens)
+        return tokens.reshape(self.batch)
+
+    # -- what the host calls ----------------------------------------------------------------------
+
+    def listen(self, sound: Array) -> None:
+        """Encode windows, in one submission: samples [batch, n], or what `features` takes."""
+        self._listen(sound)
+
+    def languages(self) -> Array:
+        """Probabilities f32 [batch, languages], in the order of the vocabulary's."""
+        return self._fed([[self.vocabulary.start]] * self.batch, 0).numpy()
+
+    def start(
+        self, prompts: Sequence[Ids], begin: int, *, timed: bool, temperature: float = 0.0,
+        seed: int = 0, no_repeat: int = 0, active: Sequence[bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Read the prompts, and set how tokens are chosen.
+
+        Args:
+            prompts: of each row, of one length; begin: where the transcript begins in it.
+            timed: whether times come; temperature: 0 takes the most likely token.
+            seed: row i has seed + i; no_repeat: n of n-grams that come once; 0: any may repeat.
+            active: rows whose text is wanted; the others end at once.
+        """
+        self._chosen = (timed, no_repeat > 0, temperature > 0)
+        if no_repeat:
+            self.no_repeat.choose(no_repeat)
+        if temperature:
+            numbers = [temperature, 0.0, 1.0, np.inf, 1.0, 0.0, 0.0]
+            self._settings.assign(np.tile(np.array(numbers, np.float32), (self.batch, 1)))
+            seeds = seed + np.arange(self.batch, dtype=np.int64)
+            self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
+            self._drawn.assign(0)
+        ended = [0 if on else 1 for on in active or [True] * self.batch]
+        self._ended.assign(np.array(ended, np.int32).reshape(-1, 1))
+        self._fed(prompts, begin)
+        self._cache.truncate(len(prompts[0]) - 1)  # the first step feeds the last one again
+        self._token.assign(np.array([[row[-1]] for row in prompts], np.int32))
+
+    def _fed(self, prompts: Sequence[Ids], begin: int) -> Tensor:
+        length = len(prompts[0])
+        padded = min(self._cache.capacity, 1 << max(length - 1, LEAST - 1).bit_length())
+        ids = np.zeros((self.batch, padded), np.int32)
+        ids[:, :length] = prompts
+        self._cache.truncate(0)
+        return self._read(ids, np.full((self.batch, 1), begin, np.int32))
+
+    def step(self) -> Pending[Array]:
+        """Submit a step; the tokens [batch] i32 when it is done."""
+        step = self._captured.get(self._chosen)
+        if step is None:
+            how = self._chosen
+
+            def chosen() -> Tensor:
+                return self._stepped(*how)
+
+            step = self._captured[how] = Jitted(chosen, self.model.device)
+        return step.fetch()
+
+    def run(self, steps: int) -> Iterator[Array]:
+        """Tokens [batch] of each step, one step ahead of the device.
+
+        Raises:
+            ContractError: logits were NaN; names the row.
+        """
+        under_way: deque[Pending[Array]] = deque()
+        for count in range(steps + 1):
+            if count < steps:
+                under_way.append(self.step())
+            if len(under_way) > 1 or count == steps:
+                tokens = under_way.popleft().result()
+                if (tokens < 0).any():
+                    row = int(np.argmin(tokens))
+                    raise ContractError(
+                        f"transcribe: window {row}, token {count - 1}: the logits are NaN; "
+                        f"dtype='bf16' or 'f32' has a wider range"
+                    )
+                yield tokens
+
+    def aligned(
+        self, row: int, prompt: Ids, tokens: Sequence[int], heads: Sequence[tuple[int, int]]
+    ) -> tuple[Array, Array]:
+        """What the decoder attends to at each token of a row's text, which it reads once more.
+
+        Args:
+            heads: (layer, head) of those that follow the speech; none: those of the last layers.
+
+        Returns:
+            f32 [heads, tokens, places], softmax over places; f32 [tokens], their probabilities.
+        """
+        c = self.model.config
+        if not heads:
+            last = range(c.decoder_layers // 2, c.decoder_layers)
+            heads = [(layer, head) for layer in last for head in range(c.decoder_attention_heads)]
+        count, first = len(tokens), len(prompt)
+        padded = min(c.max_target_positions, 1 << (first + count - 1).bit_length())
+        ids = np.zeros((1, padded), np.int32)
+        ids[0, : first + count] = [*prompt, *tokens]
+        following = np.roll(ids, -1, 1)
+        which = np.array([row], np.int32)
+        weights, sure = self._align.fetch(ids, following, which, tuple(heads)).result()
+        here = slice(first, first + count)
+        return weights[0, :, here], sure[0, first - 1 : first + count - 1]
+
+    def heard(self) -> Heard:
+        """What the device has summed up."""
+        sums, silence = fetch(self._sums.value, self._silence.value).result()
+        return Heard(sums[:, 0], silence[:, 0])

@@ -1,0 +1,158 @@
+"""Regions of speech: recall and false alarms at stated ratios of signal to noise, and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella.audio import SpeechDetector, SpeechRules, speech_pieces, speech_regions
+from centella.errors import AudioError
+from tests.audio.sounds import (
+    RATE,
+    SENTENCES,
+    Regions,
+    babble,
+    chords,
+    melody,
+    noise,
+    score,
+    spoken,
+    with_pauses,
+)  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+
+
+@cache
+def speech(kind: str) -> tuple[Array, Regions]:
+    """Speech between pauses, and where it is."""
+    if kind == "syllables":
+        return with_pauses([babble(s, i) for i, s in enumerate((2.0, 3.0, 0.6, 1.0, 5.0))], 1)
+    said = [sound for s in SENTENCES if (sound := spoken(*s)) is not None]
+    if not said:
+        pytest.skip("espeak-ng is not installed")
+    return with_pauses(said, 2)
+
+
+BEHIND: dict[str, Callable[[float], Array]] = {
+    "white": noise,
+    "pink": lambda seconds: noise(seconds, pink=True),
+    "chords": chords,
+}
+
+
+@pytest.mark.parametrize("kind", ["syllables", "espeak-ng"])
+@pytest.mark.parametrize(
+    ("behind", "snr", "alarms"),
+    [
+        ("white", 20, 0.0), ("white", 5, 0.0), ("white", 0, 0.0), ("pink", 10, 0.0),
+        ("pink", 0, 0.0), ("chords", 20, 0.05), ("chords", 10, 0.05), ("chords", 0, 0.05),
+    ],
+)  # fmt: skip
+def test_recall_and_false_alarms(
+    kind: str, behind: str, snr: int, alarms: float, record_property: Callable[[str, object], None]
+) -> None:
+    sound, expected = speech(kind)
+    seconds = sound.size / RATE
+    mixed = sound + BEHIND[behind](seconds)[: sound.size] * np.float32(10 ** (-snr / 20))
+    recall, false = score(speech_regions(mixed), expected, seconds)
+    record_property("shown", f"{kind} {behind} {snr} dB: recall {recall:.3f}, false {false:.3f}")
+    assert recall >= 0.98
+    assert false <= alarms
+
+
+@pytest.mark.parametrize("kind", ["syllables", "espeak-ng"])
+@pytest.mark.parametrize("gain", [1.0, 0.01, 5.0])
+def test_the_level_does_not_matter(kind: str, gain: float) -> None:
+    sound, expected = speech(kind)
+    found = speech_regions(sound * np.float32(gain))
+    recall, false = score(found, expected, sound.size / RATE)
+    assert recall >= 0.98
+    assert false == 0.0
+    assert len(found) == len(expected)
+    for (start, end), (first, last) in zip(found, expected, strict=True):
+        assert first - 0.35 <= start <= first
+        assert last <= end <= last + 0.35
+
+
+@pytest.mark.parametrize(
+    ("sound", "alarms"),
+    [
+        (np.zeros(10 * RATE, np.float32), 0.0),
+        (noise(60), 0.0),
+        (noise(60, pink=True) * 0.01, 0.0),
+        (noise(30) * np.repeat([0.1, 1.0, 0.1], 10 * RATE), 0.0),
+        (np.where(np.arange(20 * RATE) % 9000 < 40, 0.5, 0.0), 0.0),
+        (chords(60, 0), 0.03), (chords(60, 1), 0.03), (chords(60, 2, 0.01), 0.03),
+        (chords(60, 3, 8.0), 0.03), (melody(30, 0.3), 0.05), (melody(30, 1.0), 0.03),
+    ],
+    ids="silence white pink steps clicks chords chords2 still vibrato melody slow".split(),
+)  # fmt: skip
+def test_what_is_no_speech(sound: Array, alarms: float) -> None:
+    found = speech_regions(sound.astype(np.float32))
+    assert score(found, [(0.0, 0.01)], sound.size / RATE)[1] <= alarms
+
+
+def test_pieces_of_any_size_give_the_regions_of_the_whole() -> None:
+    sound, _ = speech("syllables")
+    sound = sound + noise(sound.size / RATE)[: sound.size] * 0.05
+    whole = speech_regions(sound)
+    for size in (1000, 77777):
+        detector, found = SpeechDetector(), Regions()
+        for first in range(0, sound.size, size):
+            found += detector.push(sound[first : first + size])
+            seen = min(first + size, sound.size) / RATE
+            assert seen - 4.5 <= detector.settled <= seen or found[-1:] != whole[-1:]
+        assert found + detector.finish() == whole
+    cut = list(speech_pieces(iter(np.array_split(sound, 50))))
+    assert [start for start, _ in cut] == [start for start, _ in whole]
+    for (start, piece), (_, end) in zip(cut, whole, strict=True):
+        np.testing.assert_array_equal(piece, sound[round(start * RATE) : round(end * RATE)])
+
+
+def test_a_long_region_is_cut_at_its_quietest_point() -> None:
+    sound = babble(75.0, 3)
+    quiet = (25.3, 53.9)
+    for second in quiet:
+        sound[int(second * RATE) : int((second + 0.3) * RATE)] *= 0.001
+    found = speech_regions(sound)
+    assert len(found) == 3
+    assert all(end - start <= 30.0 for start, end in found)
+    for (_, end), (start, _), second in zip(found, found[1:], quiet, strict=False):
+        assert end == start == pytest.approx(second + 0.15, abs=0.15)
+    assert found[0][0] == 0.0
+    assert found[-1][1] == pytest.approx(75.0, abs=0.1)
+
+
+def test_rules() -> None:
+    parts = [babble(1.0, 0), np.zeros(RATE // 2, np.float32), babble(1.0, 1)]
+    sound = np.concatenate([np.zeros(2 * RATE, np.float32), *parts, np.zeros(2 * RATE, np.float32)])
+    assert len(speech_regions(sound, SpeechRules(min_silence=0.7))) == 1
+    apart = speech_regions(sound, SpeechRules(min_silence=0.2, pad=0.0))
+    assert len(apart) == 2
+    assert speech_regions(sound, SpeechRules(min_speech=1.5, min_silence=0.2)) == []
+    padded = speech_regions(sound, SpeechRules(min_silence=0.2, pad=0.4))
+    assert padded[0][1] == padded[1][0]  # they may touch, and do not overlap
+    assert padded[0][0] == pytest.approx(apart[0][0] - 0.4)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 512, 5000])
+def test_sound_that_is_shorter_than_speech(size: int) -> None:
+    assert speech_regions(np.ones(size, np.float32)) == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "rules", "text"),
+    [
+        (np.zeros((2, 100), np.float32), None, r"expected samples \[n\], got \[2, 100\]"),
+        (np.zeros(100), SpeechRules(pad=-1.0), "expected numbers of 0 or more"),
+        (np.zeros(100), SpeechRules(longest=0.5), "expected a longest of 1 s"),
+    ],
+)
+def test_what_is_refused(samples: Array, rules: SpeechRules | None, text: str) -> None:
+    with pytest.raises(AudioError, match=text):
+        speech_regions(samples, rules)

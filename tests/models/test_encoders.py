@@ -1,0 +1,128 @@
+"""Each family of encoders against states that transformers computed in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import WeightsError
+from centella.models import BertConfig, BertModel
+from centella.tasks.load import load
+from tests.support.model_common import DATA
+
+pytest.importorskip("tokenizers")
+
+EVERY = sorted(p for p in (DATA / "encoders").iterdir() if p.is_dir())
+HEADED = [p for p in EVERY if p.name.endswith(("labels", "rank", "tags"))]
+FOLDERS = [p for p in EVERY if p not in HEADED]
+Array = np.ndarray[Any, Any]
+
+
+def expected(folder: Path) -> dict[str, Array]:
+    with np.load(folder / "expected.npz") as arrays:
+        return {name: arrays[name] for name in arrays}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
+    """Of padded texts of unequal lengths, and of pairs; a replay sends its inputs alone."""
+    model, stored = load(folder, device=device, task="embed").model, expected(folder)
+    lengths = stored["lengths"]
+    step = ct.jit(lambda *inputs: model(*inputs), device=device)
+    inputs = stored["ids"], lengths, stored["types"]
+    step(*inputs)
+    with ct.ledger() as led, ct.forbid("compile"):
+        states = step.fetch(*inputs).result()
+    led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
+    assert led.upload_bytes <= sum(x.nbytes for x in inputs) + 768
+    assert states.dtype == np.float32
+    real = np.arange(stored["ids"].shape[1]) < lengths[:, None]
+    np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
+
+
+@pytest.mark.parametrize("folder", HEADED, ids=lambda p: p.name)
+def test_logits_equal_transformers(device: ct.Device, folder: Path) -> None:
+    """Of classifiers, cross-encoders and taggers; `types` where a family has them."""
+    task, stored = load(folder, device=device), expected(folder)
+    ids, lengths, types = (
+        ct.asarray(stored[name], device=device) for name in ("ids", "lengths", "types")
+    )
+    logits = task(ids, lengths, types).numpy()
+    for row, length in enumerate(stored["lengths"]):
+        got = logits[row, :length] if task.model.config.of_tokens else logits[row]
+        np.testing.assert_allclose(got, stored[f"logits{row}"], atol=2e-5)
+    plain = load(folder, device=device, task="embed").model  # the head is left out
+    np.testing.assert_allclose(
+        plain(ids, lengths, types).numpy()[0], stored["states"][0], atol=1e-5
+    )
+
+
+def config_of(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((DATA / "encoders" / name / "config.json").read_text())
+    return values
+
+
+# What the hub's nomic-embed and gte-multilingual write, with the sizes of the small ones.
+NOMIC = {
+    "model_type": "nomic_bert", "n_embd": 30, "n_layer": 2, "n_head": 3, "n_inner": 44,
+    "n_positions": 8192, "max_trained_positions": 2048, "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+    "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False,
+    "parallel_block": False, "causal": False, "type_vocab_size": 2, "vocab_size": 120,
+    "use_rms_norm": False, "scale_attn_weights": True, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+    "summary_type": "cls_index", "pad_vocab_size_multiple": 64, "use_flash_attn": True,
+}  # fmt: skip
+NEW = {
+    "architectures": ["NewModel"], "auto_map": {"AutoModel": "x"}, "model_type": "new",
+    "layer_norm_type": "layer_norm", "logn_attention_clip1": False, "logn_attention_scale": False,
+    "pack_qkv": True, "position_embedding_type": "rope", "rope_theta": 20000,
+    "rope_scaling": {"factor": 8.0, "type": "ntk"}, "unpad_inputs": False,
+    "use_memory_efficient_attention": False,
+}  # fmt: skip
+
+
+def test_configs_as_their_authors_wrote_them() -> None:
+    nomic, small = BertConfig.from_dict(NOMIC), BertConfig.from_dict(config_of("nomic"))
+    assert nomic.positions == 8192
+    assert BertConfig.from_dict({**NOMIC, "rotary_scaling_factor": 2}).positions == 2048
+    for name in ("hidden_size", "intermediate_size", "hidden_act", "attention_bias", "mlp_bias"):
+        assert getattr(nomic, name) == getattr(small, name)
+    np.testing.assert_array_equal(nomic.ropes[0].tables(40), small.ropes[0].tables(40))
+    new = BertConfig.from_dict({**config_of("gte"), **NEW, "rope_parameters": None})
+    angle = 7 * (20000 * 8.0) ** (-2 * 2 / 10) / 8.0 ** (2 / 10)  # of pair 2 of 5, position 7
+    assert new.ropes[0].tables(8)[0][7, 2] == pytest.approx(np.cos(angle))
+    renamed = BertModel(new).rename("new.encoder.layer.1.mlp.up_gate_proj.weight")
+    assert renamed == "encoder.layer.1.intermediate.dense.weight"
+    old = {**config_of("modernbert"), "layer_types": None, "rope_parameters": None}
+    old |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute"}
+    both = {"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_rope_theta": 1e4}
+    modern = BertConfig.from_dict({**old, **both})
+    assert (modern.windows, modern.rope_of) == ((-1, 5, -1, 5), (0, 1, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "text"),
+    [
+        ("roberta", {"wings": 2}, "wings: this library does not know this field, whose value is 2"),
+        ("roberta", {"pad_token_id": 99}, "pad_token_id: expected a whole number below .*, got 99"),
+        ("distilbert", {"dim": 0}, "dim: expected int over 0, got 0"),
+        ("distilbert", {"n_heads": 4}, r"dim: expected a multiple of 4 \(n_heads\), got 30"),
+        ("nomic", {"prenorm": True}, "prenorm: expected False, got True"),
+        ("nomic", {"head_dim": 8}, "head_dim: expected 10, got 8"),
+        ("gte", {"rope_scaling": {"type": "ntk"}}, "factor: expected a positive number, got None"),
+        ("gte", {"rope_scaling": 3}, "rope_scaling: expected an object, got 3"),
+        ("modernbert", {"local_attention": "8"}, "local_attention: expected a whole number over 0"),
+        ("modernbert", {"layer_types": ["full"]}, "layer_types: expected 4 of full_attention, .*"),
+        ("albert", {"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000, .*"),
+        ("albert", {"model_type": "xlnet"}, "model_type: expected albert, bert, .*, got 'xlnet'"),
+    ],
+)  # fmt: skip
+def test_configs_that_are_refused(name: str, edit: dict[str, Any], text: str) -> None:
+    with pytest.raises(WeightsError, match=f"^here: {text}"):
+        BertConfig.from_dict({**config_of(name), **edit}, "here")

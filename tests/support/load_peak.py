@@ -1,0 +1,132 @@
+"""Memory of a process of its own while a model of several shards is loaded.
+
+    python -m tests.support.load_peak --device webgpu --folder DIR
+
+A small model is loaded first, so that what is imported and opened once is there. Of a device whose
+memory is the host's (the CPU, a software driver) what the weights need there is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+import centella as ct
+
+SMALL = Path(__file__).parents[1] / "data" / "decoders" / "llama"
+CONFIG = {
+    "hidden_size": 256, "intermediate_size": 24_576, "vocab_size": 110_000, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    "max_position_embeddings": 256, "head_dim": 64,
+}  # fmt: skip
+
+
+class Peak(Struct, frozen=True):
+    """Bytes of the process at most, above what it had before and what the weights need there.
+
+    Attributes:
+        weights: bytes on the device; largest: of them, the largest tensor's.
+        calls: how often `progress` was called; last: with what at last.
+    """
+
+    host: int
+    weights: int
+    largest: int
+    uploads: int
+    calls: int
+    last: tuple[int, int]
+
+
+def write_model(folder: Path, dtype: str = "BF16") -> Path:
+    """A decoder in three shards, its layers whole in one; random weights."""
+    config = {**json.loads((SMALL / "config.json").read_text()), **CONFIG}
+    (folder / "config.json").write_text(json.dumps(config))
+    c, layers = CONFIG, int(CONFIG["num_hidden_layers"])
+    hidden, inner, heads = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    shapes = {
+        "model.embed_tokens.weight": (c["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    of_layer = {
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (c["num_attention_heads"] * heads, hidden),
+        "self_attn.k_proj": (c["num_key_value_heads"] * heads, hidden),
+        "self_attn.v_proj": (c["num_key_value_heads"] * heads, hidden),
+        "self_attn.o_proj": (hidden, c["num_attention_heads"] * heads),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    for layer in range(layers):
+        shapes |= {f"model.layers.{layer}.{n}.weight": s for n, s in of_layer.items()}
+    names, rng = list(shapes), np.random.default_rng(0)
+    places: dict[str, str] = {}
+    for number in range(layers):
+        shard = f"model-{number + 1:05}-of-{layers:05}.safetensors"
+        own = [n for n in names if f"layers.{number}." in n or (not number and "layers" not in n)]
+        header, at = {}, 0
+        for name in own:
+            nbytes = 2 * int(np.prod(shapes[name]))
+            header[name] = {
+                "dtype": dtype,
+                "shape": shapes[name],
+                "data_offsets": [at, at + nbytes],
+            }
+            at += nbytes
+            places[name] = shard
+        text = json.dumps(header).encode()
+        with (folder / shard).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in own:
+                values = rng.standard_normal(int(np.prod(shapes[name])), np.float32) * 0.02
+                file.write((values.view(np.uint32) >> 16).astype("<u2").tobytes())
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def _status(name: str) -> int:
+    """Bytes, as Linux counts them: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def measure(device: ct.Device, folder: Path) -> Peak:
+    """Load a model, and say what the process had at most."""
+    ct.load(SMALL, device)
+    told: list[tuple[int, int]] = []
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM is what there is now
+    before, held = _status("VmRSS"), device.memory.held
+    with ct.ledger() as led:
+        model = ct.load(folder, device, progress=lambda *each: told.append(each)).model
+    sizes = [p.spec.storage_bytes for _, p in model.named_parameters()]
+    there = sum(sizes) if device.caps.target == "numpy" else device.memory.held - held
+    return Peak(_status("VmHWM") - before - there, sum(sizes), max(sizes), led.uploads,
+                len(told), told[-1])  # fmt: skip
+
+
+def measure_alone(device: str, folder: Path) -> Peak:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "tests.support.load_peak", "--device", device]
+    ran = subprocess.run([*command, "--folder", str(folder)], capture_output=True, text=True,
+                         check=False, timeout=600)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return msgspec.json.decode(ran.stdout.splitlines()[-1], type=Peak)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="webgpu")
+    parser.add_argument("--folder", type=Path, required=True)
+    asked = parser.parse_args()
+    print(msgspec.json.encode(measure(ct.device(asked.device), asked.folder)).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Models of several shards: what the host holds meanwhile, how far it is, whether they fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import centella as ct
+from centella.cli import loading, output
+from centella.ledger.call_sites import NOWHERE
+from centella.runtime import recorder, storage
+from centella.specs import make_spec
+from centella.weights.safetensors import INDEX
+from tests.support.devices import name_of
+from tests.support.fake_cuda import FakeCuda, installed
+from tests.support.load_peak import SMALL, measure_alone, write_model
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("large"))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    yield from installed(monkeypatch, FakeCuda)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of a part, as small as can be."""
+    for module in (storage, recorder):
+        monkeypatch.setattr(module, "PART", 64)
+    return 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+def test_the_host_holds_a_part_of_a_tensor(device: ct.Device, large: Path) -> None:
+    peak = measure_alone(name_of(device), large)
+    assert peak.host < 1.5 * peak.largest
+    assert peak.last == (peak.weights, peak.weights) and peak.calls == 20
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu")
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gemma2"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_weights_in_parts_are_the_weights(
+    device: ct.Device, family: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
+    folder = SMALL.parent / family
+    whole = ct.load(folder, "cpu", dtype).model.state_dict()
+    request.getfixturevalue("parts")
+    got = ct.load(folder, device, dtype).model.state_dict()
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(got[name].numpy(), tensor.numpy(), err_msg=name)
+
+
+def test_cuda_reads_a_part_while_another_is_sent(fake: FakeCuda, parts: int) -> None:
+    device = ct.device("cuda", native=0)
+    data = np.random.default_rng(0).integers(0, 1 << 30, (37, 6)).astype(np.int32)
+    spec = make_spec((37, 6), ct.i32, 16)  # rows of 24 bytes, 32 apart
+    seen: list[Array] = []
+
+    def read(first: int, out: Array) -> None:
+        seen.append(out)
+        out[...] = data[first : first + len(out)]
+
+    before = len(fake.ops)
+    with ct.ledger() as led:
+        value = device.storage.fill(spec, read, NOWHERE)
+    led.expect(uploads=1, upload_bytes=spec.storage_bytes)
+    assert [len(out) for out in seen] == [2] * 18 + [1]
+    assert len({out.ctypes.data for out in seen}) == 2  # pinned, by turns
+    assert [op.what for op in fake.ops[before:]] == ["copy"] * 19
+    np.testing.assert_array_equal(ct.Tensor(value, spec).numpy(), data)
+    device.close()
+    assert not fake.memory
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("missing", r"00002-of-00003\.safetensors: expected a safetensors file, got nothing at"),
+        ("cut", r"00002-of-00003\.safetensors: tensor .*: truncated or out of range"),
+        ("index", r"missing: norm\.weight; left over: none"),
+    ],
+)
+def test_damaged_shards_and_indices(tmp_path: Path, large: Path, change: str, text: str) -> None:
+    for file in large.iterdir():
+        (tmp_path / file.name).hardlink_to(file)
+    shard, index = (tmp_path / n for n in ("model-00002-of-00003.safetensors", INDEX))
+    changed = index if change == "index" else shard
+    raw = changed.read_bytes()
+    changed.unlink()
+    if change == "cut":
+        shard.write_bytes(raw[:-100])
+    elif change == "index":
+        content = json.loads(raw)
+        del content["weight_map"]["model.norm.weight"]
+        index.write_text(json.dumps(content))
+    with pytest.raises(ct.WeightsError, match=text):
+        ct.load(tmp_path, "cpu")
+
+
+NONE_FITS = "no quantize= makes them fit"
+
+
+@pytest.mark.parametrize(("limit", "advice"), [(140, r"='q4_0' needs [\d,]+$"), (30, NONE_FITS)])
+def test_a_model_that_has_no_room(large: Path, limit: int, advice: str) -> None:
+    device = ct.device("webgpu", memory_limit=limit << 20)
+    with ct.ledger() as led, pytest.raises(ct.OutOfMemoryError) as caught:
+        ct.load(large, device)
+    led.expect(uploads=0)
+    text = str(caught.value)
+    assert re.search(r"expected room for 170,7\d\d,\d\d\d bytes of weights on webgpu", text), text
+    assert re.search(advice, text), text
+    assert (ct.zeros(3, device=device) + 1).numpy().tolist() == [1, 1, 1]
+
+
+def test_a_tensor_larger_than_a_buffer(large: Path) -> None:
+    device = ct.device("simulator", pool="exact")
+    device.backend.caps = replace(device.caps, max_buffer=1 << 20)
+    with pytest.raises(ct.LimitError, match=r"has 112,640,000 bytes; a buffer of simulator has at"):
+        ct.load(large, device, "f32")
+
+
+def test_the_command_line_says_how_far_it_is(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "SECONDS", 0.0)
+    loading.load_shown(str(SMALL), "cpu", "auto")
+    lines = capfd.readouterr().err.splitlines()
+    assert lines and all(re.fullmatch(r"loaded [\d,]+ of [\d,]+ MB", line) for line in lines)

@@ -1,0 +1,342 @@
+"""`Scheduler`: each request gets what it gets alone, whoever comes and goes beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import ContractError, DTypeError, ShapeError
+from centella.tasks.load import load
+from tests.support.model_common import DATA
+
+Asked = list[tuple[list[int], dict[str, Any]]]
+EVERY = ("cpu", "webgpu", "webgpu-hardware", "cuda")
+BLOCK = 64
+CONTEXT = 512
+TEXT = "data stays on the device"
+
+
+@functools.cache
+def generator(device: ct.Device, name: str = "qwen3") -> ct.Generator:
+    """A small decoder with positions for several blocks."""
+    pytest.importorskip("tokenizers")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        copied = Path(shutil.copytree(DATA / "decoders" / name, Path(folder) / name))
+        config = json.loads((copied / "config.json").read_text())
+        config["max_position_embeddings"] = CONTEXT
+        (copied / "config.json").write_text(json.dumps(config))
+        return load(copied, device, "f32", task="generate")
+
+
+@pytest.fixture
+def host() -> ct.Generator:
+    return generator(ct.device("cpu"))
+
+
+def chats(count: int, longest: int, most: int, seed: int = 0) -> Asked:
+    """Prompts of random lengths, a third of which begin alike; greedy, sampled, with penalties."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(3, 200, longest).tolist()
+    made: Asked = []
+    for i in range(count):
+        ids = rng.integers(3, 200, rng.integers(1, longest)).tolist()
+        if i % 3 == 0:
+            ids = [*common[: 2 * longest // 3], *ids[: longest // 3]]
+        options: dict[str, Any] = {"max_new_tokens": int(rng.integers(1, most)), "ignore_eos": True}
+        if i % 2:
+            options |= {"temperature": 1.0, "seed": i, "top_k": 30, "top_p": 0.95}
+        if i % 4 == 3:
+            options |= {"repetition_penalty": 1.2, "presence_penalty": 0.1}
+        made.append((ids, options))
+    return made
+
+
+def alone(model: ct.Generator, asked: Asked) -> list[ct.Generation]:
+    return [model.generate(ids, **options) for ids, options in asked]
+
+
+def run(scheduler: ct.Scheduler, asked: Asked) -> list[ct.Generation]:
+    """Submit them, some while others are computed."""
+    requests = []
+    for i, (ids, options) in enumerate(asked):
+        requests.append(scheduler.submit(ids, **options))
+        for _ in range(i % 3):
+            scheduler.step()
+    scheduler.run()
+    return [request.result() for request in requests]
+
+
+def free(scheduler: ct.Scheduler) -> int:
+    return scheduler._jobs.device.cache.blocks.free
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
+def test_chats_get_what_they_get_alone(device: ct.Device, name: str) -> None:
+    model = generator(device, name)
+    asked = chats(*((30, 200, 30) if device.name == "cpu" else (9, 150, 12)))
+    scheduler = ct.Scheduler(model, max_batch=8, tokens=2000, background=False)
+    whole = free(scheduler)
+    got = run(scheduler, asked)
+    assert got == alone(model, asked)
+    assert scheduler.reused_tokens >= BLOCK
+    assert (free(scheduler), scheduler.running, scheduler.waiting) == (whole, 0, 0)
+    assert scheduler.steps < sum(len(g.ids) for g in got)
+
+
+def test_a_hundred_chats_in_flat_memory(host: ct.Generator) -> None:
+    """With less memory than they need: some are stopped and read anew."""
+    asked = chats(100, 180, 30, seed=1)
+    scheduler = ct.Scheduler(host, max_batch=8, tokens=CONTEXT, background=False)
+    device = host.model.device
+    got = run(scheduler, asked)
+    held = device.pool.held  # all sizes of steps are captured
+    assert run(scheduler, asked) == got
+    assert device.pool.held <= held * 1.02
+    assert got == alone(host, asked)
+    assert scheduler.preemptions > 5
+    assert free(scheduler) == CONTEXT // BLOCK
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}])
+def test_a_step_is_one_submission_and_its_table(device: ct.Device, sampling: Any) -> None:
+    scheduler = ct.Scheduler(generator(device), max_batch=4, tokens=1024, background=False)
+    for _ in range(2):  # the first time it is captured
+        requests = [scheduler.submit([5, 6, i], max_new_tokens=60, ignore_eos=True, **sampling)
+                    for i in range(3)]  # fmt: skip
+        while scheduler.waiting:
+            scheduler.step()
+        scheduler.step()
+        with ct.ledger() as led:
+            for _ in range(10):
+                scheduler.step()
+        table = 4 * (1 + 4) * 4 + 4 * 4  # of four rows: a position and blocks; a slot
+        led.expect(submissions=10, downloads=10, download_bytes=4 * 4 * 10, uploads=10, compiles=0,
+                   allocations=0, plans=0)  # fmt: skip
+        assert led.upload_bytes <= 10 * (table + 512)
+        for request in requests:
+            request.cancel()
+        scheduler.run()
+
+
+def test_continuations_of_a_prompt_read_it_once(host: ct.Generator) -> None:
+    ids = list(range(3, 100))
+    options: dict[str, Any] = {"max_new_tokens": 70, "ignore_eos": True, "temperature": 1.2}
+    scheduler = ct.Scheduler(host, max_batch=3, tokens=1500, background=False)
+    requests = scheduler.submit(ids, n=4, seed=7, **options)
+    scheduler.run()
+    got = [request.result() for request in requests]
+    assert got == [host.generate(ids, seed=7 + i, **options) for i in range(4)]
+    assert scheduler.reused_tokens >= 2 * 96 + BLOCK
+    assert len({tuple(g.ids) for g in got}) == 4
+
+
+def test_a_conversation_goes_on_from_its_blocks(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, background=False)
+    first = scheduler.submit(list(range(3, 60)), max_new_tokens=40, ignore_eos=True).result()
+    ids = [*range(3, 60), *first.ids, 7, 8, 9]
+    again = scheduler.submit(ids, max_new_tokens=10, ignore_eos=True)
+    assert again.result() == host.generate(ids, max_new_tokens=10, ignore_eos=True)
+    assert scheduler.reused_tokens == BLOCK
+
+
+def test_the_end_of_a_request(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, tokens=200, background=False)
+    assert scheduler.context == 192 + BLOCK  # whole blocks
+    whole = host.generate(TEXT, max_new_tokens=30, ignore_eos=True)
+    assert whole.text is not None
+    stop = whole.text[5:8]
+    asked: list[dict[str, Any]] = [{}, {"stop": stop}, {"logprobs": 3}, {"logprobs": 0}]
+    requests = [scheduler.submit(TEXT, max_new_tokens=30, ignore_eos=True, **o) for o in asked]
+    endless = scheduler.submit([5] * 250, max_new_tokens=99, ignore_eos=True)
+    scheduler.run()
+    for request, options in zip(requests, asked, strict=True):
+        wanted = host.generate(TEXT, max_new_tokens=30, ignore_eos=True, **options)
+        got = request.result()
+        assert (got.ids, got.text, got.finish) == (wanted.ids, wanted.text, wanted.finish)
+        assert [p.id for p in got.logprobs or ()] == [p.id for p in wanted.logprobs or ()]
+        for mine, theirs in zip(got.logprobs or (), wanted.logprobs or (), strict=True):
+            assert list(mine.top) == list(theirs.top)
+            np.testing.assert_allclose(list(mine.top.values()), list(theirs.top.values()), 1e-4)
+    assert (endless.result().finish, len(endless.result().ids)) == ("context", 6)
+    assert "".join(scheduler.submit(TEXT, max_new_tokens=30, ignore_eos=True)) == whole.text
+
+
+def test_a_request_that_fails_or_is_cancelled_leaves_the_others(host: ct.Generator) -> None:
+    """NaN of one text is in its blocks, which others get afterwards."""
+    model = generator(ct.device("cpu"), "llama")
+    good: Asked = [(list(range(3, 76)), {"max_new_tokens": 30, "ignore_eos": True}),
+            ([8, 9], {"max_new_tokens": 30, "ignore_eos": True})]  # fmt: skip
+    wanted = alone(model, good)
+    said = {token for (ids, _), made in zip(good, wanted, strict=True) for token in ids + made.ids}
+    never = next(token for token in range(100, 300) if token not in said)
+    table = model.model.embed_tokens.weight.numpy().copy()
+    assert not model.model.config.tie_word_embeddings
+    table[never] = np.nan
+    kept, model.model.embed_tokens.weight = model.model.embed_tokens.weight, ct.asarray(table)
+    try:
+        scheduler = ct.Scheduler(model, max_batch=4, tokens=CONTEXT, background=False)
+        first = scheduler.submit(good[0][0], **good[0][1])
+        bad = [scheduler.submit([*range(10, 60), never, 5], max_new_tokens=9) for _ in range(2)]
+        gone = scheduler.submit([9] * 99, max_new_tokens=99, ignore_eos=True)
+        last = scheduler.submit(good[1][0], **good[1][1])
+        for _ in range(8):
+            scheduler.step()
+        gone.cancel()
+        scheduler.run()
+        for request in bad:
+            with pytest.raises(ContractError, match=r"token 52: the logits are NaN, .* embedding"):
+                request.result()
+        assert gone.result().finish == "closed" and len(gone.result().ids) > 1
+        assert [first.result(), last.result()] == wanted
+        assert run(scheduler, 4 * good) == 4 * wanted
+        assert free(scheduler) == CONTEXT // BLOCK
+    finally:
+        model.model.embed_tokens.weight = kept
+    assert run(scheduler, [([never, 5], good[0][1])])[0].finish == "length"  # of the model as it is
+
+
+@pytest.mark.parametrize("what", ["read", "step"])
+@pytest.mark.parametrize("error", [ct.OutOfMemoryError, ct.DeviceLostError])
+def test_a_step_that_fails_ends_what_was_in_it(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch, what: str, error: type[Exception]
+) -> None:
+    asked = chats(6, 100, 20)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, max_batch=2, background=False)
+    requests = [scheduler.submit(ids, **options) for ids, options in asked]
+    while what == "step" and scheduler.running < 2:
+        scheduler.step()
+    under_way = sum(not request.done() for request in requests)
+    with monkeypatch.context() as patch:
+
+        def fails(*_: Any) -> None:
+            raise error("no more")
+
+        patch.setattr(scheduler._jobs.device, what, fails)
+        scheduler.step()
+    scheduler.run()
+    ended = list[bool]()
+    for request, result in zip(requests, wanted, strict=True):
+        try:
+            assert request.result() == result
+        except error as raised:
+            assert str(raised) == "no more"
+            ended.append(True)
+    hurt = {"read": 1, "step": 2}[what]
+    assert len(ended) == (under_way if error is ct.DeviceLostError else hurt)
+    assert run(scheduler, asked) == wanted  # nothing is left of it
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_threads_submit_and_wait(device: ct.Device) -> None:
+    model, asked = generator(device), chats(12, 90, 25, seed=5)
+    wanted, got = alone(model, asked), dict[int, str]()
+    with ct.Scheduler(model, max_batch=4) as scheduler:
+
+        def user(i: int) -> None:
+            ids, options = asked[i]
+            request = scheduler.submit(ids, **options)
+            pieces = "".join(request)
+            assert request.result(60) == wanted[i]
+            got[i] = pieces
+
+        threads = [threading.Thread(target=user, args=(i,)) for i in range(len(asked))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [got[i] for i in range(len(asked))] == [g.text for g in wanted]
+        late = scheduler.submit(TEXT, max_new_tokens=20, ignore_eos=True)
+    assert late.done()
+    with pytest.raises(ContractError, match="expected an open Scheduler, got one that is closed"):
+        scheduler.submit(TEXT)
+    scheduler.close()
+
+
+def test_coroutines_wait_and_cancel(host: ct.Generator) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+    wanted = host.generate(TEXT, **options)
+
+    async def users(scheduler: ct.Scheduler) -> None:
+        both = await asyncio.gather(*(scheduler.submit(TEXT, **options) for _ in range(5)))
+        assert both == 5 * [wanted]
+        pieces = [piece async for piece in scheduler.submit(TEXT, **options)]
+        assert "".join(pieces) == wanted.text
+        request = scheduler.submit([5] * 9, max_new_tokens=450, ignore_eos=True)
+        task = asyncio.ensure_future(request)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert request.result().finish == "closed"
+
+    for background in (True, False):
+        with ct.Scheduler(host, max_batch=4, background=background) as scheduler:
+            asyncio.run(users(scheduler))
+
+
+def test_closing_without_waiting(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, max_batch=2)
+    requests = [scheduler.submit([i], max_new_tokens=400, ignore_eos=True) for i in range(3, 9)]
+    next(iter(requests[0]))
+    scheduler.close(drain=False)
+    assert {request.result().finish for request in requests} <= {"closed", "length"}
+    assert free(scheduler) == scheduler._jobs.device.cache.blocks.count - 1
+    with pytest.raises(ValueError, match="left"), ct.Scheduler(host) as scheduler:
+        request = scheduler.submit([3], max_new_tokens=500, ignore_eos=True)
+        raise ValueError("left")
+    assert request.done()
+
+
+def test_waiting_has_a_limit(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, background=False)
+    request = scheduler.submit([3], max_new_tokens=400, ignore_eos=True)
+    with pytest.raises(TimeoutError, match=r"not done after 0\.01 s"):
+        request.result(0.01)
+    with request:
+        next(request)
+    assert request.result().finish == "closed"
+    assert not scheduler.step()
+    assert "done" in repr(request) and "0 running" in repr(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"max_batch": 0}, ShapeError, "Scheduler: expected max_batch of 1 or more, got 0"),
+        ({"tokens": 0}, ShapeError, "Scheduler: expected tokens of 1 or more, got 0"),
+        ({"tokens": 9, "memory": 9}, ShapeError, "expected tokens= or memory=, got both"),
+        ({"memory": 100}, ShapeError, r"expected memory for two blocks of 64 tokens .* got 100"),
+        ({"background": 1}, DTypeError, "expected True or False for background, got int"),
+    ],
+)
+def test_mistakes(host: ct.Generator, arguments: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        ct.Scheduler(host, **arguments)
+
+
+def test_mistakes_of_requests(host: ct.Generator) -> None:
+    with pytest.raises(DTypeError, match="Scheduler: expected a Generator, got int"):
+        ct.Scheduler(3)  # type: ignore[arg-type]
+    scheduler = ct.Scheduler(host, memory="100 kB", background=False)
+    most = scheduler.context
+    assert most % BLOCK == 0 and scheduler._jobs.device.cache.nbytes <= 100_000
+    with pytest.raises(ShapeError, match=f"submit: expected a prompt of fewer than {most} tokens"):
+        scheduler.submit([5] * most)
+    with pytest.raises(ShapeError, match="submit: temperature: expected 0 to 10,000, got -1"):
+        scheduler.submit([5], temperature=-1.0)
+    with pytest.raises(ShapeError, match="submit: expected n of 1 or more"):
+        scheduler.submit([5], n=0)
+    assert not scheduler.step()

@@ -1,0 +1,159 @@
+"""Steps, rules and sums on devices against what transformers computed in float64."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.errors import ContractError
+from centella.tasks.align import median, token_ends, warped
+from centella.tasks.speech_options import SpeechConfig
+from centella.tasks.speech_session import SpeechSession
+from tests.support.whisper_common import (
+    EVERY,
+    FOLDER,
+    FRAMES,
+    NAMES,
+    Array,
+    expected,
+    mel,
+    model_of,
+)  # fmt: skip
+
+
+@functools.cache
+def config_of(name: str) -> SpeechConfig:
+    return SpeechConfig.from_folder(
+        FOLDER / name, model_of(name, ct.device("cpu")).config.vocab_size, {}
+    )
+
+
+@functools.cache
+def session_of(name: str, device: ct.Device) -> SpeechSession:
+    """A session that has heard the two windows."""
+    model = model_of(name, device)
+    session = SpeechSession(model, config_of(name).vocabulary, 2, lambda sound: sound)
+    session.listen(mel(model.config.num_mel_bins))
+    return session
+
+
+def begin_of(name: str) -> list[int]:
+    v = config_of(name).vocabulary
+    german = [v.languages["de"], v.tasks["transcribe"]] if v.languages else []
+    return [v.start, *german]
+
+
+def written(session: SpeechSession, prompt: list[int], steps: int, **how: Any) -> Array:
+    session.start([prompt] * 2, 0, **{"timed": False, **how})
+    return np.stack(list(session.run(steps)), 1)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_equal_those_of_transformers(device: ct.Device, name: str) -> None:
+    stored, session, begin = expected(name), session_of(name, device), begin_of(name)
+    v = session.vocabulary
+    if v.languages:
+        chosen = np.array(list(v.languages.values()))[session.languages().argmax(1)]
+        assert chosen.tolist() == stored["language"].tolist()
+    timed = written(session, begin, 40, timed=True)
+    assert timed.tolist() == stored["timed"].tolist()
+    counted = np.minimum((timed != v.end).sum(1) + 1, 40)
+    heard = session.heard()
+    np.testing.assert_allclose(heard.log_probability / counted, stored["means"], atol=1e-4)
+    np.testing.assert_allclose(heard.no_speech, stored["speech"], rtol=1e-3)
+    plain = [*begin, v.no_timestamps]
+    assert written(session, plain, 40).tolist() == stored["plain"].tolist()
+    assert written(session, plain, 40, no_repeat=3).tolist() == stored["grams"].tolist()
+    session.suppress.choose((), ())
+    assert written(session, begin, 30).tolist() == stored["greedy"].tolist()
+    session.suppress.choose(v.suppressed, v.at_begin)
+
+
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+def test_a_step_is_one_replay(device: ct.Device) -> None:
+    """4 bytes a row down, nothing up, compiled or allocated; other settings capture nothing."""
+    session, begin = session_of("tiny", device), begin_of("tiny")
+    hot = written(session, begin, 8, timed=True, temperature=0.9, seed=4)
+    session.start([begin] * 2, 0, timed=True, temperature=0.3, seed=4)
+    with ct.ledger() as led:
+        tokens = list(session.run(8))
+    led.expect(uploads=0, downloads=8, download_bytes=64, submissions=8, compiles=0, allocations=0)
+    assert not np.array_equal(hot, np.stack(tokens, 1))
+    again = written(session, begin, 8, timed=True, temperature=0.9, seed=4)
+    assert hot.tolist() == again.tolist()
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_sound_goes_up_once(device: ct.Device) -> None:
+    session, sound = session_of("tiny", device), mel(80)
+    with ct.ledger() as led:
+        session.listen(sound)
+    led.expect(uploads=1, upload_bytes=sound.nbytes, downloads=0, submissions=1, compiles=0)
+
+
+def test_a_row_that_is_not_wanted_ends_at_once() -> None:
+    session, begin = session_of("tiny", ct.device("cpu")), begin_of("tiny")
+    tokens = written(session, begin, 6, timed=True, active=[False, True])
+    assert set(tokens[0]) == {session.vocabulary.end}
+    assert tokens[1].tolist() == expected("tiny")["timed"][1, :6].tolist()
+    assert session.heard().log_probability[0] == 0.0
+
+
+def test_nan_names_the_window() -> None:
+    session = session_of("tiny", ct.device("cpu"))
+    sound = mel(80)
+    sound[1, 3, 7] = np.nan
+    session.listen(sound)
+    with pytest.raises(ContractError, match="window 1, token 0: the logits are NaN"):
+        written(session, begin_of("tiny"), 4, timed=True)
+    session.listen(mel(80))
+    assert written(session, begin_of("tiny"), 4, timed=True).tolist() == (
+        expected("tiny")["timed"][:, :4].tolist()
+    )
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", NAMES)
+def test_token_times(device: ct.Device, name: str) -> None:
+    """Equal to those of transformers within a step of 20 ms."""
+    stored, session, begin = expected(name), session_of(name, device), begin_of(name)
+    for row in range(2):
+        text = stored["timed"][row]
+        ended = np.flatnonzero(text == session.vocabulary.end)
+        tokens = text[: ended[0] if len(ended) else 39].tolist()
+        weights, sure = session.aligned(row, begin, tokens, config_of(name).alignment_heads)
+        assert sure.shape == (len(tokens),)
+        assert (sure > 0).all() and (sure <= 1).all()
+        ends = token_ends(weights[..., : FRAMES[row] // 2], 7) * 0.02
+        np.testing.assert_allclose(ends, stored["times"][row, : len(tokens)], atol=0.0201)
+
+
+def test_warping_takes_the_cheapest_path() -> None:
+    """Against every path through small matrices."""
+    rng = np.random.default_rng(2)
+    for n, m in [(1, 1), (1, 5), (4, 1), (3, 5), (5, 4)]:
+        costs = rng.integers(-50, 50, (n, m)).astype(np.float64)
+
+        @functools.cache
+        def least(i: int, j: int, costs: Array = costs) -> float:
+            before = [least(a, b) for a, b in ((i - 1, j - 1), (i - 1, j), (i, j - 1))
+                      if a >= 0 and b >= 0]  # fmt: skip
+            return float(costs[i, j]) + min(before, default=0.0)
+
+        rows, columns = warped(costs)
+        assert (rows[0], columns[0], rows[-1], columns[-1]) == (0, 0, n - 1, m - 1)
+        assert np.diff(rows).max(initial=0) <= 1 and np.diff(columns).max(initial=0) <= 1
+        assert costs[rows, columns].sum() == least(n - 1, m - 1)
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_median_filter(width: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 11))
+    padded = np.pad(x, [(0, 0), (0, 0), (width // 2, width // 2)], mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width, -1)
+    assert np.array_equal(median(x, width), np.median(windows, -1))

@@ -1,0 +1,294 @@
+"""`Transcriber`: windows, seeks, fallbacks, batches, options and bad input."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.audio.transcript import Segment
+from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
+from centella.tasks.recording import Recording, Window, joined
+from centella.tasks.speech_options import Options
+from centella.tasks.speech_session import SpeechSession
+from centella.tasks.transcribe import Transcriber, Transcription
+from centella.tasks.windows import Attempt, Thresholds, cut, cut_all, repeats
+from tests.support.whisper_common import FOLDER, NAMES, Array, expected, long_mel
+
+RATE = 16000
+
+
+def sound(seconds: float, seed: int = 0) -> Array:
+    """A tone whose pitch moves, and noise."""
+    t = np.arange(round(seconds * RATE)) / RATE
+    noise = np.random.default_rng(seed).standard_normal(t.size) * 0.05
+    return (0.3 * np.sin(800 * t + 60 * np.sin(3 * t)) + noise).astype(np.float32)
+
+
+@functools.cache
+def transcriber(device: str, name: str = "tiny") -> Transcriber:
+    return ct.load(FOLDER / name, device, task="transcribe")
+
+
+QUIET: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None, "vad": "off"}
+
+
+class Spectrogram(Recording):
+    """A recording whose samples are a spectrogram [mels, frames]."""
+
+    def __init__(self, mel: Array) -> None:
+        self.mel, self.frames, self.everything = mel, 300, True
+        self.stream: Any = type("Stream", (), {"close": lambda self: None, "duration": 1.0})()
+
+    def window(self, start: int, frames: int | None = None) -> Window | None:
+        part = self.mel[:, start : start + 300]
+        return Window(start, part.shape[1], part) if part.size else None
+
+    def rows(self, windows: Any, batch: int) -> Array:
+        (window,) = windows
+        return np.pad(window.samples, [(0, 0), (0, 300 - window.frames)])[None]
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_in_sequence_equal_transformers(device: ct.Device, name: str) -> None:
+    """Seeks, segments and what each window is told, by its own `generate` on the same mel."""
+    model, stored = transcriber(device.name, name), expected(name)
+    v = model.config.vocabulary
+    session = SpeechSession(model.model, v, 1, lambda mel: mel)
+    model._idle.append(session)
+    german = {"language": "de"} if v.languages else {}
+    options = Options.of("", {**german, "temperature": 0.0, "max_new_tokens": 24,
+                              "no_speech_threshold": None}, v)  # fmt: skip
+    recording = Spectrogram(long_mel(model.model.config.num_mel_bins)[0])
+    segments = list(Transcription(model, recording, options))
+    model._idle.remove(session)
+    text = stored["long"][stored["long"] < v.end]
+    assert [t for s in segments for t in s.tokens] == text.tolist()
+    bounds = [(s.start, s.end) for s in segments]
+    ends = np.minimum(stored["bounds"], 11.1)  # times stay in the recording here
+    np.testing.assert_allclose(bounds, ends, atol=1e-6)
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_any_length(device: ct.Device) -> None:
+    """Times lie in the recording and in order, whatever its length."""
+    model = transcriber(device.name)
+    for seconds in (1 / RATE, 0.011, 2.99, 3.01, 7.4):
+        done: list[tuple[float, float]] = []
+        made = model.transcribe(
+            sound(seconds), **QUIET, timestamps="word",
+            progress=lambda at, total, done=done: done.append((at, total)),
+        )  # fmt: skip
+        assert made.duration == pytest.approx(seconds)
+        assert made.language in model.languages
+        times = [t for s in made.segments for t in (s.start, s.end)]
+        assert times == sorted(times)
+        assert all(0 <= t <= max(seconds, 0.01) for t in times)
+        assert done[-1][0] == pytest.approx(seconds, abs=0.02)
+        for segment in made.segments:
+            assert "".join(w.text for w in segment.words) == segment.text
+            assert all(0 <= w.start <= w.end <= seconds + 0.02 for w in segment.words)
+            assert all(0 < w.probability <= 1 for w in segment.words)
+        assert made.text == "".join(s.text for s in made.segments).strip()
+        assert made.words == tuple(w for s in made.segments for w in s.words)
+
+
+def test_an_iterable_of_pieces_is_the_whole() -> None:
+    model, samples = transcriber("cpu"), sound(7)
+    whole = model.transcribe(samples, **QUIET).segments
+    assert whole
+    pieces = model.stream(np.array_split(samples, 23), **QUIET)
+    assert tuple(pieces) == whole
+    first = next(model.stream(samples, **QUIET))
+    assert isinstance(first, Segment) and first == whole[0]
+
+
+def test_windows_together_are_those_alone() -> None:
+    """Batches of any size give the same texts, at the times of the file."""
+    model, samples = transcriber("cpu"), sound(10)
+    regions = [(0.5, 1.2), (2.0, 3.1), (6.0, 9.5)]
+    how: dict[str, Any] = {**QUIET, "language": "de"}
+    made = [model.transcribe(samples, regions=regions, batch=n, **how).segments for n in (2, 3, 5)]
+    texts = [[(s.start, s.end, s.tokens) for s in segments] for segments in made]
+    assert texts[0] == texts[1] == texts[2] != []
+    assert {int(s.start >= start) for s in made[0] for start, _ in regions[:1]} == {1}
+    assert all(s.end <= 3.1 or 6.0 <= s.start <= s.end <= 9.5 for s in made[0])
+    alone = model.transcribe(samples[6 * RATE : 9 * RATE], batch=2, **how).segments
+    later = [s for s in made[0] if 6 <= s.start < 9]
+    assert [s.tokens for s in alone] == [s.tokens for s in later]
+    np.testing.assert_allclose([s.start + 6 for s in alone], [s.start for s in later], atol=1e-6)
+    assert model.transcribe(samples, regions=[]).segments == ()
+    one_by_one = model.transcribe(samples, regions=regions, batch=1, **how).segments
+    assert one_by_one and all(s.start >= 0.5 for s in one_by_one)
+
+
+def test_fallback_stops_at_the_first_text_believed() -> None:
+    model, samples = transcriber("cpu"), sound(2.5)
+    sure = model.transcribe(samples, vad="off", no_speech_threshold=None, logprob_threshold=None,
+                            compression_ratio_threshold=None)  # fmt: skip
+    assert {s.temperature for s in sure.segments} == {0.0}
+    never = model.transcribe(samples, temperature=(0.0, 0.5), vad="off", no_speech_threshold=None,
+                             logprob_threshold=-1e-9)  # fmt: skip
+    assert {s.temperature for s in never.segments} == {0.5}
+    silent = model.transcribe(samples, vad="off", no_speech_threshold=0.0, logprob_threshold=-1e-9)
+    assert silent.segments == () and silent.text == ""
+
+
+@pytest.mark.parametrize(
+    ("logprob", "ratio", "no_speech", "failed", "silent"),
+    [
+        (-0.5, 1.0, 0.1, False, False),
+        (-1.5, 1.0, 0.1, True, False),
+        (-0.5, 2.5, 0.1, True, False),
+        (-1.5, 2.5, 0.7, False, True),
+        (-0.5, 2.5, 0.7, True, False),
+    ],
+)
+def test_thresholds(
+    logprob: float, ratio: float, no_speech: float, failed: bool, silent: bool
+) -> None:
+    attempt = Attempt((), "", logprob, ratio, no_speech, 0.0)
+    assert (Thresholds().failed(attempt), Thresholds().silent(attempt)) == (failed, silent)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bounds", "step"),
+    [
+        ([], [(0, 150)], 300),
+        ([5, 6], [(0, 150)], 300),
+        ([100, 5, 140], [(0, 40)], 300),
+        ([110, 5, 140, 140, 6, 150], [(10, 40), (40, 50)], 300),
+        ([110, 5, 140, 140, 6, 7], [(10, 40)], 80),
+        ([110, 5, 140, 150, 6, 160, 160], [(10, 40), (50, 60)], 120),
+        ([110, 5, 140, 145], [(10, 40)], 80),
+    ],
+)
+def test_segments_and_the_next_window(
+    tokens: list[int], bounds: list[tuple[int, int]], step: int
+) -> None:
+    """100 is the token of the time 0."""
+    cuts, further = cut(tokens, 100, 300)
+    assert ([(c.start, c.end) for c in cuts], further) == (bounds, step)
+    every = cut_all(tokens, 100, 300)
+    assert sum(len([t for t in c.tokens if t < 100]) for c in every) == sum(t < 100 for t in tokens)
+
+
+def test_joined_regions_and_repeats() -> None:
+    assert list(joined([(0, 1), (2, 3), (4, 9), (9, 10)], 5)) == [(0, 3), (4, 9), (9, 10)]
+    assert repeats([1, 2, 3, 2, 3, 2, 3], 3) and not repeats([1, 2, 3, 2, 3], 3)
+
+
+def test_max_repeats_ends_a_window() -> None:
+    model, samples = transcriber("cpu"), sound(2.5)
+    how: dict[str, Any] = {**QUIET, "language": "de", "timestamps": "none"}
+    (free,) = model.transcribe(samples, **how).segments
+    (ended,) = model.transcribe(samples, **how, max_repeats=2).segments
+    assert len(ended.tokens) < len(free.tokens)
+    assert ended.tokens == free.tokens[: len(ended.tokens)]
+
+
+def test_prompts_change_the_text() -> None:
+    model, samples = transcriber("cpu"), sound(2.5)
+    how = QUIET
+    texts = {
+        tuple(s.tokens for s in model.transcribe(samples, **how, **more).segments)
+        for more in ({}, {"prompt": "the hat"}, {"hotwords": "water"})
+    }
+    assert len(texts) == 3
+    long = model.transcribe(samples, **how, prompt="water " * 99, hotwords="heather " * 3)
+    assert long.segments
+
+
+def test_after_the_first_nothing_is_compiled() -> None:
+    model, samples = transcriber("cpu"), sound(6)
+    model.transcribe(samples, language="de", vad="off")
+    with ct.ledger() as led:
+        model.transcribe(sound(6, 1), language="fr", vad="off")
+    led.expect(compiles=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"language": "xx"}, ShapeError, "language: expected one of en, de, fr, es; got 'xx'"),
+        ({"language": 3}, DTypeError, "language: expected text, got 3"),
+        ({"task": "sing"}, ShapeError, "expected task of transcribe, translate, got 'sing'"),
+        ({"timestamps": "frame"}, ShapeError, "expected timestamps of none, segment, word"),
+        ({"temperature": ()}, ShapeError, "temperature: expected numbers of 0 to 100"),
+        ({"temperature": "hot"}, DTypeError, "temperature: expected a number"),
+        ({"batch": 0}, ShapeError, "batch: expected 1 or more, got 0"),
+        ({"batch": 2.5}, DTypeError, "batch: expected a whole number, got 2.5"),
+        ({"regions": [(2, 1)]}, ShapeError, "regions: expected times in order"),
+        ({"regions": [1]}, DTypeError, "regions: expected pairs of seconds"),
+        ({"no_repeat_ngram": 9}, ShapeError, "no_repeat_ngram: expected 2 to 8, got 9"),
+        ({"condition_on_previous_text": 1}, DTypeError, "expected True or False, got 1"),
+        ({"logprob_threshold": "x"}, DTypeError, "logprob_threshold: expected a number or None"),
+        ({"beam": 5.5}, DTypeError, "beam: expected a whole number, got 5.5"),
+        ({"loud": 1}, TypeError, "unexpected argument 'loud'"),
+    ],
+)
+def test_options_that_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        transcriber("cpu").transcribe(sound(1), **options)
+
+
+def test_bad_input_names_the_file(tmp_path: Path) -> None:
+    model = transcriber("cpu")
+    (tmp_path / "talk.wav").write_bytes(b"no audio at all" * 9)
+    with pytest.raises(AudioError, match=r"talk\.wav"):
+        model.transcribe(tmp_path / "talk.wav")
+    with pytest.raises(AudioError, match="got none"):
+        model.transcribe(np.zeros(0, np.float32))
+    with pytest.raises(AudioError, match="expected finite samples"):
+        model.transcribe(np.array([0.0, np.nan] * 900, np.float32))
+    assert model.transcribe(sound(1, 5), temperature=0.0).duration == 1.0  # it goes on
+
+
+def test_nobody_speaks() -> None:
+    """Silence and noise are not heard, so that no text is invented."""
+    model, noise = transcriber("cpu"), np.random.default_rng(3).standard_normal(9 * RATE) * 0.1
+    for quiet in (np.zeros(5 * RATE, np.float32), noise.astype(np.float32)):
+        made = model.transcribe(quiet)
+        assert (made.segments, made.text, made.language) == ((), "", None)
+        assert made.duration == quiet.size / RATE
+
+
+def test_english_alone() -> None:
+    model = transcriber("cpu", "distil-en")
+    assert model.languages == ("en",)
+    made = model.transcribe(sound(4), language="en", **QUIET)
+    assert made.language is None and made.segments
+    for wrong in ({"language": "de"}, {"task": "translate"}):
+        with pytest.raises(ShapeError, match="the model has English alone"):
+            model.transcribe(sound(1), **wrong)
+
+
+def test_folders(tmp_path: Path) -> None:
+    """Without a tokenizer there are logits and no text; malformed settings name their field."""
+    shutil.copytree(FOLDER / "tiny", tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    model = ct.load(tmp_path / "m", "cpu", task="transcribe")
+    mel = ct.asarray(np.zeros((1, 80, 300), np.float32), device="cpu")
+    assert model(mel, ct.asarray([[264, 5]], device="cpu")).shape == (1, 2, 426)
+    assert model.encode(mel).shape == (1, 150, 72)
+    with pytest.raises(WeightsError, match=r"tokenizer\.json: expected a tokenizer"):
+        model.transcribe(sound(1))
+    with pytest.raises(WeightsError, match="is to transcribe with"):
+        ct.load(FOLDER / "tiny", "cpu", task="generate")
+    (tmp_path / "m" / "generation_config.json").write_text('{"alignment_heads": [[7, 0]]}')
+    with pytest.raises(WeightsError, match="no_timestamps_token_id: expected a token id"):
+        ct.load(tmp_path / "m", "cpu")
+
+
+def test_quantised(capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows of 72 are no multiple of 32: the error names the parameter."""
+    with pytest.raises(WeightsError, match="multiple of 32"):
+        ct.load(FOLDER / "tiny", "cpu", task="transcribe", quantize="q8_0")
