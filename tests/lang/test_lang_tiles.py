@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -626,7 +626,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "one of a pair": (lambda: factor().__setitem__(0, 1.0), "a pair of values or a word, got 1.0"),
     "iterated": (lambda: list(sums()), "cannot be iterated"),
     "copied": (lambda: copy.copy(sums()), "a Fragment is not copied"),
-    "in a variable": (lambda: lang.var(0.0).set(sums()), "mixed types"),
+    "in a variable": (lambda: lang.var(0.0).set(cast(Any, sums())), "mixed types"),
     "order": (lambda: ptx.mma_sync(sums(), factor((16, 8)), factor()), "mma_sync takes f32"),
     "mixed": (lambda: ptx.mma_sync(sums(), factor(), factor((16, 8), bf16)), "bf16 \\(16, 8\\)"),
     "divergent": (divergent, "mma_sync inside control flow that may differ by thread"),

@@ -41,4 +41,4 @@ def test_a_benchmark_runs(words: str, tmp_path: Path) -> None:
     assert rows, ran.stdout
     assert all(row["rate"] > 0 for row in rows)
     if words in SWEEPS or words.startswith("thin"):  # tiles beside what is shipped
-        assert len({row["who"] for row in rows}) > 3, ran.stdout
+        assert len({row["who"] for row in rows}) > 1, ran.stdout

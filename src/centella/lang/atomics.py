@@ -8,15 +8,13 @@ behind is the same in every run; which thread saw what on the way is not.
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella.errors import TraceError
 from centella.lang.memory import Argument, Shared
 from centella.lang.tracer import current
-from centella.lang.values import Expr, expr_of
+from centella.lang.values import Expr, Index, Value, expr_of
 
 
-def _atomic(name: str, array: Any, index: Any, *values: Any) -> Expr:
+def _atomic(name: str, array: Argument | Shared, index: Index, *values: Value) -> Expr:
     if not isinstance(array, (Argument, Shared)):
         raise TraceError(
             f"lang.atomic_{name} takes an InOut argument or lang.shared, an index and a value, as "
@@ -29,41 +27,43 @@ def _atomic(name: str, array: Any, index: Any, *values: Any) -> Expr:
     return t.result(t.effect(op, type_, (at, *operands), array.position), type_, False)
 
 
-def atomic_add(array: Any, index: Any, value: Any) -> Expr:
+def atomic_add(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Add to a word, modulo 2^32; the word before."""
     return _atomic("add", array, index, value)
 
 
-def atomic_min(array: Any, index: Any, value: Any) -> Expr:
+def atomic_min(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Make a word the smaller of itself and a value; the word before."""
     return _atomic("min", array, index, value)
 
 
-def atomic_max(array: Any, index: Any, value: Any) -> Expr:
+def atomic_max(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Make a word the larger of itself and a value; the word before."""
     return _atomic("max", array, index, value)
 
 
-def atomic_and(array: Any, index: Any, value: Any) -> Expr:
+def atomic_and(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Clear the bits of a word that a value lacks; the word before."""
     return _atomic("and", array, index, value)
 
 
-def atomic_or(array: Any, index: Any, value: Any) -> Expr:
+def atomic_or(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Set the bits of a word that a value has; the word before."""
     return _atomic("or", array, index, value)
 
 
-def atomic_xor(array: Any, index: Any, value: Any) -> Expr:
+def atomic_xor(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Flip the bits of a word that a value has; the word before."""
     return _atomic("xor", array, index, value)
 
 
-def atomic_exchange(array: Any, index: Any, value: Any) -> Expr:
+def atomic_exchange(array: Argument | Shared, index: Index, value: Value) -> Expr:
     """Make a word a value; the word before."""
     return _atomic("exchange", array, index, value)
 
 
-def atomic_compare_exchange(array: Any, index: Any, expected: Any, value: Any) -> Expr:
+def atomic_compare_exchange(
+    array: Argument | Shared, index: Index, expected: Value, value: Value
+) -> Expr:
     """Make a word a value where it is the expected one; the word before, equal if it was."""
     return _atomic("compare_exchange", array, index, expected, value)

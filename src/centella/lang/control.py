@@ -11,7 +11,7 @@ from centella.dtypes import DType
 from centella.errors import TraceError
 from centella.lang.memory import Shared
 from centella.lang.tracer import current
-from centella.lang.values import Expr, Operand, Var, adapt, common_type, expr_of
+from centella.lang.values import Expr, Operand, Value, Var, adapt, common_type, expr_of
 
 # -- parameters, variables and memory --------------------------------------------------------------
 
@@ -23,19 +23,19 @@ def parameter(name: str, dtype: DType) -> Expr:
     return current().param((name,), dtype.value)
 
 
-def const(value: float | int | bool, dtype: DType) -> Expr:
+def const(value: Value, dtype: DType) -> Expr:
     """A constant of a value type."""
     return adapt(current(), value, dtype.value)
 
 
-def var(init: Any, dtype: DType | None = None, *, uniform: bool = False) -> Var:
+def var(init: Value, dtype: DType | None = None, *, uniform: bool = False) -> Var:
     """A mutable register; a Python float makes f32, an int u32, unless `dtype` says otherwise."""
     tracer = current()
     type_ = dtype.value if dtype is not None else common_type(init)
     return tracer.var(expr_of(tracer, init, type_), uniform)
 
 
-def vars(dtype: DType, *shape: int, init: Any = 0) -> Any:
+def vars(dtype: DType, *shape: int, init: Value = 0) -> Any:
     """Nested Python lists of registers: `vars(f32, 8, 8)[i][j]`, indexed by Python numbers."""
     if not shape:
         return var(init, dtype)
@@ -55,7 +55,7 @@ def shared(dtype: DType, words: int) -> Shared:
 # -- control flow ----------------------------------------------------------------------------------
 
 
-def range(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Expr]:
+def range(start: Value, stop: Value | None = None, step: Value = 1) -> Iterator[Expr]:
     """A loop on the device: `for k in lang.range(n):`. Bounds are u32 (or i32); step positive."""
     tracer = current()
     if stop is None:
@@ -82,7 +82,7 @@ def loop() -> Iterator[None]:
 
 
 @contextmanager
-def if_(condition: Any) -> Iterator[None]:
+def if_(condition: Value) -> Iterator[None]:
     """Run the block in the threads where `condition` holds."""
     tracer = current()
     cond = expr_of(tracer, condition, "bool")
@@ -100,7 +100,7 @@ def else_() -> Iterator[None]:
     tracer.close(block)
 
 
-def break_if(condition: Any) -> None:
+def break_if(condition: Value) -> None:
     """Leave the innermost loop in the threads where `condition` holds."""
     tracer = current()
     tracer.break_if(expr_of(tracer, condition, "bool"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from centella.dtypes import DType, f32
 from centella.errors import TraceError
@@ -12,12 +11,12 @@ from centella.lang import math as formulas
 from centella.lang import packing
 from centella.lang.control import const
 from centella.lang.tracer import current
-from centella.lang.values import Expr, Operand, common_type, expr_of, traced
+from centella.lang.values import Expr, Operand, Value, common_type, expr_of, traced
 
 Function = Callable[..., Expr]
 
 
-def select(condition: Any, if_true: Any, if_false: Any) -> Expr:
+def select(condition: Value, if_true: Value, if_false: Value) -> Expr:
     """`if_true` where the condition holds, else `if_false`; both are computed."""
     tracer = current()
     cond = expr_of(tracer, condition, "bool")
@@ -28,14 +27,14 @@ def select(condition: Any, if_true: Any, if_false: Any) -> Expr:
     return tracer.pure("select", type_, (cond, a, b))
 
 
-def fma(a: Any, b: Any, c: Any) -> Expr:
+def fma(a: Value, b: Value, c: Value) -> Expr:
     """`a * b + c` in f32, with one rounding or two: no kernel may depend on which."""
     tracer = current()
     args = tuple(expr_of(tracer, v, "f32") for v in (a, b, c))
     return tracer.pure("fma", "f32", args)
 
 
-def exp2_native(x: Any) -> Expr:
+def exp2_native(x: Value) -> Expr:
     """2 to the power x by the target's own function: one instruction where `exp2` has a dozen.
 
     Within 4 ulp; of -inf 0, of inf inf, of NaN NaN; subnormal operands and results may be 0. PTX
@@ -52,7 +51,7 @@ def exp2_native(x: Any) -> Expr:
 _PAIRS = {"maximum": "maxn", "minimum": "minn", "fmax": "max", "fmin": "min"}
 
 
-def _pair(name: str, a: Any, b: Any) -> Expr:
+def _pair(name: str, a: Value, b: Value) -> Expr:
     tracer = current()
     type_ = common_type(a, b)
     if type_ == "bool":
@@ -61,32 +60,32 @@ def _pair(name: str, a: Any, b: Any) -> Expr:
     return tracer.pure(op, type_, (expr_of(tracer, a, type_), expr_of(tracer, b, type_)))
 
 
-def maximum(a: Any, b: Any) -> Expr:
+def maximum(a: Value, b: Value) -> Expr:
     """The larger value; NaN when either is NaN."""
     return _pair("maximum", a, b)
 
 
-def minimum(a: Any, b: Any) -> Expr:
+def minimum(a: Value, b: Value) -> Expr:
     """The smaller value; NaN when either is NaN."""
     return _pair("minimum", a, b)
 
 
-def fmax(a: Any, b: Any) -> Expr:
+def fmax(a: Value, b: Value) -> Expr:
     """The larger value; for NaN operands either operand may come back (cheapest form)."""
     return _pair("fmax", a, b)
 
 
-def fmin(a: Any, b: Any) -> Expr:
+def fmin(a: Value, b: Value) -> Expr:
     """The smaller value; for NaN operands either operand may come back (cheapest form)."""
     return _pair("fmin", a, b)
 
 
-def _unary(op: str, x: Any) -> Expr:
+def _unary(op: str, x: Value) -> Expr:
     tracer = current()
     return tracer.pure(op, "f32", (expr_of(tracer, x, "f32"),))
 
 
-def abs(x: Any) -> Expr:
+def abs(x: Value) -> Expr:
     """Absolute value of an f32 or i32."""
     if isinstance(x, Operand) and x.type == "i32":
         value = x._expr()
@@ -94,37 +93,37 @@ def abs(x: Any) -> Expr:
     return _unary("abs", x)
 
 
-def floor(x: Any) -> Expr:
+def floor(x: Value) -> Expr:
     """Largest integer not above x, as f32."""
     return _unary("floor", x)
 
 
-def ceil(x: Any) -> Expr:
+def ceil(x: Value) -> Expr:
     """Smallest integer not below x, as f32."""
     return _unary("ceil", x)
 
 
-def trunc(x: Any) -> Expr:
+def trunc(x: Value) -> Expr:
     """x without its fraction, as f32."""
     return _unary("trunc", x)
 
 
-def sqrt(x: Any) -> Expr:
+def sqrt(x: Value) -> Expr:
     """Square root; NaN below zero."""
     return _unary("sqrt", x)
 
 
-def rsqrt(x: Any) -> Expr:
+def rsqrt(x: Value) -> Expr:
     """`1 / sqrt(x)`."""
     return 1.0 / sqrt(x)
 
 
-def isnan(x: Any) -> Expr:
+def isnan(x: Value) -> Expr:
     """True for an f32 that is NaN, by its bits (drivers may assume that NaN does not occur)."""
     return (bitcast(expr_of(current(), x, "f32"), "u32") & 0x7FFFFFFF) > 0x7F800000
 
 
-def cast(x: Any, dtype: DType) -> Expr:
+def cast(x: Value, dtype: DType) -> Expr:
     """Value conversion: floats truncate and saturate, NaN gives 0; bools give 0 or 1."""
     if not isinstance(x, Operand):
         return const(x, dtype)
@@ -139,13 +138,13 @@ def cast(x: Any, dtype: DType) -> Expr:
     return tracer.pure("cast", dtype.value, (value,))
 
 
-def stored(x: Any, dtype: DType) -> Expr:
+def stored(x: Value, dtype: DType) -> Expr:
     """x as it would be loaded after a store to `dtype`: rounded, or its low bits."""
     tracer = current()
     return packing.stored(tracer, expr_of(tracer, x, dtype.value), dtype)
 
 
-def bitcast(x: Any, dtype: DType | str) -> Expr:
+def bitcast(x: Value, dtype: DType | str) -> Expr:
     """The same 32 bits as another value type."""
     tracer = current()
     type_ = dtype if isinstance(dtype, str) else dtype.value
@@ -172,10 +171,10 @@ class _TracedOperands:
 _OPERANDS = _TracedOperands()
 
 
-def _formula(name: str) -> Callable[[Any], Expr]:
-    function: Callable[[formulas.Operands, Any], Expr] = getattr(formulas, name)
+def _formula(name: str) -> Callable[[Value], Expr]:
+    function: Callable[[formulas.Operands, Value], Expr] = getattr(formulas, name)
 
-    def apply(x: Any) -> Expr:
+    def apply(x: Value) -> Expr:
         return function(_OPERANDS, expr_of(current(), x, "f32"))
 
     apply.__name__ = apply.__qualname__ = name
@@ -183,12 +182,12 @@ def _formula(name: str) -> Callable[[Any], Expr]:
     return apply
 
 
-exp: Callable[[Any], Expr] = _formula("exp")
-exp2: Callable[[Any], Expr] = _formula("exp2")
-log: Callable[[Any], Expr] = _formula("log")
-log2: Callable[[Any], Expr] = _formula("log2")
-tanh: Callable[[Any], Expr] = _formula("tanh")
-erf: Callable[[Any], Expr] = _formula("erf")
-sin: Callable[[Any], Expr] = _formula("sin")
-cos: Callable[[Any], Expr] = _formula("cos")
-sigmoid: Callable[[Any], Expr] = _formula("sigmoid")
+exp: Callable[[Value], Expr] = _formula("exp")
+exp2: Callable[[Value], Expr] = _formula("exp2")
+log: Callable[[Value], Expr] = _formula("log")
+log2: Callable[[Value], Expr] = _formula("log2")
+tanh: Callable[[Value], Expr] = _formula("tanh")
+erf: Callable[[Value], Expr] = _formula("erf")
+sin: Callable[[Value], Expr] = _formula("sin")
+cos: Callable[[Value], Expr] = _formula("cos")
+sigmoid: Callable[[Value], Expr] = _formula("sigmoid")

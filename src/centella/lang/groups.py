@@ -12,7 +12,7 @@ from centella.lang.control import if_
 from centella.lang.functions import cast, fmax, fmin, maximum, minimum
 from centella.lang.memory import Shared
 from centella.lang.tracer import current
-from centella.lang.values import Expr, Operand, traced
+from centella.lang.values import Expr, Operand, Value, traced
 
 # -- ids -------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def barrier() -> None:
     tracer.effect("barrier", "", ())
 
 
-def workgroup_uniform(x: Any) -> Expr:
+def workgroup_uniform(x: Value) -> Expr:
     """The value of the group's first thread, in every thread; uniform. Implies a barrier."""
     tracer = current()
     tracer.need_uniform("workgroup_uniform")
@@ -77,7 +77,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Expr]] = {
 }  # fmt: skip  # a table
 
 
-def workgroup_reduce(value: Any, op: str) -> Expr:
+def workgroup_reduce(value: Value, op: str) -> Expr:
     """Reduce over the threads of a group ("add", "max", "min", "fmax", "fmin"), in every thread.
 
     A tree through shared memory in a fixed order: equal inputs give bitwise equal results.
@@ -108,7 +108,7 @@ def workgroup_reduce(value: Any, op: str) -> Expr:
     return result
 
 
-def _subgroup(op: str, x: Any, attr: Any = None) -> Expr:
+def _subgroup(op: str, x: Value, attr: Any = None) -> Expr:
     tracer = current()
     tracer.need_uniform("a subgroup operation", role=True)
     value = traced(x, "a subgroup operation")
@@ -118,22 +118,22 @@ def _subgroup(op: str, x: Any, attr: Any = None) -> Expr:
     return tracer.result(index, value.type, False)
 
 
-def subgroup_sum(x: Any) -> Expr:
+def subgroup_sum(x: Value) -> Expr:
     """Sum over the subgroup, in every lane."""
     return _subgroup("subgroup_add", x)
 
 
-def subgroup_max(x: Any) -> Expr:
+def subgroup_max(x: Value) -> Expr:
     """Maximum over the subgroup, in every lane (NaN: either operand)."""
     return _subgroup("subgroup_max", x)
 
 
-def subgroup_min(x: Any) -> Expr:
+def subgroup_min(x: Value) -> Expr:
     """Minimum over the subgroup, in every lane (NaN: either operand)."""
     return _subgroup("subgroup_min", x)
 
 
-def shuffle_xor(x: Any, mask: int) -> Expr:
+def shuffle_xor(x: Value, mask: int) -> Expr:
     """The value of the lane whose index differs by `mask` (a Python number)."""
     number: Any = mask
     if isinstance(number, Operand) or not isinstance(number, int) or not 0 < number < 128:

@@ -17,7 +17,7 @@ from centella.errors import TraceError
 from centella.lang.ir import BufferArg, SharedArray
 from centella.lang.packing import pack, unpack
 from centella.lang.tracer import Tracer
-from centella.lang.values import Expr, Operand, adapt, expr_of
+from centella.lang.values import Expr, Index, Operand, Value, adapt, expr_of
 
 WORD_OF = {"f32": "f32", "i32": "i32"}
 
@@ -30,7 +30,7 @@ def no_atomics(dtype: str) -> str:
     )
 
 
-def _index(tracer: Tracer, value: Any) -> Expr:
+def _index(tracer: Tracer, value: Value) -> Expr:
     expr = adapt(tracer, value, "u32")
     if expr.type == "i32":
         return tracer.pure("bitcast", "u32", (expr,))
@@ -119,7 +119,7 @@ class Argument(_Array):
             f"{self.name}.shape(axis)"
         )
 
-    def _element(self, key: Any) -> Expr:
+    def _element(self, key: Index) -> Expr:
         t = self._tracer
         parts = key if isinstance(key, tuple) else (key,)
         if len(parts) != self.rank:
@@ -145,7 +145,7 @@ class Argument(_Array):
         if mode == "store" and self.mode not in ("out", "inout"):
             raise TraceError(f"{self.name!r} is an {self.mode} argument and cannot be written")
 
-    def __getitem__(self, key: Any) -> Expr:
+    def __getitem__(self, key: Index) -> Expr:
         self._may("load")
         t = self._tracer
         element = self._element(key)
@@ -159,7 +159,7 @@ class Argument(_Array):
         shifted = word >> (lane * bits)
         return unpack(t, shifted, self.dtype, 0)
 
-    def chunk(self, key: tuple[Any, ...]) -> tuple[Expr, Expr]:
+    def chunk(self, key: tuple[Value, ...]) -> tuple[Expr, Expr]:
         """The index of the 16-byte chunk to read that starts at an element, and the element's."""
         self._may("load")
         if not self._unit:
@@ -168,7 +168,7 @@ class Argument(_Array):
         element = self._element(key)
         return self._shift(element, self.dtype.per_chunk), element
 
-    def atomic(self, key: tuple[Any, ...]) -> tuple[str, Expr]:
+    def atomic(self, key: tuple[Value, ...]) -> tuple[str, Expr]:
         """The type and index of a word that changes atomically."""
         if self.mode != "inout":
             raise TraceError(
@@ -180,7 +180,7 @@ class Argument(_Array):
         self._accessed("atomics")
         return self._word, self._element(key)
 
-    def load_word(self, *key: Any) -> list[Expr]:
+    def load_word(self, *key: Value) -> list[Expr]:
         """The 4-byte word starting at an element, as `dtype.per_word` values."""
         self._may("load")
         if not self._unit:
@@ -194,18 +194,18 @@ class Argument(_Array):
         word = t.result(id_, self._word, False)
         return [unpack(t, word, self.dtype, lane) for lane in range(self.dtype.per_word)]
 
-    def load(self, *key: Any) -> list[Expr]:
+    def load(self, *key: Value) -> list[Expr]:
         """The 16-byte chunk starting at an element, as `dtype.per_chunk` values."""
         per = self.dtype.per_word
         words = self._chunk_words(key)
         return [unpack(self._tracer, w, self.dtype, lane) for w in words for lane in range(per)]
 
-    def load_bits(self, *key: Any) -> list[Expr]:
+    def load_bits(self, *key: Value) -> list[Expr]:
         """The 16-byte chunk starting at an element, as four u32 words: its elements' bits."""
         t, words = self._tracer, self._chunk_words(key)
         return words if self._word == "u32" else [t.pure("bitcast", "u32", (w,)) for w in words]
 
-    def unpack(self, words: Sequence[Any]) -> list[Expr]:
+    def unpack(self, words: Sequence[Value]) -> list[Expr]:
         """The values of words as they are stored, such as `load_bits` gives."""
         t, per = self._tracer, self.dtype.per_word
         bits = [expr_of(t, w, "u32") for w in words]
@@ -213,7 +213,7 @@ class Argument(_Array):
             return [t.pure("bitcast", self._word, (w,)) for w in bits]
         return [unpack(t, w, self.dtype, lane) for w in bits for lane in range(per)]
 
-    def _chunk_words(self, key: tuple[Any, ...]) -> list[Expr]:
+    def _chunk_words(self, key: tuple[Value, ...]) -> list[Expr]:
         t = self._tracer
         index, element = self.chunk(key)
         kind = f"{self._word}x4"
@@ -231,7 +231,7 @@ class Argument(_Array):
         self._may("store")
         self._stored = True
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Index, value: Value) -> None:
         if self.dtype.per_word != 1:
             raise TraceError(
                 f"{self.name!r}[...] = v is for 4-byte dtypes; {self.dtype.name} elements share a "
@@ -305,33 +305,33 @@ class Shared(_Array):
     def __len__(self) -> int:
         return self.words
 
-    def __getitem__(self, key: Any) -> Expr:
+    def __getitem__(self, key: Value) -> Expr:
         t = self._tracer
         index = _index(t, key)
         id_ = t.effect("sload", self.type, (index,), self.position)
         return t.result(id_, self.type, False)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Value, value: Value) -> None:
         t = self._tracer
         t.effect("sstore", "", (_index(t, key), expr_of(t, value, self.type)), self.position)
 
-    def load(self, key: Any) -> list[Expr]:
+    def load(self, key: Value) -> list[Expr]:
         """Four neighbouring words; the index is a multiple of 4."""
         return self._load_chunk(*self._chunk_at(key))
 
-    def store(self, key: Any, values: Sequence[Any]) -> None:
+    def store(self, key: Value, values: Sequence[Value]) -> None:
         """Write four neighbouring words; the index is a multiple of 4."""
         self._store_chunk(values, *self._chunk_at(key))
 
-    def load_chunk(self, chunk: Any) -> list[Expr]:
+    def load_chunk(self, chunk: Value) -> list[Expr]:
         """`load(4 * chunk)`, without the shift: for addresses that are chunks from the start."""
         return self._load_chunk(_index(self._tracer, chunk))
 
-    def store_chunk(self, chunk: Any, values: Sequence[Any]) -> None:
+    def store_chunk(self, chunk: Value, values: Sequence[Value]) -> None:
         """`store(4 * chunk, values)`, without the shift."""
         self._store_chunk(values, _index(self._tracer, chunk))
 
-    def atomic(self, key: tuple[Any, ...]) -> tuple[str, Expr]:
+    def atomic(self, key: tuple[Value, ...]) -> tuple[str, Expr]:
         """The type and index of a word that changes atomically."""
         if self.type not in ("i32", "u32"):
             raise TraceError(no_atomics(self.type))
@@ -345,7 +345,7 @@ class Shared(_Array):
         array = self._tracer.shared[self.position]
         self._tracer.shared[self.position] = replace(array, align=max(array.align, nbytes))
 
-    def _chunk_at(self, key: Any) -> tuple[Expr, Expr]:
+    def _chunk_at(self, key: Value) -> tuple[Expr, Expr]:
         """The index of the chunk that starts at a word, and the word."""
         t = self._tracer
         word = _index(t, key)

@@ -16,7 +16,7 @@ from centella.errors import TraceError
 from centella.lang.blocks import LOOPS, Block, source_line
 from centella.lang.fold import fold, identity
 from centella.lang.ir import BufferArg, KernelIR, MapParam, Number, Param, SharedArray, Statement
-from centella.lang.values import Expr, Var, adapt
+from centella.lang.values import Expr, Value, Var, adapt
 
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
 UNIFORM_SOURCES = frozenset(
@@ -171,7 +171,7 @@ class Tracer:
         self._check_var(var)
         return self.result(self.emit("get", var.type, (var.id,)), var.type, var.uniform)
 
-    def set_var(self, var: Var, value: Any) -> None:
+    def set_var(self, var: Var, value: Value) -> None:
         """Assign a register."""
         self._check_var(var)
         expr = adapt(self, value, var.type)

@@ -47,7 +47,7 @@ class Recorder(Protocol):
         """The value of a register now."""
         ...
 
-    def set_var(self, var: Var, value: Any, /) -> None:
+    def set_var(self, var: Var, value: Value, /) -> None:
         """Assign a register."""
 
 
@@ -55,7 +55,7 @@ def _operator(op: str, symbol: str = "", swap: bool = False) -> Method:
     """The method that records `self op other`, with `swap` `other op self`."""
     types, named = _TAKES.get(symbol, ((), ""))
 
-    def method(self: Operand, other: Any) -> Expr:
+    def method(self: Operand, other: Value) -> Expr:
         value = binary(op, other, self) if swap else binary(op, self, other)
         if types and value.type not in types:
             raise TraceError(f"{symbol} is for {named.format(value.type)}")
@@ -76,7 +76,7 @@ def _refused(written: str, instead: str) -> Refusal:
 def _update(combine: Callable[[Any, Any], Any]) -> Update:
     """The method of an assignment such as `v += x`."""
 
-    def update(self: Var, other: Any) -> Var:
+    def update(self: Var, other: Value) -> Var:
         self.set(combine(self, other))
         return self
 
@@ -224,7 +224,7 @@ class Var(Operand, Struct, eq=False):
         """The value now, as an immutable Expr."""
         return self._expr()
 
-    def set(self, value: Any) -> None:
+    def set(self, value: Value) -> None:
         """Assign: `value` must have the Var's type (Python numbers adapt)."""
         self.tracer.set_var(self, value)
 
@@ -236,21 +236,25 @@ class Var(Operand, Struct, eq=False):
     __ixor__: ClassVar[Update] = _update(operator.xor)
 
 
-def traced(value: Any, what: str) -> Expr:
+Value = Operand | Number | np.generic  # what kernels compute with: traced, or a number
+Index = Value | tuple[Value, ...]  # one for each dimension
+
+
+def traced(value: Value, what: str) -> Expr:
     """The Expr of a traced value, or a TraceError: `what` cannot guess the type of a number."""
     if isinstance(value, Operand):
         return value._expr()
     raise TraceError(f"{what} takes a traced value, got {value!r}; say lang.const(value, dtype)")
 
 
-def adapt(tracer: Recorder, value: Any, type_: str) -> Expr:
+def adapt(tracer: Recorder, value: Value, type_: str) -> Expr:
     """A traced value as it is, or a Python number as a constant of `type_`."""
     if isinstance(value, Operand):
         return value._expr()
     return tracer.constant(check_number(value, type_), type_)
 
 
-def expr_of(tracer: Recorder, value: Any, type_: str) -> Expr:
+def expr_of(tracer: Recorder, value: Value, type_: str) -> Expr:
     """`value` as an Expr of `type_`, or a TraceError naming both types."""
     expr = adapt(tracer, value, type_)
     if expr.type != type_:
@@ -258,7 +262,7 @@ def expr_of(tracer: Recorder, value: Any, type_: str) -> Expr:
     return expr
 
 
-def common_type(*values: Any) -> str:
+def common_type(*values: Value) -> str:
     """The type of the first traced value; of Python numbers u32 or bool where all are, else f32."""
     for value in values:
         if isinstance(value, Operand):
@@ -267,7 +271,7 @@ def common_type(*values: Any) -> str:
     return "bool" if kinds == {bool} else "u32" if kinds == {int} else "f32"
 
 
-def check_number(value: Any, type_: str) -> Number:
+def check_number(value: Value, type_: str) -> Number:
     """A Python or NumPy number as a constant of a value type, or a TraceError."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -294,7 +298,7 @@ def _as_f32(value: float) -> float:
         raise TraceError(f"{value} does not fit f32") from None
 
 
-def binary(op: str, a: Any, b: Any) -> Expr:
+def binary(op: str, a: Value, b: Value) -> Expr:
     """Record `a op b`; both sides must have one type."""
     first = a._expr() if isinstance(a, Operand) else None
     second = b._expr() if isinstance(b, Operand) else None

@@ -1,4 +1,4 @@
-"""The cases of quantised weights: products, the weight made whole, rows of a table."""
+"""The cases of quantised weights: products, the dequantised weight, rows of a table."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from centella.lang.memory import Argument, Shared
 from centella.lang.ptx.clusters import clustered, mask_of, rank_of
 from centella.lang.ptx.tiles import SharedTile
 from centella.lang.tracer import Tracer, current
-from centella.lang.values import Expr, expr_of
+from centella.lang.values import Expr, Value, expr_of
 
 ALIGNED = 1024  # bytes: where the pattern of a 128-byte swizzle begins
 MOST_BOX = 256  # elements along a dimension of a box
@@ -43,19 +43,19 @@ class Barriers:
         self.count: int = count
         self.memory: Shared = Shared(current(), "u32", 2 * count)
 
-    def _index(self, index: Any) -> tuple[Tracer, Expr]:
+    def _index(self, index: Value) -> tuple[Tracer, Expr]:
         t = current()
         which = expr_of(t, index, "u32")
         if isinstance(which.const, int) and which.const >= self.count:
             raise TraceError(f"there are {self.count} barriers, got number {which.const}")
         return t, which
 
-    def init(self, index: Any, arrivals: int) -> None:
+    def init(self, index: Value, arrivals: int) -> None:
         """Make one ready for phases of `arrivals` arrivals, a Python number; by one thread."""
         t, which = self._index(index)
         t.effect("mbar_init", "", (which,), (self.memory.position, arrivals))
 
-    def arrive(self, index: Any, rank: Any = None) -> None:
+    def arrive(self, index: Value, rank: Value | None = None) -> None:
         """This thread arrives: what it read and wrote before comes before the end of the phase.
 
         Args:
@@ -74,12 +74,12 @@ class Barriers:
         clustered(t, "an arrival at another group's barrier")
         t.effect("mbar_arrive_at", "", (which, rank_of(t, rank)), self.memory.position)
 
-    def expect(self, index: Any, nbytes: Any) -> None:
+    def expect(self, index: Value, nbytes: Value) -> None:
         """This thread arrives and announces bytes, which the phase waits for, too."""
         t, which = self._index(index)
         t.effect("mbar_expect", "", (which, expr_of(t, nbytes, "u32")), self.memory.position)
 
-    def wait(self, index: Any, parity: Any) -> None:
+    def wait(self, index: Value, parity: Value) -> None:
         """Wait until the phase of a parity, 0 or 1, is over; it is the present one or the last."""
         t, which = self._index(index)
         t.effect("mbar_wait", "", (which, expr_of(t, parity, "u32")), self.memory.position)
@@ -123,7 +123,11 @@ class TensorMap:
     """
 
     def __init__(
-        self, argument: Argument, tile: SharedTile, extents: Sequence[Any], strides: Sequence[Any]
+        self,
+        argument: Argument,
+        tile: SharedTile,
+        extents: Sequence[Value],
+        strides: Sequence[Value],
     ) -> None:
         t = current()
         if argument.rank != 1 or argument.dtype is not tile.dtype or argument.mode == "inout":
@@ -167,7 +171,7 @@ def patterned(tile: SharedTile, what: str) -> None:
     tile.memory.align(ALIGNED)
 
 
-def _parameter(t: Tracer, value: Any) -> int:
+def _parameter(t: Tracer, value: Value) -> int:
     """The position of a launch parameter among the parameters."""
     if not isinstance(value, Expr) or value.type != "u32" or t.body[value.id][0] != "param":
         raise TraceError(f"extents and strides of a TensorMap are u32 launch parameters: {value!r}")
@@ -176,7 +180,12 @@ def _parameter(t: Tracer, value: Any) -> int:
 
 
 def tma_load(
-    source: TensorMap, at: Sequence[Any], stage: Any, barriers: Barriers, b: Any, mask: Any = None
+    source: TensorMap,
+    at: Sequence[Value],
+    stage: Value,
+    barriers: Barriers,
+    b: Value,
+    mask: Value | None = None,
 ) -> None:
     """Start to copy a box to a stage of the map's tile; by one thread.
 
@@ -211,7 +220,7 @@ def tma_load(
             t.effect("tma_multicast", "", (first, which, mask_of(t, mask), *where), attr)
 
 
-def tma_store(target: TensorMap, at: Sequence[Any], stage: Any = 0) -> None:
+def tma_store(target: TensorMap, at: Sequence[Value], stage: Value = 0) -> None:
     """Start to copy a stage of the map's tile to a box; by one thread, in its open group.
 
     PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
@@ -245,7 +254,7 @@ def tma_store_wait(pending: int = 0) -> None:
 
 
 def _panels(
-    t: Tracer, map_: TensorMap, at: Sequence[Any], stage: Any
+    t: Tracer, map_: TensorMap, at: Sequence[Value], stage: Value
 ) -> list[tuple[Expr, tuple[Expr, ...]]]:
     """The first chunk and the coordinates of each panel of a stage."""
     if len(at) != map_.dimensions:

@@ -11,7 +11,7 @@ from typing import Any
 from centella.errors import TraceError
 from centella.lang.memory import Shared
 from centella.lang.tracer import Tracer, current
-from centella.lang.values import Expr, expr_of
+from centella.lang.values import Expr, Value, expr_of
 
 MOST_GROUPS = 8  # of a cluster that any GPU with clusters runs
 
@@ -95,7 +95,7 @@ def cluster_wait() -> None:
     _meet("cluster_wait")
 
 
-def cluster_load(array: Shared, index: Any, rank: Any) -> Expr:
+def cluster_load(array: Shared, index: Value, rank: Value) -> Expr:
     """Word `index` of a shared array as the group of a rank has it.
 
     PTX ISA, "Data Movement and Conversion Instructions: mapa", "ld" (.shared::cluster); sm_90. That
@@ -126,7 +126,7 @@ def clustered(tracer: Tracer, what: str) -> None:
         raise TraceError(f"{what} in a kernel without clusters: ptx.cluster(groups) comes before")
 
 
-def rank_of(tracer: Tracer, rank: Any) -> Expr:
+def rank_of(tracer: Tracer, rank: Value) -> Expr:
     """A rank as u32, below the cluster's size where it is known.
 
     Raises:
@@ -138,7 +138,7 @@ def rank_of(tracer: Tracer, rank: Any) -> Expr:
     return which
 
 
-def mask_of(tracer: Tracer, mask: Any) -> Expr:
+def mask_of(tracer: Tracer, mask: Value) -> Expr:
     """Ranks as bits of u32, of this cluster and one of them at least, where that is known.
 
     Raises:

@@ -14,7 +14,7 @@ from centella.errors import TraceError
 from centella.lang.memory import Argument
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile, whole_warps
 from centella.lang.tracer import current
-from centella.lang.values import Expr, expr_of
+from centella.lang.values import Expr, Value, expr_of
 
 
 def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
@@ -46,7 +46,7 @@ def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
     t.effect("mma", "", (c.handle, a.handle, b.handle), a.dtype.name)
 
 
-def widen_i8(word: Any, dtype: DType) -> tuple[Expr, Expr]:
+def widen_i8(word: Value, dtype: DType) -> tuple[Expr, Expr]:
     """The four i8 of a word as f16 or bf16: the bits of elements 0 and 1, and of 2 and 3.
 
     Exact: either dtype holds every integer up to 128. PTX ISA, "Data Movement and Conversion
@@ -65,7 +65,7 @@ def widen_i8(word: Any, dtype: DType) -> tuple[Expr, Expr]:
     return low, high
 
 
-def max_pairs(a: Any, b: Any, dtype: DType) -> Expr:
+def max_pairs(a: Value, b: Value, dtype: DType) -> Expr:
     """The larger of two f16 or bf16 as they are stored, and of the two beside them: a word of two.
 
     NaN where either is, as `lang.maximum`; of 0 and -0 either. Exact. PTX ISA, "Half Precision
@@ -81,7 +81,7 @@ def max_pairs(a: Any, b: Any, dtype: DType) -> Expr:
     return t.pure(f"max_{dtype.name}", "u32", (expr_of(t, a, "u32"), expr_of(t, b, "u32")))
 
 
-def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:
+def ldmatrix(tile: SharedTile, chunk: Value, *fragments: Fragment, trans: bool = False) -> None:
     """Load 8 x 8 matrices of 16-bit elements from shared memory into the registers of fragments.
 
     PTX ISA, "Warp-level Matrix Instructions: ldmatrix" (.m8n8, .x1, .x2 or .x4, by how many
@@ -104,7 +104,7 @@ def ldmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = F
     _matrices("ldmatrix", tile, chunk, fragments, [f.target for f in fragments], trans)
 
 
-def stmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = False) -> None:
+def stmatrix(tile: SharedTile, chunk: Value, *fragments: Fragment, trans: bool = False) -> None:
     """Store 8 x 8 matrices of 16-bit elements from the registers of fragments to shared memory.
 
     PTX ISA, "Warp-level Matrix Instructions: stmatrix" (.m8n8, .x1, .x2 or .x4, by how many
@@ -134,7 +134,7 @@ def stmatrix(tile: SharedTile, chunk: Any, *fragments: Fragment, trans: bool = F
 
 
 def _matrices(
-    op: str, tile: SharedTile, chunk: Any, fragments: Sequence[Fragment], named: Sequence[Expr],
+    op: str, tile: SharedTile, chunk: Value, fragments: Sequence[Fragment], named: Sequence[Expr],
     trans: bool,
 ) -> None:  # fmt: skip
     """Matrices between a tile and the registers of fragments."""
@@ -201,7 +201,9 @@ def fetch_lines(source: Argument, nbytes: int = 128) -> None:
     current().effect("fetch_lines", "", (), (source.position, nbytes))
 
 
-def cp_async(tile: SharedTile, chunk: Any, source: Argument, *key: Any, size: Any = 16) -> None:
+def cp_async(
+    tile: SharedTile, chunk: Value, source: Argument, *key: Value, size: Value = 16
+) -> None:
     """Start to copy 16 bytes from a tensor argument to shared memory, past the registers.
 
     PTX ISA, "Data Movement and Conversion Instructions: cp.async" (.cg, 16 bytes); sm_80. The copy

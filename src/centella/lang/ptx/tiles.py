@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from centella.dtypes import DType, bf16, f16, f32
 from centella.errors import TraceError
@@ -11,7 +11,7 @@ from centella.lang.groups import local_id
 from centella.lang.memory import Shared
 from centella.lang.packing import pack, unpack
 from centella.lang.tracer import Tracer, current
-from centella.lang.values import Expr, Operand, adapt, expr_of
+from centella.lang.values import Expr, Operand, Value, adapt, expr_of
 
 WARP = 32
 CHUNK = 16  # bytes
@@ -133,7 +133,7 @@ class Fragment:
             return value
         return tuple(unpack(t, value, self.dtype, half) for half in range(2))
 
-    def __setitem__(self, register: int, value: Any) -> None:
+    def __setitem__(self, register: int, value: Value | tuple[Value, ...]) -> None:
         """Write a register of this thread: of sums the element at `place(register)`, f32.
 
         Of a factor two elements, f32, which are rounded to its dtype, or the word that holds both,
@@ -150,7 +150,7 @@ class Fragment:
             raise TraceError(f"a Fragment has registers 0 to {self.registers - 1}: {register!r}")
         t = current()
         if self.dtype is f32:
-            new = expr_of(t, value, "f32")
+            new = expr_of(t, cast("Value", value), "f32")  # which refuses a pair
         elif isinstance(value, Operand):
             new = expr_of(t, value, "u32")
         else:
@@ -227,7 +227,7 @@ class SharedTile:
         self.chunks: int = self.rows * row // CHUNK  # of a stage
         self.memory: Shared = Shared(current(), "u32", self.stages * self.chunks * 4)
 
-    def chunk(self, row: Any, column: Any, stage: Any = 0) -> Expr:
+    def chunk(self, row: Value, column: Value, stage: Value = 0) -> Expr:
         """The index of the chunk that holds elements 8 column to 8 column + 7 of a row.
 
         Args:
@@ -242,7 +242,7 @@ class SharedTile:
             line, across = across // width * self.rows + line, across % width
         return line * width + (across ^ turn) + self.at_stage(stage)
 
-    def start(self, row: Any, column: Any, stage: Any = 0) -> Expr:
+    def start(self, row: Value, column: Value, stage: Value = 0) -> Expr:
         """Where a matrix begins for `wgmma`, in chunks; its descriptor has the pattern.
 
         Args:
@@ -255,7 +255,7 @@ class SharedTile:
         panel, inner = across // width, across % width
         return panel * (self.rows * width) + line * width + inner + self.at_stage(stage)
 
-    def at_stage(self, stage: Any) -> Expr:
+    def at_stage(self, stage: Value) -> Expr:
         """What a stage adds to the index of a chunk."""
         return expr_of(current(), stage, "u32") * self.chunks
 
@@ -265,7 +265,7 @@ class SharedTile:
             raise TraceError(f"a swizzle repeats after {LINE} rows, got {rows}")
         return rows * (self.panel // CHUNK)
 
-    def right(self, chunk: Any, columns: int) -> Expr:
+    def right(self, chunk: Value, columns: int) -> Expr:
         """The chunk so many further right in the same row: one operation, no new address.
 
         Args:
@@ -277,7 +277,7 @@ class SharedTile:
         turned = expr_of(current(), chunk, "u32") ^ near
         return turned + panels * self.rows * width
 
-    def store(self, chunk: Any, values: Sequence[Any]) -> None:
+    def store(self, chunk: Value, values: Sequence[Value]) -> None:
         """Write 8 values, rounded to the dtype, to a chunk; seen by others after a barrier."""
         t = current()
         if len(values) != self.dtype.per_chunk:

@@ -13,7 +13,7 @@ from centella.lang.ir import Matrix
 from centella.lang.ptx.bulk import patterned
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile
 from centella.lang.tracer import Tracer, current
-from centella.lang.values import Expr, expr_of
+from centella.lang.values import Expr, Value, expr_of
 
 WARPGROUP = 128  # threads
 DEPTH = 16  # k of one product
@@ -96,8 +96,8 @@ def _whole(t: Tracer, what: str) -> None:
 
 
 def wgmma(
-    c: Fragment, a: SharedTile, at_a: Any, b: SharedTile, at_b: Any, *,
-    a_along_k: bool = True, b_along_k: bool = True, accumulate: Any = True,
+    c: Fragment, a: SharedTile, at_a: Value, b: SharedTile, at_b: Value, *,
+    a_along_k: bool = True, b_along_k: bool = True, accumulate: Value = True,
 ) -> None:  # fmt: skip
     """Start c += a b on the tensor cores: [64, 16] by [16, n], f16 or bf16 factors, f32 sums.
 
@@ -134,8 +134,8 @@ def wgmma(
 
 
 def wgmma_held(
-    c: Fragment, a: Fragment, b: SharedTile, at_b: Any, *, b_along_k: bool = True,
-    accumulate: Any = True,
+    c: Fragment, a: Fragment, b: SharedTile, at_b: Value, *, b_along_k: bool = True,
+    accumulate: Value = True,
 ) -> None:  # fmt: skip
     """Start c += a b with a in registers: [64, 16] by [16, n], f16 or bf16 factors, f32 sums.
 

@@ -69,7 +69,7 @@ def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
 def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     """A product whose rows are the leading dimensions; of few rows with planes as they are.
 
-    For more rows planes are made whole first.
+    For more rows the weight is dequantised first.
     """
     attrs = form.attrs
     if not attrs.format:

@@ -1,4 +1,4 @@
-"""Quantised weights made whole: number x factor (+ low), in one launch."""
+"""Dequantised weights: number x factor (+ low), in one launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DequantizeAttrs(Struct, frozen=True):
-    """The dtype of the whole weight, and the format of the planes."""
+    """The dtype of the dequantised weight, and the format of the planes."""
 
     dtype: str
     format: str

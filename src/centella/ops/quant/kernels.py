@@ -2,7 +2,7 @@
 
 `linear_blocks` is the product of few rows: the thin product's teams, but each step of a thread ends
 with its block's factor, so that a weight is read once, as it is stored. Of more rows the weight is
-made whole and multiplied as any other.
+dequantised and multiplied as any other.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _refs(form: Form[Any]) -> tuple[Ref, ...]:
     return (*refs, Ref(len(form.inputs), form.outputs[0]))
 
 
-# -- the weight made whole, or rows of it ---------------------------------------------------------
+# -- the dequantised weight, or rows of it --------------------------------------------------------
 
 
 def _decoded(

@@ -179,7 +179,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def dequantize(stored: Tensor, scale: Tensor, dtype: Any = "f32") -> Tensor:
-    """Weights in blocks of 32, made whole: number times factor, in one launch.
+    """Dequantise weights in blocks of 32: number times factor, in one launch.
 
     Args:
         stored: i8 [n, k], or u8 [n, k / 2] with two 4-bit numbers a byte.

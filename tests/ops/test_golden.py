@@ -20,7 +20,7 @@ from centella.ops.steps import Step
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[..., Any]
-ROWS = json.loads((Path(__file__).parents[1] / "data" / "witness.json").read_text(encoding="utf-8"))
+ROWS = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 
 # What moves elements and computes nothing; tests/ops/test_ops.py compares it with NumPy exactly.
 MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step"}
@@ -146,7 +146,7 @@ def close(got: Any, wanted: Array, what: object) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_witness(name: str) -> None:
+def test_golden(name: str) -> None:
     _, fn = FORMULAS[name]
     for case in ROWS[name]:
         operands, rest = calls(name, case)
@@ -180,7 +180,7 @@ def test_mean_pool_is_the_mean_of_the_rows_that_count() -> None:
             lengths = np.full(len(x), x.shape[1], np.int32)
             close(formula("mean_pool")(padded, lengths), unpack(case["output"]), params)
             return
-    raise AssertionError("the witness has no mean over the middle axis")
+    raise AssertionError("no golden value is a mean over the middle axis")
 
 
 def test_a_fused_chain_is_its_ops() -> None:
@@ -210,8 +210,8 @@ def test_what_is_appended_is_normalised_and_turned() -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_every_op_has_a_witness(name: str) -> None:
-    witnessed = {FORMULAS[row][0] for row in ROWS}
+def test_every_op_has_golden_values(name: str) -> None:
+    covered = {FORMULAS[row][0] for row in ROWS}
     made = {
         "mean_pool",
         "fused",
@@ -225,4 +225,4 @@ def test_every_op_has_a_witness(name: str) -> None:
         "scatter_reduce",
         "sample",
     } | PLANES  # these have tests
-    assert name in witnessed | MOVES | made | EXACT.keys()
+    assert name in covered | MOVES | made | EXACT.keys()

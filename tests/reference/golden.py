@@ -1,7 +1,7 @@
-"""Float64 values of every op, computed by PyTorch: the witness of the NumPy formulas.
+"""Float64 values of every op, computed by PyTorch: golden values for the NumPy formulas.
 
-`witness()` returns {op: [{"inputs": {name: array}, "params": {...}, "output": array}, ...]}, an
-array being {"shape": [...], "dtype": "float64", "data": [flat, C order]}. Conventions where
+`golden_values()` returns {op: [{"inputs": {name: array}, "params": {...}, "output": array}, ...]},
+an array being {"shape": [...], "dtype": "float64", "data": [flat, C order]}. Conventions where
 PyTorch leaves a choice:
 
     gelu        kind "none" (erf), "tanh", "quick" (x sigmoid(1.702 x))
@@ -483,7 +483,7 @@ ORDER = (  # of the stored file
 ).split()
 
 
-def witness() -> dict[str, Cases]:
+def golden_values() -> dict[str, Cases]:
     """Every op's rows."""
     parts = (unary_ops, binary_ops, choice_ops, product_ops, norm_ops, softmax_ops, reduce_ops,
              attention_ops, row_ops, sequence_ops)  # fmt: skip
