@@ -127,7 +127,7 @@ def test_quantised_experts(device: ct.Device, format: str, gate: str, rows: int)
                            for s in (size, (rows, picks), (rows, n)))  # fmt: skip
     w, v = (whole_of(q).reshape(experts, n, k) for q in (weight, up))
     x = (
-        np.float32(x / (np.abs(w).max() * k)) if gate else x
+        (x / (np.abs(w).max() * k)).astype(np.float32) if gate else x
     )  # a gate's sums are not to be past its bend
     given: dict[str, Any] = dict(zip(up_planes(len(up.planes)), up.planes, strict=True))
     if not gate:
