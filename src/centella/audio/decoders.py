@@ -105,7 +105,7 @@ def _broken(name: str, seconds: float, error: object) -> AudioError:
 
 def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
     try:
-        import av
+        import av  # pyright: ignore[reportMissingImports]
     except ImportError:
         return _NO_PYAV
     try:
@@ -132,7 +132,7 @@ def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
 
 def _pyav_fails() -> tuple[type[Exception], ...]:
     """What PyAV raises for a broken file; the last two for seeks and for formats NumPy lacks."""
-    from av.error import FFmpegError
+    from av.error import FFmpegError  # pyright: ignore[reportMissingImports]
 
     return FFmpegError, OSError, ValueError
 

@@ -84,9 +84,9 @@ def _arrow(file: Path) -> Stored:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
+        import pyarrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.ipc  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtraError("pyarrow", "arrow") from error
     return pyarrow
