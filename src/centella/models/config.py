@@ -132,7 +132,8 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], origin: str, neutral: Iterable[str]) -> None:
-        self.values, self.origin = values, origin
+        self.values: Mapping[str, Any] = values
+        self.origin: str = origin
         self._read: set[str] = set(neutral)
 
     def get(self, name: str, default: Any = None) -> Any:

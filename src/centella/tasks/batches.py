@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,39 +19,72 @@ from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import kind
 
 if TYPE_CHECKING:
+    from centella.runtime.device import Device
     from centella.tasks.text import Tokenizer
 
 Array = np.ndarray[Any, Any]
+SLOW = ("software", "simulator")  # adapters whose threads are those of a CPU
 Progress = bool | Callable[[int, int], None]
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
+EXACT = 2048  # tokens of each batch where bits are not to depend on it: enough work for a GPU
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
+def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The texts of each batch, the longest first."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def by_columns(lengths: Sequence[int], most: int, tokens: int) -> list[list[int]]:
+    """The texts of each batch, of which none is wider than a text of it needs alone."""
+    batches: list[list[int]] = []
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    for columns, some in groupby(order, lambda i: columns_of(lengths[i], most)):
+        rows, size = list(some), rows_of(columns, tokens)
+        batches += [rows[start : start + size] for start in range(0, len(rows), size)]
+    return batches
+
+
+def columns_of(length: int, most: int) -> int:
+    """Tokens that a row has for a text of so many."""
+    return max(1, min(-(-length // STEP) * STEP, most))
+
+
+def rows_of(columns: int, tokens: int) -> int:
+    """Rows of a batch of so many tokens."""
+    return max(1, tokens // columns)
+
+
+def exact_tokens(device: Device) -> int:
+    """Tokens of a batch whose size is not to depend on the texts: of a CPU those of one text."""
+    caps = device.caps
+    return 1 if caps.target == "numpy" or caps.adapter_class in SLOW else EXACT
+
+
 def run_batches(
-    lengths: Sequence[int], batch_size: int, submit: Callable[[list[int]], Pending[Array]],
+    batches: Sequence[list[int]], submit: Callable[[list[int]], Pending[Array]],
     take: Callable[[list[int], Array], None], progress: Progress,
 ) -> None:  # fmt: skip
-    """Run all texts, the longest first.
+    """Run all texts.
 
     Args:
-        lengths: tokens of each text.
+        batches: the texts of each, by their numbers.
         submit: starts the batch of these texts; take: gets its result, in the order of batches.
         progress: as `Embedder.encode` takes it.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     running: deque[tuple[list[int], Pending[Array]]] = deque()
-    done = 0
-    with _told(len(lengths), progress) as tell:
+    done, total = 0, sum(map(len, batches))
+    with _told(total, progress) as tell:
 
         def finish() -> None:
             nonlocal done
             rows, pending = running.popleft()
             take(rows, pending.result())
             done += len(rows)
-            tell(done, len(lengths))
+            tell(done, total)
 
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in batches:
             running.append((rows, submit(rows)))
             if len(running) == IN_FLIGHT:
                 finish()
@@ -59,7 +93,7 @@ def run_batches(
 
 
 def grid(
-    ids: Sequence[Sequence[int]], batch_size: int, most: int, fill: int
+    ids: Sequence[Sequence[int]], batch_size: int, most: int, fill: int, exact: bool = False
 ) -> tuple[Array, Array]:
     """Ids of texts as i32 [rows, columns], and their lengths i32 [rows].
 
@@ -67,10 +101,10 @@ def grid(
 
     Args:
         most: tokens of the longest text that there may be; fill: the id of padding.
+        exact: there are `batch_size` rows, however many texts there are.
     """
-    rows = min(batch_size, 1 << (len(ids) - 1).bit_length())
-    longest = max(map(len, ids))
-    columns = max(1, min(-(-longest // STEP) * STEP, most))
+    rows = batch_size if exact else min(batch_size, 1 << (len(ids) - 1).bit_length())
+    columns = columns_of(max(map(len, ids)), most)
     padded = np.full((rows, columns), fill, np.int32)
     lengths = np.zeros(rows, np.int32)
     for row, tokens in enumerate(ids):

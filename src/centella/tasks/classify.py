@@ -12,7 +12,7 @@ from msgspec import Struct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
-from centella.tasks.batches import Progress, grid, read_tokenizer, run_batches
+from centella.tasks.batches import Progress, by_length, grid, read_tokenizer, run_batches
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
@@ -126,7 +126,7 @@ class _Runner:
             for i, row in zip(rows, result, strict=False):
                 found[i] = row[: len(encoded[i].ids)] if row.ndim == 2 else row
 
-        run_batches([len(e.ids) for e in encoded], batch_size, submit, take, progress)
+        run_batches(by_length([len(e.ids) for e in encoded], batch_size), submit, take, progress)
         return found
 
 

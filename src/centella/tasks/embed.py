@@ -18,7 +18,16 @@ from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
-from centella.tasks.batches import grid, read_tokenizer, run_batches
+from centella.tasks.batches import (
+    by_columns,
+    by_length,
+    columns_of,
+    exact_tokens,
+    grid,
+    read_tokenizer,
+    rows_of,
+    run_batches,
+)
 from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
@@ -120,7 +129,7 @@ class Embedder:
         self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
         progress: bool | Callable[[int, int], None] = False, *, prompt: str | None = None,
         prompt_name: str | None = None, dim: int | None = None, dtype: str = "f32",
-        ranges: Any = None, **other: Never,
+        ranges: Any = None, exact: bool = False, **other: Never,
     ) -> Array:  # fmt: skip
         """Vectors of texts.
 
@@ -140,6 +149,10 @@ class Embedder:
             dtype: "f32"; "f16"; "int8", "uint8": 255 steps between the least and the largest value
                 of each dimension; "binary", "ubinary": a bit for each value over 0, eight a byte.
             ranges: [2, dim], those values for int8 and uint8; default: of these vectors.
+            exact: the bits of a text's vector do not depend on the texts beside it, their number or
+                its place, on one device. All batches of a length then have one size, about 2 048
+                tokens (on a CPU one text), and `batch_size` says nothing: a text alone takes as
+                long as such a batch, many take longer than in large ones.
 
         Returns:
             float32, or as `dtype` says, [number of texts, dim], in the order of the texts; [dim]
@@ -162,14 +175,20 @@ class Embedder:
         listed = [texts] if isinstance(texts, str) else _listed(texts)
         ids = self._tokenize(_prompted(begin, listed))
         vectors = np.empty((len(ids), kept or self.dim), np.float32)
+        lengths, most = [len(tokens) for tokens in ids], self.config.max_length
+        tokens = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
+        batches = by_columns(lengths, most, tokens) if tokens else by_length(lengths, batch_size)
 
         def submit(rows: list[int]) -> Pending[Array]:
-            return self._submit([ids[i] for i in rows], batch_size, wanted, kept)
+            columns = columns_of(lengths[rows[0]], most)
+            size = rows_of(columns, tokens) if tokens else batch_size
+            grids = grid([ids[i] for i in rows], size, most, self.tokenizer.pad_id or 0, exact)
+            return self._submit(*grids, wanted, kept)
 
         def take(rows: list[int], result: Array) -> None:
             vectors[rows] = result[: len(rows)]
 
-        run_batches([len(tokens) for tokens in ids], batch_size, submit, take, progress)
+        run_batches(batches, submit, take, progress)
         if dtype != "f32":
             vectors = packed(vectors, dtype, ranges)
         return vectors[0] if isinstance(texts, str) else vectors
@@ -258,16 +277,13 @@ class Embedder:
             return
 
     def _submit(
-        self, ids: Sequence[Sequence[int]], batch_size: int, normalize: bool, dim: int | None
+        self, ids: Array, lengths: Array, normalize: bool, dim: int | None
     ) -> Pending[Array]:
-        """Start one batch: rows and columns are rounded up, what is added has length 0."""
-        padded, lengths = grid(
-            ids, batch_size, self.config.max_length, self.tokenizer.pad_id or 0
-        )  # fmt: skip
+        """Start the batch of a `grid`."""
         forward = self._forward
         if forward is None or not forward.stands_for(self):
             forward = self._forward = Forward(self)
-        return forward.captured.fetch(padded, lengths, normalize, dim)
+        return forward.captured.fetch(ids, lengths, normalize, dim)
 
 
 def read_embedder(

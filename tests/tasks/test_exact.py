@@ -1,0 +1,58 @@
+"""`encode(exact=True)`: the bits of a text's vector, whatever the batch and its place in it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.tasks import batches
+from centella.tasks.load import load
+from tests.support.model_common import DATA
+
+pytest.importorskip("tokenizers")
+WORDS = (DATA / "tiny-bert" / "vocab.txt").read_text().split()[200:400]
+TEXTS = 60
+
+
+def same_bits(device: ct.Device, calls: int) -> None:
+    model, choose = load(DATA / "tiny-bert", device=device, task="embed"), random.Random(1)
+    texts = [" ".join(choose.choices(WORDS, k=choose.randint(0, 40))) for _ in range(TEXTS)]
+    alone = [model.encode(text, exact=True) for text in texts]
+    for _ in range(calls):
+        some = choose.sample(range(TEXTS), choose.randint(1, 12))
+        size = choose.choice([1, 3, 32])
+        together = model.encode([texts[i] for i in some], batch_size=size, exact=True)
+        for i, vector in zip(some, together, strict=True):
+            np.testing.assert_array_equal(vector, alone[i], strict=True)
+    np.testing.assert_allclose(model.encode(texts), alone, atol=1e-6)
+
+
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+def test_one_size_of_batches_for_each_length(device: ct.Device) -> None:
+    same_bits(device, 60)
+
+
+@pytest.mark.devices("webgpu", "simulator")
+def test_texts_that_share_a_batch(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with few tokens."""
+    monkeypatch.setattr(batches, "SLOW", ())
+    monkeypatch.setattr(batches, "EXACT", 96)
+    same_bits(device, 6 if device.name == "simulator" else 30)
+
+
+@pytest.mark.sweep
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+def test_two_thousand_batches(device: ct.Device) -> None:
+    same_bits(device, 2000)
+
+
+def test_batches_of_one_width() -> None:
+    lengths = [3, 40, 16, 17, 5, 33, 1]
+    assert batches.by_columns(lengths, 48, 64) == [[1], [5], [3], [2, 4, 0, 6]]
+    assert batches.by_columns(lengths, 48, 1) == [[i] for i in (1, 5, 3, 2, 4, 0, 6)]
+    assert batches.by_columns([], 48, 64) == []
+    with pytest.raises(ct.DTypeError, match="exact"):
+        load(DATA / "tiny-bert", device="cpu", task="embed").encode("a", exact="yes")  # type: ignore[arg-type]
