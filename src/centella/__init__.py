@@ -57,6 +57,7 @@ from centella.tensors.creation import full as full
 from centella.tensors.creation import zeros as zeros
 from centella.tensors.functional.axes import *
 from centella.tensors.functional.elementwise import *
+from centella.tensors.functional.largest import *
 from centella.tensors.functional.move import *
 from centella.tensors.functional.positions import *
 from centella.tensors.functional.products import *

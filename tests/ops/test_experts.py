@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (128, 8), (513, 64)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (128, 8), (513, 64), (300, 70), (9001, 5)])
 def test_topk(device: ct.Device, dtype: str, n: int, k: int) -> None:
     """Many equal elements: the lower index first."""
     values = np.random.default_rng(n).integers(-n // 3, n // 3 + 1, (2, 3, n))
@@ -47,6 +47,13 @@ def test_topk_of_nan_and_infinities(device: ct.Device) -> None:
     values, at = ct.topk(ct.asarray(x, device=device), 7)
     assert at.numpy().tolist() == [1, 6, 3, 0, 4, 5, 2]
     np.testing.assert_array_equal(values.numpy(), x[[1, 6, 3, 0, 4, 5, 2]])
+    many = np.tile(x, 12)  # more than are looked for: sorted
+    values, at = ct.topk(ct.asarray(many, device=device), 70)
+    order = np.argsort(np.where(np.isnan(many), -np.inf, -many), kind="stable")
+    nan = np.isnan(many[order])
+    order = np.concatenate([order[nan], order[~nan]])[:70]
+    np.testing.assert_array_equal(at.numpy(), order)
+    np.testing.assert_array_equal(values.numpy(), many[order])
 
 
 def test_topk_refuses() -> None:
@@ -55,10 +62,6 @@ def test_topk_refuses() -> None:
         ct.topk(x, 6)
     with pytest.raises(ShapeError, match="got 0"):
         ct.topk(x, 0)
-    with pytest.raises(ShapeError, match="k from 1 to 64"):
-        ct.topk(ct.zeros((1, 99), device="cpu"), 65)
-    with pytest.raises(ShapeError, match="at most 32,768 elements, got 32,769"):
-        ct.topk(ct.zeros(32_769, device="cpu"), 2)
     with pytest.raises(ShapeError, match="got a scalar"):
         ct.topk(ct.zeros((), device="cpu"), 1)
     with pytest.raises(DTypeError, match="numeric dtype, got bool"):

@@ -16,9 +16,8 @@ import numpy as np
 
 from centella.dtypes import i32
 from centella.errors import ContractError
-from centella.ops.topk import COLUMNS
 from centella.runtime.pending import Pending
-from centella.tasks.rules import NEVER, NoRepeat, Rule, Timestamps
+from centella.tasks.rules import NoRepeat, Rule, Timestamps
 from centella.tasks.speech_session import SpeechSession
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange
@@ -208,18 +207,6 @@ class _Texts:
 def best_of(scores: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best of each window: f32, i32 [batch, count]; scores f32 [batch * beam, vocab].
 
-    Indices are beam * vocab + token. A row is longer than `topk` takes: it is cut first.
+    Indices are beam * vocab + token.
     """
-    rows, vocab = scores.shape
-    parts = -(-vocab // COLUMNS)
-    wide = -(-vocab // parts)
-    padded = fn.pad(scores, ((0, 0), (0, parts * wide - vocab)), value=NEVER)
-    some, places = fn.topk(padded.reshape(rows * parts, wide), min(count, wide))
-    each = arange(rows * parts, device=scores.device).reshape(-1, 1)
-    beam = rows // batch
-    start = (each // parts % beam) * vocab + each % parts * wide
-    codes = (places + start).reshape(batch, -1)
-    best, picks = fn.topk(some.reshape(batch, -1), count)
-    every = arange(codes.shape[1], device=scores.device)
-    chosen = fn.eq(every, picks.reshape(batch, count, 1))
-    return best, fn.sum(fn.where(chosen, codes.reshape(batch, 1, -1), 0), -1)
+    return fn.topk(scores.reshape(batch, -1), count)

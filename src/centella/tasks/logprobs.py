@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from centella.dtypes import f32
 from centella.errors import DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.tensors.creation import asarray
-from centella.tensors.functional import concat, exp, gather, log, pad, topk
+from centella.tensors.functional import concat, exp, gather, log, topk
 from centella.tensors.functional import max as largest
 from centella.tensors.functional import sum as total
 from centella.tensors.tensor import Tensor
@@ -20,7 +19,6 @@ from centella.weights.model_files import show
 
 Array = np.ndarray[Any, Any]
 MOST = 20  # alternatives
-PART = 4096  # logits that one group looks through
 
 
 class TokenLogprobs(Struct, frozen=True):
@@ -50,14 +48,7 @@ class Scores:
     """
 
     def __init__(self, batch: int, vocab: int, device: Device) -> None:
-        few = -(-vocab // PART)
-        even = (n for n in range(few, 2 * few) if not vocab % n)  # else the logits are padded
-        self._parts: int = next(even, few)
-        self._width: int = -(-vocab // self._parts)
         self._rows: Tensor = asarray(np.arange(batch, dtype=np.int32), device=device)
-        self._firsts: Tensor = asarray(
-            np.arange(self._parts, dtype=np.int32)[:, None] * self._width, device=device
-        )
 
     def __call__(self, logits: Tensor, chosen: Tensor, k: int) -> Tensor:
         """Of logits f32 [b, vocab] and chosen tokens i32 [b], f32 [b, 2 + 2 k].
@@ -72,24 +63,9 @@ class Scores:
         own = gather(logits.reshape(b * vocab), at).reshape(b, 1)
         columns = [chosen.reshape(b, 1).astype(f32), own - top - rest]
         if k:
-            values, ids = self._likeliest(logits, min(k, vocab))
+            values, ids = topk(logits, min(k, vocab))
             columns += [ids.astype(f32), values - top - rest]
         return concat(columns, axis=1)
-
-    def _likeliest(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest logits of each row and their ids: those of each part, then of these."""
-        b, vocab = logits.shape
-        if self._parts == 1:
-            return topk(logits, k)
-        missing = self._parts * self._width - vocab
-        if missing:
-            logits = pad(logits, ((0, 0), (0, missing)), value=-math.inf)
-        values, ids = topk(logits.reshape(b, self._parts, self._width), k)
-        picks = self._parts * k
-        values, at = topk(values.reshape(b, picks), k)
-        places = (self._rows * picks).reshape(b, 1) + at
-        ids = (ids + self._firsts).reshape(b * picks)
-        return values, gather(ids, places)
 
 
 def tokens_of(step: Array) -> Array:

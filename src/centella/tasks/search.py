@@ -1,7 +1,7 @@
 """`Index`: vectors that stay on a device, and the rows that are nearest to a query, exactly.
 
-Scores of all rows are one product; of every `CHUNK` of them the best are chosen, then the best of
-those, until k are left. So a search reads the vectors once, and k scores and rows come back.
+Scores of all rows are one product, of which `topk` chooses. So a search reads the vectors once, and
+k scores and rows come back.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from msgspec import Struct
 
 from centella.dtypes import DType, dtype_of, f32
 from centella.errors import ContractError, DTypeError, ShapeError
-from centella.ops.topk import MOST
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.tensors.arguments import whole
-from centella.tensors.creation import arange, asarray
-from centella.tensors.functional import concat, eq, gather, linear, topk, where
+from centella.tensors.creation import asarray
+from centella.tensors.functional import concat, linear, take_along_axis, topk
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 from centella.weights.vectors import open_vectors
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from centella.runtime.pending import Pending
 
 Array = np.ndarray[Any, Any]
-CHUNK = 2048  # scores of which the best are chosen by one group
+CHUNK = 2048  # rows that parts are multiples of, but the last, so that no scores are copied
 PART = 1 << 19  # rows of one tensor: below every device's largest buffer, and few launches
 QUERIES = 64  # that are scored at once: 134 MB of scores of a part
 CAPTURES = 16
@@ -171,11 +170,12 @@ class Index:
         """Scores f32 and rows i32 [queries, k] of queries f32 [queries, dim]."""
         scores, rows, start = [], [], 0
         for part in self._parts:
-            best, at = _best(linear(queries, part, dtype=f32), min(k, part.shape[0]))
+            best, at = topk(linear(queries, part, dtype=f32), min(k, part.shape[0]))
             scores.append(best)
             rows.append(at + start)
             start += part.shape[0]
-        return _of(concat(scores, 1), concat(rows, 1), k)
+        best, at = topk(concat(scores, 1), k)
+        return best, take_along_axis(concat(rows, 1), at)
 
 
 def _slices(n: int, step: int, start: int = 0) -> Iterator[slice]:
@@ -188,39 +188,3 @@ def _parts(n: int) -> Iterator[slice]:
     full = n // CHUNK * CHUNK
     yield from _slices(full, PART)
     yield from _slices(n, CHUNK, full)
-
-
-def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row [q, n], and their columns; `MOST` at a time."""
-    values, columns = _few(scores, min(k, MOST))
-    if k <= MOST:
-        return values, columns
-    last, place = values[:, -1:], columns[:, -1:]
-    behind = arange(scores.shape[1], device=scores.device) > place
-    left = (scores < last) | (behind & eq(scores, last))
-    more = _best(where(left, scores, -np.inf), k - MOST)
-    return concat([values, more[0]], 1), concat([columns, more[1]], 1)
-
-
-def _few(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `_best`, of k up to `MOST`: of each chunk, then of what they leave."""
-    queries, n = scores.shape
-    chunks = n // CHUNK
-    full = chunks * CHUNK
-    if n <= CHUNK:
-        return topk(scores, k)
-    values, columns = topk(scores[:, :full].reshape(queries, chunks, CHUNK), k)
-    columns = columns + (arange(chunks, device=scores.device) * CHUNK).reshape(chunks, 1)
-    values, columns = (x.reshape(queries, chunks * k) for x in (values, columns))
-    if full < n:
-        rest, at = topk(scores[:, full:], min(k, n - full))
-        values, columns = concat([values, rest], 1), concat([columns, at + full], 1)
-    return _of(values, columns, k)
-
-
-def _of(values: Tensor, columns: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of candidates [q, n], and the columns that these stand for."""
-    queries, n = values.shape
-    best, at = _best(values, k)
-    at = at + (arange(queries, device=values.device) * n).reshape(queries, 1)
-    return best, gather(columns.reshape(queries * n), at)

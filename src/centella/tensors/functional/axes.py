@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Never
 
 from centella.errors import DTypeError, ShapeError
-from centella.op.op import get
 from centella.ops.norm import NAMES as NORMS
-from centella.tensors.arguments import check_tensors, epsilon, flag, real, refuse_names, whole
-from centella.tensors.tensor import Tensor, apply, apply_all, apply_with, binary
+from centella.tensors.arguments import check_tensors, epsilon, flag, real, refuse_names
+from centella.tensors.tensor import Tensor, apply, apply_with, binary
 from centella.tensors.views import axis_of, integers
 
 __all__ = [
     "argmax", "argsort", "cumsum", "l2_normalize", "layer_norm", "log_softmax", "max", "mean",
-    "mean_pool", "min", "rms_norm", "softmax", "sort", "sum", "topk", "var",
+    "mean_pool", "min", "rms_norm", "softmax", "sort", "sum", "var",
 ]  # fmt: skip
 
 Axes = int | tuple[int, ...] | None
@@ -191,25 +190,6 @@ def cumsum(x: Tensor, axis: int = -1, **other: Never) -> Tensor:
     check_tensors("cumsum", x)
     counted = x.astype("i32") if x.dtype.kind == "bool" else x
     return _along("cumsum", counted, axis, lambda rows: apply("cumsum", rows), other)
-
-
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest elements along the last dimension, the largest first, and their indices.
-
-    Of equal elements the one with the lower index comes first; a NaN is larger than every number.
-
-    Args:
-        x: [..., n], n up to 32,768, not of bools; k: from 1 to n, at most 64.
-
-    Returns:
-        values [..., k] in the dtype of x, and indices [..., k] i32.
-
-    Raises:
-        ShapeError: a scalar, or another n or k; DTypeError: for bools.
-    """
-    check_tensors("topk", x)
-    values, indices = apply_all(get("topk"), (x,), {"k": whole("topk", "k", k)})
-    return values, indices
 
 
 def _reduced(op: str, x: Tensor, axis: Axes, keepdims: bool, other: Mapping[str, object]) -> Tensor:
