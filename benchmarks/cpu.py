@@ -28,7 +28,7 @@ def cpu(args: argparse.Namespace) -> list[Row]:
     `best` is the quickest round, for a machine that does other work as well.
     """
     embedder = ct.load(args.model, device="cpu", dtype="f32")
-    forward = Forward(embedder.model, embedder.config)
+    forward = Forward(embedder)
     folder = _folder(args.model)
     rows: list[Row] = []
     for size, length in SHAPES:
@@ -37,7 +37,7 @@ def cpu(args: argparse.Namespace) -> list[Row]:
         results: dict[str, Any] = {}
 
         def ours(i: Any = ids, n: Any = lengths, to: dict[str, Any] = results) -> None:
-            to["cpu"] = forward.captured.fetch(i, n, True).result()
+            to["cpu"] = forward.captured.fetch(i, n, True, None).result()
 
         contestants: dict[str, Call] = {"cpu": ours, **_peers(folder, ids, results)}
         rounds = args.rounds if size > 1 else 10 * args.rounds

@@ -10,6 +10,8 @@
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
     python benchmarks/run.py generate --devices cuda,webgpu --rows 1 --json results/generate.json
+    python benchmarks/run.py search --devices cuda,webgpu --json results/search.json
+    python benchmarks/run.py speech --devices cuda,webgpu --rows 1,8 --json results/speech.json
     python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
@@ -51,6 +53,8 @@ from imported import imported
 from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
 from products import gemm, sweep
 from rows import rows
+from search import search
+from speech import speech
 from table import table
 from tensor_cores import mma
 from texts import texts
@@ -105,11 +109,11 @@ def minilm(args: argparse.Namespace) -> list[Row]:
 
 def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
     """One batch: ids to vectors, as `encode` has it after the tokenizer."""
-    forward = Forward(embedder.model, embedder.config)
+    forward = Forward(embedder)
     lengths = np.full(len(ids), ids.shape[1], np.int32)
 
     def call() -> None:
-        results[name] = forward.captured.fetch(ids, lengths, True).result()
+        results[name] = forward.captured.fetch(ids, lengths, True, None).result()
 
     return call
 
@@ -215,6 +219,7 @@ BENCHES = {
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
+    "search": search, "speech": speech,
 }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ CHEAP = (
     "attention --devices cpu --dtypes f32",
     "rows --devices cpu",
     "host --devices cpu",
+    "search --devices cpu",
+    "speech --devices cpu --dtypes f32 --rows 1",
 )
 SWEEPS = (
     "sweep --devices webgpu",
