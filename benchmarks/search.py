@@ -21,10 +21,8 @@ READ = 4.39e12  # bytes a second of an H200
 
 def search(args: argparse.Namespace) -> Iterator[Row]:
     """Queries a second for each device, dtype, number of vectors and of queries at once."""
-    counts = [
-        int(float(n)) for n in (args.shapes or ("5e3" if args.small else "1e6,1e7")).split(",")
-    ]
-    for count in counts:
+    counts = args.shapes or ("5e3" if args.small else "1e6,1e7")
+    for count in (int(float(n)) for n in counts.split(",")):
         vectors = _vectors(count)
         for dtype in (args.dtypes or "f16").split(","):
             for queries in (1, 16, 64):

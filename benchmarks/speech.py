@@ -1,8 +1,8 @@
-"""Whisper in released shapes on random weights: a window's encoder, decoding, and a whole file.
+"""Whisper in released shapes on random weights: a window's encoder, and decoding.
 
-Decoding is what `Transcriber` runs: a replay a token, with the rules of time stamps, one token ahead.
-The limit is the bytes of the decoder's weights and of the sound's keys and values at the rate at which
-the card reads. Peer: transformers' `generate` on the same shapes, greedy, where torch has a GPU.
+Decoding is what `Transcriber` runs: a replay a token, with the rules of times, one token ahead. The
+limit is the bytes of the decoder's weights and of the sound's keys and values at the rate at which
+the card reads. Peer: transformers on the same shapes, greedy, where torch has a GPU.
 Source of the sizes: config.json of whisper-tiny, -large-v3 and -large-v3-turbo.
 """
 
