@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import centella as ct
 from tests.cli.test_cli import call, failed
@@ -33,6 +34,7 @@ def test_texts_in_order(tmp_path: Path) -> None:
 
 
 def test_prompts_and_sizes_of_vectors(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     folder, saved = with_head(tmp_path), tmp_path / "v.parquet"
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(DOCUMENTS) + "\n", encoding="utf-8")

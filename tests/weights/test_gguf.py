@@ -184,7 +184,9 @@ def test_what_cannot_be_quantised_at_load(tmp_path: Path) -> None:
         load(FOLDER / "qwen3", "cpu", quantize="q8_0")
     with pytest.raises(ct.ShapeError, match="load: expected quantize of q8_0, q4_0, got 'q4_k'"):
         load(FOLDER / "qwen3", "cpu", quantize="q4_k")
-    with pytest.raises(WeightsError, match="quantize: expected a model to generate with"):
+    with pytest.raises(
+        WeightsError, match="quantize: expected a decoder or a model to transcribe with"
+    ):
         load("minilm", "cpu", quantize="q8_0")
     for device, text in (("cpu", r"weight: quantize: .* finite in float16"),
                          ("simulator", "finite in float16, got others in weight")):  # fmt: skip

@@ -107,7 +107,9 @@ def part_of(sight: Sight, splits: Any, windowed: bool) -> tuple[Any, Any, Any]:
     begin = begin // step * step if windowed else begin
     count = sight.end - begin
     part = lang.maximum(((count + (splits - 1)) // splits + (step - 1)) // step, 1) * step
-    return begin, part, (count + (part - 1)) // part
+    parts = (count + (part - 1)) // part
+    # Never more than `splits`, which is not seen where keys begin late: rounds of loops are counted.
+    return begin, part, lang.minimum(parts, splits) if windowed else parts
 
 
 class Place:

@@ -123,7 +123,7 @@ def rule(specs: tuple[Spec, ...], attrs: ExpertAttrs) -> tuple[Out, ...]:
 
 
 def reference(
-    x: Any, *rest: Any, extras: tuple[str, ...], gate: str, format: str, experts: int
+    x: Any, *rest: Any, extras: tuple[str, ...], gate: str, format: str = "", experts: int = 0
 ) -> Any:
     """The NumPy formula: a product an expert, of the rows that chose it; NaN where none is."""
     count = len(FORMATS[format].planes) if format else 1
