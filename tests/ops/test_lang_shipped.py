@@ -736,6 +736,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "one token in the bin beside its own decides only at the threshold",
         (),
     ),
+    "v.set(lang.workgroup_uniform(chosen[1 + n]))": (
+        "a threshold that moves within its bin matters only where a token lies between",
+        (),
+    ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",
         (),

@@ -108,7 +108,7 @@ def part_of(sight: Sight, splits: Any, windowed: bool) -> tuple[Any, Any, Any]:
     count = sight.end - begin
     part = lang.maximum(((count + (splits - 1)) // splits + (step - 1)) // step, 1) * step
     parts = (count + (part - 1)) // part
-    # Never more than `splits`, which is not seen where keys begin late: rounds of loops are counted.
+    # Never more than `splits`, which is not seen where keys begin late; loops' rounds are counted.
     return begin, part, lang.minimum(parts, splits) if windowed else parts
 
 
