@@ -55,7 +55,6 @@ def guessed(session: Session, sampling: Sampling, guesser: Guesser, tally: Tally
 @pytest.mark.devices("cpu", "webgpu", "cuda")
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_k=20, seed=3)])
 def test_the_tokens_of_single_steps(device: ct.Device, sampling: Sampling) -> None:
-    # In f32: the two largest logits of a step are 0.005 apart, which is less than a rounding of
     # The two largest logits of a step are 0.005 apart, less than a rounding of bf16, and a pass of
     # eight rows rounds otherwise than a step of one: so this is a test in f32.
     model = ct.load(DECODERS / "qwen3", device=device, dtype="f32", task="generate").model
