@@ -32,8 +32,8 @@ ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and 
 
 def run(
     question: Question, texts: Texts = None, *, model: CrossEncoder, file: File = None,
-    top: Top = None, instruction: Instruction = None, device: Device = None, batch_size: BatchSize = 32, as_json: Json = False,
-    show_ledger: ShowLedger = False,
+    top: Top = None, instruction: Instruction = None, device: Device = None,
+    batch_size: BatchSize = 32, as_json: Json = False, show_ledger: ShowLedger = False,
 ) -> None:  # fmt: skip
     """Print the texts, the best first, with their scores.
 
