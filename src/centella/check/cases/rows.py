@@ -101,6 +101,22 @@ def sample() -> Row:
     return Row(("f32",), tuple(made), exact=True)
 
 
+def speech_token() -> Row:
+    """Vocabularies of one part and of several; texts at their begin, after times, and ended."""
+    made = []
+    for b, v in ((1, 9), (2, 40), (5, 256), (3, 1003), (2, 9001)):
+        zero = v - v // 3
+        attrs = {"end": v // 2, "zero": zero, "no_timestamps": zero - 1, "latest": zero + v // 5}
+        states = (In((b, 6), (0, 2), "i32", "state"), In((b, 2), "positive", layout="state"))
+        token = In((b, 1), (0, v), "i32", "state")
+        rest = (token, In((b, v)), In((v,), (0, 3), "i32"))
+        for timed in (False, True):
+            for random in (False, True):
+                how = {**attrs, "timed": timed, "random": random}
+                made.append(Case((*states, *rest), how))
+    return Row(("f32",), tuple(made), sums=True)
+
+
 def dot() -> Row:
     """Vectors short and long."""
     made = [Case((In((n,)), In((n,)))) for n in (0, 1, 7, 255, 257)]
