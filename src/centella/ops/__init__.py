@@ -29,5 +29,6 @@ from centella.ops import (
     sample,
     softmax,
     sort,
+    speech,
     topk,
 )

@@ -135,7 +135,7 @@ class Tokenizer:
         self, texts: Sequence[str], max_length: int | None = None
     ) -> tuple[list[list[int]], list[int]]:
         """As `encode`, and beside it the ids that each text has when it is not cut."""
-        batch = _checked(texts)
+        batch = checked_texts(texts)
         if max_length is not None and max_length < self.num_special:
             raise ShapeError(
                 f"encode: max_length: expected at least {self.num_special} "
@@ -157,7 +157,7 @@ class Tokenizer:
         Raises:
             DTypeError, ShapeError, WeightsError: as `encode`.
         """
-        (checked,) = _checked([text])
+        (checked,) = checked_texts([text])
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             return [
                 start for start, _ in self.native.encode(checked, add_special_tokens=False).offsets
@@ -188,7 +188,7 @@ class Tokenizer:
                 f"got {max_length}"
             )
         room = sys.maxsize if max_length is None else max_length - special
-        first, second = _checked(texts), _checked(pairs or [])
+        first, second = checked_texts(texts), checked_texts(pairs or [])
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
             rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
@@ -250,7 +250,7 @@ def _longest_first(left: int, right: int, room: int) -> tuple[int, int]:
     return (short, long) if left <= right else (long, short)
 
 
-def _checked(texts: Sequence[str]) -> list[str]:
+def checked_texts(texts: Sequence[str]) -> list[str]:
     """The texts as a list of str that UTF-8 can hold."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
         raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
