@@ -21,7 +21,8 @@ import centella as ct
 from centella.dtypes import DType, dtype_of
 from centella.op import op
 from centella.ops.attention import choice
-from centella.ops.attention.split_mma import SPLIT_MMA, SplitTile
+from centella.ops.attention.split_mma import SPLIT_MMA
+from centella.ops.attention.split_warp import SplitTile
 from centella.specs import make_spec
 
 SHAPES = (

@@ -16,8 +16,10 @@ import numpy as np
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.errors import ShapeError
 from centella.nn.block_table import BLOCK, Blocks, BlockTable
-from centella.nn.cache_layer import CacheLayer, check_storage
-from centella.runtime.device import Device
+from centella.nn.cache_layer import CacheLayer, check_storage, planes_of
+from centella.nn.room import check_cache
+from centella.runtime.device import Device, current_device
+from centella.runtime.device import device as open_device
 from centella.tensors.arguments import check_tensors, whole
 from centella.tensors.functional import gather
 from centella.tensors.jit import Jitted
@@ -41,7 +43,8 @@ class BlockCache:
     Raises:
         ShapeError: a size below 1.
         DTypeError: a dtype that is neither a float nor i8.
-        LimitError, OutOfMemoryError: the device has no room for the pool.
+        OutOfMemoryError: the device has no room for the pool; says how much is needed, and what is
+            free. LimitError: a State of it is larger than a buffer may be.
     """
 
     def __init__(
@@ -55,11 +58,15 @@ class BlockCache:
         self.dtype: DType = dtype_of(dtype)
         check_storage("BlockCache", self.dtype)
         self.shape: tuple[int, int, int, int] = (num_kv_heads, blocks + 1, BLOCK, head_dim)
+        self.device: Device = current_device() if device is None else open_device(device)
+        fewer = f"fewer tokens ({blocks * BLOCK:,}) for all sequences together"
+        planes = planes_of(self.shape, self.dtype).values()
+        check_cache("BlockCache", planes, num_layers, self.device, fewer)
         self.blocks: Blocks = Blocks(blocks + 1)
         self._layers = [
-            CacheLayer(self.shape, self.dtype, device, "BlockCache", i) for i in range(num_layers)
+            CacheLayer(self.shape, self.dtype, self.device, "BlockCache", i)
+            for i in range(num_layers)
         ]
-        self.device: Device = self._layers[0].keys.device
         self._copy: Jitted[..., None] = Jitted(self._copied, self.device)
         self.reset()
 

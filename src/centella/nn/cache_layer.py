@@ -32,6 +32,16 @@ def check_storage(op: str, dtype: DType) -> None:
         raise DTypeError(f"{op}: expected a float dtype or i8, got {dtype.name}")
 
 
+def planes_of(shape: Shape, dtype: DType) -> dict[str, tuple[Shape, DType]]:
+    """The States of a layer by name: shape and dtype of each.
+
+    Args:
+        shape, dtype: of the keys.
+    """
+    planes = {"keys": (shape, dtype), "values": (shape, dtype)}
+    return planes | ({"scales": ((*shape[:-1], PLANE), f32)} if dtype is i8 else {})
+
+
 class CacheLayer:
     """Keys and values of a layer.
 
@@ -48,14 +58,13 @@ class CacheLayer:
     def __init__(
         self, shape: Shape, dtype: DType, device: str | Device | None, owner: str, number: int
     ) -> None:
-        def empty(name: str, shape: Shape, dtype: DType) -> State:
-            return State.empty(shape, dtype, device, name=f"{owner} {name} of layer {number}")
-
-        self.keys: State = empty("keys", shape, dtype)
-        self.values: State = empty("values", shape, dtype)
-        self.scales: State | None = None
-        if dtype is i8:
-            self.scales = empty("scales", (*shape[:-1], PLANE), f32)
+        states = {
+            name: State.empty(*plane, device, name=f"{owner} {name} of layer {number}")
+            for name, plane in planes_of(shape, dtype).items()
+        }
+        self.keys: State = states["keys"]
+        self.values: State = states["values"]
+        self.scales: State | None = states.get("scales")
 
     @property
     def states(self) -> tuple[State, ...]:

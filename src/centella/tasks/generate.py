@@ -129,8 +129,9 @@ class Generator:
                 the likeliest ones as well: `Generation.logprobs`.
             draft: who guesses tokens that this model then verifies, several in one step: "lookup"
                 for what followed the same tokens before, or a smaller Generator on this device. The
-                tokens are those of None. Only where there is one continuation, without penalties
-                and log-probabilities; else nothing is guessed.
+                tokens are those of None, up to the rounding of logits, which 16-bit activations
+                make coarse. Only where there is one continuation, without penalties and
+                log-probabilities; else nothing is guessed.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
                 presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
                 the most likely token.

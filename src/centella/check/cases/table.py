@@ -42,6 +42,7 @@ from centella.check.cases.rows import (
     reduce,
     sample,
     softmax,
+    speech_token,
     topk,
 )
 from centella.specs import Caps
@@ -59,6 +60,7 @@ TABLE: dict[str, Row] = {
     "argsort": argsort(),
     "cumsum": cumsum(),
     "sample": sample(),
+    "speech_token": speech_token(),
     "softmax": softmax(),
     "norm": norm(),
     "mean_pool": mean_pool(),

@@ -145,9 +145,9 @@ class Work:
         self._all = (self._b * heads + self._kv_head) * self._queries
         self._p = p
 
-    def counts(self, key: Any) -> Any:
-        """Whether a key of the part counts for any query."""
-        return self._sight.counts(key, self.end)
+    def counts(self, key: Any, end: Any = None) -> Any:
+        """Whether a key counts for any query, of those before `end`; None: of the part."""
+        return self._sight.counts(key, self.end if end is None else end)
 
     def place(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""

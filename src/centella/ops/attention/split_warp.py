@@ -1,0 +1,331 @@
+"""A warp of the decoding kernels on tensor cores: sixteen keys at a time (PTX alone).
+
+A warp takes its keys straight from memory to the registers that the products want them in, 16 bytes
+a load. Which keys and elements of the head a register holds is free as long as both factors agree:
+
+- Scores are Q K^T. Of 32 elements thread `4 g + c` loads 8 c to 8 c + 7 of key g: both factors of
+  two products. Query g has its scores in the same four threads.
+- Sums are V^T P^T. The scores of query g are where its weights are wanted; of 64 elements the
+  thread loads 8 g to 8 g + 7 of keys 2 c and 2 c + 1 of each eight, and pairs them by element.
+- The sum of weights is one more row of that product, a row of ones. What shrinks query g's sums
+  where its maximum grew is spread from its threads to those that have the sums by a product of
+  ones too: maxima are whole, so that the factor, a power of two, is exact in bf16.
+
+The next keys are on their way while the weights are computed, the next values during the scores.
+Of bf16 weights are the sum of two numbers, as in `mma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from itertools import chain
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import bf16, f32, u32
+from centella.op.form import Form
+from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.parts import Work
+from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits
+from centella.ops.attention.table import MOST_ROWS
+from centella.ops.attention.weights import put
+from centella.specs import Caps
+
+WARP = 32
+KEYS = 16  # of a warp, at a time
+MOST_DIM = 128
+KEY_PART, VALUE_PART, CHUNK = 32, 64, 8  # elements of the head: of loads by a warp, of one
+PITCH = VALUE_PART + 4  # words of a query's sums in shared memory
+
+Read = Callable[[Any, Any], list[Any]]  # the words of 8 elements of a row: of a key, from one on
+
+
+class SplitTile(Struct, frozen=True):
+    """Warps of a group, groups that a multiprocessor has registers for, groups of a launch."""
+
+    warps: int = 4
+    together: int = 2
+    groups: int = 264
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.warps * WARP
+
+    @property
+    def step(self) -> int:
+        """Keys that a group takes at a time."""
+        return self.warps * KEYS
+
+
+class RowSource(Protocol):
+    """Where rows of keys and of values come from; a key past the last is read as the last."""
+
+    def keys(self, first: Any) -> Read:
+        """What reads keys of the block that key `first` is in."""
+        ...
+
+    def values(self, first: Any) -> Read:
+        """The same of values."""
+        ...
+
+
+class CachedRows(Struct, frozen=True, eq=False):
+    """Rows of 16-bit keys and values in memory, up to the end of a group's part."""
+
+    work: Work
+    k: Any
+    v: Any
+
+    def keys(self, first: Any) -> Read:
+        """As of `RowSource`."""
+        return self._reader(self.k, self.work.lines.places(first)[0], "kl")
+
+    def values(self, first: Any) -> Read:
+        """As of `RowSource`."""
+        return self._reader(self.v, self.work.lines.places(first)[1], "vl")
+
+    def _reader(self, source: Any, start: Any, pitch: str) -> Read:
+        step, last = lang.parameter(pitch, u32), self.work.end - 1
+
+        def read(key: Any, element: Any) -> list[Any]:
+            at = start + lang.minimum(key, last) * step
+            return source.load_bits(at + element)  # type: ignore[no-any-return]  # traced
+
+        return read
+
+
+class Warp:
+    """A warp's sixteen keys and their values on the way, its sums, and where it is in the group.
+
+    Args:
+        dim: elements of a head; dtype: of q, k and v.
+    """
+
+    def __init__(self, work: Work, dim: int, dtype: Any) -> None:
+        lane = lang.local_id() % WARP
+        self.g, self.c = lane // 4, lane % 4
+        self.number = lang.local_id() // WARP
+        self.work, self.dim = work, dim
+        self.key_parts, self.value_parts = -(-dim // KEY_PART), -(-dim // VALUE_PART)
+        self.keys = lang.vars(u32, 2, self.key_parts, 4)
+        self.values = lang.vars(u32, 2, 2, self.value_parts, 4)
+        self.queries: list[Any] = []
+        self.scores = [lang.ptx.Fragment(f32, (16, 8)) for _ in range(2)]
+        self.out = [
+            [lang.ptx.Fragment(f32, (16, 8)) for _ in range(4)] for _ in range(self.value_parts)
+        ]
+        self.total = lang.ptx.Fragment(f32, (16, 8))
+        self.spread = lang.ptx.Fragment(f32, (16, 8))
+        self.shrink = lang.ptx.Fragment(bf16, (16, 8))
+        self.exact = _ones(bf16)
+        self.ones = self.exact if dtype is bf16 else _ones(dtype)
+        self.weights = [lang.ptx.Fragment(dtype, (16, 8)) for _ in range(2 if dtype is bf16 else 1)]
+        self.values_of = lang.ptx.Fragment(dtype, (16, 16))
+        self.keys_of = lang.ptx.Fragment(dtype, (16, 8))
+        self.dtype = dtype
+        for sums in self._sums:
+            sums.fill(0.0)
+        self.shrink.fill(0)
+        self.base = lang.var(LOWEST)  # what weights of query g are relative to; a whole number
+
+    @property
+    def _sums(self) -> list[Any]:
+        return [*chain.from_iterable(self.out), self.total]
+
+    def element(self, part: int, size: int, lane: Any) -> tuple[Any, Any]:
+        """The first element of this thread's chunk of a part; whether it lies within the head."""
+        first = lane * CHUNK + part * size
+        if (part + 1) * size <= self.dim:
+            return first, None
+        return lang.minimum(first, self.dim - CHUNK), first < self.dim
+
+    def load_queries(self, read: Read) -> None:
+        """Queries as the first factor, whose other eight rows are zeros; `read` takes a row."""
+        for part in range(self.key_parts):
+            element, inside = self.element(part, KEY_PART, self.c)
+            words = read(self.g, element)
+            if inside is not None:
+                words = [lang.select(inside, w, 0) for w in words]
+            for half in range(2):
+                query = lang.ptx.Fragment(self.dtype, (16, 16))
+                query.fill(0)
+                query[0], query[2] = words[2 * half], words[2 * half + 1]
+                self.queries.append(query)
+
+    def load_keys(self, first: Any, source: RowSource) -> None:
+        """Start to load the keys from one on, all of one block."""
+        read = source.keys(first)
+        for n, words in enumerate(self.keys):
+            key = first + (self.number * KEYS + n * 8) + self.g
+            for part, into in enumerate(words):
+                element, inside = self.element(part, KEY_PART, self.c)
+                for var, word in zip(into, read(key, element), strict=True):
+                    var.set(word if inside is None else lang.select(inside, word, 0))
+
+    def key(self, first: Any, n: int, e: int) -> Any:
+        """Of the keys from one on: what register e of scores n belongs to."""
+        return first + (self.number * KEYS + n * 8 + e) + self.c * 2
+
+    def load_values(self, first: Any, source: RowSource) -> None:
+        """Start to load the values from one on."""
+        read = source.values(first)
+        for n in range(2):
+            for e in range(2):
+                key = self.key(first, n, e)
+                for part, into in enumerate(self.values[n][e]):
+                    element, _ = self.element(part, VALUE_PART, self.g)
+                    for var, word in zip(into, read(key, element), strict=True):
+                        var.set(word)
+
+    def walk(self, begin: Any, end: Any, step: int, scale: Any, source: RowSource) -> None:
+        """Take the keys from `begin`, whose loads have begun, to `end`."""
+        for first in lang.range(begin, end, step):
+            after = first + step
+            self.score()
+            with lang.if_(after < end):
+                self.load_keys(after, source)
+            counted = self.soften(first, scale)
+            self.mix(counted)
+            with lang.if_(after < end):
+                self.load_values(after, source)
+
+    def score(self) -> None:
+        """The products of the queries and the keys that are loaded."""
+        for n, scores in enumerate(self.scores):
+            scores.fill(0.0)
+            for i, query in enumerate(self.queries):
+                words = self.keys[n][i // 2]
+                self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
+                lang.ptx.mma_sync(scores, query, self.keys_of)
+
+    def soften(self, first: Any, scale: Any, end: Any = None) -> list[list[Any]]:
+        """Weights of the keys; where a maximum grew, less of what was summed.
+
+        Args:
+            end: of the keys that count; None: of the group's part.
+
+        Returns:
+            Which keys count.
+        """
+        counted = [
+            [self.work.counts(self.key(first, n, e), end) for e in range(2)] for n in range(2)
+        ]
+        seen = [
+            [
+                self.work.seen(self.g, self.key(first, n, e), counted[n][e], scores[e] * scale)
+                for e in range(2)
+            ]
+            for n, scores in enumerate(self.scores)
+        ]
+        high = lang.const(LOWEST, f32)
+        for score, shown in chain.from_iterable(seen):
+            high = lang.fmax(high, lang.select(shown, score, LOWEST))
+        for mask in (1, 2):
+            high = lang.fmax(high, lang.shuffle_xor(high, mask))
+        base = lang.fmax(self.base, lang.ceil(high))
+        shrink = lang.exp2_native(self.base - base)
+        self.base.set(base)
+        for n, pairs in enumerate(seen):
+            both = [
+                lang.select(shown, lang.exp2_native(score - base), 0.0) for score, shown in pairs
+            ]
+            put(self.weights, n, both)
+        self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
+        self.spread.fill(0.0)
+        lang.ptx.mma_sync(self.spread, self.exact, self.shrink)
+        factors = [self.spread[e] for e in range(2)]
+        for sums in self._sums:
+            for register in range(4):
+                sums[register] = sums[register] * factors[register % 2]
+        return counted
+
+    def mix(self, counted: list[list[Any]]) -> None:
+        """Add up the values; those of keys that do not count may be anything."""
+        for weights in self.weights:
+            lang.ptx.mma_sync(self.total, self.ones, weights)
+        for part, tiles in enumerate(self.out):
+            for j, sums in enumerate(tiles):
+                for n in range(2):
+                    low, next_ = (
+                        lang.select(counted[n][e], self.values[n][e][part][j], 0) for e in range(2)
+                    )
+                    self.values_of[2 * n] = (low & 0xFFFF) | (next_ << 16)
+                    self.values_of[2 * n + 1] = (low >> 16) | (next_ & 0xFFFF0000)
+                for weights in self.weights:
+                    lang.ptx.mma_sync(sums, self.values_of, weights)
+
+    def add_up(
+        self, tile: SplitTile, rows: int, put_stats: Callable[[Any, Any, Any], None],
+        put_sums: Callable[[Any, Any, list[Any]], None],
+    ) -> None:  # fmt: skip
+        """What the warps of a group have, together: relative to one maximum, in order.
+
+        Args:
+            put_stats: takes a query, its maximum and the sum of its weights.
+            put_sums: takes a query, an element of the head and its sums from there on, four.
+        """
+        me = lang.local_id()
+        tops, totals = (lang.shared(f32, tile.warps * MOST_ROWS) for _ in range(2))
+        memory = lang.shared(f32, tile.warps * rows * PITCH)
+        mine = [self.c * 2 + e for e in range(2)]  # the queries whose sums this thread has
+        with lang.if_(self.c == 0):
+            tops[self.number * MOST_ROWS + self.g] = self.base
+        with lang.if_(self.g == 0):
+            for e, query in enumerate(mine):
+                totals[self.number * MOST_ROWS + query] = self.total[e]
+        lang.barrier()
+
+        def weights_of(query: Any) -> tuple[Any, list[Any]]:
+            """The maximum of a query, and what each warp's sums are to be multiplied with."""
+            each = [tops[n * MOST_ROWS + query] for n in range(tile.warps)]
+            high = reduce(lang.fmax, each)
+            return high, [lang.exp2_native(top - high) for top in each]
+
+        with lang.if_((me < rows) & self.work.has(me)):
+            high, factors = weights_of(me)
+            whole = lang.const(0.0, f32)
+            for n, factor in enumerate(factors):
+                whole = lang.fma(factor, totals[n * MOST_ROWS + me], whole)
+            put_stats(me, high, whole)
+        factors = []
+        for query in mine:
+            high, _ = weights_of(query)
+            factors.append(lang.exp2_native(tops[self.number * MOST_ROWS + query] - high))
+        row, column = me // (VALUE_PART // 4), me % (VALUE_PART // 4) * 4
+        for part, tiles in enumerate(self.out):
+            if part:
+                lang.barrier()
+            for e, (query, factor) in enumerate(zip(mine, factors, strict=True)):
+                with lang.if_(query < rows):
+                    at = (self.number * rows + query) * PITCH + self.g * CHUNK
+                    for j in range(0, 4, 2):
+                        sums = (tiles[j + n // 2][e + n % 2 * 2] for n in range(4))
+                        memory.store(at + j * 2, [x * factor for x in sums])
+            lang.barrier()
+            element = column + part * VALUE_PART
+            for below in range(0, rows, tile.threads // (VALUE_PART // 4)):
+                query = row + below
+                with lang.if_((query < rows) & self.work.has(query) & (element < self.dim)):
+                    added = [lang.const(0.0, f32)] * 4
+                    for n in range(tile.warps):
+                        theirs = memory.load((n * rows + query) * PITCH + column)
+                        added = [a + b for a, b in zip(added, theirs, strict=True)]
+                    put_sums(query, element, added)
+
+
+def _ones(dtype: Any) -> Any:
+    ones = lang.ptx.Fragment(dtype, (16, 16))
+    for register in range(4):
+        ones[register] = (lang.const(1.0, f32), lang.const(1.0, f32))
+    return ones
+
+
+def tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
+    """The tile of 16-bit rows in whole chunks."""
+    dim = form.inputs[0].shape[3]
+    chunks = dim <= MOST_DIM and dim % CHUNK == 0
+    return SplitTile() if chunks and caps.tensor_cores and rows_of_16_bits(form) else None
