@@ -54,12 +54,14 @@ def argmax() -> Row:
 
 
 def topk() -> Row:
-    """Ties, NaN, infinities; one of one, all of a row, the most of a long one; odd k."""
+    """Ties, NaN, infinities; one of one, all of a row, few and many of a long one; odd k."""
     made = [Case((In(s),), {"k": min(k, s[-1])}) for s in ROWS_OF for k in (1, 3, 8)]
     made += cases([(3, 40), (64,)], "ties", {"k": 7}, dtypes=FLOATS)
     made += laid_out(Case((In((6, 5)),), {"k": 3}), *LAYOUTS[1:])
     made += cases([(21,)], "extremes", {"k": 21}, dtypes=FLOATS)
     made += cases([(2, 4099)], attrs={"k": 64}, dtypes=FLOATS, small=False)
+    made += cases([(2, 9001)], attrs={"k": 10}, dtypes=FLOATS)
+    made += cases([(3, 20_003)], "ties", {"k": 100}, dtypes=FLOATS, small=False)
     made += [Case((In((2, 300), (0, 2)),), {"k": 9}, dtypes=INTEGERS)]
     return Row(NUMBERS, tuple(made), exact=True)
 

@@ -282,6 +282,7 @@ def attention(
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
     blocks: Tensor | None = None,
+    scales: Tensor | None = None,
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
@@ -305,6 +306,9 @@ def attention(
         blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
             and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
             blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
+        scales: f32, of the shape of k with 2 in the place of head_dim: k and v are i8, and row j
+            of the keys is k[..., j, :] scales[..., j, 0], of the values v[..., j, :]
+            scales[..., j, 1]: what a `KVCache` of dtype i8 has. q has any float dtype.
         causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
         window: a query sees the keys of less than so many positions away: with `starts` or `causal`
             the last `window` ones, its own included (`sliding_window` of decoders), else those on
@@ -336,7 +340,7 @@ def attention(
     if mask is not None:
         mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
-             "sinks": sinks, "blocks": blocks}  # fmt: skip
+             "sinks": sinks, "blocks": blocks, "scales": scales}  # fmt: skip
     default = 1.0 / math.sqrt(max(q.shape[-1], 1))
     factor = default if scale is None else real("attention", "scale", scale)
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
