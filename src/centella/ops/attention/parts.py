@@ -62,15 +62,15 @@ class Parts(Struct, frozen=True):
     @classmethod
     def of(
         cls, form: Form[AttentionAttrs], step: int, enough: int = ENOUGH_GROUPS,
-        most: int = MOST_ROWS,
+        most: int = MOST_ROWS, splits: int = MOST_SPLITS,
     ) -> Parts:  # fmt: skip
-        """Enough groups for a large GPU, none of a few keys; at most so many rows."""
+        """Enough groups for a large GPU, none of a few keys; at most so many rows and splits."""
         batch, heads, lq, dim = form.inputs[0].shape
         (kv_heads, _), lk = extents(form), keys_seen(form, lq)
         queries = heads // kv_heads * lq
         rows = min(power_above(max(queries, 1)), most)  # few programs serve all
         groups = max(batch * kv_heads * -(-queries // rows), 1)
-        splits = max(min(max(enough // groups, 1), -(-lk // step), MOST_SPLITS), 1)
+        splits = max(min(max(enough // groups, 1), -(-lk // step), splits), 1)
         return cls(batch, kv_heads, queries, rows, splits, step, -(-dim // 4) * 4)
 
     @property
@@ -164,8 +164,13 @@ class Work:
         return row < self._queries - self._first
 
     def results(self, row: Any) -> Place:
-        """Where a row's results go."""
+        """Where a row's part of the results goes."""
         return Place(self._all + self._first + row, self._split)
+
+    def result(self, row: Any) -> Any:
+        """Where a row of y begins."""
+        p, (head, i) = parameters("yb yh yl"), self.place(row)
+        return self._b * p["yb"] + head * p["yh"] + i * p["yl"]
 
     def seen(self, row: Any, key: Any, counted: Any, score: Any) -> tuple[Any, Any]:
         """The score of a row and a key, capped, with the mask; whether the row sees the key.

@@ -17,7 +17,7 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.specs import Spec
 
-VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
+VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma", "cluster_mma")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
 BY_HEAD = "heads share lq lk qb qh ql kl vl yb yh yl blocks"

@@ -298,8 +298,8 @@ def attention(
             `starts` or `causal` says.
         softcap: c, of which a scaled score is made c tanh(score / c), before a mask is added.
         scale: default 1 / sqrt(head_dim).
-        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma"), for tests
-            and benchmarks.
+        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma",
+            "cluster_mma"), for tests and benchmarks.
 
     Returns:
         [batch, heads, q_len, head_dim of v]; a view of memory in [batch, q_len, heads, head_dim].
