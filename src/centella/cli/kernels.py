@@ -57,6 +57,7 @@ VARIANTS = {
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
+    "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
     "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
 }
@@ -141,6 +142,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             get("rope_cache_write"),
             (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
             {"interleaved": False, "eps": 1e-6},
+        ),
+        "rope_attend": lambda t: apply_all(
+            get("rope_attend"),
+            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+            {"interleaved": False, "eps": 1e-6, "scale": 128**-0.5},
         ),
         "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),
         "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),

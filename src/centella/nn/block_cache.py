@@ -21,6 +21,7 @@ from centella.runtime.device import Device
 from centella.tensors.arguments import check_tensors, epsilon, whole
 from centella.tensors.creation import full
 from centella.tensors.functional import attention, gather, rms_norm, rope
+from centella.tensors.functional.products import score_attrs
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
@@ -167,23 +168,53 @@ class BlockView:
         qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
     ) -> Tensor:  # fmt: skip
         """As `KVCache.append_qkv`."""
-        batch, kv_heads, _, dim = self.shape
-        tokens, heads = qkv.shape[1], qkv.shape[2] // dim - 2 * kv_heads
-        x = qkv.reshape(batch, tokens, heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
-        pools = self._cache.states(layer)
-        largest = max(t.spec.storage_bytes for t in (*pools, qkv))
-        if largest <= self._cache.device.caps.safe_binding:
-            norms = () if qk_norm is None else (qk_norm,)
+        x, pools = self._by_head(qkv), self._cache.states(layer)
+        norms = () if qk_norm is None else (qk_norm,)
+        if self._within_binding(qkv, layer):
             attrs = {"interleaved": interleaved, "eps": epsilon("append_qkv", eps)}
             given = (*pools, x, cos, sin, self._table, *norms)
             queries: Tensor = apply_all(get("rope_cache_write"), given, attrs)[2]
             return queries
+        kv_heads = self.shape[1]
+        heads = x.shape[1] - 2 * kv_heads
         both = [x[:, :heads], x[:, heads : heads + kv_heads]]  # each divided by heads
         if qk_norm is not None:
             both = [rms_norm(part, qk_norm[n], eps=eps) for n, part in enumerate(both)]
         q, k = (rope(part, cos, sin, self.positions, interleaved=interleaved) for part in both)
         apply_all(get("cache_write"), (*pools, k, x[:, heads + kv_heads :], self._table), {})
         return q
+
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+        scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `KVCache.attend_qkv`."""
+        if not self._within_binding(qkv, layer):
+            q = self.append_qkv(
+                qkv, cos, sin, layer, qk_norm=qk_norm, eps=eps, interleaved=interleaved
+            )
+            return self.attend(q, layer, scale=scale, window=window, softcap=softcap)
+        attrs: dict[str, Any] = {"interleaved": interleaved, "eps": epsilon("attend_qkv", eps)}
+        attrs |= score_attrs("attend_qkv", self.shape[3], scale, window, softcap)
+        if attrs.get("window", 0) >= self.capacity:
+            del attrs["window"]  # all keys are within it
+        norms = () if qk_norm is None else (qk_norm,)
+        pools = self._cache.states(layer)
+        given = (*pools, self._by_head(qkv), cos, sin, self._table, *norms)
+        y: Tensor = apply_all(get("rope_attend"), given, attrs)[2]
+        return y.permute(0, 2, 1, 3)
+
+    def _by_head(self, qkv: Tensor) -> Tensor:
+        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
+        batch, tokens, width = qkv.shape
+        dim = self.shape[3]
+        return qkv.reshape(batch, tokens, width // dim, dim).permute(0, 2, 1, 3)
+
+    def _within_binding(self, qkv: Tensor, layer: int) -> bool:
+        """Whether a launch may see all of a layer's pools and of a product at once."""
+        largest = max(t.spec.storage_bytes for t in (*self._cache.states(layer), qkv))
+        return largest <= self._cache.device.caps.safe_binding
 
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None,

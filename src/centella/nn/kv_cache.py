@@ -22,6 +22,7 @@ from centella.runtime.device import Device
 from centella.tensors.arguments import check_tensors, epsilon, whole
 from centella.tensors.creation import asarray
 from centella.tensors.functional import attention, full, rms_norm, rope
+from centella.tensors.functional.products import score_attrs
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 from centella.tensors.views import integers
@@ -234,21 +235,10 @@ class KVCache:
             ShapeError, DTypeError: for what does not fit these.
             KVCacheFullError, ContractError: as for `append`.
         """
-        self._check_layer(layer)
-        check_tensors("append_qkv", qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
-        b, kv_heads, _, dim = self.shape
-        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
-        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
-        if heads < 1 or heads % kv_heads:
-            raise ShapeError(
-                f"append_qkv: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
-                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
-            )
-        self._check_room(qkv.shape[1])
-        x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
-        norms: tuple[Tensor, ...] = () if qk_norm is None else (qk_norm,)
-        attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
-        states = [state.value for state in self._layers[layer]]
+        x, norms, attrs = self._check_qkv("append_qkv", qkv, cos, sin, layer, qk_norm, eps)
+        attrs["interleaved"] = bool(interleaved)
+        kv_heads, states = self.shape[1], [state.value for state in self._layers[layer]]
+        heads = x.shape[1] - 2 * kv_heads
 
         def at_once(starts: Tensor) -> Tensor:
             given = (*states, x, cos, sin, starts, *norms)
@@ -262,9 +252,72 @@ class KVCache:
             self._write(k, x[:, heads + kv_heads :], layer, starts)
             return q
 
+        write = at_once if self._within_binding(layer, qkv) else apart
+        return self._append(qkv.shape[1], layer, write)
+
+    @uninterrupted
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+        scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`append_qkv`, then `attend` of what it gives: all that a layer does between products.
+
+        For f16 and bf16 on NVIDIA GPUs from sm_90 on that is one launch while few queries share
+        their keys; elsewhere it is the launches of both.
+
+        Args:
+            qkv, cos, sin, layer, qk_norm, eps, interleaved: as for `append_qkv`.
+            scale, window, softcap: as for `attend`.
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+
+        Raises:
+            ShapeError, DTypeError, KVCacheFullError, ContractError: as both.
+        """
+        x, norms, attrs = self._check_qkv("attend_qkv", qkv, cos, sin, layer, qk_norm, eps)
+        if not self._within_binding(layer, qkv):
+            q = self.append_qkv(
+                qkv, cos, sin, layer, qk_norm=qk_norm, eps=eps, interleaved=interleaved
+            )
+            return self.attend(q, layer, scale=scale, window=window, softcap=softcap)
+        attrs["interleaved"] = bool(interleaved)
+        attrs |= score_attrs("attend_qkv", self.shape[3], scale, window, softcap)
+        if attrs.get("window", 0) >= self.capacity:
+            del attrs["window"]  # all keys are within it
+
+        def write(starts: Tensor) -> Tensor:
+            states = (state.value for state in self._layers[layer])
+            return apply_all(get("rope_attend"), (*states, x, cos, sin, starts, *norms), attrs)[2]
+
+        return self._append(qkv.shape[1], layer, write).permute(0, 2, 1, 3)
+
+    def _check_qkv(
+        self, name: str, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int, qk_norm: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Any]]:  # fmt: skip
+        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]; norms."""
+        self._check_layer(layer)
+        norms: tuple[Tensor, ...] = () if qk_norm is None else (qk_norm,)
+        check_tensors(name, qkv, cos, sin, *norms)
+        b, kv_heads, _, dim = self.shape
+        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
+        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
+        if heads < 1 or heads % kv_heads:
+            raise ShapeError(
+                f"{name}: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
+                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
+            )
+        self._check_room(qkv.shape[1])
+        x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
+        return x, norms, {"eps": epsilon(name, eps)}
+
+    def _within_binding(self, layer: int, qkv: Tensor) -> bool:
+        """Whether a launch may see all of a layer and of a product at once."""
+        states = (state.value for state in self._layers[layer])
         largest = max(t.spec.storage_bytes for t in (*states, qkv))
-        whole = largest <= self.device.caps.safe_binding
-        return self._append(qkv.shape[1], layer, at_once if whole else apart)
+        return largest <= self.device.caps.safe_binding
 
     def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
         """Record what writes a layer's part of a step from some positions on; what it gives."""

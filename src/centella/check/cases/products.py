@@ -53,6 +53,8 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
+    if variant == "cluster":
+        return caps.clusters
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)

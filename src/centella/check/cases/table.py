@@ -16,6 +16,7 @@ from centella.check.cases.move import (
     gather,
     reshape,
     rope,
+    rope_attend,
     rope_cache_write,
     scatter,
     scatter_reduce,
@@ -77,6 +78,7 @@ TABLE: dict[str, Row] = {
     "assign": assign(),
     "cache_write": cache_write(),
     "cache_step": cache_step(),
+    "rope_attend": rope_attend(),
     "rope_cache_write": rope_cache_write(),
     "fused": fused(),
 }

@@ -70,7 +70,10 @@ def rows_of_16_bits(form: Form[AttentionAttrs]) -> bool:
 def operands(form: Form[AttentionAttrs], *names: str) -> dict[str, Ref]:
     """The memory of the inputs by name: of all, or of these where they are there."""
     every = zip(("q", "k", "v", *form.attrs.masks), form.inputs, strict=True)
-    return {n: Ref(i, flat(s)) for i, (n, s) in enumerate(every) if not names or n in names}
+    return {
+        n: Ref(i, flat(s) if len(s.shape) > 1 else s)
+        for i, (n, s) in enumerate(every) if not names or n in names
+    }  # fmt: skip
 
 
 def extents(form: Form[AttentionAttrs]) -> tuple[int, int]:

@@ -23,11 +23,13 @@ from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
+    EARLY_FROM,
     PARTIAL,
     Rows,
     Thin,
     add_products,
     depth_of,
+    let_next_in,
     reserve,
     thin_of,
     together_of,
@@ -56,8 +58,8 @@ class _Normed(Rows, frozen=True):
 
 
 def _normed(
-    *, tile: Thin, gate: str, depth: str, shuffle: bool, together: int, vector_x: bool,
-    vector_w: bool, vector_norm: bool, x: Any, w: Any, y: Any, **extra: Any,
+    *, tile: Thin, gate: str, depth: str, early: bool, shuffle: bool, together: int,
+    vector_x: bool, vector_w: bool, vector_norm: bool, x: Any, w: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
     reserve(together)
     names = ("m", "n", "k", "rowx", "ldw", "ldy", "half")
@@ -82,6 +84,7 @@ def _normed(
         sums = [*sums, squares]
     else:
         add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+    let_next_in(early)
     _finish(sums, tile, gate, shuffle, first, p, y, extra)
 
 
@@ -179,7 +182,7 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
         ("eps", form.attrs.eps),
     )  # fmt: skip
     constants = (
-        ("depth", depth_of(tile, k, width)), ("gate", gate),
+        ("depth", depth_of(tile, k, width)), ("early", caps.sm >= EARLY_FROM), ("gate", gate),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
         ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
