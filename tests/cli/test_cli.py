@@ -291,6 +291,24 @@ def test_an_empty_text_has_a_vector_as_in_the_library() -> None:
     np.testing.assert_allclose([row["embedding"] for row in rows], vectors, atol=1e-6)
 
 
+def test_embed_counts_texts_that_are_cut(tmp_path: Path) -> None:
+    lines, array = tmp_path / "lines.txt", tmp_path / "v.npy"
+    lines.write_text("short\n" + "storm " * 90 + "\n" + "storm " * 46 + "\n" + "rain " * 70 + "\n")
+    command = ("embed", "--file", lines, "--model", TINY, "--device", "cpu", "--batch-size", 2)
+    cut = json.loads(call(*command, "--json").stdout)["cut"]
+    assert [(c["row"], c["read"]) for c in cut] == [(1, 48), (3, 48)]
+    said = "embed: 2 of 4 texts were cut at 48 tokens"
+    for options in ((), ("--output", array), ("--json",)):
+        assert said in call(*command, *options).stderr
+    chunked = call(*command, "--chunk", 20, "--overlap", 4, "--json")
+    made = json.loads(chunked.stdout)
+    assert (made["cut"], chunked.stderr) == ([], "")
+    model = ct.load(TINY, device="cpu")
+    texts = [row["text"] for row in made["embeddings"]]
+    expected = model.encode(texts, 2, chunk=20, overlap=4)
+    np.testing.assert_allclose([r["embedding"] for r in made["embeddings"]], expected, atol=1e-6)
+
+
 def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     tiny = ("--model", TINY)
     assert "no text; try" in failed("embed", *tiny)

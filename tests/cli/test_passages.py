@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import centella as ct
 pytest.importorskip("typer")
 
 from centella.cli import passages
-from centella.cli.passages import Passage, Skipped, cut, fitted, read_passages
+from centella.cli.passages import Passage, Skipped, cut, read_passages
 from centella.cli.reading import NotTextError, decode, read_text
 from tests.cli.test_cli import PIP, TINY, call, failed
 
@@ -177,10 +176,6 @@ def test_a_fifo_is_read_to_its_end(tmp_path: Path) -> None:
 SENTENCES = [f"Sentence {i} tells of the weather in town number {i}." for i in range(59)]
 
 
-def by_characters(texts: list[str]) -> list[int]:
-    return [len(text) for text in texts]
-
-
 def test_a_long_line_is_cut_at_sentences() -> None:
     line = " ".join(SENTENCES)
     pieces = [piece for _, piece in passages.split(line)]
@@ -206,17 +201,6 @@ def test_a_long_line_is_cut_at_sentences() -> None:
 )
 def test_cut(text: str, most: int, pieces: list[str]) -> None:
     assert list(cut(text, most)) == pieces
-
-
-@pytest.mark.parametrize("count", [by_characters, lambda texts: [3 * len(t) + 2 for t in texts]])
-def test_passages_are_cut_until_they_fit(count: Callable[[list[str]], list[int]]) -> None:
-    long = Passage("a.txt", 4, " ".join(SENTENCES))
-    short = Passage("a.txt", 9, "short")
-    found = fitted([short, long, short], count, 100)
-    assert found[0] == found[-1] == short
-    assert {p.line for p in found[1:-1]} == {4}
-    assert " ".join(p.text for p in found[1:-1]) == long.text
-    assert max(count([p.text for p in found])) <= 100
 
 
 def test_the_demo_reads_every_token_of_a_line(

@@ -10,6 +10,7 @@ import pytest
 
 import centella as ct
 from tests.cli.test_cli import call, failed
+from tests.support.model_common import DATA
 from tests.tasks.test_classify import DOCUMENTS, with_tokenizer
 from tests.tasks.test_pooling import with_head
 
@@ -30,7 +31,19 @@ def test_texts_in_order(tmp_path: Path) -> None:
     assert "give texts or --file, not both" in failed(*command, "a", "--file", lines)
     assert "rank: no text" in failed(*command)
     labels = with_tokenizer("bert-labels", tmp_path)
+    refused = failed(*command, "a", "--instruction", "b")
+    assert "instruction: expected none: this model reads two texts and no prompt" in refused
     assert "one label, got 3" in failed("rank", "a", "b", "--model", labels, *CPU)
+
+
+def test_a_decoder_ranks_by_an_instruction() -> None:
+    folder = DATA / "rerankers" / "qwen3"
+    command = ("rank", "the lake", *DOCUMENTS[:3], "--model", folder, "--json", *CPU)
+    found = json.loads(call(*command, "--instruction", "Judge the style").stdout)["ranked"]
+    model = ct.load(folder, device="cpu", task="classify")
+    ranked = model.rank("the lake", DOCUMENTS[:3], instruction="Judge the style")
+    assert [r["row"] for r in found] == [r.index for r in ranked]
+    np.testing.assert_allclose([r["score"] for r in found], [r.score for r in ranked], atol=1e-6)
 
 
 def test_prompts_and_sizes_of_vectors(tmp_path: Path) -> None:

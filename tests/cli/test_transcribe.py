@@ -20,7 +20,9 @@ from tests.cli.test_cli import call, failed
 
 MODEL = Path(__file__).parents[1] / "data" / "whisper" / "turbo"
 ON = ("transcribe", "--model", MODEL, "--device", "cpu", "--vad", "off")
-DONE = re.compile(r"\S+: ([\d.]+) s(, \w\w)? in [\d.]+ s, [\d.]+ x real time\n")
+DONE = re.compile(
+    r"\S+: ([\d.]+) s(, \w\w)? in [\d.]+ s, [\d.]+ x real time(; no speech was found)?\n"
+)
 
 
 @pytest.fixture
@@ -29,11 +31,7 @@ def talk(tmp_path: Path) -> Path:
     t = np.arange(2 * 16000) / 16000
     noise = np.random.default_rng(0).standard_normal(t.size) * 0.02
     x = 0.3 * np.sin(800 * t + 60 * np.sin(3 * t)) * (np.sin(5 * t) > -0.3) + noise
-    path = tmp_path / "talk.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes((x * 32767).astype("<i2").tobytes())
-    return path
+    return write_wav(tmp_path / "talk.wav", (x * 32767).astype("<i2").tobytes())
 
 
 def test_several_files_go_on_when_one_fails(talk: Path, tmp_path: Path) -> None:
@@ -79,23 +77,80 @@ def test_standard_input(talk: Path) -> None:
     assert json.loads(raw.stdout) == wanted
 
 
-def test_silence_has_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "silence.wav"
+def write_wav(path: Path, samples: bytes) -> Path:
+    """A WAV of 16-bit samples at 16 kHz."""
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(bytes(2 * 16000 * 7))
+        file.writeframes(samples)
+    return path
+
+
+def test_several_files_as_json_are_one_document(talk: Path, tmp_path: Path) -> None:
+    """Each file has an object, one that fails its error; of one file it is the transcript alone."""
+    whole = call(*ON, talk, "--format", "json")
+    assert set(json.loads(whole.stdout)) == {"segments", "text"}
+    odd = write_wav(tmp_path / 'a "b".wav', talk.read_bytes()[44:])
+    none = tmp_path / "none.wav"
+    result = call(*ON, odd, none, talk, "--format", "json")
+    assert result.exit_code == 1
+    first, second, third = json.loads(result.stdout)["files"]
+    assert first == {"file": str(odd), **json.loads(whole.stdout)}
+    assert third == {"file": str(talk), **json.loads(whole.stdout)}
+    assert second["file"] == str(none)
+    assert second["error"].startswith(f"{none}: expected audio, the file cannot be read")
+
+
+def test_a_file_that_breaks_leaves_no_half_of_json(tmp_path: Path) -> None:
+    """Its first windows are read before the samples that are not finite."""
+    samples = np.zeros(16000 * 9, np.float32)
+    samples[-1] = np.nan
+    result = call(*ON, "-", "--raw", "float32", "--format", "json", stdin=samples.tobytes())
+    assert (result.exit_code, result.stdout) == (1, "")
+    expected = "centella: standard input: expected finite samples, got nan at 9.000 s\n"
+    assert result.stderr == expected
+
+
+@pytest.mark.parametrize("second", ["b/talk.mp3", "a/talk.wav", "b/TALK.wav"])
+def test_files_whose_transcripts_have_one_name_are_refused(tmp_path: Path, second: str) -> None:
+    """Before the model is loaded, and before anything is written."""
+    made = tmp_path / "made"
+    line = failed("transcribe", "a/talk.wav", second, "--model", "none", "--output", made)
+    assert f"expected files of different names, got a/talk.wav and {second}: both would be" in line
+    assert not made.exists()
+
+
+def test_silence_has_no_text(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "silence.wav", bytes(2 * 16000 * 7))
     result = call("transcribe", path, "--model", MODEL, "--device", "cpu")
     assert result.stdout == ""
     assert DONE.fullmatch(result.stderr)
+    assert "no speech was found" in result.stderr
+
+
+def test_a_wav_without_samples_is_named(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "empty.wav", b"")
+    assert failed(*ON, path, "--format", "json") == f"centella: {path}: expected samples, got none"
+
+
+def test_a_language_by_its_name(talk: Path) -> None:
+    for name in ("German", "german", "DE", "<|de|>"):
+        assert ": 2.0 s, de in " in call(*ON, talk, "--language", name).stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "no file; try: centella transcribe talk.wav --model DIR"),
-        (("a.wav", "--language", "xx"), "language: expected one of en, de, fr, es; got 'xx'"),
+        (
+            ("a.wav", "--language", "klingon"),
+            "language: expected an English name or a code of en, de, fr, es; got 'klingon'",
+        ),
+        (("a.wav", "--language", "thai"), "a code of en, de, fr, es; got 'thai'"),
         (("a.wav", "--vad", "loud"), "expected vad of auto, energy, off, got 'loud'"),
         (("a.wav", "--model", MODEL.parents[1] / "decoders" / "qwen3"), "got a Generator"),
+        (("a.wav", "--raw", "int16"), "--raw: expected - among the files, got none"),
+        (("a.wav", "--rate", "8000"), "--rate: expected --raw DTYPE with it, got none"),
+        (("-", "--rate", "8000"), "--rate: expected --raw DTYPE with it, got none"),
     ],
 )
 def test_errors_in_one_line(arguments: tuple[object, ...], message: str) -> None:

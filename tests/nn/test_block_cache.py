@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import centella as ct
 from centella.errors import DTypeError, KVCacheFullError, ShapeError
 from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import Blocks, BlockTable
+from tests.support.devices import own
 from tests.support.windowed import windowed
 
 Array = np.ndarray[Any, Any]
@@ -221,3 +223,14 @@ def test_mistakes_of_the_cache() -> None:
     with pytest.raises(ShapeError, match=r"expected an i32 table \[batch, 1 \+ width\], got f32"):
         BlockView(cache, ct.ones((1, 3), device="cpu"))
     assert "2 blocks free on cpu" in repr(cache)
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
+def test_a_pool_without_room_is_refused_before_memory_is_taken(device: ct.Device) -> None:
+    small = own(device, memory_limit=1 << 20)
+    with ct.ledger() as led, pytest.raises(ct.OutOfMemoryError) as caught:
+        BlockCache(4, 64, 99, num_layers=3, device=small)
+    text = str(caught.value)
+    assert re.match(r"BlockCache: expected room for \d\d,\d{3},\d{3} bytes of keys and", text)
+    assert "got 1,048,576 free; ask for fewer tokens (6,336) for all sequences together" in text
+    assert led.counts.allocations == 0

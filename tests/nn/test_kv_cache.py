@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
 from centella.nn.block_cache import BlockCache
+from tests.support.devices import own
 
 Array = np.ndarray[Any, Any]
 BATCH, HEADS, SHARED = 2, 4, 2  # query heads, and those of keys and values
@@ -870,3 +872,25 @@ def test_an_interrupt_leaves_a_reset_whole(
     assert cache.length == 0
     cache.append(k, k, 0)
     assert cache.length == 3
+
+
+def test_a_cache_without_room_is_refused_before_memory_is_taken(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = own(device, memory_limit=1 << 20)
+    with ct.ledger() as led, pytest.raises(ct.OutOfMemoryError) as caught:
+        ct.KVCache(2, 4, 64, 1000, num_layers=3, device=small)
+    text = str(caught.value)
+    assert re.match(r"KVCache: expected room for 12,\d{3},\d{3} bytes of keys and values on ", text)
+    assert text.endswith(
+        "got 1,048,576 free; ask for fewer tokens (capacity=1000) or sequences (batch=2)"
+    )
+    assert led.counts.allocations == 0 and small.memory.live == 0
+    for _ in range(3):  # what nobody has any more is free
+        ct.KVCache(1, 4, 64, 300, device=small)
+    if device.name != "cpu":
+        return
+    monkeypatch.setattr("centella.nn.room.available", lambda: 20_000_000)
+    with pytest.raises(ct.OutOfMemoryError, match=r"bytes of .* on cpu, got 20,000,000 free; ask"):
+        ct.KVCache(2, 4, 64, 10_000, device=own(device))
+    ct.KVCache(2, 4, 64, 4000, device=own(device))

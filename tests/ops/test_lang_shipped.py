@@ -316,6 +316,7 @@ cache_step | set | i32 | stepped(i, i.ints(70, low=0))
 topk | short | f32 f16 | picked(i(6, 40), 5)
 topk | each thread | f32 f16 i32 | picked(i.peaks(1030, 4), 3)
 topk | many | f32 f16 i8 | picked(i.ints(4, 300), 37)
+topk | parts | f32 f16 | picked(i.ints(2, 9001), 20)
 argsort | short | f32 f16 i8 | F.argsort(i(6, 40)).astype("f32")
 argsort | falling | f32 bf16 | F.argsort(i(3, 130), descending=True).astype("f32")
 argsort | merged | f32 i32 | F.argsort(i.ints(2, 4100)).astype("f32")
@@ -334,6 +335,10 @@ sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
 sample | two chunks | f32 | sampled(i, i(6, 5003), 1.0, 40, 0.95)
 sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
 sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
+speech_token | short | f32 | spoken(i, i(6, 37), False, True)
+speech_token | odd | f32 | spoken(i, i(6, 301), True, False)
+speech_token | two parts | f32 | spoken(i, i(6, 5004), True, True)
+speech_token | each thread | f32 | spoken(i, i.peaks(1032, 4), False, False)
 normed_linear | odd | f32 f16 | normed(i, 2, 9, 67)
 normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
 normed_linear | gate, many | f32 f16 | normed(i, 8, 18, 64, "gelu")
@@ -548,6 +553,29 @@ def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
     return apply_all(get("sample"), given, {})[2]
 
 
+def spoken(i: Inputs, logits: ct.Tensor, timed: bool, random: bool) -> ct.Tensor:
+    """Tokens of windows at their begin, after one and two times, in text, and ended; their sums."""
+    batch, vocab = logits.shape
+    rng, zero = np.random.default_rng(7), vocab - vocab // 3
+    before = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (1, 1), (0, 1)])
+    row = np.arange(batch) % 6
+    notes = np.stack([row == 5, row, zero + row, *before[row].T, 40 + row], 1).astype(np.int32)
+    sums = np.stack([row, 0.5 + row % 2], 1).astype(np.float32)
+    given = [ct.State(i.of(a)) for a in (notes, row[:, None])]
+    given.insert(1, ct.State(i.of(sums, "f32")))
+    levels = rng.choice(3, vocab, p=[0.8, 0.1, 0.1])
+    levels[zero - 5] = 0
+    ends = np.zeros(logits.shape, np.float32)
+    ends[3, zero - 5] = 400
+    attrs = {"end": zero - 5, "zero": zero, "no_timestamps": zero - 1, "latest": zero + vocab // 5,
+             "timed": timed, "random": random}  # fmt: skip
+    states = [s.value for s in given]
+    logits = logits + i.of(ends, "f32")
+    *_, y = apply_all(get("speech_token"), (*states, logits, i.of(levels)), attrs)
+    after = [given[0].value, given[1].value, given[2].value, y.reshape(batch, 1)]
+    return F.concat([x.astype("f32") for x in after], 1)
+
+
 def normed(
     i: Inputs, m: int, n: int, k: int, gate: str = "", residual: ct.Tensor | None = None
 ) -> ct.Tensor:
@@ -737,6 +765,7 @@ IDLE_CASES = {
         ),
         "two partial results for 256 threads: most of the tree adds zeros",
     ),
+    "speech_token-two parts-f32": "six rows: most of the trees of a maximum decide nothing",
     **dict.fromkeys(
         ("dot-vectors-f16", "reduce-sum all-f16"),
         "one result fills half a word: the other half is computed and is pad",

@@ -94,3 +94,17 @@ def test_a_decoder_that_embeds_beside_transformers() -> None:
     assert report.ok, report.card()
     paths = ["layers.0", "layers.1", "layers.2", "norm", ""]
     assert [layer.path for layer in report.layers] == paths
+
+
+def test_pieces_where_a_character_is_several_tokens() -> None:
+    model = embedder(ct.device("cpu"))
+    text = "\U0001f329 rain \u4eca\u65e5\u306f " * 20
+    for size, overlap in ((40, 0), (9, 3), (6, 0)):
+        pieces = model.chunks(text, size, overlap)
+        assert all(text[p.start : p.end] == p.text for p in pieces)
+        read = [len(ids) for ids in model.tokenizer.encode([p.text for p in pieces])]
+        assert max(read) <= size
+        if not overlap:
+            assert "".join("".join(p.text for p in pieces).split()) == "".join(text.split())
+    (one, *_) = model.chunks("\U0001f329" * 2, 2)  # a character is never cut
+    assert (one.text, one.tokens > 1) == ("\U0001f329", True)

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.tasks.embed import Embedder, EmbedderConfig
+from centella.tasks.embeddings import Cut
 from centella.tasks.load import load
 from tests.support.model_common import DATA, TINY, activations_of, minilm, texts_of
 
@@ -156,6 +158,11 @@ def test_threads_share_one(tiny: Embedder) -> None:
             "convert_to_tensor=; the vectors are NumPy",
         ),
         (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
+        (["ok"], {"chunk": 49}, ShapeError, "encode: expected chunk of 48 tokens at most, got 49"),
+        (["ok"], {"chunk": 2}, ShapeError, "expected chunk of 3 tokens or more, which leaves room"),
+        (["ok"], {"chunk": 9, "overlap": 7}, ShapeError, "expected overlap below 7 tokens, got 7"),
+        (["ok"], {"overlap": 7}, ShapeError, "overlap: expected chunk= beside it, got 7 alone"),
+        (["ok", 7], {"chunk": 9}, DTypeError, r"texts\[1\]: expected str, got int"),
     ],
 )
 def test_what_encode_refuses(
@@ -230,7 +237,7 @@ def test_a_batch_is_a_replay_once_its_size_was_met(tiny: Embedder) -> None:
     )
     if tiny.model.device.pool.mode != "exact":
         led.expect(allocations=0)
-    ids = tiny._tokenize(list(other))
+    ids, _ = tiny._tokenize(list(other))
     padded = np.full((8, 16), tiny.tokenizer.pad_id or 0, np.int32)
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = tokens
@@ -371,9 +378,80 @@ def test_a_text_that_is_cut_is_said_once(caplog: pytest.LogCaptureFixture) -> No
     (said,) = caplog.messages
     wanted = f"encode: texts[1] has {most + 32} tokens, of which the model reads {most} ("
     assert said.startswith(wanted)
+    assert "; 2 of 3 texts are cut: " in said
     assert caplog.records[0].levelname == "WARNING"
     embedder.encode(longer)
     assert len(caplog.messages) == 1
+
+
+def test_texts_that_are_cut_are_reported(
+    on_cpu: Embedder, caplog: pytest.LogCaptureFixture
+) -> None:
+    most = on_cpu.config.max_length
+    texts = ["a " * (most + 30), "short", "a " * (most - 2), "a " * (most - 1)]
+    found = on_cpu.embed(texts, batch_size=2)
+    assert found.cut == (Cut(0, most + 32, most), Cut(3, most + 1, most))
+    np.testing.assert_array_equal(found.dense, on_cpu.encode(texts, batch_size=2))
+    assert on_cpu.embed("short").dense.shape == (1, on_cpu.dim)
+    assert on_cpu.embed(texts, prompt="a ").cut == (
+        Cut(0, most + 33, most), Cut(2, most + 1, most), Cut(3, most + 2, most)
+    )  # fmt: skip
+    assert on_cpu.embed(texts, chunk=most).cut == ()
+    assert len(caplog.messages) == 1  # of encode
+    with pytest.raises(DTypeError, match="encode: unknown argument normalize_embeddings="):
+        on_cpu.embed(texts, normalize_embeddings=True)
+
+
+LONG = " ".join(f"Sentence {i} tells of the weather in town number {i}." for i in range(30))
+
+
+@pytest.mark.parametrize(("size", "overlap"), [(48, 0), (30, 7), (12, 0), (4, 1)])
+@pytest.mark.parametrize(
+    "text",
+    [LONG, "x" * 90 + " a" * 90, "今日は晴れ。" * 30, f"a{' ' * 90}b " * 40, "İstanbul " * 60],
+)
+def test_pieces_of_a_text(on_cpu: Embedder, text: str, size: int, overlap: int) -> None:
+    on_cpu.config = replace(on_cpu.config, lower_case=True)
+    pieces = on_cpu.chunks(text, size, overlap)
+    assert all(text[p.start : p.end] == p.text == p.text.strip() for p in pieces)
+    read = on_cpu.tokenizer.encode([p.text.lower() for p in pieces])
+    assert [len(ids) for ids in read] == [p.tokens + 2 for p in pieces]
+    assert max(map(len, read)) <= size
+    starts, ends = [p.start for p in pieces], [p.end for p in pieces]
+    assert starts == sorted(set(starts)) and ends == sorted(set(ends))
+    before = zip(ends[:-1], starts[1:], strict=True)
+    assert all(not text[end:start].strip() for end, start in before)  # nothing is left out
+    assert (starts[0], ends[-1]) == (0, len(text.rstrip()))
+    if not overlap:
+        assert all(end <= start for end, start in zip(ends[:-1], starts[1:], strict=True))
+
+
+def test_where_a_text_is_cut(on_cpu: Embedder) -> None:
+    sentences = on_cpu.chunks(LONG, 45)
+    assert all(p.text.startswith("Sentence ") and p.text.endswith(".") for p in sentences)
+    assert [p.text for p in on_cpu.chunks("a b. c d\ne f. g h", 8)] == ["a b. c d", "e f. g h"]
+    overlapping = on_cpu.chunks("a b c d e f g h", 6, 2)
+    assert [p.text for p in overlapping] == ["a b c d", "c d e f", "e f g h"]
+    short = on_cpu.chunks(" short ")
+    assert [(p.text, p.start, p.end, p.tokens) for p in short] == [(" short ", 0, 7, 1)]
+    prompted = on_cpu.chunks(LONG, 20, prompt="a b c: ")
+    read = on_cpu.tokenizer.encode(["a b c: " + p.text for p in prompted])
+    assert 15 < max(map(len, read)) <= 20
+
+
+def test_a_long_text_is_the_mean_of_its_pieces(on_cpu: Embedder) -> None:
+    pieces = on_cpu.chunks(LONG, 30, 5)
+    vectors = on_cpu.encode([p.text for p in pieces])
+    mean = np.average(vectors, 0, [p.tokens for p in pieces])
+    expected = mean / np.linalg.norm(mean)
+    found = on_cpu.encode(["a storm", LONG, "b"], chunk=30, overlap=5)
+    np.testing.assert_allclose(found[1], expected, atol=1e-6)
+    np.testing.assert_allclose(found[[0, 2]], on_cpu.encode(["a storm", "b"]), atol=1e-6)
+    np.testing.assert_array_equal(on_cpu.encode("a storm", chunk=30), on_cpu.encode("a storm"))
+    plain = on_cpu.encode(LONG, chunk=30, overlap=5, normalize=False)
+    apart = on_cpu.encode([p.text for p in pieces], normalize=False)
+    np.testing.assert_allclose(plain, np.average(apart, 0, [p.tokens for p in pieces]), atol=1e-6)
+    assert on_cpu.encode([], chunk=30).shape == (0, 48)
 
 
 # -- progress -------------------------------------------------------------------------------------
@@ -484,9 +562,9 @@ def test_lower_case(on_cpu: Embedder) -> None:
     seen: list[str] = []
 
     class Spy:
-        def encode(self, texts: list[str], longest: int) -> list[list[int]]:
+        def encode_counted(self, texts: list[str], longest: int) -> Any:
             seen.extend(texts)
-            return [[2, 3]] * len(texts)
+            return [[2, 3]] * len(texts), [2] * len(texts)
 
         def check_pad_id(self, vocab_size: int) -> None:
             assert self.pad_id < vocab_size

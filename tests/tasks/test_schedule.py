@@ -254,6 +254,96 @@ def test_a_step_that_fails_ends_what_was_in_it(
     assert run(scheduler, asked) == wanted  # nothing is left of it
 
 
+@pytest.mark.parametrize("what", ["begin", "go on"])
+def test_a_request_without_its_blocks_ends_alone(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    asked = chats(5, 100, 20)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, max_batch=2, background=False)
+    requests = [scheduler.submit(ids, **options) for ids, options in asked]
+    while what == "go on" and scheduler.running < 2:
+        scheduler.step()
+    with monkeypatch.context() as patch:
+        copy = scheduler._jobs.device.cache.copy
+
+        def fails(*_: Any) -> None:
+            patch.setattr(scheduler._jobs.device.cache, "copy", copy)
+            raise ct.OutOfMemoryError("no more")
+
+        patch.setattr(scheduler._jobs.device.cache, "copy", fails)
+        scheduler.run()
+    ended = 0
+    for request, result in zip(requests, wanted, strict=True):
+        try:
+            assert request.result() == result
+        except ct.OutOfMemoryError:
+            ended += 1
+    assert ended == 1
+    assert free(scheduler) == scheduler._jobs.device.cache.blocks.count - 1
+    assert run(scheduler, asked) == wanted
+
+
+def test_a_text_that_cannot_be_decoded_ends_alone(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = chats(4, 60, 20)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, background=False)
+    requests = [scheduler.submit(ids, **options) for ids, options in asked]
+
+    def fails(ids: list[int]) -> str:
+        raise ValueError("no text")
+
+    monkeypatch.setattr(requests[1]._answer._text, "_decode", fails)
+    scheduler.run()
+    with pytest.raises(ValueError, match="no text"):
+        requests[1].result()
+    for i in (0, 2, 3):
+        assert requests[i].result() == wanted[i]
+    assert (free(scheduler), scheduler.running) == (
+        scheduler._jobs.device.cache.blocks.count - 1,
+        0,
+    )
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_an_error_of_no_request_ends_all_of_them(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    asked = chats(6, 100, 20)
+    with ct.Scheduler(host, max_batch=2, background=background) as scheduler:
+        with monkeypatch.context() as patch:
+
+            def fails() -> None:
+                raise RuntimeError("not of a request")
+
+            patch.setattr(scheduler._jobs, "_collect", fails)
+            requests = [scheduler.submit(ids, **options) for ids, options in asked]
+            for request in requests:
+                with pytest.raises(RuntimeError, match="not of a request"):
+                    request.result(60)
+        assert (scheduler.running, scheduler.waiting) == (0, 0)
+        assert free(scheduler) == scheduler._jobs.device.cache.blocks.count - 1
+        assert run(scheduler, asked) == alone(host, asked)
+
+
+def test_without_a_thread_nothing_waits(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = ct.Scheduler(host)
+    with monkeypatch.context() as patch:
+
+        def fails(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="can't start"):
+            scheduler.submit([5])
+    assert scheduler.waiting == 0
+    scheduler.close()
+
+
 @pytest.mark.devices("cpu", "webgpu")
 def test_threads_submit_and_wait(device: ct.Device) -> None:
     model, asked = generator(device), chats(12, 90, 25, seed=5)

@@ -37,7 +37,10 @@ def test_the_nearest_rows(
     index = ct.Index(vectors, device=device, dtype=dtype)
     found = index.search(asked.astype(np.float32), k)
     if dtype is not None:
-        vectors = ct.asarray(vectors, device="cpu").astype(dtype).astype("f32").numpy()
+        vectors, asked = (
+            ct.asarray(x, "f32", device="cpu").astype(dtype).astype("f32").numpy()
+            for x in (vectors, asked)
+        )
     scores = asked.astype(np.float32).astype(np.float64) @ vectors.T.astype(np.float64)
     best = -np.sort(-scores, axis=1)[:, :k]
     assert found.rows.dtype == np.int64 and found.rows.shape == best.shape

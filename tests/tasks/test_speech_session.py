@@ -111,6 +111,20 @@ def test_a_step_is_one_replay(device: ct.Device) -> None:
     assert hot.tolist() == again.tolist()
 
 
+@pytest.mark.devices("webgpu")
+def test_the_rules_of_a_step_are_two_launches(device: ct.Device) -> None:
+    session, begin = session_of("tiny", device), begin_of("tiny")
+    counts = []
+    for timed, heat in ((False, 0.0), (True, 0.0), (True, 0.7)):
+        written(session, begin, 2, timed=timed, temperature=heat)
+        with ct.ledger(timing=True) as led:
+            list(session.run(3))
+        ran = {k.kernel: k.launches for k in led.kernels()}
+        assert (ran["speech_survey"], ran["speech_token"]) == (3, 3)
+        counts.append(led.launches)
+    assert len(set(counts)) == 1
+
+
 @pytest.mark.devices("cpu", "webgpu")
 def test_sound_goes_up_once(device: ct.Device) -> None:
     session, sound = session_of("tiny", device), mel(80)

@@ -232,7 +232,7 @@ def test_after_the_first_nothing_is_compiled() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"language": "xx"}, ShapeError, "language: expected one of en, de, fr, es; got 'xx'"),
+        ({"language": "xx"}, ShapeError, "a code of en, de, fr, es; got 'xx'"),
         ({"language": 3}, DTypeError, "language: expected text, got 3"),
         ({"task": "sing"}, ShapeError, "expected task of transcribe, translate, got 'sing'"),
         ({"timestamps": "frame"}, ShapeError, "expected timestamps of none, segment, word"),

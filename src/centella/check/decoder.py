@@ -115,7 +115,7 @@ def quantized_of(format: str, got: Decoded, whole: Decoded) -> Quantized:
     """What quantising changed: no bound is right for every model, so none is set."""
     errors = {path: _error(x, whole.states[path]) for path, x in got.states.items()}
     p, q = (_log_softmax(logits) for logits in (whole.logits, got.logits))
-    equal = next((i for i, (a, b) in enumerate(zip(got.ids, whole.ids, strict=True)) if a != b),
+    equal = next((i for i, (a, b) in enumerate(zip(got.ids, whole.ids, strict=False)) if a != b),
                  len(whole.ids))  # fmt: skip
     return Quantized(
         format, tuple(errors.items()), _error(got.logits, whole.logits),

@@ -16,6 +16,7 @@ import numpy as np
 from centella.backends.base import Array
 from centella.check.cases.compare import difference
 from centella.check.decoder import (
+    Decoded,
     is_gguf,
     prompt_of,
     quantized_of,
@@ -24,6 +25,7 @@ from centella.check.decoder import (
     tokens_of,
 )
 from centella.check.report import Layer, ModelReport, found_on
+from centella.check.speech import MEL, run_speech, run_speech_reference, sound_of
 from centella.dtypes import DType, dtype_of
 from centella.errors import MissingExtraError, WeightsError
 from centella.models.llama_encoder import LlamaEncoder
@@ -33,6 +35,7 @@ from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
+from centella.tasks.transcribe import Transcriber
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
 from centella.weights.folder import find_folder
@@ -50,36 +53,43 @@ LIMITS: dict[str, float] = {"f32": 1e-8, "f16": 1e-3, "bf16": 1e-2}
 
 def check_model(
     folder: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto",
-    quantize: str | None = None,
+    quantize: str | None = None, audio: str | PathLike[str] | None = None,
 ) -> ModelReport:  # fmt: skip
     """Compare what each module of a checkpoint gives with `transformers`, or with the CPU.
 
     One text without padding runs through the model. Where `transformers` and torch are installed,
     outputs are compared with those of its modules of the same path, computed in float32; where
     they are not, and for GGUF files, with those of our CPU in f32. Of a decoder these are the
-    states after each layer, the logits, and the tokens of a greedy continuation.
+    states after each layer, the logits, and the tokens of a greedy continuation. A speech model is
+    given a window of sound: its spectrogram, the states of encoder and decoder after each layer,
+    the logits of all tokens at once and of one step after the other, and the tokens are compared.
 
     Args:
         folder: as `ct.load` takes it.
         device: default: the default device.
         dtype: as `ct.load` takes it.
-        quantize: of a decoder: compare it also with itself with weights in this format. What that
-            changes is reported, and decides nothing.
+        quantize: of a decoder or a speech model: compare it also with itself with weights in this
+            format. What that changes is reported, and decides nothing.
+        audio: of a speech model: a file whose first window is heard; None: a sound of numbers.
 
     Returns:
         A report: `ok`, `first` (the first layer that differs), `layers`, `tokens`, `quantized`,
         `card()`, `as_dict()`.
 
     Raises:
-        WeightsError: the folder holds no model that this library knows; a GGUF file on the CPU.
+        WeightsError: the folder holds no model that this library knows, or one that has no use
+            for quantize or audio; a GGUF file on the CPU.
+        AudioError: what is no audio; names the file.
         MissingExtraError: the device is the CPU, and there is nothing to compare it with.
     """
     begin = time.perf_counter()
     root = Path(folder) if is_gguf(folder) else find_folder(folder)
     where = open_device(device)
     task = load(root, where, dtype)
-    if isinstance(task, Generator):
-        found = _check_decoder(task, root, where, dtype, quantize)
+    if audio is not None and not isinstance(task, Transcriber):
+        raise WeightsError(f"{root}: audio: expected a speech model, got {type(task).__name__}")
+    if isinstance(task, Generator | Transcriber):
+        found = _check_text(task, root, where, dtype, quantize, audio)
         return ModelReport(
             **found_on(where, time.perf_counter() - begin), folder=str(root), **found
         )
@@ -106,14 +116,14 @@ def check_model(
     )  # fmt: skip
 
 
-def _check_decoder(
-    task: Generator, root: Path, where: Device, dtype: Any, quantize: str | None
-) -> dict[str, Any]:
-    """What `ModelReport` says of a decoder."""
-    ids = prompt_of(task, TEXT)
-    got = run_decoder(task, ids)
+def _check_text(
+    task: Generator | Transcriber, root: Path, where: Device, dtype: Any, quantize: str | None,
+    audio: str | PathLike[str] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `ModelReport` says of a model that writes text."""
+    run, reference = _of_sound(task, audio) if isinstance(task, Transcriber) else _of_text(task)
     if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
-        against, expected = run_reference(str(root), ids, task.context)
+        against, expected = reference(str(root))
     elif where.caps.target == "numpy" and is_gguf(root):
         raise WeightsError(
             f"{root}: expected another device than the CPU, with which a GGUF file is compared"
@@ -121,18 +131,42 @@ def _check_decoder(
     elif where.caps.target == "numpy":
         raise MissingExtraError("transformers", "reference")
     else:
-        against, expected = "the CPU, f32", run_decoder(load(root, "cpu", "f32"), ids)
-    kind = task.model.dtype
-    layers = [_compared(p, x, kind, expected.states[p]) for p, x in got.states.items()]
+        against, expected = "the CPU, f32", run(load(root, "cpu", "f32"), None)
+    got, kind = run(task, expected.ids), task.model.dtype
+    layers = [
+        _compared(p, x, dtype_of("f32") if p == MEL else kind, expected.states[p])
+        for p, x in got.states.items()
+    ]
     layers.append(_compared("", got.logits, kind, expected.logits))
     found: dict[str, Any] = {
         "against": against, "layers": tuple(layers),
         "tokens": tokens_of(got, expected, LIMITS[kind.name]),
     }  # fmt: skip
     if quantize is not None:
-        smaller = run_decoder(load(root, where, dtype, task="generate", quantize=quantize), ids)
+        name = "transcribe" if isinstance(task, Transcriber) else "generate"
+        smaller = run(load(root, where, dtype, task=name, quantize=quantize), expected.ids)
         found["quantized"] = quantized_of(quantize, smaller, got)
     return found
+
+
+# What ours gives, given the tokens of the other; and what that of transformers gives.
+Runs = tuple[Callable[[Any, list[int] | None], Decoded], Callable[[str], tuple[str, Decoded]]]
+
+
+def _of_text(task: Generator) -> Runs:
+    ids = prompt_of(task, TEXT)
+    return (
+        lambda task, _: run_decoder(task, ids),
+        lambda folder: run_reference(folder, ids, task.context),
+    )
+
+
+def _of_sound(task: Transcriber, audio: str | PathLike[str] | None) -> Runs:
+    sound = sound_of(task, audio)
+    return (
+        lambda task, forced: run_speech(task, sound, forced),
+        lambda folder: run_speech_reference(folder, sound),
+    )
 
 
 def run_model(task: Embedder, ids: Array) -> tuple[dict[str, tuple[Array, DType]], set[str]]:

@@ -60,7 +60,8 @@ class Layer(Struct, frozen=True):
     """The output of one module of a model beside that of another implementation.
 
     Attributes:
-        path: as in `named_modules`; "" for the whole model.
+        path: as in `named_modules`; "" for the whole model. Of a speech model also "log_mel", and
+            "logits, by step": of one token after the other.
         shape: of the output; dtype: that it was computed in.
         error: sum((got - expected)^2) / sum(expected^2), None where that is no number; limit: what
             it may be.
@@ -205,7 +206,8 @@ class ModelReport(Found, frozen=True):
     Attributes:
         folder: of the checkpoint; against: what its layers were compared with.
         layers: in the order in which the model finished them, the whole model last.
-        tokens: of a decoder, its continuation; quantized: what quantising changes, if it was asked.
+        tokens: of a decoder its continuation, of a speech model its transcript.
+        quantized: what quantising changes, if it was asked.
     """
 
     folder: str
@@ -245,16 +247,17 @@ class ModelReport(Found, frozen=True):
                 f"{largest.limit:g})"
             )
         if self.tokens is not None:
-            lines += [f"tokens    {self.tokens}", *map(_line, self.layers)]
+            wide = max(len(layer.path) for layer in self.layers)
+            lines += [f"tokens    {self.tokens}", *(_line(layer, wide) for layer in self.layers)]
         lines += [] if self.quantized is None else [f"quantized {self.quantized}"]
         return "\n".join([*lines, f"took      {self.seconds:.0f} s"])
 
 
-def _line(layer: Layer) -> str:
+def _line(layer: Layer, wide: int) -> str:
     """A layer's figures, of a model with few enough to list."""
     error, worst = ("no number" if n is None else f"{n:.2g}" for n in (layer.error, layer.worst))
     mark = "  differs" if layer.why else ""
-    return f"  {layer.path or 'logits':<14} squared error {error:<8} largest {worst}{mark}"
+    return f"  {layer.path or 'logits':<{wide}} squared error {error:<8} largest {worst}{mark}"
 
 
 def found_on(device: Device, seconds: float) -> dict[str, Any]:

@@ -101,7 +101,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         "Compute the cases of every operation on a device and compare them with float64; then "
         "measure it. Exits with 1 where something is wrong.",
         ("centella check", "centella check --device webgpu:0 --json report.json",
-         "centella check --model minilm --device webgpu"),
+         "centella check --model minilm --device webgpu",
+         "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
         bench.run, "Measure this device beside the floor.",

@@ -25,17 +25,18 @@ Checked = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="Compare a model's layers instead: a folder, or minilm."),
 ]
-
-
 Quantize = Annotated[
     str | None,
-    typer.Option(metavar="Q", help="Say what quantising a decoder changes, too: q8_0 or q4_0."),
+    typer.Option(metavar="Q", help="Say what quantised weights change, too: q8_0 or q4_0."),
+]
+Audio = Annotated[
+    str | None, typer.Option(metavar="F", help="What a speech model hears, its first window.")
 ]
 
 
 def run(
     device: Device = None, json_file: JsonFile = None, model: Checked = None,
-    quantize: Quantize = None,
+    quantize: Quantize = None, audio: Audio = None,
 ) -> None:  # fmt: skip
     """Check, print the card, and exit with 1 where something is wrong.
 
@@ -46,12 +47,13 @@ def run(
     from centella.check import check_device, check_model
 
     report: DeviceReport | ModelReport
-    if quantize is not None and model is None:
-        raise CentellaError("check: --quantize: expected --model DIR with it, got none")
+    for name, given in (("quantize", quantize), ("audio", audio)):
+        if given is not None and model is None:
+            raise CentellaError(f"check: --{name}: expected --model DIR with it, got none")
     if json_file is not None and json_file != "-":
         expect_writable(json_file)  # before the work is done
     if model is not None:
-        report = check_model(model, device, quantize=quantize)
+        report = check_model(model, device, quantize=quantize, audio=audio)
     else:
         with progress("", True) if sys.stderr.isatty() else nullcontext() as tell:
             report = check_device(device, progress=tell)

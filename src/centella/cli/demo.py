@@ -13,11 +13,10 @@ from msgspec import to_builtins
 
 from centella.cli.options import Device, Json, Model
 from centella.cli.output import err, in_line, out, out_json, progress
-from centella.cli.passages import TABLES, Passage, documentation, fitted, read_passages, summary
+from centella.cli.passages import TABLES, Passage, documentation, read_passages, summary
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.runtime.device import device as open_device
-from centella.tasks.embed import Embedder
 from centella.tasks.load import load
 
 QUESTION = "How do I write my own kernel?"
@@ -56,7 +55,7 @@ def run(
     say("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
     if where.name == "cpu" and (hint := _busy()):
         err(hint)
-    passages = fitted(passages, lambda texts: _tokens(embedder, texts), embedder.config.max_length)
+    passages = [Passage(p.file, p.line, c.text) for p in passages for c in embedder.chunks(p.text)]
     with ledger() as led, progress("embedded {} of {} passages", sys.stderr.isatty()) as tell:
         start = time.perf_counter()
         vectors = embedder.encode([p.text for p in passages], BATCH, progress=tell)
@@ -88,13 +87,6 @@ def run(
 
 def _fact(name: str, value: str) -> None:
     out(f"{name:<16} {in_line(value)}")
-
-
-def _tokens(embedder: Embedder, texts: list[str]) -> list[int]:
-    """How many tokens the model would read of each text, special ones counted."""
-    if embedder.config.lower_case:
-        texts = [text.lower() for text in texts]
-    return [len(ids) for ids in embedder.tokenizer.encode(texts)]
 
 
 def _busy() -> str:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.cli.loading import load_shown
 from centella.cli.options import Device, Json, Model
@@ -22,6 +24,7 @@ from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.embed import Embedder
+from centella.tasks.embeddings import Cut
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
 
@@ -54,6 +57,13 @@ PromptName = Annotated[
 Dim = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Keep the first N numbers of each vector.")
 ]
+Chunk = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Embed longer texts in pieces of N tokens, not cut."),
+]
+Overlap = Annotated[
+    int, typer.Option(min=0, metavar="M", help="Tokens of a piece that begin the next one.")
+]
 ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
@@ -66,11 +76,41 @@ WIDE = 28  # characters of a text in the table
 SHOWN = 4  # first values of a vector in the table
 
 
+class Work(Struct, eq=False):
+    """The texts of a command on their way to vectors.
+
+    Attributes:
+        options: of `Embedder.embed`; tell: is called with texts done and of all.
+        cut: the texts so far of which the model has not read all.
+    """
+
+    embedder: Embedder
+    texts: list[str]
+    batch_size: int
+    options: Mapping[str, Any]
+    tell: Callable[[int, int], None]
+    cut: list[Cut] = []
+
+    def vectors(self, begin: int, end: int) -> Any:
+        """Vectors of the texts `begin` to `end`."""
+        some, total = self.texts[begin:end], len(self.texts)
+
+        def told(done: int, pieces: int) -> None:
+            self.tell(begin + done * len(some) // pieces, total)
+
+        found = self.embedder.embed(
+            some, batch_size=self.batch_size, progress=told, **self.options
+        )  # fmt: skip
+        self.cut += [replace(cut, index=begin + cut.index) for cut in found.cut]
+        return found.dense
+
+
 def run(
     texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
     dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
     output: Output = None, restart: Restart = False, prompt_name: PromptName = None,
-    dim: Dim = None, show_ledger: ShowLedger = False, timing: Timing = False,
+    dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0,
+    show_ledger: ShowLedger = False, timing: Timing = False,
 ) -> None:  # fmt: skip
     """Embed and print, or save.
 
@@ -82,8 +122,13 @@ def run(
     if output is not None:
         _expect_vectors(output)
     lines = _texts(texts or [], file)
-    given: dict[str, Any] = {"prompt_name": prompt_name, "dim": dim}
-    options = {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {
+        "prompt_name": prompt_name,
+        "dim": dim,
+        "chunk": chunk,
+        "overlap": overlap,
+    }
+    options = {name: value for name, value in given.items() if value}
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
@@ -97,21 +142,28 @@ def run(
             ledger() as led,
             progress("embedded {} of {} texts", bar) as tell,
         ):
+            work = Work(embedder, lines, batch_size, options, tell)
             if rows:
-                _show(embedder, lines, batch_size, options, tell)
+                _show(work)
             elif output is not None:
-                about = _about(model, dtype, file, options)
-                vectors = _save(
-                    output, embedder, lines, batch_size, options, model, about, restart, tell
-                )  # fmt: skip
+                vectors = _save(output, work, model, _about(model, dtype, file, options), restart)
             else:
-                vectors = embedder.encode(lines, batch_size, progress=tell, **options)
+                vectors = work.vectors(0, len(lines))
     if as_json:
         pairs = zip(lines, vectors.tolist(), strict=True)
-        made: dict[str, Any] = {"embeddings": [{"text": t, "embedding": v} for t, v in pairs]}
+        made: dict[str, Any] = {
+            "embeddings": [{"text": t, "embedding": v} for t, v in pairs],
+            "cut": [{"row": cut.index, "tokens": cut.tokens, "read": cut.read} for cut in work.cut],
+        }
         out_json({**made, "timing_ms": stages.found} if timing else made, indent=None)
     elif output is not None:
         out(f"{in_line(output)}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
+    if work.cut:
+        most = embedder.config.max_length
+        err(
+            f"embed: {len(work.cut):,} of {len(lines):,} texts were cut at {most} tokens, which is "
+            f"what the model reads; --chunk {most} embeds all of a text"
+        )
     if show_ledger:
         err(f"ledger: {led}")
     if timing and not as_json:
@@ -137,35 +189,28 @@ def _about(
 
 
 def _save(
-    output: str, embedder: Embedder, texts: list[str], batch_size: int,
-    options: Mapping[str, Any], model: str, about: dict[str, Any] | None, restart: bool,
-    tell: Callable[[int, int], None],
+    output: str, work: Work, model: str, about: dict[str, Any] | None, restart: bool
 ) -> Any:  # fmt: skip
     """Embed into a file, some batches at a time; what an interrupted run has saved is kept."""
+    total = len(work.texts)
     if about is None or (os.path.exists(output) and not os.path.isfile(output)):
-        vectors = embedder.encode(texts, batch_size, progress=tell, **options)
-        write_vectors(output, vectors, texts, model)
+        vectors = work.vectors(0, total)
+        write_vectors(output, vectors, work.texts, model)
         return vectors
-    name, total = in_line(output), len(texts)
-    with VectorFile(output, options.get("dim", embedder.dim), about, restart=restart) as file:
+    name, dim = in_line(output), work.options.get("dim", work.embedder.dim)
+    with VectorFile(output, dim, about, restart=restart) as file:
         if file.rows:
             err(f"{name}: goes on behind {file.rows:,} of {total:,} texts")
         try:
             while file.rows < total:
-                begin = file.rows
-
-                def told(done: int, _: int, begin: int = begin) -> None:
-                    tell(begin + done, total)
-
-                some = texts[begin : begin + SAVED * batch_size]
-                file.append(embedder.encode(some, batch_size, progress=told, **options))
+                file.append(work.vectors(file.rows, file.rows + SAVED * work.batch_size))
         except BaseException:
             if file.rows:
                 err(f"{name}: {file.rows:,} of {total:,} texts are saved; the same command goes on")
             else:
                 file.discard()
             raise
-        file.finish(texts, model)
+        file.finish(work.texts, model)
     return open_vectors(output).vectors
 
 
@@ -179,24 +224,17 @@ def _texts(texts: list[str], file: str | None) -> list[str]:
     return texts
 
 
-def _show(
-    embedder: Embedder, texts: list[str], batch_size: int, options: Mapping[str, Any],
-    tell: Callable[[int, int], None],
-) -> None:  # fmt: skip
+def _show(work: Work) -> None:
     """A line a text, of some batches as soon as they are done.
 
     Without rich, whose import takes longer than a short text's embedding.
     """
-    wide = max(4, *(min(len(_line(t)), WIDE) for t in texts))
+    wide = max(4, *(min(len(_line(t)), WIDE) for t in work.texts))
     heading = f"{'text':<{wide}}  dim    norm  first values\n"
-    for start in range(0, len(texts), AT_ONCE * batch_size):
-        some = texts[start : start + AT_ONCE * batch_size]
-
-        def told(done: int, _: int, start: int = start) -> None:
-            tell(start + done, len(texts))
-
-        vectors = embedder.encode(some, batch_size, progress=told, **options)
-        out(heading + "\n".join(_row(t, v, wide) for t, v in zip(some, vectors, strict=True)))
+    step = AT_ONCE * work.batch_size
+    for start in range(0, len(work.texts), step):
+        rows = zip(work.texts[start : start + step], work.vectors(start, start + step), strict=True)
+        out(heading + "\n".join(_row(text, vector, wide) for text, vector in rows))
         heading = ""
 
 

@@ -56,6 +56,7 @@ VARIANTS = {
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
+    "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
     "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
     "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
@@ -137,6 +138,13 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             get("sample"),
             (state(t, 1, 4096, dtype=i32), state(t, 1, dtype=i32), t(1, 4096), t(1, 7),
              t(1, dtype=i32)), {},
+        ),
+        "speech_token": lambda t: apply_all(
+            get("speech_token"),
+            (state(t, 1, 6, dtype=i32), state(t, 1, 2), state(t, 1, 1, dtype=i32), t(1, 51_866),
+             t(51_866, dtype=i32)),
+            {"end": 50_257, "zero": 50_365, "no_timestamps": 50_364, "latest": 50_415,
+             "timed": True, "random": False},
         ),
         "rope_cache_write": lambda t: apply_all(
             get("rope_cache_write"),

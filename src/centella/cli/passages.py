@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,11 +12,11 @@ from centella.cli.output import in_line
 from centella.cli.process import reason
 from centella.cli.reading import NotTextError, read_text
 from centella.errors import CentellaError
+from centella.tasks.chunks import cut_at
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
 TABLES = ("api.md", "comparison.md", "features.md", "from-trueno.md")  # to look things up in
 NAMED = 3  # skipped files that a line names
-ENDS = [re.compile(end) for end in (r"\n", r"[.!?]['\")\]]*\s|[\u3002\uff01\uff1f]", r"\s")]
 LONG = 560  # characters: of prose some 140 tokens, of dense tables the 256 that MiniLM reads
 
 
@@ -105,37 +104,13 @@ def _files(path: Path, skipped: list[Skipped]) -> Iterator[Path]:
         yield from (Path(folder, n) for n in sorted(names) if n.endswith(SUFFIXES))
 
 
-def fitted(
-    passages: Sequence[Passage], count: Callable[[list[str]], list[int]], most: int
-) -> list[Passage]:
-    """Passages of which a model reads every token: longer ones are cut, at the same line number.
-
-    Args:
-        passages: of any length.
-        count: the tokens of each text, special ones counted.
-        most: tokens that the model reads.
-    """
-    fit: list[Passage] = []
-    for passage, tokens in zip(passages, count([p.text for p in passages]), strict=True):
-        long = len(passage.text)
-        if tokens <= most or long == 1:
-            fit.append(passage)
-            continue
-        room = max(1, long * most // tokens * 9 // 10)  # other parts of it may be denser
-        pieces = [Passage(passage.file, passage.line, text) for text in cut(passage.text, room)]
-        fit += fitted(pieces, count, most)
-    return fit
-
-
 def cut(text: str, most: int) -> Iterator[str]:
     """Pieces of at most `most` characters: cut after a line, a sentence or a word, in this order.
 
     A piece has half of `most` at least, so that the order yields to the length.
     """
     while len(text) > most:
-        half = most // 2
-        ends = (max((m.end() for m in e.finditer(text, half, most)), default=0) for e in ENDS)
-        end = next((e for e in ends if e), most)
+        end = cut_at(text, most // 2, most)
         if piece := text[:end].rstrip():
             yield piece
         text = text[end:].lstrip()

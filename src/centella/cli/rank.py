@@ -16,7 +16,13 @@ from centella.tasks.load import load
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the texts answer.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to put in order.")]
 CrossEncoder = Annotated[
-    str, typer.Option("--model", metavar="DIR", help="A cross-encoder: a folder or a repository.")
+    str,
+    typer.Option(
+        "--model", metavar="DIR", help="A cross-encoder or Qwen3-Reranker: a folder or repository."
+    ),
+]
+Instruction = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="What a decoder judges the texts by.")
 ]
 File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
 Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show (default: all).")]
@@ -26,8 +32,8 @@ ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and 
 
 def run(
     question: Question, texts: Texts = None, *, model: CrossEncoder, file: File = None,
-    top: Top = None, device: Device = None, batch_size: BatchSize = 32, as_json: Json = False,
-    show_ledger: ShowLedger = False,
+    top: Top = None, instruction: Instruction = None, device: Device = None,
+    batch_size: BatchSize = 32, as_json: Json = False, show_ledger: ShowLedger = False,
 ) -> None:  # fmt: skip
     """Print the texts, the best first, with their scores.
 
@@ -42,7 +48,9 @@ def run(
         raise CentellaError("rank: no text; try: centella rank --model DIR 'question' 'a text'")
     ranker = load(model, device, task="classify")
     with ledger() as led:
-        ranked = ranker.rank(question, documents, top, batch_size=batch_size)
+        ranked = ranker.rank(
+            question, documents, top, instruction=instruction, batch_size=batch_size
+        )
     if as_json:
         rows = [{"row": r.index, "score": r.score, "text": r.text} for r in ranked]
         out_json({"question": question, "ranked": rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -55,7 +56,7 @@ Model = Annotated[
     str, typer.Option(metavar="DIR", help="A model folder, or a repository of huggingface.co.")
 ]
 Language = Annotated[
-    str | None, typer.Option(metavar="L", help="As a code: de. By default the model finds it.")
+    str | None, typer.Option(metavar="L", help="As de or German. By default the model finds it.")
 ]
 Task = Annotated[str, typer.Option(metavar="T", help="transcribe, or translate (to English).")]
 Timed = Annotated[Times, typer.Option(help="What has times: segments, or their words too.")]
@@ -76,7 +77,9 @@ Hotwords = Annotated[str | None, typer.Option(metavar="S", help="Words to expect
 Raw = Annotated[
     str | None, typer.Option(metavar="DTYPE", help="- is raw samples: int16, float32, ...")
 ]
-Rate = Annotated[int, typer.Option(min=1, metavar="HZ", help="Samples a second, with --raw.")]
+Rate = Annotated[
+    int | None, typer.Option(min=1, metavar="HZ", help="Samples a second, with --raw (16000).")
+]
 Trace = Annotated[str | None, typer.Option(metavar="F", help="Write what ran, for Perfetto.")]
 
 
@@ -86,8 +89,8 @@ class How(Struct, frozen=True):
     Attributes:
         options: arguments of `Transcriber.stream`.
         format: one of `FORMATS`; output: a folder, or None.
-        raw: dtype of the samples of standard input, None for a WAV; rate: of those.
-        several: whether there are several files.
+        raw: dtype of the samples of standard input, None for a file's bytes; rate: of those.
+        several: whether several files go to standard output.
     """
 
     options: dict[str, Any]
@@ -112,7 +115,7 @@ def run(
     prompt: Prompt = None,
     hotwords: Hotwords = None,
     raw: Raw = None,
-    rate: Rate = RATE,
+    rate: Rate = None,
     device: Device = None,
     dtype: Dtype = WeightDtype.auto,
     quantize: Quantize = None,
@@ -129,6 +132,7 @@ def run(
         raise CentellaError("transcribe: no file; try: centella transcribe talk.wav --model DIR")
     if not model:
         raise CentellaError("transcribe: --model DIR: expected a model folder or a repository")
+    _expect_together(files, form.value, output, raw, rate)
     transcriber = load(model, device, dtype.value, quantize=quantize)
     if not isinstance(transcriber, Transcriber):
         raise CentellaError(
@@ -140,33 +144,77 @@ def run(
         "batch": batch, "vad": vad, "prompt": prompt, "hotwords": hotwords,
     }  # fmt: skip
     Options.of("transcribe", options, transcriber.config.vocabulary)
-    how = How(options, form.value, output, raw, rate, len(files) > 1)
+    several = len(files) > 1 and output is None
+    how = How(options, form.value, output, raw, rate or RATE, several)
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
     with ledger(timing=True) if trace else ledger() if show_ledger else nullcontext() as led:
-        failed = [file for file in files if not _done(transcriber, file, how)]
+        done = _transcribe_all(transcriber, files, how)
     if show_ledger:
         err(f"ledger: {led}")
     if trace and led is not None:
         led.trace(trace)
-    if failed:
+    if not done:
         raise typer.Exit(1)
 
 
-def _done(transcriber: Transcriber, file: str, how: How) -> bool:
-    """Transcribe a file; False where it failed, which a line on standard error tells."""
-    if how.several and how.output is None:
-        out(f"{in_line(file)}:")
+def _expect_together(
+    files: list[str], form: str, output: str | None, raw: str | None, rate: int | None
+) -> None:
+    """Refuse options without a use, and files whose transcripts would have one name."""
+    if raw is not None and "-" not in files:
+        raise CentellaError("transcribe: --raw: expected - among the files, got none")
+    if rate is not None and raw is None:
+        raise CentellaError("transcribe: --rate: expected --raw DTYPE with it, got none")
+    if output is None:
+        return
+    written: dict[str, str] = {}
+    for file in files:
+        path = _path(Path(output), file, form)
+        key = str(path).casefold()  # some systems tell no case of letters apart
+        if key in written:
+            raise CentellaError(
+                f"transcribe: --output: expected files of different names, got "
+                f"{in_line(written[key])} and {in_line(file)}: both would be {in_line(str(path))}"
+            )
+        written[key] = file
+
+
+def _transcribe_all(transcriber: Transcriber, files: list[str], how: How) -> bool:
+    """Transcribe files, of several as JSON to one document; whether all were done."""
+    document = how.several and how.format == "json"
+    failed = False
+    for index, file in enumerate(files):
+        if document:
+            piece(("," if index else '{"files":[') + "\n")
+        elif how.several:
+            out(f"{_called(file)}:")
+        error = _failure(transcriber, file, how)
+        if error is not None:
+            failed = True
+            err(f"centella: {error}")
+            if document:
+                piece(json.dumps({"file": file, "error": error}))
+    if document:
+        piece("\n]}\n")
+    return not failed
+
+
+def _failure(transcriber: Transcriber, file: str, how: How) -> str | None:
+    """Transcribe a file; where that fails, why, in a line that names it."""
     try:
         _transcribe(transcriber, file, how)
     except BrokenPipeError:
         raise
     except (CentellaError, OSError) as error:
         said = reason(error) if isinstance(error, OSError) else str(error)
-        name = in_line(file)
-        err(f"centella: {said if name in said else f'{name}: {said}'}")
-        return False
-    return True
+        return said if _called(file) in said else f"{_called(file)}: {said}"
+    return None
+
+
+def _called(file: str) -> str:
+    """A file as lines name it."""
+    return "standard input" if file == "-" else in_line(file)
 
 
 def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
@@ -178,20 +226,48 @@ def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
         progress("transcribed {:.0f} of {:.0f} s", bar) as tell,
     ):
         segments = transcriber.stream(stream, progress=tell, **how.options)
-        shown: Iterable[Segment] = segments
-        if how.options["timestamps"] == "word" and how.format in ("srt", "vtt", "tsv"):
-            shown = by_word(segments)
-        written = FORMATS[how.format](shown)
+        heard = _Counted(segments)
         if how.output is None:
-            timed = how.format == "text" and how.options["timestamps"] != "none"
-            for part in _lines(shown) if timed else written:
+            for part in _parts(heard, file, how):
                 piece(part)
         else:
-            _save(written, Path(how.output), file, how.format)
+            _save(_written(heard, how), _path(Path(how.output), file, how.format))
     seconds, took = segments.duration, time.monotonic() - began
     language = f", {segments.language}" if segments.language else ""
-    err(f"{in_line(file)}: {seconds:.1f} s{language} in {took:.1f} s, "
-        f"{seconds / max(took, 1e-9):.1f} x real time")  # fmt: skip
+    nothing = "" if heard.count else "; no speech was found"
+    err(f"{_called(file)}: {seconds:.1f} s{language} in {took:.1f} s, "
+        f"{seconds / max(took, 1e-9):.1f} x real time{nothing}")  # fmt: skip
+
+
+class _Counted(Iterator[Segment]):
+    """Segments, and how many there were."""
+
+    def __init__(self, segments: Iterator[Segment]) -> None:
+        self._segments, self.count = segments, 0
+
+    def __next__(self) -> Segment:
+        segment = next(self._segments)
+        self.count += 1
+        return segment
+
+
+def _written(segments: Iterator[Segment], how: How) -> Iterator[str]:
+    """Segments in their format, by word where subtitles have words' times."""
+    by_words = how.options["timestamps"] == "word" and how.format in ("srt", "vtt", "tsv")
+    return FORMATS[how.format](by_word(segments) if by_words else segments)
+
+
+def _parts(segments: Iterator[Segment], file: str, how: How) -> Iterator[str]:
+    """What goes to standard output: JSON in one part, so that a file that fails leaves no half."""
+    if how.format == "text" and how.options["timestamps"] != "none":
+        yield from _lines(segments)
+    elif how.format != "json":
+        yield from _written(segments, how)
+    elif how.several:
+        transcript = "".join(_written(segments, how)).strip()
+        yield f'{{"file":{json.dumps(file)},{transcript.removeprefix("{")}'
+    else:
+        yield "".join(_written(segments, how))
 
 
 def _lines(segments: Iterable[Segment]) -> Iterator[str]:
@@ -206,10 +282,14 @@ def _clock(seconds: float) -> str:
     return f"{int(minutes):02}:{rest:05.2f}"
 
 
-def _save(parts: Iterable[str], folder: Path, file: str, kind: str) -> None:
-    """Write DIR/NAME.FORMAT, whole or not at all."""
+def _path(folder: Path, file: str, form: str) -> Path:
+    """DIR/NAME.FORMAT."""
     name = "stdin" if file == "-" else Path(file).stem
-    path = folder / f"{name}.{'txt' if kind == 'text' else kind}"
+    return folder / f"{name}.{'txt' if form == 'text' else form}"
+
+
+def _save(parts: Iterable[str], path: Path) -> None:
+    """Write a transcript, whole or not at all."""
     with replaced(str(path)) as target:
         for part in parts:
             target.write(part.encode())

@@ -77,13 +77,20 @@ class LlamaEncoder(LlamaModel):
             ShapeError: for ids of another rank, or longer than the model has positions.
             DTypeError: for what is no tensor, or not i32.
         """
-        check_tensors("LlamaEncoder", ids, lengths)
-        c = self.config
-        if ids.ndim != 2 or ids.shape[1] > c.positions:
-            raise ShapeError(
-                f"LlamaEncoder: expected ids [batch, up to {c.positions}], got {list(ids.shape)}"
-            )
-        cache = OnePass(c.num_key_value_heads, c.head_dim, lengths, causal=not c.both_ways)
-        # Tables of this length belong to the capture that reads them.
-        past = Past(cache, *self.rotary(ids.shape[1], ids.device))
-        return self.norm(self.states(ids, past))
+        return self.norm(in_one_pass(self, ids, lengths, causal=not self.config.both_ways))
+
+
+def in_one_pass(model: LlamaModel, ids: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    """Ids [batch, seq_len] of texts of those lengths to the states of the last layer.
+
+    Raises:
+        ShapeError, DTypeError: as `LlamaEncoder.forward`.
+    """
+    name, most = type(model).__name__, model.config.max_position_embeddings
+    check_tensors(name, ids, lengths)
+    if ids.ndim != 2 or ids.shape[1] > most:
+        raise ShapeError(f"{name}: expected ids [batch, up to {most}], got {list(ids.shape)}")
+    c = model.config
+    cache = OnePass(c.num_key_value_heads, c.head_dim, lengths, causal=causal)
+    # Tables of this length belong to the capture that reads them.
+    return model.states(ids, Past(cache, *model.rotary(ids.shape[1], ids.device)))

@@ -16,8 +16,10 @@ import numpy as np
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.errors import DTypeError, ShapeError
 from centella.nn.block_table import BLOCK, Blocks, BlockTable
+from centella.nn.room import check_cache
 from centella.op.op import get
-from centella.runtime.device import Device
+from centella.runtime.device import Device, current_device
+from centella.runtime.device import device as open_device
 from centella.tensors.arguments import check_tensors, epsilon, whole
 from centella.tensors.creation import full
 from centella.tensors.functional import attention, gather, rms_norm, rope
@@ -44,7 +46,8 @@ class BlockCache:
     Raises:
         ShapeError: a size below 1.
         DTypeError: a dtype that is not a float.
-        LimitError, OutOfMemoryError: the device has no room for the pool.
+        OutOfMemoryError: the device has no room for the pool; says how much is needed, and what is
+            free. LimitError: a State of it is larger than a buffer may be.
     """
 
     def __init__(
@@ -59,13 +62,15 @@ class BlockCache:
         if not self.dtype.is_float:
             raise DTypeError(f"BlockCache: expected a float dtype, got {self.dtype.name}")
         self.shape: tuple[int, int, int, int] = (num_kv_heads, blocks + 1, BLOCK, head_dim)
+        self.device: Device = current_device() if device is None else open_device(device)
+        fewer = f"fewer tokens ({blocks * BLOCK:,}) for all sequences together"
+        check_cache("BlockCache", self.shape, self.dtype, 2 * num_layers, self.device, fewer)
         self.blocks: Blocks = Blocks(blocks + 1)
         self._layers = [
-            tuple(State.empty(self.shape, self.dtype, device, name=f"{name} of layer {i}")
+            tuple(State.empty(self.shape, self.dtype, self.device, name=f"{name} of layer {i}")
                   for name in ("keys", "values"))
             for i in range(num_layers)
         ]  # fmt: skip
-        self.device: Device = self._layers[0][0].device
         self._copy: Jitted[..., None] = Jitted(self._copied, self.device)
         self.reset()
 

@@ -16,9 +16,11 @@ from msgspec import Struct
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.errors import ContractError, DTypeError, KVCacheFullError, ShapeError
 from centella.host.interrupts import uninterrupted
+from centella.nn.room import check_cache
 from centella.op.op import get
 from centella.record.recording import Recording
-from centella.runtime.device import Device
+from centella.runtime.device import Device, current_device
+from centella.runtime.device import device as open_device
 from centella.tensors.arguments import check_tensors, epsilon, whole
 from centella.tensors.creation import asarray
 from centella.tensors.functional import attention, full, rms_norm, rope
@@ -93,6 +95,7 @@ class KVCache:
     Raises:
         ShapeError: a size below 1.
         DTypeError: a dtype that is not a float.
+        OutOfMemoryError: the device has no room; says how much is needed, and what is free.
     """
 
     def __init__(
@@ -108,9 +111,10 @@ class KVCache:
             raise DTypeError(f"KVCache: expected a float dtype, got {kind.name}")
         self.capacity: int = capacity
         self.shape: tuple[int, int, int, int] = (batch, num_kv_heads, capacity, head_dim)
-        zeros = full((2, batch), 0, i32, device)
-        self.device: Device = zeros.device
-        self._steps = State(zeros, name="KVCache positions")
+        self.device: Device = current_device() if device is None else open_device(device)
+        fewer = f"fewer tokens (capacity={capacity}) or sequences (batch={batch})"
+        check_cache("KVCache", self.shape, kind, 2 * num_layers, self.device, fewer)
+        self._steps = State(full((2, batch), 0, i32, self.device), name="KVCache positions")
         self._steps.mark(lambda _: Filled((0,) * batch))
         self._layers = [
             tuple(State.empty(self.shape, kind, self.device, name=f"KVCache {name} of layer {i}")

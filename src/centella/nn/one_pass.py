@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from centella.tensors.functional import attention, rms_norm, rope
+from centella.tensors.creation import arange
+from centella.tensors.functional import attention, embedding, rms_norm, rope, where
 from centella.tensors.tensor import Tensor
+
+
+def last_states(x: Tensor, lengths: Tensor) -> Tensor:
+    """Of states [batch, seq_len, hidden] those of the last tokens, [batch, hidden].
+
+    Args:
+        lengths: [batch] i32; of a text without tokens it is the first state.
+    """
+    batch, seq_len, hidden = x.shape
+    last = where(lengths > 0, lengths - 1, 0) + arange(batch, device=x.device) * seq_len
+    return embedding(last, x.reshape(batch * seq_len, hidden))
 
 
 class OnePass:

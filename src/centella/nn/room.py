@@ -1,4 +1,4 @@
-"""Whether weights have room on a device, before any of them is sent."""
+"""Whether weights, and keys and values, have room on a device, before any memory is taken."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from msgspec import Struct
 
 from centella.dtypes import DType, f16
 from centella.errors import LimitError, OutOfMemoryError
+from centella.host.memory import available
 from centella.ops.quant.table import FORMATS
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.quantizers import PART, QUANTIZERS
+
+SMALL = 16 << 20  # bytes: to ask what is free takes longer than to allocate so few
 
 
 class Weight(Struct, frozen=True):
@@ -60,8 +63,8 @@ def check_room(
                 f"{origin}: {weight.path} {list(weight.shape)} of {weight.dtype.name} has "
                 f"{weight.sent(device):,} bytes; a buffer of {device.name} has at most {most:,}"
             )
-    free = _free(device)
     needed = _needed(weights, device, quantize)
+    free = _free(device, needed)
     if free is None or needed <= free:
         return
     others = {name: _needed(weights, device, name) for name in QUANTIZERS if name != quantize}
@@ -83,10 +86,42 @@ def _needed(weights: Sequence[Weight], device: Device, quantize: str | None) -> 
     return total + most
 
 
-def _free(device: Device) -> int | None:
-    """Bytes that the device may still give; None: nobody says."""
-    memory = device.memory
-    rest = [] if memory.free is None else [memory.free + memory.held - memory.live]
-    if memory.budget is not None:
-        rest.append(memory.budget - memory.live)
+def check_cache(
+    origin: str, shape: Shape, dtype: DType, count: int, device: Device, fewer: str
+) -> None:
+    """Refuse keys and values for which a device has no room.
+
+    What is free is as for weights; on the CPU it is the machine's memory, and what the limits of
+    the process leave of it.
+
+    Args:
+        origin: who needs them; shape, dtype: of each State; count: of the States.
+        fewer: what to ask less of, for the error.
+
+    Raises:
+        OutOfMemoryError: they need more than is free.
+    """
+    each = device.pool.size_of(device.storage.spec(shape, dtype).storage_bytes)
+    needed = count * each
+    free = _free(device, needed, host=device.caps.target == "numpy")
+    if free is not None and needed > free:
+        raise OutOfMemoryError(
+            f"{origin}: expected room for {needed:,} bytes of keys and values on {device.name}, "
+            f"got {free:,} free; ask for {fewer}"
+        )
+
+
+def _free(device: Device, needed: int, host: bool = False) -> int | None:
+    """Bytes that the device may still give; None: nobody says, or little is needed.
+
+    Args:
+        host: its memory is the machine's.
+    """
+    device.pool.drain()
+    pool, rest = device.pool, list[int]()
+    if pool.budget is not None:
+        rest.append(pool.budget - pool.live)
+    if needed >= SMALL:
+        free = available() if host else device.memory.free
+        rest += [] if free is None else [free + pool.held - pool.live]
     return min(rest, default=None)

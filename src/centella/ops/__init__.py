@@ -30,5 +30,6 @@ from centella.ops import (
     sample,
     softmax,
     sort,
+    speech,
     topk,
 )

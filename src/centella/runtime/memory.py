@@ -113,6 +113,12 @@ class Pool:
             else:
                 self._free[nbytes].append(memory)
 
+    def size_of(self, nbytes: int) -> int:
+        """Bytes that an allocation of `nbytes` takes."""
+        most = self._backend.caps.max_buffer
+        exact = max(16, -(-nbytes // 16) * 16)
+        return exact if self.mode == "exact" else min(size_class(nbytes), most - most % 16)
+
     @uninterrupted
     def allocate(self, nbytes: int) -> Buffer:
         """Memory for `nbytes`, rounded up to a size class.
@@ -125,8 +131,7 @@ class Pool:
         most = self._backend.caps.max_buffer
         if nbytes > most:
             raise LimitError(f"a buffer of {nbytes:,} bytes; this device allows {most:,}")
-        exact = max(16, -(-nbytes // 16) * 16)
-        size = exact if self.mode == "exact" else min(size_class(nbytes), most - most % 16)
+        size = self.size_of(nbytes)
         with self._lock:
             self._drain()
             free = self._free.get(size)

@@ -23,6 +23,8 @@ from centella.weights.model_files import read_json
 
 if TYPE_CHECKING:
     from centella.models.bert_head import LabelModel
+    from centella.models.llama_ranker import LlamaRanker
+    from centella.tasks.rank_prompt import RankPrompt
     from centella.tasks.text import Encoded, Tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -49,8 +51,9 @@ class _Runner:
     """Encoded texts to logits, in batches, captured for each size of batch."""
 
     def __init__(
-        self, model: LabelModel, tokenizer: Tokenizer | Path, config: ClassifierConfig
-    ) -> None:
+        self, model: LabelModel | LlamaRanker, tokenizer: Tokenizer | Path,
+        config: ClassifierConfig,
+    ) -> None:  # fmt: skip
         if not isinstance(tokenizer, Path):
             tokenizer.check_pad_id(model.config.vocab_size)
         self.model = model
@@ -133,12 +136,27 @@ class _Runner:
 class Classifier(_Runner):
     """A model that labels texts, or pairs of texts; `ct.load` makes it. Threads may share one.
 
-    With one label it is a cross-encoder: `rank` puts documents in order.
+    With one label it is a cross-encoder: `rank` puts documents in order. So does a decoder that
+    answers a prompt with yes or no (Qwen3-Reranker); its label is "yes", and it labels no texts.
 
     Attributes:
-        model: the encoder and its head; calling the Classifier calls it: logits.
+        model: the encoder and its head, or the decoder; calling the Classifier calls it: logits.
         config: length limit, activations.
     """
+
+    def __init__(
+        self, model: LabelModel | LlamaRanker, tokenizer: Tokenizer | Path,
+        config: ClassifierConfig, prompt: RankPrompt | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, tokenizer, config)
+        self._prompt = prompt
+
+    def warm(self) -> None:
+        """Run a text of one word: programs are compiled, and memory is allocated."""
+        if self._prompt is None:
+            super().warm()
+        else:
+            self.predict(("warm", "warm"))
 
     def classify(
         self, texts: str | Iterable[str], *, top_k: int | None = None, batch_size: int = 32,
@@ -157,10 +175,15 @@ class Classifier(_Runner):
             says that a text has several; of a regression, its numbers.
 
         Raises:
-            DTypeError: for what is no text; ShapeError: a top_k or batch_size below 1.
+            DTypeError: for what is no text; ShapeError: a top_k or batch_size below 1, a decoder.
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("classify", other)
+        if self._prompt is not None:
+            raise ShapeError(
+                "classify: expected a model that labels texts, got a decoder that judges pairs: "
+                "rank, predict"
+            )
         top = len(self.labels) if top_k is None else whole("classify", "top_k", top_k, 1)
         listed = [texts] if isinstance(texts, str) else _listed("classify", texts)
         logits = self._logits(self._encoded(listed, None), batch_size, progress)
@@ -169,24 +192,28 @@ class Classifier(_Runner):
 
     def predict(
         self, pairs: Sequence[str] | Iterable[Sequence[str]], *, batch_size: int = 32,
-        activation: str | None = None, progress: bool | Callable[[int, int], None] = False,
-        **other: Never,
+        activation: str | None = None, instruction: str | None = None,
+        progress: bool | Callable[[int, int], None] = False, **other: Never,
     ) -> Any:  # fmt: skip
         """Scores of pairs of texts.
 
-        A pair longer than `config.max_length` is cut at its longer text.
+        A pair longer than `config.max_length` is cut at its longer text, with a decoder at its end.
 
         Args:
             pairs: (first, second) each; or one of them.
             batch_size: most pairs in one batch; progress: as for `Embedder.encode`.
             activation: "identity", "sigmoid" or "softmax" of the logits; default: as the folder
-                says, else sigmoid for one label and identity for several.
+                says, else sigmoid for one label and identity for several. Of a decoder sigmoid is
+                the share of "yes" beside "no".
+            instruction: of a decoder: what the second text is judged by; default: that it answers a
+                search for the first.
 
         Returns:
             f32 [pairs], or [pairs, labels] of several labels; of one pair a float, or [labels].
 
         Raises:
-            DTypeError: for what is no pair of texts; ShapeError: another activation.
+            DTypeError: for what is no pair of texts; ShapeError: another activation, an instruction
+                for a model that takes none.
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("predict", other)
@@ -197,14 +224,14 @@ class Classifier(_Runner):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise DTypeError(f"predict: pairs[{i}]: expected two texts, got {pair!r:.80}")
         firsts, seconds = [pair[0] for pair in listed], [pair[1] for pair in listed]
-        scores = self._scores(firsts, seconds, batch_size, activation, progress)
+        scores = self._scores(firsts, seconds, batch_size, activation, progress, instruction)
         if single:
             return float(scores[0]) if scores.ndim == 1 else scores[0]
         return scores
 
     def rank(
         self, query: str, documents: Iterable[str], top_k: int | None = None, *,
-        batch_size: int = 32, activation: str | None = None,
+        instruction: str | None = None, batch_size: int = 32, activation: str | None = None,
         progress: bool | Callable[[int, int], None] = False, **other: Never,
     ) -> list[Ranked]:  # fmt: skip
         """Documents by how well they answer a question, the best first.
@@ -212,10 +239,11 @@ class Classifier(_Runner):
         Args:
             query: the question; documents: the texts.
             top_k: how many to give; None: all.
-            batch_size, activation, progress: as for `predict`.
+            instruction, batch_size, activation, progress: as for `predict`.
 
         Raises:
-            DTypeError: for what is no text; ShapeError: a model of several labels, a top_k below 1.
+            DTypeError: for what is no text; ShapeError: a model of several labels, a top_k below 1,
+                an instruction for a model that takes none.
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("rank", other)
@@ -230,20 +258,36 @@ class Classifier(_Runner):
             raise DTypeError("rank: documents: expected several texts, got str")
         texts = _listed("rank", documents)
         top = len(texts) if top_k is None else whole("rank", "top_k", top_k, 1)
-        scores = self._scores([query] * len(texts), texts, batch_size, activation, progress)
+        scores = self._scores(
+            [query] * len(texts), texts, batch_size, activation, progress, instruction
+        )
         order = np.argsort(-scores, kind="stable")[:top]
         return [Ranked(int(i), float(scores[i]), texts[i]) for i in order]
 
     def _scores(
         self, firsts: list[Any], seconds: list[Any], batch_size: int, activation: str | None,
-        progress: Progress,
+        progress: Progress, instruction: str | None,
     ) -> Array:  # fmt: skip
         wanted = activation or self.config.activation
         one_of("predict", "activation", wanted, ACTIVATIONS)
-        rows = self._logits(self._encoded(firsts, seconds), batch_size, progress)
+        rows = self._logits(self._judged(firsts, seconds, instruction), batch_size, progress)
         logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
         scores = activated(logits, wanted)
         return scores[:, 0] if len(self.labels) == 1 else scores
+
+    def _judged(
+        self, firsts: list[Any], seconds: list[Any], instruction: str | None
+    ) -> list[Encoded]:  # fmt: skip
+        """Pairs as the model reads them."""
+        if self._prompt is not None:
+            encoded = self._prompt.encode(firsts, seconds, instruction, self.config.max_length)
+            self.tokenizer.check_ids([e.ids for e in encoded], self.model.config.vocab_size)
+            return encoded
+        if instruction is not None:
+            raise ShapeError(
+                "rank: instruction: expected none: this model reads two texts and no prompt"
+            )
+        return self._encoded(firsts, seconds)
 
     def _sorted(self, scores: Array, top: int) -> list[Label]:
         order = np.argsort(-scores, kind="stable")[:top]
@@ -336,6 +380,22 @@ def read_classifier(folder: Path, vocab_size: int) -> Callable[[LabelModel], Any
         return (TokenClassifier if c.of_tokens else Classifier)(model, tokenizer, config)
 
     return classifier
+
+
+def read_ranker(folder: Path, vocab_size: int) -> Callable[[LlamaRanker], Classifier]:
+    """As `read_classifier`, of a decoder that ranks."""
+    from centella.tasks.rank_prompt import RankPrompt
+    from centella.tasks.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(folder, vocab_size)
+    longest, prompt = max_length(folder), RankPrompt(tokenizer)
+
+    def ranker(model: LlamaRanker) -> Classifier:
+        model.answers = prompt.answers
+        config = ClassifierConfig(min(longest, model.config.positions), "sigmoid", "sigmoid")
+        return Classifier(model, tokenizer, config, prompt)
+
+    return ranker
 
 
 def _stated_activation(folder: Path) -> str:

@@ -19,6 +19,7 @@ from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
 from centella.tasks.batches import (
+    Progress,
     by_columns,
     by_length,
     columns_of,
@@ -28,6 +29,8 @@ from centella.tasks.batches import (
     rows_of,
     run_batches,
 )
+from centella.tasks.chunks import Chunk, Chunker, prepared
+from centella.tasks.embeddings import Embeddings, Pieces, joined, texts_cut
 from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
@@ -129,12 +132,13 @@ class Embedder:
         self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
         progress: bool | Callable[[int, int], None] = False, *, prompt: str | None = None,
         prompt_name: str | None = None, dim: int | None = None, dtype: str = "f32",
-        ranges: Any = None, exact: bool = False, **other: Never,
+        ranges: Any = None, exact: bool = False, chunk: int | None = None, overlap: int = 0,
+        **other: Never,
     ) -> Array:  # fmt: skip
         """Vectors of texts.
 
         A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
-        part in its vector. The first that is cut is logged as a warning.
+        part in its vector. The first call that cuts texts logs a warning; `embed` names them.
 
         Args:
             texts: one text, or any number of them (a list, a generator).
@@ -153,6 +157,10 @@ class Embedder:
                 its place, on one device. All batches of a length then have one size, about 2 048
                 tokens (on a CPU one text), and `batch_size` says nothing: a text alone takes as
                 long as such a batch, many take longer than in large ones.
+            chunk: a text of more tokens, special ones and the prompt counted, is embedded in pieces
+                of so many at most (`chunks`). Its vector is the mean of theirs, each weighed by its
+                tokens, and of length 1 where those of pieces are. None: it is cut.
+            overlap: tokens of a piece that begin the next one.
 
         Returns:
             float32, or as `dtype` says, [number of texts, dim], in the order of the texts; [dim]
@@ -161,9 +169,37 @@ class Embedder:
         Raises:
             DTypeError: for what is no text, no whole number, no flag; for an unknown argument.
             ShapeError: for a batch_size below 1, a dim that vectors do not have, another dtype, a
-                prompt that the folder does not have, or a text with a lone surrogate.
+                prompt that the folder does not have, a text with a lone surrogate, a chunk of no
+                tokens or of more than the model reads, or an overlap that is no part of a chunk.
             WeightsError: for a token that the model has no vector for.
         """
+        found = self._embedded(
+            texts, batch_size, normalize, progress, prompt=prompt, prompt_name=prompt_name, dim=dim,
+            dtype=dtype, ranges=ranges, exact=exact, chunk=chunk, overlap=overlap,
+            **other,
+        )  # fmt: skip
+        if found.cut and not self._told_of_cut:
+            self._tell_of_cut(found)
+        return found.dense[0] if isinstance(texts, str) else found.dense
+
+    def embed(self, texts: str | Iterable[str], **options: Any) -> Embeddings:
+        """Vectors of texts, and which of these were cut.
+
+        Args:
+            texts: as for `encode`; one `str` is a list of one.
+            options: of `encode`, by name.
+
+        Raises:
+            CentellaError: as `encode`.
+        """
+        return self._embedded(texts, **options)
+
+    def _embedded(
+        self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
+        progress: Progress = False, *, prompt: str | None = None, prompt_name: str | None = None,
+        dim: int | None = None, dtype: str = "f32", ranges: Any = None, exact: bool = False,
+        chunk: int | None = None, overlap: int = 0, **other: Never,
+    ) -> Embeddings:  # fmt: skip
         refuse_names("encode", other)
         begin = self.config.prompt("encode", prompt_name, prompt)
         kept = self._dim(dim)
@@ -173,7 +209,8 @@ class Embedder:
         if not callable(progress):
             progress = flag("encode", "progress", progress)
         listed = [texts] if isinstance(texts, str) else _listed(texts)
-        ids = self._tokenize(_prompted(begin, listed))
+        pieces = self._pieces(listed, begin, chunk, overlap)
+        ids, counts = self._tokenize(pieces.texts, begin)
         vectors = np.empty((len(ids), kept or self.dim), np.float32)
         lengths, most = [len(tokens) for tokens in ids], self.config.max_length
         tokens = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
@@ -189,9 +226,60 @@ class Embedder:
             vectors[rows] = result[: len(rows)]
 
         run_batches(batches, submit, take, progress)
+        vectors = joined(vectors, pieces, wanted)
         if dtype != "f32":
             vectors = packed(vectors, dtype, ranges)
-        return vectors[0] if isinstance(texts, str) else vectors
+        return Embeddings(vectors, texts_cut(counts, lengths, pieces.owners))
+
+    def chunks(
+        self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
+        prompt_name: str | None = None,
+    ) -> list[Chunk]:  # fmt: skip
+        """A text in pieces that the model reads whole, as `encode(chunk=size)` embeds them.
+
+        A piece has half of `size` tokens at least, and ends after a line, else after a sentence,
+        else after a word. Space around it is no part of it.
+
+        Args:
+            text: the text; one that fits is one piece.
+            size: most tokens of a piece, special ones and the prompt counted; default:
+                `config.max_length`.
+            overlap: tokens of a piece that begin the next one, from a word on where one begins.
+            prompt, prompt_name: as for `encode`; what is put before each piece has room.
+
+        Returns:
+            The pieces, each with its characters (`start`, `end`) and tokens.
+
+        Raises:
+            DTypeError: for what is no text; ShapeError: for a size or overlap that `encode`
+            refuses.
+        """
+        begin = self.config.prompt("chunks", prompt_name, prompt)
+        chunker = self._chunker("chunks", begin, size, overlap)
+        return list(chunker.chunks(text, chunker.counts([text])[0]))
+
+    def _chunker(self, op: str, prompt: str, size: int | None, overlap: int) -> Chunker:
+        config = self.config
+        most = config.max_length
+        return Chunker(
+            op, self.tokenizer, config.lower_case, prompt, most, most if size is None else size,
+            overlap,
+        )  # fmt: skip
+
+    def _pieces(self, texts: list[Any], prompt: str, chunk: int | None, overlap: int) -> Pieces:
+        """Texts as they are; with `chunk`, those that are longer in pieces."""
+        if chunk is None:
+            if whole("encode", "overlap", overlap):
+                raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
+            return Pieces(texts, list(range(len(texts))), [])
+        chunker = self._chunker("encode", prompt, chunk, overlap)
+        pieces = Pieces([], [], [])
+        for i, tokens in enumerate(chunker.counts(texts)):
+            for piece in chunker.chunks(texts[i], tokens):
+                pieces.texts.append(piece.text)
+                pieces.owners.append(i)
+                pieces.weights.append(max(1, piece.tokens))
+        return pieces
 
     def encode_query(self, texts: str | Iterable[str], **options: Any) -> Array:
         """Vectors of questions: `encode` with the folder's prompt "query", if it has one.
@@ -253,28 +341,24 @@ class Embedder:
         """Whether vectors get length 1: as asked, or as the folder says."""
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
-    def _tokenize(self, texts: list[Any]) -> list[list[int]]:
+    def _tokenize(self, texts: list[Any], prompt: str = "") -> tuple[list[list[int]], list[int]]:
+        """Ids of each text, cut at the most that the model reads, and how many it has."""
         begin = began()
-        if self.config.lower_case:
-            texts = [t.lower() if isinstance(t, str) else t for t in texts]
-        ids = self.tokenizer.encode(texts, self.config.max_length)
+        read = prepared(texts, prompt, self.config.lower_case)
+        ids, counts = self.tokenizer.encode_counted(read, self.config.max_length)
         self.tokenizer.check_ids(ids, self.model.config.vocab_size)
-        if not self._told_of_cut:
-            self._tell_of_cut(texts, ids)
         noted("tokenise", begin, texts=len(texts))
-        return ids
+        return ids, counts
 
-    def _tell_of_cut(self, texts: list[str], ids: list[list[int]]) -> None:
-        most = self.config.max_length
-        for index, (text, found) in enumerate(zip(texts, ids, strict=True)):
-            if len(found) < most or (whole := len(self.tokenizer.encode([text])[0])) <= most:
-                continue
-            logger("embed").warning(
-                "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
-                "further texts that are cut are not reported", index, whole, most,
-            )  # fmt: skip
-            self._told_of_cut = True
-            return
+    def _tell_of_cut(self, found: Embeddings) -> None:
+        first = found.cut[0]
+        logger("embed").warning(
+            "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
+            "%d of %d texts are cut: embed(texts).cut names them, chunk= embeds all of them; "
+            "later calls do not say so again",
+            first.index, first.tokens, first.read, len(found.cut), len(found.dense),
+        )  # fmt: skip
+        self._told_of_cut = True
 
     def _submit(
         self, ids: Array, lengths: Array, normalize: bool, dim: int | None
@@ -325,12 +409,6 @@ def _vectors(
     for product in dense:
         x = product(x)
     return finished(x, dim, normalize)
-
-
-def _prompted(prompt: str, texts: list[Any]) -> list[Any]:
-    if not prompt:
-        return texts
-    return [prompt + text if isinstance(text, str) else text for text in texts]
 
 
 def _listed(texts: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from centella.errors import ContractError, DeviceLostError
 from centella.host.interrupts import uninterrupted
-from centella.nn.block_table import BlockTable
+from centella.nn.block_table import Blocks, BlockTable
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
 from centella.tasks.prompts import Asked
@@ -124,8 +124,8 @@ class Jobs:
             if job.answer.ended:  # it was cancelled
                 self._retire(job)
         ahead = None
+        self._admit()
         try:
-            self._admit()
             self._read()
         except Exception as error:
             self._fail(error, [] if self.reading is None else [self.reading])
@@ -140,12 +140,16 @@ class Jobs:
     def _admit(self) -> None:
         """The first that waits is read next, if there is room for it."""
         while self.waiting and self.reading is None and len(self.running) < self.device.count:
-            if (self._stuck and not self.idle) or not self._begin(self.waiting[0]):
-                self._stuck = True
-                return
-            self.reading = self.waiting.popleft()
-            if not self._left:
-                self._join(self.reading)
+            job = self.waiting[0]
+            try:
+                if (self._stuck and not self.idle) or not self._begin(job):
+                    self._stuck = True
+                    return
+                self.reading = self.waiting.popleft()
+                if not self._left:
+                    self._join(job)
+            except Exception as error:
+                self._fail(error, [job])
 
     def _begin(self, job: Job) -> bool:
         """Give it blocks, those of others that begin so among them; whether there is room."""
@@ -161,8 +165,8 @@ class Jobs:
         if table.missing(start, end) > cache.blocks.free:
             table.release()
             return False
+        job.table = table  # which is given back where the request cannot begin
         cache.copy(table.reserve(start, end))
-        job.table = table
         self.reused_tokens += start
         return True
 
@@ -206,7 +210,10 @@ class Jobs:
             else:
                 self._preempt()
         for job in jobs:
-            device.cache.copy(job.own.reserve(job.position, job.position + 1))
+            self._reserve(job)
+        jobs = [job for job in jobs if job.table is not None]
+        if not jobs:
+            return None
         rows = [(job.slot, job.position, job.own) for job in jobs]
         told = max((job.asked.logprobs for job in jobs if job.asked.logprobs is not None),
                    default=None)  # fmt: skip
@@ -217,6 +224,14 @@ class Jobs:
             job.submitted += 1
         self.steps += 1
         return Ahead(tokens, jobs)
+
+    def _reserve(self, job: Job) -> None:
+        """A place of its own for its next token; where that fails, it ends."""
+        try:
+            if job.table is not None:
+                self.device.cache.copy(job.table.reserve(job.position, job.position + 1))
+        except Exception as error:
+            self._fail(error, [job])
 
     def _preempt(self) -> None:
         """The latest waits, and is read anew: no step of it is under way."""
@@ -233,10 +248,10 @@ class Jobs:
             return
         try:
             step = ahead.tokens.result()
+            tokens = tokens_of(step).tolist()
         except Exception as error:
             self._fail(error, ahead.jobs)
             return
-        tokens = tokens_of(step).tolist()
         for i, job in enumerate(ahead.jobs):
             try:
                 if job.table is not None and not job.answer.ended:
@@ -261,6 +276,16 @@ class Jobs:
         for job in self.all() if isinstance(error, DeviceLostError) else [*jobs]:
             job.answer.fail(error)
             self._retire(job)
+
+    def abandon(self, error: Exception) -> None:
+        """All end with an error that none of them is the cause of; no slot or block is taken."""
+        jobs, cache = self.all(), self.device.cache
+        self.running, self.waiting, self.reading = [], deque(), None
+        self._free, self._ahead, self._stuck = list(range(self.device.count)), None, False
+        cache.blocks = Blocks(cache.blocks.count)
+        for job in jobs:
+            job.table, job.slot = None, -1
+            job.answer.fail(error)
 
     def _retire(self, job: Job) -> None:
         self._leave(job)

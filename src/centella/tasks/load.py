@@ -20,7 +20,7 @@ from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
-from centella.tasks.classify import Classifier, TokenClassifier, read_classifier
+from centella.tasks.classify import Classifier, TokenClassifier, read_classifier, read_ranker
 from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
@@ -96,6 +96,11 @@ EMBEDDING_DECODER = Family(
     "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder", read_decoder_embedder,
     True, quantizes=True,
 )  # fmt: skip
+# Of a decoder that is asked for to classify.
+RANKING_DECODER = Family(
+    "centella.models.llama_ranker", "LlamaRankerConfig", "LlamaRanker", read_ranker, True,
+    "classify", True,
+)  # fmt: skip
 # Of an encoder with a head, by the end of its `architectures`.
 HEADS = {
     f"For{kind}Classification": Family(
@@ -135,7 +140,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["classify"], quantize: None = None,
+    warm: bool = False, task: Literal["classify"], quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Classifier:  # fmt: skip
     """A model that gives texts labels, or ranks them."""
@@ -189,8 +194,8 @@ def load(
             warning.
         warm: embed or continue a text of one word before returning, so that programs are
             compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed", "generate" or "transcribe": what the model has to be for, which type checkers
-            then know; None: whatever it is for.
+        task: "embed", "generate", "classify", "tag" or "transcribe": what the model has to be for,
+            which type checkers then know; None: whatever it is for.
         quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
@@ -201,7 +206,8 @@ def load(
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
         "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper". A decoder is an `Embedder`
         in a folder of sentence-transformers (with modules.json), and with task="embed": then,
-        without such a folder, of the last token's state.
+        without such a folder, of the last token's state. With task="classify" a decoder ranks, as
+        Qwen3-Reranker does: by how surely it answers "yes".
 
     Raises:
         WeightsError: a file or tensor that is missing, malformed or left over, a model that this
@@ -278,6 +284,8 @@ def _open_folder(folder: Path, task: str | None) -> _Files:
     pooled = is_file(folder / "modules.json")
     if family.task == "generate" and (task == "embed" or (task is None and pooled)):
         family = EMBEDDING_DECODER
+    elif family.task == "generate" and task == "classify":
+        family = RANKING_DECODER
     elif family.task == "embed" and not pooled and task != "embed":
         family = next((row for end, row in HEADS.items() if name.endswith(end)), family)
     return _Files(

@@ -16,12 +16,12 @@ from msgspec import Struct
 from centella.dtypes import f32
 from centella.errors import ShapeError, WeightsError
 from centella.nn import Linear, Module
+from centella.nn.one_pass import last_states
 from centella.runtime.device import Device
 from centella.tensors.arguments import flag, one_of, whole
 from centella.tensors.creation import arange
 from centella.tensors.functional import (
     concat,
-    embedding,
     l2_normalize,
     matmul,
     max,
@@ -210,8 +210,7 @@ def _mode(mode: str, x: Tensor, lengths: Tensor) -> Tensor:
     if mode == "mean":
         return mean_pool(x, lengths)
     if mode == "lasttoken":
-        last = where(lengths > 0, lengths - 1, 0) + arange(batch, device=x.device) * seq_len
-        return embedding(last, x.reshape(batch * seq_len, hidden))
+        return last_states(x, lengths)
     at = arange(seq_len, device=x.device)
     real = at < lengths.reshape(batch, 1)  # [batch, seq_len]
     if mode == "max":

@@ -48,14 +48,23 @@ class Answer:
         """No token more, unless it has ended."""
         with self.changed:
             if not self.ended:
-                self._given(self._text.end(finish), True)
+                self._finish(finish)
 
     def fail(self, error: Exception) -> None:
         """An error in place of what is missing, unless it has ended."""
         with self.changed:
             if not self.ended:
                 self.error = error
-                self._given(self._text.end("closed"), True)
+                self._finish("closed")
+
+    def _finish(self, finish: str) -> None:
+        """Give what is left of the text; where that cannot be decoded, end with its error."""
+        piece = ""
+        try:
+            piece = self._text.end(finish)
+        except Exception as error:
+            self.error = self.error or error
+        self._given(piece, True)
 
     def _given(self, piece: str, ended: bool) -> None:
         if piece:

@@ -170,14 +170,15 @@ class Scheduler:
                     Job(self._arrived + i, Answer(text, len(ids)), list(ids), len(ids), asked, own,
                         steps, leader)
                 )  # fmt: skip
-            self._arrived += n
-            self._new.extend(jobs)
             if self.background and (self._thread is None or not self._thread.is_alive()):
                 run = self._scopes.copy().run
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=run, args=(self._work,), name="centella scheduler", daemon=True
                 )
-                self._thread.start()
+                thread.start()  # it waits for the lock; where none can be started, nothing waits
+                self._thread = thread
+            self._arrived += n
+            self._new.extend(jobs)
         drive = None if self.background else self._drive
         requests = [Request(job.answer, drive) for job in jobs]
         return requests[0] if n == 1 else requests
@@ -240,10 +241,14 @@ class Scheduler:
         with self._lock:
             self._jobs.waiting.extend(self._new)
             self._new.clear()
-        if self._jobs.idle and self._tree.changed:
-            self._jobs.device.forget()
-            self._tree = Tree(self._model.model)
-        return self._jobs.step()
+        try:
+            if self._jobs.idle and self._tree.changed:
+                self._jobs.device.forget()
+                self._tree = Tree(self._model.model)
+            return self._jobs.step()
+        except Exception as error:  # of no request: nobody is to wait for what never comes
+            self._jobs.abandon(error)
+            return False
 
     def _work(self) -> None:
         """What the thread does: it ends when nothing is left, so that it keeps nothing alive."""

@@ -39,6 +39,10 @@ class Special:
         native.encode_special_tokens = True
         return Tokenizer(native, pad_id=self._tokenizer.pad_id, origin=self._tokenizer.origin)
 
+    def stands_in(self, text: str) -> bool:
+        """Whether a special token is written in a text."""
+        return bool(self._names) and re.search(self._names, text) is not None
+
     def marked(self, given: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """The same with a mark within each special token, and the mark; "" where there is none.
 
@@ -47,7 +51,7 @@ class Special:
         """
         try:
             texts = list(_texts(given))
-            if not self._names or not any(re.search(self._names, text) for text in texts):
+            if not any(map(self.stands_in, texts)):
                 return given, ""
             mark = next((m for m in MARKS if not any(m in text for text in texts)), None)
             if mark is None:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks.languages import CODES
 from centella.tasks.rules import LONGEST, Vocabulary
 from centella.tasks.windows import Thresholds
 from centella.tensors.arguments import one_of
@@ -20,6 +21,7 @@ from centella.weights.model_files import read_json, show
 TASKS = ("transcribe", "translate")
 TIMES = ("none", "segment", "word")
 DETECTORS = ("auto", "energy", "off")
+SHOWN = 12  # codes of languages that an error names
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Regions = Sequence[tuple[float, float]]
 
@@ -51,7 +53,8 @@ class Options(Struct, frozen=True):
     """How sound is transcribed; defaults are those of the published implementation.
 
     Attributes:
-        language: a code ("de"); None: found by the model, in the first window.
+        language: a code ("de") or an English name ("German"); None: found by the model, in the
+            first window.
         task: "transcribe", or "translate" to English.
         timestamps: "segment", "word" (segments with the times of their words) or "none".
         prompt: text that is taken to come before the first window: names, spelling, style.
@@ -130,14 +133,18 @@ _ENGLISH = "the model has English alone"
 
 
 def _language(op: str, given: str, vocabulary: Vocabulary) -> str | None:
-    code = given.lower().strip("<|>")
+    named = given.lower().strip("<|> ")
+    code = CODES.get(named, named)
     if not vocabulary.languages:
         if code != "en":
             raise ShapeError(f"{op}: language: expected en, got {show(given)}; {_ENGLISH}")
         return None
     if code not in vocabulary.languages:
-        some = ", ".join(vocabulary.languages)
-        raise ShapeError(f"{op}: language: expected one of {some}; got {show(given)}")
+        several = list(vocabulary.languages)
+        some = ", ".join(several[:SHOWN]) + (f" ({len(several)} in all)" * (len(several) > SHOWN))
+        raise ShapeError(
+            f"{op}: language: expected an English name or a code of {some}; got {show(given)}"
+        )
     return code
 
 

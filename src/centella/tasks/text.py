@@ -44,6 +44,7 @@ class Tokenizer:
     Attributes:
         native: the `tokenizers.Tokenizer`; its own truncation and padding are off.
         pad_id: id of the padding token, None where the folder names none.
+        num_special: special tokens that a text gets.
         origin: the file that it is from, for errors.
         pad_origin: the file that names the padding token, for errors.
     """
@@ -60,7 +61,7 @@ class Tokenizer:
         self.origin = origin
         self.pad_origin = pad_origin
         self._side = truncation_side
-        self._num_special = native.num_special_tokens_to_add(is_pair=False)
+        self.num_special: int = native.num_special_tokens_to_add(is_pair=False)
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, pad_id={self.pad_id})"
@@ -128,20 +129,39 @@ class Tokenizer:
 
         Source: `truncation=True` of transformers' `PreTrainedTokenizerFast`.
         """
-        batch = _checked(texts)
-        if max_length is not None and max_length < self._num_special:
+        return self.encode_counted(texts, max_length)[0]
+
+    def encode_counted(
+        self, texts: Sequence[str], max_length: int | None = None
+    ) -> tuple[list[list[int]], list[int]]:
+        """As `encode`, and beside it the ids that each text has when it is not cut."""
+        batch = checked_texts(texts)
+        if max_length is not None and max_length < self.num_special:
             raise ShapeError(
-                f"encode: max_length: expected at least {self._num_special} "
+                f"encode: max_length: expected at least {self.num_special} "
                 f"(the special tokens), got {max_length}"
             )
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             # Cut here and add special tokens after: the library's own truncation is shared state.
             encodings = self.native.encode_batch_fast(batch, add_special_tokens=False)
-            room = sys.maxsize if max_length is None else max_length - self._num_special
+            room = sys.maxsize if max_length is None else max_length - self.num_special
+            counts = [len(encoding) + self.num_special for encoding in encodings]
             for encoding in encodings:
                 if len(encoding) > room:
                     encoding.truncate(room, direction=self._side)
-            return [self.native.post_process(encoding).ids for encoding in encodings]
+            return [self.native.post_process(encoding).ids for encoding in encodings], counts
+
+    def starts(self, text: str) -> list[int]:
+        """The first character of each token of a text, without special tokens.
+
+        Raises:
+            DTypeError, ShapeError, WeightsError: as `encode`.
+        """
+        (checked,) = checked_texts([text])
+        with _typed_errors(f"{self.origin}: expected to encode texts"):
+            return [
+                start for start, _ in self.native.encode(checked, add_special_tokens=False).offsets
+            ]
 
     def encode_whole(
         self,
@@ -168,7 +188,7 @@ class Tokenizer:
                 f"got {max_length}"
             )
         room = sys.maxsize if max_length is None else max_length - special
-        first, second = _checked(texts), _checked(pairs or [])
+        first, second = checked_texts(texts), checked_texts(pairs or [])
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
             rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
@@ -230,7 +250,7 @@ def _longest_first(left: int, right: int, room: int) -> tuple[int, int]:
     return (short, long) if left <= right else (long, short)
 
 
-def _checked(texts: Sequence[str]) -> list[str]:
+def checked_texts(texts: Sequence[str]) -> list[str]:
     """The texts as a list of str that UTF-8 can hold."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
         raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")

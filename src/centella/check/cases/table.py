@@ -41,6 +41,7 @@ from centella.check.cases.rows import (
     reduce,
     sample,
     softmax,
+    speech_token,
     topk,
 )
 from centella.specs import Caps
@@ -58,6 +59,7 @@ TABLE: dict[str, Row] = {
     "argsort": argsort(),
     "cumsum": cumsum(),
     "sample": sample(),
+    "speech_token": speech_token(),
     "softmax": softmax(),
     "norm": norm(),
     "mean_pool": mean_pool(),

@@ -1,0 +1,86 @@
+"""The prompt of a decoder that ranks: a question, a document, and what to judge them by.
+
+Source: the model card of Qwen3-Reranker.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks.special import Special
+from centella.tasks.text import Encoded, Tokenizer, checked_texts
+
+BEGIN = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+ANSWERS = ("yes", "no")
+
+
+class RankPrompt:
+    """Writes the prompts of a decoder that ranks.
+
+    Args:
+        tokenizer: of the decoder.
+
+    Attributes:
+        answers: ids of the tokens "yes" and "no".
+
+    Raises:
+        WeightsError: a tokenizer that has not both answers as tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.answers: tuple[int, int] = (self._token(ANSWERS[0]), self._token(ANSWERS[1]))
+        self._special = Special(tokenizer)
+
+    def _token(self, answer: str) -> int:
+        found = self.tokenizer.native.token_to_id(answer)
+        if found is None:
+            raise WeightsError(
+                f"{self.tokenizer.origin}: expected a token {answer!r}, which a decoder that ranks "
+                f"answers with, got none"
+            )
+        return found
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        begin, end = (
+            self.tokenizer.native.encode(text, add_special_tokens=False).ids
+            for text in (BEGIN, END)
+        )
+        return begin, end
+
+    def encode(
+        self, queries: list[Any], documents: list[Any], instruction: str | None, most: int
+    ) -> list[Encoded]:
+        """The tokens of each prompt, `most` at most: documents are cut at their end.
+
+        Special tokens that stand in the texts are plain text.
+
+        Raises:
+            DTypeError: for what is no text; ShapeError: no room for a document.
+        """
+        asked = INSTRUCTION if instruction is None else instruction
+        if not isinstance(asked, str):
+            raise DTypeError(f"rank: instruction: expected str, got {type(asked).__name__}")
+        begin, end = self._frame
+        room = most - len(begin) - len(end)
+        if room < 1:
+            raise ShapeError(
+                f"rank: config.max_length: expected over {most - room} tokens, those of the "
+                f"prompt, got {most}"
+            )
+        pairs = zip(checked_texts(queries), checked_texts(documents), strict=True)
+        texts = [f"<Instruct>: {asked}\n<Query>: {q}\n<Document>: {d}" for q, d in pairs]
+        written = any(map(self._special.stands_in, texts))
+        native = (self._special.plain if written else self.tokenizer).native
+        bodies = [e.ids[:room] for e in native.encode_batch_fast(texts, add_special_tokens=False)]
+        rows = [[*begin, *body, *end] for body in bodies]
+        return [Encoded(ids, [0] * len(ids), [], []) for ids in rows]
