@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32
+from centella.dtypes import DType, dtype_of, f32, narrow, widen
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import make_spec
+from centella.tensors import functional as fn
 from centella.tensors.arguments import whole
 from centella.tensors.creation import asarray
-from centella.tensors.functional import concat, linear, take_along_axis, topk
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 from centella.weights.vectors import open_vectors
@@ -62,7 +62,8 @@ class Index:
     Raises:
         ShapeError: vectors of another rank, or none; as many texts as rows are expected.
         DTypeError: vectors or a dtype that are no floats.
-        ContractError: a number that is not finite; names its row.
+        ContractError: a number that is not finite, or not within the range of the dtype (65,504 for
+            f16); names its row. Of a Tensor, 4 bytes a row are read back to check it.
     """
 
     def __init__(
@@ -102,12 +103,23 @@ class Index:
     def _uploaded(self, vectors: Array | Tensor, rows: slice) -> Tensor:
         part = vectors[rows]
         if not isinstance(part, Tensor):
-            finite = np.isfinite(part).all(axis=1)
-            if not finite.all():
-                at = rows.start + int(np.argmin(finite))
-                raise ContractError(f"Index: expected finite numbers, got others in row {at:,}")
+            self._check(np.maximum(part.max(axis=1), -part.min(axis=1)), rows.start)
             part = asarray(part, self.dtype, device=self.device)
+        else:
+            largest = fn.maximum(fn.max(part, 1), -fn.min(part, 1)).astype(f32)
+            self._check(largest.numpy(), rows.start)
         return part.to(self.device).astype(self.dtype).contiguous()
+
+    def _check(self, largest: Array, start: int) -> None:
+        """Refuse rows, of which the first is `start`, by the largest absolute value of each."""
+        with np.errstate(over="ignore"):
+            kept = np.isfinite(widen(narrow(largest.astype(np.float32), self.dtype), self.dtype))
+        if not kept.all():
+            at = int(np.argmin(kept))
+            raise ContractError(
+                f"Index: expected finite numbers within the range of {self.dtype.name}, got "
+                f"{largest[at]:.6g} in row {start + at:,}"
+            )
 
     @classmethod
     def open(
@@ -182,14 +194,14 @@ class Index:
         scores, rows, start = [], [], 0
         asked = queries.astype(self.dtype)
         for part in self._parts:
-            best, at = topk(linear(asked, part, dtype=f32), min(k, part.shape[0]))
+            best, at = fn.topk(fn.linear(asked, part, dtype=f32), min(k, part.shape[0]))
             scores.append(best)
             rows.append(at + start if start else at)
             start += part.shape[0]
         if len(rows) == 1:
             return scores[0], rows[0]
-        best, at = topk(concat(scores, 1), k)
-        return best, take_along_axis(concat(rows, 1), at)
+        best, at = fn.topk(fn.concat(scores, 1), k)
+        return best, fn.take_along_axis(fn.concat(rows, 1), at)
 
 
 def _slices(n: int, step: int) -> Iterator[slice]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -14,7 +13,7 @@ from msgspec import Struct
 from centella.audio.log_mel import log_mel
 from centella.audio.mel import RATE
 from centella.audio.regions import SpeechDetector
-from centella.audio.stream import AudioStream, Given, open_audio
+from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.errors import WeightsError
 from centella.host.forks import lock_of
@@ -119,14 +118,14 @@ class Transcriber:
         return tuple(self.config.vocabulary.languages) or ("en",)
 
     def transcribe(
-        self, audio: Given | AudioStream, *, rate: int = RATE, progress: Progress | None = None,
+        self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcript:  # fmt: skip
         """Write down what is said.
 
         Args:
             audio: a path, "-", an open file, samples [n] or [n, channels], or an iterable of
-                those; as `centella.audio.open_audio` takes it, or what it gives.
+                those; as `centella.audio.open_audio` takes it.
             rate: samples a second, of arrays.
             progress: called with seconds that are done, and in all, after each window.
             options: language, task, timestamps, prompt ...: see `Options`.
@@ -136,12 +135,12 @@ class Transcriber:
             ShapeError, DTypeError: an option that cannot be, a language that it does not know.
             WeightsError: the model's folder has no tokenizer.
         """
-        with closing(self.stream(audio, rate=rate, progress=progress, **options)) as running:
+        with self.stream(audio, rate=rate, progress=progress, **options) as running:
             segments = tuple(running)
         return Transcript(segments, running.language, running.duration)
 
     def stream(
-        self, audio: Given | AudioStream, *, rate: int = RATE, progress: Progress | None = None,
+        self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcription:  # fmt: skip
         """As `transcribe`, segment by segment: each comes when its window is done.
@@ -150,7 +149,7 @@ class Transcriber:
         """
         chosen = Options.of("transcribe", options, self.config.vocabulary)
         self.tokenizer  # noqa: B018  # raises now where there is none
-        stream = audio if isinstance(audio, AudioStream) else open_audio(audio, rate=rate)
+        stream = open_audio(audio, rate=rate)
         detector = None if chosen.vad == "off" else SpeechDetector()
         recording = Recording(stream, self.model.config.frames, chosen.regions, detector)
         return Transcription(self, recording, chosen, progress)
