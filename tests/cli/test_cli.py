@@ -29,7 +29,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from centella.cli import info, kernels, output, passages
-from centella.cli.app import build
+from centella.cli.app import COMMANDS, build
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "data" / "tiny-bert"
@@ -55,22 +55,14 @@ def failed(*arguments: object) -> str:
     return str(result.output).strip()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        *(
-            (name,)
-            for name in "info embed search generate transcribe kernels bench check demo".split()
-        ),
-    ],
-)
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.output
     assert "centella " + (command[0] if command else "demo") in result.output
     assert "\\b" not in result.output
+    assert "\\n" not in result.output
     assert "\b" not in result.output
     if command:
         below = result.output.partition("  Examples:\n")[2].partition("\n\n")[0].splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -136,7 +135,7 @@ class Transcriber:
             ShapeError, DTypeError: an option that cannot be, a language that it does not know.
             WeightsError: the model's folder has no tokenizer.
         """
-        with closing(self.stream(audio, rate=rate, progress=progress, **options)) as running:
+        with self.stream(audio, rate=rate, progress=progress, **options) as running:
             segments = tuple(running)
         return Transcript(segments, running.language, running.duration)
 

@@ -107,6 +107,8 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
     for name, spec in zip(attrs.masks, more, strict=True):
         if name == "blocks":
             found |= {"tb": spec.strides[0], "pool": k.shape[1]}
+        if name == "scales":
+            found |= steps_of("s", spec, ("ht" if pools else "bh") + "le")
         if name == "key_mask":
             found["mb"] = spec.strides[0]
         if name == "mask":
@@ -116,7 +118,7 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
 
 
 def steps_of(name: str, spec: Spec, axes: str = "bhl") -> dict[str, int]:
-    """The strides of all dimensions but the last, as kernels call them."""
+    """The strides of as many dimensions as there are axes, as kernels call them."""
     return {f"{name}{axis}": s for axis, s in zip(axes, spec.strides, strict=False)}
 
 
