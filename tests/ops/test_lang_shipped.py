@@ -352,6 +352,9 @@ normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
 normed_linear | gate, many | f32 f16 | normed(i, 8, 18, 64, "gelu")
 normed_linear | residual | f32 f16 | normed(i, 1, 9, 515, residual=i(1, 9))
 normed_linear | whole | f32 f16 | normed(i, 1, 9, 128 * i.chunk)
+normed_linear | layer | f32 f16 | layered(i, 1, 9, 141 * i.chunk + 3)
+normed_linear | layer, two rows | f32 f16 | layered(i, 2, 9, 129 * i.chunk)
+normed_linear | layer, walked | f32 f16 | layered(i, 2, 9, 1024 * i.chunk + 3)
 expert_linear | gate | f32 f16 | chosen(i, 3, 2, 9, 67)
 expert_linear | gate, both | f32 f16 | chosen(i, 2, 3, 18, 130 * i.chunk + 1)
 expert_linear | gate, whole | f32 f16 | chosen(i, 1, 2, 9, 64 * i.chunk)
@@ -610,6 +613,14 @@ def normed(
     return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
 
 
+def layered(i: Inputs, m: int, n: int, k: int) -> ct.Tensor:
+    """A product with a layer norm before it and an epilogue in one launch."""
+    attrs = {"gate": "", "eps": 1e-5, "alpha": 1.0, "dtype": "", "kind": "layer",
+             "activation": "gelu"}  # fmt: skip
+    extras = {"norm": i(k), "shift": i(k), "bias": i(n), "residual": i(m, n)}
+    return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
+
+
 def chosen(i: Inputs, rows: int, picks: int, n: int, k: int) -> ct.Tensor:
     """The gates of experts, one of which there is not."""
     ids = i.of(np.arange(rows * picks).reshape(rows, picks) * 3 % 5)
@@ -799,6 +810,7 @@ IDLE_CASES = {
 # What a line has, why it is idle, and the cases where it is not.
 IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "first = Elements(": ("a shift of the whole row: any element of it serves", ()),
+    "firsts = [": ("a shift of the whole row: any element of it serves", ()),
     "squares = scratch[": ("every team has the same sum of squares", ()),
     "chosen[n] = last": ("what is kept where rounding leaves no bin", ()),
     "lang.atomic_add(each, at, part)": (
