@@ -213,6 +213,49 @@ def test_views_are_appended_as_they_lie(device: ct.Device) -> None:
     near(d.cache.attend(d.tensor(q)).numpy(), d.past[0].attend(q), "f16")
 
 
+# -- in i8 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("dim", [6, 16])
+def test_steps_in_i8_are_near_those_in_floats(device: ct.Device, dim: int, dtype: str) -> None:
+    """Prefill, steps, a rollback and what is overwritten; `test_rows_i8.py` derives the bound."""
+    rng = np.random.default_rng(dim)
+    caches = [ct.KVCache(BATCH, SHARED, dim, 77, dtype=t, device=device) for t in ("i8", dtype)]
+    assert caches[0].dtype is ct.i8
+    assert caches[0].nbytes == BATCH * SHARED * 77 * 2 * (dim + 4)
+
+    def drawn(heads: int, tokens: int) -> ct.Tensor:
+        return ct.asarray(numbers(rng, dtype, BATCH, heads, tokens, dim), dtype, device)
+
+    for tokens in (70, 1, 3, 1):
+        k, v, q = drawn(SHARED, tokens), drawn(SHARED, tokens), drawn(HEADS, tokens)
+        for cache in caches:
+            cache.append(k, v)
+        got, wanted = (cache.attend(q).astype("f32").numpy() for cache in caches)
+        assert np.square(got - wanted).sum() < 2e-4 * np.square(wanted).sum()
+        if tokens == 3:
+            for cache in caches:
+                cache.truncate([72, 70])
+                cache.write(4, k, v)
+    kept = (cache._layers[0].rows(lambda x: x[:, :, :71]) for cache in caches)
+    for got, wanted in zip(*kept, strict=True):
+        off = got.numpy() - wanted.astype("f32").numpy()
+        assert np.abs(off).max() < np.abs(wanted.numpy()).max() / 127 * 0.51
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i8"])
+def test_another_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
+    first, second = (ct.KVCache(b, 2, 8, 9, dtype=dtype, device=device) for b in (2, 3))
+    k = np.random.default_rng(0).standard_normal((2, 2, 5, 8)).astype(np.float32)
+    first.append(ct.asarray(k, device=device), ct.asarray(-k, device=device))
+    second.take(first, ct.asarray(np.array([1, 0, 1], np.int32), device=device))
+    assert second.lengths == (5, 5, 5)
+    pairs = zip(second.states(), first.states(), strict=True)
+    for mine, theirs in ((x[:, :, :5].numpy() for x in pair) for pair in pairs):
+        np.testing.assert_allclose(mine, theirs[[1, 0, 1]], rtol=1e-6)
+
+
 # -- positions, and going back --------------------------------------------------------------------
 
 
@@ -623,7 +666,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, num_layers=0)),
     (ct.ShapeError, "KVCache: expected capacity of 1 or more, got 1.5",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1.5)),  # type: ignore[arg-type]
-    (ct.DTypeError, "KVCache: expected a float dtype, got i32",
+    (ct.DTypeError, "KVCache: expected a float dtype or i8, got i32",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, dtype="i32")),
     (ct.ShapeError, "KVCache: expected a layer below 2, got 2",
      lambda c, k, two, q: c.append(k, k, 2)),

@@ -36,7 +36,7 @@ from centella.specs import Caps, Spec
 WORKGROUP = 256
 
 
-class _Head:
+class Head:
     """A head of a token as `rope` reads it: its columns, normalised where there are weights."""
 
     def __init__(self, x: Any, place: Any, width: int, chunk: bool, norms: Any, which: Any) -> None:
@@ -67,6 +67,7 @@ class _Head:
         ]
 
     def load(self, column: Any) -> list[Any]:
+        """A chunk of it from a column on."""
         values = self._x.load(self._place + column)
         if self._factor is None:
             return values  # type: ignore[no-any-return]  # traced
@@ -102,7 +103,7 @@ def _run(
         turns = head < heads + kv_heads
         with lang.if_(turns):
             which = lang.select(head < heads, 0, lang.const(1, u32))
-            source = _Head(x, place, width, turn.chunk, norms, which)
+            source = Head(x, place, width, turn.chunk, norms, which)
             own = source.load(column) if turn.chunk else [source[c] for c in lanes]
             at, none = lang.minimum(position, height - 1), lang.const(0, u32)
             made = turn.turned(source, none, own, at, lanes)

@@ -285,6 +285,49 @@ def rope_cache_write() -> Row:
     return Row(FLOATS, tuple(made), sums=True)
 
 
+def _in_i8(shape: Shape) -> tuple[In, ...]:
+    """The States of a cache in i8."""
+    rows = In(shape, (-127, 128), "i8", layout="state")
+    return rows, rows, In((*shape[:-1], 2), dtype="f32", layout="state")
+
+
+def cache_write_i8() -> Row:
+    """One token and many; rows in chunks, in words, odd; past the capacity; blocks; zeros."""
+
+    def case(shape: Shape, tokens: int, high: int, layout: str = "plain", **more: Any) -> Case:
+        new = In((*shape[:2], tokens, shape[3]), layout=layout)
+        starts = In(shape[:1], (0, high), "i32")
+        return Case((*_in_i8(shape), new, replace(new, layout="plain"), starts), **more)
+
+    made = [case((2, 3, 7, d), t, 8 - t) for d in (1, 6, 16, 20, 64) for t in (1, 3)]
+    made += [case((2, 2, 9, 8), 4, 5, x, sweep=True) for x in LAYOUTS[1:]]
+    made += [
+        Case((*_in_i8((2, blocks, 4, d)), *(In((1, 2, t, d)),) * 2,
+              In((1, 1 + width), "apart", "i32")))
+        for blocks, width, t, d in ((6, 5, 7, 8), (3, 4, 9, 5), (9, 7, 1, 32))
+    ]  # fmt: skip
+    return Row(FLOATS, tuple(made), sums=True)
+
+
+def rope_cache_write_i8() -> Row:
+    """As `rope_cache_write`."""
+
+    def case(
+        b: int, kv: int, tokens: int, d: int, half: int, norm: bool = False, high: int = 5
+    ) -> Case:
+        x = In((b, 3 * kv, tokens, d))
+        tables = (In((9, half), dtype="f32"),) * 2
+        attrs = {"interleaved": half % 2 == 1, "eps": 1e-3}
+        starts = In((b,), (0, high), "i32")
+        norms = (In((2, d), dtype="f32"),) if norm else ()
+        return Case((*_in_i8((b, kv, 7, d)), x, *tables, starts, *norms), attrs)
+
+    made = [case(2, 2, t, d, half, t == 3) for t in (1, 3)
+            for d, half in ((16, 8), (6, 2), (5, 2), (24, 5), (64, 32))]  # fmt: skip
+    made += [case(3, 1, 4, 24, 8, high=9), case(0, 1, 1, 8, 4)]
+    return Row(FLOATS, tuple(made), sums=True)
+
+
 def cache_step() -> Row:
     """A step's begin; positions set to lengths."""
     made = [Case((In((2, b), (0, 50), layout="state"),), {"tokens": n})

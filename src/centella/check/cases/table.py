@@ -10,6 +10,7 @@ from centella.check.cases.move import (
     assign,
     cache_step,
     cache_write,
+    cache_write_i8,
     concat,
     embedding,
     fill,
@@ -17,6 +18,7 @@ from centella.check.cases.move import (
     reshape,
     rope,
     rope_cache_write,
+    rope_cache_write_i8,
     scatter,
     scatter_reduce,
     take_along_axis,
@@ -78,8 +80,10 @@ TABLE: dict[str, Row] = {
     "conv1d": conv1d(),
     "assign": assign(),
     "cache_write": cache_write(),
+    "cache_write_i8": cache_write_i8(),
     "cache_step": cache_step(),
     "rope_cache_write": rope_cache_write(),
+    "rope_cache_write_i8": rope_cache_write_i8(),
     "fused": fused(),
 }
 
