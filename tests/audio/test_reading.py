@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from centella.audio.source import BLOCK
-from centella.audio.stream import open_audio, read_audio
+from centella.audio.stream import open_audio, read_audio, windows
 from centella.errors import AudioError, MissingExtraError
 
 Array = np.ndarray[Any, Any]
@@ -234,7 +234,21 @@ def test_broken_files_are_named(case: str, tmp_path: Path) -> None:
         (np.zeros((2, 1000)), {}, "expected 1 to 64 channels, got 1000"),
         ([np.zeros(2), np.zeros((2, 2))], {}, "expected 1 channels, got 2"),
         (np.zeros(4), {"rate": 0}, "samples/s, got 0"),
+        (np.zeros(4), {"rate": -8000}, "samples/s, got -8000"),
+        (np.zeros(4), {"rate": 8000.5}, "a whole number of samples/s, got 8000.5"),
+        (np.zeros(4), {"rate": "8000"}, "a whole number of samples/s, got '8000'"),
+        (np.zeros(4), {"rate": None}, "a whole number of samples/s, got None"),
+        (np.zeros(4, np.complex64), {}, "got complex64"),
+        (np.array(["a"]), {}, "got <U1"),
+        (None, {}, "a path, a binary file, samples or an iterable of them, got NoneType"),
+        (b"RIFF", {}, "a path, a binary file, samples or an iterable of them, got bytes"),
+        ([0.5, 0.5], {}, r"expected \[n\] or \[n, channels\] .*, got float"),
+        ([np.zeros(2), None], {}, r"expected \[n\] or \[n, channels\] .*, got NoneType"),
+        ([[[0.5], [0.5, 0.5]]], {}, "array: expected samples: .*inhomogeneous"),
+        (io.StringIO("RIFF"), {}, "a stream: expected a file opened in binary mode"),
         (io.BytesIO(b"ab"), {"dtype": "int64"}, "got int64"),
+        (io.BytesIO(b"ab"), {"dtype": "int24"}, "a stream: expected samples of .*, got 'int24'"),
+        (io.BytesIO(b"ab"), {"dtype": "int16", "channels": 1.5}, "of channels, got 1.5"),
         ("no/such/file", {}, "no/such/file: .*No such file"),
         (".", {}, "expected a file, got a folder"),
         ("a\0b", {}, "cannot be read"),
@@ -243,6 +257,29 @@ def test_broken_files_are_named(case: str, tmp_path: Path) -> None:
 def test_what_is_refused(given: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(AudioError, match=text):
         read_audio(given, **options)
+
+
+def test_what_is_open_or_not() -> None:
+    """An AudioStream is given back; counts are whole numbers."""
+    with open_audio(np.arange(8, dtype=np.float32)) as stream:
+        assert open_audio(stream) is stream
+        for count in (-1, 1.5, "a"):
+            with pytest.raises(AudioError, match=r"array: read: expected .* samples"):
+                stream.read(count)  # type: ignore[arg-type]  # that is the point
+        assert read_audio(stream).tolist() == [*range(8)]
+    for rows in (0, -1, 1.5, None):
+        with pytest.raises(AudioError, match=r"windows: expected .* samples"):
+            next(windows(np.zeros(4, np.float32), rows))  # type: ignore[arg-type]  # as above
+    closed = io.BytesIO(b"RIFF")
+    closed.close()
+    with pytest.raises(AudioError, match="expected an open file, got a closed one"):
+        open_audio(closed)
+
+
+def test_eight_channels_are_averaged() -> None:
+    sound = np.repeat(tone(0.1)[:, None], 8, axis=1)
+    sound[:, ::2] = 0.0
+    np.testing.assert_allclose(read_audio(sound), tone(0.1) / 2, atol=1e-6)
 
 
 def test_a_file_that_ends_early_gives_what_is_there(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,7 +142,7 @@ def test_rules() -> None:
     assert padded[0][0] == pytest.approx(apart[0][0] - 0.4)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 512, 5000])
+@pytest.mark.parametrize("size", [1, 100, 512, 5000])
 def test_sound_that_is_shorter_than_speech(size: int) -> None:
     assert speech_regions(np.ones(size, np.float32)) == []
 
@@ -148,11 +150,44 @@ def test_sound_that_is_shorter_than_speech(size: int) -> None:
 @pytest.mark.parametrize(
     ("samples", "rules", "text"),
     [
-        (np.zeros((2, 100), np.float32), None, r"expected samples \[n\], got \[2, 100\]"),
+        (np.zeros((2, 100), np.float32), None, "expected 1 to 64 channels, got 100"),
+        (np.zeros(0, np.float32), None, "expected samples, got none"),
+        (np.zeros(100, np.complex64), None, "expected samples of .*, got complex64"),
+        (np.full(100, np.nan), None, "expected finite samples, got nan"),
+        (
+            None,
+            None,
+            "expected a path, a binary file, samples or an iterable of them, got NoneType",
+        ),
         (np.zeros(100), SpeechRules(pad=-1.0), "expected numbers of 0 or more"),
         (np.zeros(100), SpeechRules(longest=0.5), "expected a longest of 1 s"),
     ],
 )
-def test_what_is_refused(samples: Array, rules: SpeechRules | None, text: str) -> None:
+def test_what_is_refused(samples: Any, rules: SpeechRules | None, text: str) -> None:
     with pytest.raises(AudioError, match=text):
         speech_regions(samples, rules)
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        (np.zeros((2, 100), np.float32), r"expected samples \[n\], got \[2, 100\]"),
+        (np.zeros(100, np.complex64), "expected samples of .*, got complex64"),
+        (np.full(100, np.inf), r"expected finite samples, got inf at 0\.010 s"),
+    ],
+)
+def test_pieces_that_are_refused(samples: Array, text: str) -> None:
+    detector = SpeechDetector()
+    detector.push(np.zeros(160, np.float32))
+    with pytest.raises(AudioError, match=text):
+        detector.push(samples)
+
+
+def test_integers_and_files_are_sound_too(tmp_path: Path) -> None:
+    """As `open_audio` reads them: integers by their full scale."""
+    sound = np.round(with_pauses([babble(4.0)])[0] * 32767).astype(np.int16)
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(sound.tobytes())
+    found = speech_regions(sound / np.float32(32768))
+    assert found and found == speech_regions(sound) == speech_regions(tmp_path / "a.wav")

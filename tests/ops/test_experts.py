@@ -15,6 +15,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op import op
 from centella.ops.matmul.experts import up_planes
 from centella.ops.quant.table import FORMATS
+from centella.ops.topk import GROUPS
 from centella.specs import make_spec
 from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -28,7 +29,11 @@ Array = np.ndarray[Any, Any]
 
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (128, 8), (513, 64), (300, 70), (9001, 5)])
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(1, 1), (7, 3), (128, 8), (130, 128), (513, 64), (300, 170), (9001, 5), (9999, 100),
+     (5000, 140), (40_003, 1), (70_001, 16)],
+)  # fmt: skip
 def test_topk(device: ct.Device, dtype: str, n: int, k: int) -> None:
     """Many equal elements: the lower index first."""
     values = np.random.default_rng(n).integers(-n // 3, n // 3 + 1, (2, 3, n))
@@ -47,13 +52,52 @@ def test_topk_of_nan_and_infinities(device: ct.Device) -> None:
     values, at = ct.topk(ct.asarray(x, device=device), 7)
     assert at.numpy().tolist() == [1, 6, 3, 0, 4, 5, 2]
     np.testing.assert_array_equal(values.numpy(), x[[1, 6, 3, 0, 4, 5, 2]])
-    many = np.tile(x, 12)  # more than are looked for: sorted
-    values, at = ct.topk(ct.asarray(many, device=device), 70)
-    order = np.argsort(np.where(np.isnan(many), -np.inf, -many), kind="stable")
-    nan = np.isnan(many[order])
-    order = np.concatenate([order[nan], order[~nan]])[:70]
+    # In several parts; and more than are looked for, which are sorted.
+    for times, k in ((1000, 8), (1000, 100), (22, 150)):
+        many = np.tile(x, times)
+        values, at = ct.topk(ct.asarray(many, device=device), k)
+        order = np.argsort(np.where(np.isnan(many), -np.inf, -many), kind="stable")
+        nan = np.isnan(many[order])
+        order = np.concatenate([order[nan], order[~nan]])[:k]
+        np.testing.assert_array_equal(at.numpy(), order)
+        np.testing.assert_array_equal(values.numpy(), many[order])
+
+
+@pytest.mark.devices("simulator", "webgpu", "cuda")
+@pytest.mark.parametrize(("dtype", "k"), [("f32", 16), ("f16", 10), ("u8", 7), ("f32", 128)])
+def test_topk_of_rows_whose_best_lie_together(device: ct.Device, dtype: str, k: int) -> None:
+    """The list is longest where k threads have nothing but elements that others have not."""
+    group = next(g for g in GROUPS if k <= g.most)
+    kind = dtype_of(dtype)
+    width, part = 16 // kind.itemsize, 2 * group.threads * group.each
+    mine = np.arange(part) // width % group.threads  # the thread that an element is of
+    top = 200 if kind.itemsize == 1 else 2000
+    values = np.where(mine < k, top - mine, np.arange(part) % 50)
+    falling, rising = top - np.arange(part) % top, np.arange(part) % top
+    x = np.stack([values, falling, rising, np.full(part, 3)])
+    got, at = ct.topk(ct.asarray(x, dtype, device), k)
+    order = np.argsort(-x.astype(np.float64), -1, kind="stable")[:, :k]
     np.testing.assert_array_equal(at.numpy(), order)
-    np.testing.assert_array_equal(values.numpy(), many[order])
+    np.testing.assert_array_equal(got.numpy().astype(np.int64), np.take_along_axis(x, order, -1))
+
+
+def test_topk_of_a_long_row_is_two_launches() -> None:
+    """Which write k keys and columns of each part, and no more."""
+    x, y = make_spec((4, 10**6), dtype_of("f32"), 16), (4, 10)
+    results = (make_spec(y, dtype_of("f32"), 16), make_spec(y, dtype_of("i32"), 16))
+    lowered = op.get("topk").form((x,), results, {"k": 10}).lower(CUDA)
+    assert [call.groups for call in lowered.calls] == [4 * 245, 4]
+    assert sum(spec.nbytes for spec in lowered.temporaries) == 2 * 4 * 4 * 245 * 10
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("dtype", "k"), [("f32", 10), ("f16", 16), ("i8", 100)])
+def test_texts_of_topk_assemble(dtype: str, k: int, tmp_path: Path) -> None:
+    x = make_spec((2, 10**5), dtype_of(dtype), 16)
+    results = (make_spec((2, k), x.dtype, 16), make_spec((2, k), dtype_of("i32"), 16))
+    for call in op.get("topk").form((x,), results, {"k": k}).lower(CUDA).calls:
+        report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
+        assert resources(report)[1] == 0
 
 
 def test_topk_refuses() -> None:

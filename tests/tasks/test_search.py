@@ -37,7 +37,10 @@ def test_the_nearest_rows(
     index = ct.Index(vectors, device=device, dtype=dtype)
     found = index.search(asked.astype(np.float32), k)
     if dtype is not None:
-        vectors = ct.asarray(vectors, device="cpu").astype(dtype).astype("f32").numpy()
+        vectors, asked = (
+            ct.asarray(x, "f32", device="cpu").astype(dtype).astype("f32").numpy()
+            for x in (vectors, asked)
+        )
     scores = asked.astype(np.float32).astype(np.float64) @ vectors.T.astype(np.float64)
     best = -np.sort(-scores, axis=1)[:, :k]
     assert found.rows.dtype == np.int64 and found.rows.shape == best.shape
@@ -80,7 +83,7 @@ def test_what_is_refused() -> None:
     good = RNG.standard_normal((4, 3)).astype(np.float32)
     bad = good.copy()
     bad[2, 1] = np.nan
-    with pytest.raises(ct.ContractError, match="finite numbers, got others in row 2"):
+    with pytest.raises(ct.ContractError, match="within the range of f32, got nan in row 2"):
         ct.Index(bad, device="cpu")
     with pytest.raises(ct.ShapeError, match=r"vectors \[n, dim\], got \[4\]"):
         ct.Index(good[:, 0], device="cpu")
@@ -100,3 +103,19 @@ def test_what_is_refused() -> None:
     with pytest.raises(ct.ShapeError):
         index.search(good, 0)
     assert index.search(good, 1).rows.shape == (4, 1)
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
+def test_values_beyond_the_range_of_the_dtype_are_refused(device: ct.Device) -> None:
+    vectors = RNG.standard_normal((5000, 4)).astype(np.float32)
+    for dtype, value, shown in (("f16", -65_536.0, "65536"), ("bf16", 3.4e38, r"3\.4e\+38"),
+                                ("f32", np.inf, "inf"), ("f32", np.nan, "nan")):  # fmt: skip
+        vectors[4321, 2] = value
+        text = f"within the range of {dtype}, got {shown} in row 4,321"
+        with pytest.raises(ct.ContractError, match=text):
+            ct.Index(vectors, device=device, dtype=dtype)
+        with pytest.raises(ct.ContractError, match=text):
+            ct.Index(ct.asarray(vectors, device=device), dtype=dtype)
+    vectors[4321, 2] = 65_504.0
+    index = ct.Index(vectors, device=device, dtype="f16")
+    assert index.search(np.array([0, 0, 1.0, 0]), 1).rows.tolist() == [[4321]]

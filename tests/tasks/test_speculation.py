@@ -35,6 +35,9 @@ class Oracle:
         guesses[0, 4 - at % 5] ^= 1
         return guesses
 
+    def verified(self, right: Ids) -> None:
+        """It knows."""
+
 
 def single(session: Session, sampling: Sampling) -> Ids:
     session.choose_by(sampling, [PROMPT])
@@ -106,6 +109,26 @@ def test_a_pass_moves_guesses_and_tokens(device: ct.Device) -> None:
         assert session.verify(guess).tolist() == tokens[: GUESSES + 1]
     led.expect(uploads=1, downloads=1, submissions=2, compiles=0, allocations=0)
     assert led.counts.download_bytes == 4 * (2 * GUESSES + 1)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_a_draft_reads_no_token_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ct.load(DECODERS / "qwen3", device="cpu", task="generate").model
+    draft = Draft(ct.load(DECODERS / name, device="cpu", task="generate").model, 128, 320)
+    session, parts, read = Session(model, 1, 128), list[int](), draft._session._fill
+    wanted = single(session, Sampling())
+
+    def reading(part: Array) -> None:
+        parts.append(part.shape[1])
+        read(part)
+
+    monkeypatch.setattr(draft._session, "_fill", reading)
+    monkeypatch.setattr(speculation, "PAUSE", 0)
+    monkeypatch.setattr(speculation, "LONGEST_PAUSE", 0)  # each step is guessed: none is between
+    tally = Tally()
+    assert guessed(session, Sampling(), draft, tally) == wanted
+    assert parts == [32]  # of the prompt; its last token, and the guesses, are read as steps
+    assert tally.guessed >= 7 * (5 if name == "qwen3" else 20)
 
 
 def test_lookup_finds_the_longest_and_the_last() -> None:

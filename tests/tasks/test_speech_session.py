@@ -14,6 +14,7 @@ from centella.tasks.align import median, token_ends, warped
 from centella.tasks.beam import Beams, best_of
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
+from centella.tensors.functional import products
 from tests.support.whisper_common import (
     EVERY,
     FOLDER,
@@ -109,6 +110,37 @@ def test_a_step_is_one_replay(device: ct.Device) -> None:
     assert not np.array_equal(hot, np.stack(tokens, 1))
     again = written(session, begin, 8, timed=True, temperature=0.9, seed=4)
     assert hot.tolist() == again.tolist()
+
+
+@pytest.mark.devices("webgpu")
+def test_the_rules_of_a_step_are_two_launches(device: ct.Device) -> None:
+    session, begin = session_of("tiny", device), begin_of("tiny")
+    counts = []
+    for timed, heat in ((False, 0.0), (True, 0.0), (True, 0.7)):
+        written(session, begin, 2, timed=timed, temperature=heat)
+        with ct.ledger(timing=True) as led:
+            list(session.run(3))
+        ran = {k.kernel: k.launches for k in led.kernels()}
+        assert (ran["speech_survey"], ran["speech_token"]) == (3, 3)
+        counts.append(led.launches)
+    assert len(set(counts)) == 1
+
+
+@pytest.mark.devices("webgpu")
+@pytest.mark.parametrize("name", ["tiny", "distil-en"])
+def test_launches_of_a_step_on_a_gpu(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where launches cost something: norms are in the products, and tokens stay the same."""
+    monkeypatch.setattr(products, "SERIAL", frozenset())
+    model = model_of(name, device)
+    session = SpeechSession(model, config_of(name).vocabulary, 2, lambda sound: sound)
+    session.listen(mel(model.config.num_mel_bins))
+    timed = written(session, begin_of(name), 40, timed=True)
+    assert timed.tolist() == expected(name)["timed"].tolist()
+    with ct.ledger() as led:
+        list(session.run(1))
+    assert led.launches <= 11 * model.config.decoder_layers + 9
 
 
 @pytest.mark.devices("cpu", "webgpu")

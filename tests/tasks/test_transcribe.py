@@ -309,3 +309,23 @@ def test_quantised() -> None:
     """Rows of 72 are no multiple of 32: the error names the parameter."""
     with pytest.raises(WeightsError, match="multiple of 32"):
         ct.load(FOLDER / "tiny", "cpu", task="transcribe", quantize="q8_0")
+
+
+@pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 2}, {"beam": 2}])
+def test_a_loop_that_is_left_leaves_the_model_usable(options: dict[str, Any]) -> None:
+    """Its session is used again, and what it read is closed or can be read on."""
+    model, samples = ct.load(FOLDER / "tiny", "cpu", task="transcribe"), sound(13.0)
+    whole = transcriber("cpu").transcribe(samples, **QUIET, **options)
+    assert len(whole.segments) > 2
+    chunks = iter(np.array_split(samples, 40))
+    for segment in model.stream(chunks, **QUIET, **options):
+        assert segment == whole.segments[0]
+        break
+    assert 0 < len(list(chunks)) < 40  # a microphone goes on
+    (session,) = model._idle
+    for _ in range(2):
+        with model.stream(samples, **QUIET, **options) as running:
+            next(running)
+        assert list(running) == [] and model._idle == [session]
+    assert model.transcribe(samples, **QUIET, **options) == whole
+    assert model._idle == [session]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from centella import MissingExtraError, WeightsError
-from centella.weights.vectors import VectorFile, open_vectors, write_vectors
+from centella import MissingExtraError, ShapeError, WeightsError
+from centella.weights.vectors import HEADER, VectorFile, open_vectors, write_vectors
 
 ROWS = np.arange(30, dtype=np.float32).reshape(10, 3)
 ABOUT = {"model": "m", "bytes": 9}
@@ -56,6 +57,113 @@ def test_rows_of_another_run_are_kept_until_they_are_given_up(tmp_path: Path) ->
         assert file.rows == 0
         file.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_rows_that_a_crash_left_behind_the_note_are_computed_again(
+    tmp_path: Path, rows: int
+) -> None:
+    path = tmp_path / "v.npy"
+    with VectorFile(path, 3, ABOUT) as file:
+        file.append(ROWS[:4])
+    with Path(f"{path}.part").open("ab") as end:
+        end.write(bytes(12 * rows))  # zeros, as a file system leaves them that lost its power
+    with VectorFile(path, 3, ABOUT) as file:
+        assert file.rows == 4
+        assert Path(f"{path}.part").stat().st_size == HEADER + 4 * 12
+        file.append(ROWS[4:])
+        file.finish()
+    np.testing.assert_array_equal(np.load(path), ROWS)
+
+
+def test_another_run_has_no_rows_before_its_note_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "v.npy", {**ABOUT, "bytes": 8}
+    with VectorFile(path, 3, ABOUT) as file:
+        file.append(ROWS)
+
+    def crash(_: int) -> None:
+        raise KeyboardInterrupt
+
+    for ended in (1, 2):  # as the rows are cut; as the note is written
+        calls = iter([*[lambda _: None] * (ended - 1), crash])
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "fsync", lambda number: next(calls)(number))  # noqa: B023
+            VectorFile(path, 3, other, restart=True)
+        for about in (ABOUT, other):
+            with VectorFile(path, 3, about) as file:
+                assert file.rows == 0
+
+
+@pytest.mark.parametrize("note", [json.dumps(ABOUT)[:5], f"999\n{json.dumps(ABOUT)}", "", "x\n"])
+def test_a_note_that_says_nothing_of_the_part(tmp_path: Path, note: str) -> None:
+    path = tmp_path / "v.npy"
+    Path(f"{path}.part").write_bytes(b"")
+    Path(f"{path}.part.note").write_text(note)
+    with VectorFile(path, 3, ABOUT) as file:
+        assert file.rows == 0
+
+
+def test_a_part_that_is_gone_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "v.npy"
+    with VectorFile(path, 3, ABOUT) as file:
+        file.append(ROWS)
+    Path(f"{path}.part").unlink()
+    with VectorFile(path, 3, {**ABOUT, "bytes": 8}) as file:  # of which run does not matter
+        assert file.rows == 0
+        file.append(ROWS)
+        file.finish()
+    np.testing.assert_array_equal(np.load(path), ROWS)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_that_are_unequal_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"v{suffix}"
+    with VectorFile(path, 3, ABOUT) as file:
+        for wrong in (ROWS[:, :2], ROWS[0]):
+            with pytest.raises(ShapeError, match=r"v\.\w+: expected rows \[n, 3\], got \["):
+                file.append(wrong)
+        file.append(ROWS)
+        if suffix != ".npy":
+            for count in (9, 11):
+                with pytest.raises(
+                    ShapeError, match=f"a text for each of the 10 rows, got {count}"
+                ):
+                    file.finish(["text"] * count)
+        file.discard()
+    with pytest.raises(ShapeError, match=r"expected vectors \[n, dim\], got \[3\]"):
+        write_vectors(path, ROWS[0], ["text"] * 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (
+            [[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]],
+            "expected rows of one length in embedding, got 2, 1",
+        ),
+        ([[1.0, 2.0], None], "expected rows of one length in embedding, got 2, no row"),
+        ([[1.0, 2.0], [3.0, None]], "expected numbers in embedding, got 1 missing"),
+        ([1.0, 2.0], "expected lists in embedding, got double"),
+    ],
+)
+def test_tables_whose_rows_are_unequal(
+    tmp_path: Path, suffix: str, rows: list[object], text: str
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    table, path = arrow.table({"embedding": rows}), tmp_path / f"v{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as out:
+            out.write_table(table)
+    with pytest.raises(WeightsError, match=f"{path.name}: expected vectors in .*{text}"):
+        open_vectors(path)
 
 
 def test_a_run_that_ended_at_once(tmp_path: Path) -> None:

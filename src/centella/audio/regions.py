@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Struct
 
-from centella.audio.mel import RATE, WINDOW
+from centella.audio.mel import RATE
+from centella.audio.source import check_finite, floats
+from centella.audio.stream import Given, open_audio
 from centella.audio.voice import (
     BANDS,
     CONTEXT,
@@ -82,15 +84,18 @@ class SpeechDetector:
         self._joined = _Joined(self.rules)
 
     def push(self, samples: Array) -> list[Region]:
-        """More samples, f32 [n] at 16 kHz; the regions that they complete, (start, end) in s.
+        """More samples [n] at 16 kHz; the regions that they complete, (start, end) in s.
 
         Raises:
-            AudioError: samples of another shape.
+            AudioError: samples of another shape or dtype, or that are not finite.
         """
-        if np.ndim(samples) != 1:
-            raise AudioError(f"speech regions: expected samples [n], got {list(np.shape(samples))}")
-        self._total += len(samples)
-        self._take(np.asarray(samples, np.float32))
+        name, given = "speech regions", np.asarray(samples)
+        if given.ndim != 1:
+            raise AudioError(f"{name}: expected samples [n], got {list(given.shape)}")
+        mono = floats(name, given)
+        check_finite(name, mono, self._total, RATE)
+        self._total += len(mono)
+        self._take(mono)
         ready = len(self._bands) - CONTEXT - self._judged
         return self._judge(ready) if ready >= _LEAST_NEW else []
 
@@ -205,28 +210,26 @@ class _Joined:
         return [(begin, self.ended)]
 
 
-def speech_regions(
-    samples: Array | Iterable[Array], rules: SpeechRules | None = None
-) -> list[Region]:
+def speech_regions(samples: Given, rules: SpeechRules | None = None) -> list[Region]:
     """Where somebody speaks, by energy and spectrum; no model is needed.
 
     Args:
-        samples: f32 [n], mono at 16 kHz, or pieces of it: an `AudioStream` is read to its end.
+        samples: [n] at 16 kHz, pieces of it, or a file: as `open_audio` takes it.
         rules: how frames become regions; by default `SpeechRules()`.
 
     Returns:
         (start, end) in seconds, in order, none overlapping, none longer than `rules.longest`.
 
     Raises:
-        AudioError: samples of another shape, rules that make no regions; what reading them raises.
+        AudioError: rules that make no regions; what `open_audio` and reading raise.
     """
     detector = SpeechDetector(rules)
-    found = [region for piece in _pieces(samples) for region in detector.push(piece)]
+    found = [region for piece in open_audio(samples) for region in detector.push(piece)]
     return found + detector.finish()
 
 
 def speech_pieces(
-    samples: Array | Iterable[Array], rules: SpeechRules | None = None
+    samples: Given, rules: SpeechRules | None = None
 ) -> Iterator[tuple[float, Array]]:
     """The speech of a recording of any length, a region at a time; memory for one is enough.
 
@@ -246,16 +249,9 @@ def speech_pieces(
         begin, end = (round(second * RATE) for second in region)
         return region[0], held[begin - first : end - first].copy()
 
-    for piece in _pieces(samples):
+    for piece in open_audio(samples):
         held = np.concatenate([held, piece])
         yield from map(cut, detector.push(piece))
         settled = min(int(detector.settled * RATE), first + len(held))
         held, first = held[settled - first :], settled
     yield from map(cut, detector.finish())
-
-
-def _pieces(samples: Array | Iterable[Array]) -> Iterable[Array]:
-    """An array in pieces, so that what is computed on the way is small."""
-    if not isinstance(samples, np.ndarray) or samples.ndim != 1:
-        return [samples] if isinstance(samples, np.ndarray) else samples
-    return (samples[first : first + WINDOW] for first in range(0, len(samples), WINDOW))

@@ -15,6 +15,7 @@ Array = np.ndarray[Any, Any]
 BLOCK = 1 << 14  # frames that are read at once, of one channel
 LEAST_RATE, MOST_RATE = 1000, 1_000_000  # samples a second; beyond, a header is taken to be broken
 MOST_CHANNELS = 64
+DTYPES = "uint8, int16, int32 or floats"  # of samples, as errors name them
 
 
 def _nothing() -> None:
@@ -41,16 +42,43 @@ class Source(Struct, frozen=True):
     close: Callable[[], None] = _nothing
 
 
-def check_layout(name: str, rate: int, channels: int) -> None:
+def check_layout(name: str, rate: object, channels: object) -> None:
     """Refuse what no recording has.
 
     Raises:
-        AudioError: a rate or a number of channels beyond the bounds above.
+        AudioError: a rate or a number of channels that is no whole number within the bounds above.
     """
-    if not LEAST_RATE <= rate <= MOST_RATE:
-        raise AudioError(f"{name}: expected {LEAST_RATE} to {MOST_RATE} samples/s, got {rate}")
-    if not 1 <= channels <= MOST_CHANNELS:
-        raise AudioError(f"{name}: expected 1 to {MOST_CHANNELS} channels, got {channels}")
+    expect_whole(name, rate, LEAST_RATE, MOST_RATE, "samples/s")
+    expect_whole(name, channels, 1, MOST_CHANNELS, "channels")
+
+
+def expect_whole(name: str, value: object, least: int, most: int | None, unit: str) -> None:
+    """Refuse what is no whole number within bounds; most: None, there is none.
+
+    Raises:
+        AudioError: for that; names the source.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise AudioError(f"{name}: expected a whole number of {unit}, got {value!r}")
+    if value < least or (most is not None and value > most):
+        bounds = f"{least} {unit} or more" if most is None else f"{least} to {most} {unit}"
+        raise AudioError(f"{name}: expected {bounds}, got {value}")
+
+
+def check_finite(name: str, samples: Array, at: int, rate: int) -> None:
+    """Refuse NaN and infinity.
+
+    Args:
+        samples: [n]; at: index of the first in the whole; rate: samples a second.
+
+    Raises:
+        AudioError: one of them is not finite; says when.
+    """
+    if not np.isfinite(samples).all():
+        first = int(np.argmin(np.isfinite(samples)))
+        raise AudioError(
+            f"{name}: expected finite samples, got {samples[first]} at {(at + first) / rate:.3f} s"
+        )
 
 
 def block_frames(channels: int) -> int:
@@ -76,4 +104,4 @@ def floats(name: str, samples: Array) -> Array:
     if kind.kind == "f":
         with np.errstate(over="ignore"):  # too large for f32: the infinity is refused later
             return samples.astype(np.float32)
-    raise AudioError(f"{name}: expected samples of uint8, int16, int32 or floats, got {kind}")
+    raise AudioError(f"{name}: expected samples of {DTYPES}, got {kind}")

@@ -6,12 +6,14 @@ block, so the pieces are those of the whole. Sample i is at i / 16000 s of the f
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from typing import IO, Any
 from weakref import finalize
 
@@ -19,7 +21,15 @@ import numpy as np
 
 from centella.audio.decoders import open_coded
 from centella.audio.mel import RATE, WINDOW
-from centella.audio.source import Array, Source, block_frames, check_layout, floats
+from centella.audio.source import (
+    Array,
+    Source,
+    block_frames,
+    check_finite,
+    check_layout,
+    expect_whole,
+    floats,
+)
 from centella.audio.wav import is_wav, open_pcm, open_wav
 from centella.errors import AudioError, MissingExtraError
 from centella.host.log import logger
@@ -73,9 +83,11 @@ class AudioStream:
         """The next `count` samples, fewer at the end; all that are left without a count.
 
         Raises:
-            AudioError: as iteration does.
+            AudioError: as iteration does; a count that is no whole number.
         """
         taken: list[Array] = []
+        if count is not None:
+            expect_whole(f"{self.name}: read", count, 0, None, "samples")
         missing = math.inf if count is None else count
         while missing > 0 and (piece := next(self, None)) is not None:
             taken.append(piece[: int(min(missing, piece.size))])
@@ -106,7 +118,7 @@ def open_audio(
         source: a path; "-" (standard input) or a binary file, with WAV or raw samples, and if it
             can seek with any format; an array [n] or [n, channels]; or an iterable of such
             arrays, as a microphone gives them. Integers are divided by their full scale; floats
-            are kept, whatever their size.
+            are kept, whatever their size. An `AudioStream` is given back.
         rate: of arrays and raw samples; a file says its own.
         channels, dtype: of raw samples in bytes (uint8, int16, int32, float32, float64), those of
             a moment side by side. Without a dtype the bytes are a file's.
@@ -114,9 +126,13 @@ def open_audio(
 
     Raises:
         AudioError: no such file, a folder, not audio, no samples; names the file, and what is to
-            be installed to read it.
+            be installed to read it. A source of another type; a rate, number of channels or dtype
+            that no recording has.
         MissingExtraError: nothing that reads it is installed, or soxr, which resamples.
     """
+    if isinstance(source, AudioStream):
+        return source
+    given: object = source
     with ExitStack() as opened:
         raw = None if dtype is None else (rate, channels, dtype)
         if isinstance(source, str | os.PathLike):
@@ -124,9 +140,15 @@ def open_audio(
             found = _of_path(name, raw, opened)
         elif hasattr(source, "read"):
             found = _of_file(str(getattr(source, "name", "a stream")), None, source, raw)  # type: ignore[arg-type]  # `read` tells
+        elif hasattr(source, "__array__"):
+            found = _of_arrays([source], rate, channel_axis)  # type: ignore[list-item]  # it tells
+        elif isinstance(given, bytes | bytearray) or not isinstance(given, Iterable):
+            raise AudioError(
+                f"audio: expected a path, a binary file, samples or an iterable of them, got "
+                f"{type(given).__name__}"
+            )
         else:
-            arrays = [source] if hasattr(source, "__array__") else source
-            found = _of_arrays(arrays, rate, channel_axis)  # type: ignore[arg-type]  # one, or several
+            found = _of_arrays(given, rate, channel_axis)
         opened.callback(found.close)
         if found.rate != RATE:
             _resampler(found.rate)
@@ -155,8 +177,12 @@ def windows(samples: Array | Iterable[Array], count: int = WINDOW) -> Iterator[t
 
     Returns:
         The second at which a row begins, and its samples, f32 [count]; the last has zeros behind.
+
+    Raises:
+        AudioError: as `open_audio`; a count below 1.
     """
-    stream = samples if isinstance(samples, AudioStream) else open_audio(samples)
+    stream = open_audio(samples)
+    expect_whole("windows", count, 1, None, "samples")
     while (row := stream.read(count)).size:
         begin = (stream.position - row.size) / RATE
         yield begin, np.pad(row, (0, count - row.size))
@@ -179,6 +205,10 @@ def _of_file(
     name: str, path: str | None, file: IO[bytes], raw: tuple[int, int, str] | None
 ) -> Source:
     """The samples of an open file; one that cannot seek has to be WAV or raw."""
+    if isinstance(file, io.TextIOBase):
+        raise AudioError(f"{name}: expected a file opened in binary mode, got one of text")
+    if getattr(file, "closed", False):
+        raise AudioError(f"{name}: expected an open file, got a closed one")
     if raw is not None:
         return open_pcm(name, file, *raw)
     if not file.seekable():
@@ -202,16 +232,12 @@ def _of_arrays(arrays: Iterable[Array], rate: int, channel_axis: int) -> Source:
     check_layout("array", rate, channels)
 
     def blocks() -> Iterator[Array]:
-        size, array = block_frames(channels), first
-        while True:
+        size = block_frames(channels)
+        for array in chain([first], (_frames(given, channel_axis) for given in left)):
             if array.shape[1] != channels:
                 raise AudioError(f"array: expected {channels} channels, got {array.shape[1]}")
             for begin in range(0, len(array), size):
                 yield floats("array", array[begin : begin + size])
-            following = next(left, None)
-            if following is None:
-                return
-            array = _frames(following, channel_axis)
 
     known = len(first) if isinstance(arrays, list) and len(arrays) == 1 else None
     return Source("array", rate, channels, blocks(), known)
@@ -219,13 +245,17 @@ def _of_arrays(arrays: Iterable[Array], rate: int, channel_axis: int) -> Source:
 
 def _frames(given: Any, channel_axis: int) -> Array:
     """Samples as [n, channels]."""
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:  # rows of several lengths, or memory of a device
+        raise AudioError(f"array: expected samples: {error}") from error
     if array.ndim == 1:
         return array[:, None]
     if array.ndim != 2 or channel_axis not in (0, 1, -1):
+        got = list(array.shape) if array.ndim else type(given).__name__
         raise AudioError(
             f"array: expected [n] or [n, channels] (or [channels, n] with channel_axis=0), "
-            f"got {list(array.shape)} with channel_axis={channel_axis}"
+            f"got {got} with channel_axis={channel_axis}"
         )
     return array.T if channel_axis == 0 else array
 
@@ -244,12 +274,7 @@ def _mono(source: Source) -> Iterator[Array]:
     for block in source.blocks:
         with np.errstate(over="ignore", invalid="ignore"):
             mono = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
-        if not np.isfinite(mono).all():
-            where = int(np.argmin(np.isfinite(mono)))
-            seconds = (at + where) / source.rate
-            raise AudioError(
-                f"{source.name}: expected finite samples, got {mono[where]} at {seconds:.3f} s"
-            )
+        check_finite(source.name, mono, at, source.rate)
         at += len(mono)
         yield mono
     if not at:

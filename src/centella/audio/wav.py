@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from msgspec import Struct
 
-from centella.audio.source import Source, block_frames, check_layout, floats
+from centella.audio.source import DTYPES, Source, block_frames, check_layout, floats
 from centella.errors import AudioError
 
 Array = np.ndarray[Any, Any]
@@ -87,7 +87,10 @@ def open_pcm(name: str, file: IO[bytes], rate: int, channels: int, dtype: str) -
         AudioError: a rate, number of channels or dtype that is not read.
     """
     check_layout(name, rate, channels)
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise AudioError(f"{name}: expected samples of {DTYPES}, got {dtype!r}") from error
     floats(name, np.empty(0, kind))
     layout = Layout(rate, channels, kind.str, 8 * kind.itemsize)
     return Source(name, rate, channels, _blocks(name, file, layout, None))

@@ -326,10 +326,12 @@ class Backend(Interop, Process, Streams, Protocol):
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:
         """Device memory of at most `caps.max_buffer` bytes; raises OutOfMemoryError."""
+        ...
 
     @abstractmethod
     def free(self, native: Any) -> None:
         """Give memory back to the driver."""
+        ...
 
     @abstractmethod
     def write(self, buffer: Buffer, data: Array) -> None:
@@ -337,6 +339,7 @@ class Backend(Interop, Process, Streams, Protocol):
 
         The bytes may change afterwards.
         """
+        ...
 
     def write_parts(
         self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
@@ -356,6 +359,7 @@ class Backend(Interop, Process, Streams, Protocol):
     @abstractmethod
     def compile(self, program: Program | HostProgram) -> Any:
         """The driver's form of a program; raises CompileError."""
+        ...
 
     @abstractmethod
     def submit(self, work: Submission) -> Ticket:
@@ -366,10 +370,12 @@ class Backend(Interop, Process, Streams, Protocol):
             SimulationError: a kernel's own fault; the device is as good as before.
             CentellaError: anything else means that the device is lost.
         """
+        ...
 
     @abstractmethod
     def describe(self) -> About:
         """Name, adapter, driver, limits: what `centella info` prints."""
+        ...
 
     def memory(self) -> tuple[int, int] | None:
         """Bytes that are free and bytes that there are, as the driver says; None: it says none."""

@@ -93,13 +93,15 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
 class Growing:
     """A file that is written over several runs: its bytes, and a note of what run they are of.
 
-    They stand beside the file, in `F.part` and `F.part.note`, until it gets its name.
+    They stand beside the file, in `F.part` and `F.part.note`, until it gets its name. The note also
+    says how many bytes are on the disk: it is written after them, and what a crash left behind them
+    is cut off by the next run.
 
     Args:
         path: the file; a link is followed.
 
     Attributes:
-        size: bytes that are there.
+        size: bytes that are there, 0 where there is no part or no note.
         note: what the run before left, "" where there was none.
 
     Raises:
@@ -112,12 +114,10 @@ class Growing:
         self._file: BinaryIO | None = None
         self.size: int = 0
         self.note: str = ""
-        with (
-            suppress(OSError, UnicodeDecodeError),
-            open(f"{self.part}.note", encoding="utf-8") as f,
-        ):
-            self.note = f.read()
-            self.size = os.path.getsize(self.part)
+        with suppress(OSError, ValueError), open(f"{self.part}.note", encoding="utf-8") as file:
+            size, note = int(file.readline()), file.read()
+            if os.path.getsize(self.part) >= size >= 0:
+                self.size, self.note = size, note
 
     def __enter__(self) -> Self:
         return self
@@ -128,29 +128,48 @@ class Growing:
 
     def open(self, size: int, note: str) -> None:
         """Go on behind so many bytes of what is there, with this note; behind 0 begin anew."""
-        with open(f"{self.part}.note", "w", encoding="utf-8") as file:
-            file.write(note)
         self._file = open(self.part, "r+b" if size else "w+b")  # noqa: SIM115  # closed on exit
-        self._file.truncate(size)
-        self._file.seek(size)
         self.size, self.note = size, note
+        try:
+            self._file.truncate(size)
+            self._file.seek(size)
+            self._saved()
+        except BaseException:
+            self._file.close()
+            raise
 
     def append(self, content: bytes) -> None:
-        """Write behind what is there."""
+        """Write behind what is there; on return it is on the disk, and noted."""
         assert self._file is not None, "open comes first"
         try:
             self._file.write(content)
-            self._file.flush()
         except OSError as error:
             error.filename = self.part
             raise
         self.size += len(content)
+        self._saved()
+
+    def _saved(self) -> None:
+        """Wait until the bytes are on the disk, and note how many."""
+        assert self._file is not None, "open comes first"
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            with whole(f"{self.part}.note") as file:
+                file.write(f"{self.size}\n{self.note}".encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = self.part
+            raise
 
     def begin(self, content: bytes) -> None:
         """Write over the first bytes; nothing is appended after it."""
         assert self._file is not None, "open comes first"
         self._file.seek(0)
         self._file.write(content)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
 
     def rename(self) -> None:

@@ -39,30 +39,39 @@ class Operands(Protocol):
 
     def floor(self, x: Any, /) -> Any:
         """Return the largest whole f32 that is at most x."""
+        ...
 
     def where(self, cond: Any, a: Any, b: Any, /) -> Any:
         """Return a where cond holds, else b; one of the two may be a Python number."""
+        ...
 
     def fma(self, a: Any, b: Any, c: Any, /) -> Any:
         """Return a * b + c, rounded once or twice."""
+        ...
 
     def abs(self, x: Any, /) -> Any:
         """Return x without its sign; a NaN stays a NaN."""
+        ...
 
     def sqrt(self, x: Any, /) -> Any:
         """Return the square root."""
+        ...
 
     def bits(self, x: Any, /) -> Any:
         """Return the bits of an f32 or i32 as u32."""
+        ...
 
     def from_bits(self, u: Any, /) -> Any:
         """Return the f32 that has the bits of a u32."""
+        ...
 
     def to_f32(self, i: Any, /) -> Any:
         """Return an i32 or u32 as the nearest f32."""
+        ...
 
     def as_i32(self, u: Any, /) -> Any:
         """Return the bits of a u32 as i32."""
+        ...
 
 
 def exp(o: Operands, x: Any) -> Any:

@@ -49,6 +49,7 @@ class Recorder(Protocol):
 
     def set_var(self, var: Var, value: Value, /) -> None:
         """Assign a register."""
+        ...
 
 
 def _operator(op: str, symbol: str = "", swap: bool = False) -> Method:

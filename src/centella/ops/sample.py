@@ -170,7 +170,7 @@ def _number(words: list[Any]) -> Any:
     return high[0] * float(PART) + low if high else low
 
 
-def _noise(i: Any, step: Any, seed: Any) -> Any:
+def traced_noise(i: Any, step: Any, seed: Any) -> Any:
     """log(-log(1 - u)) of a hash u between 0 and 1."""
     x, y, z = (v * 1664525 + 1013904223 for v in (i, step, seed))
     x = x + y * z
@@ -211,7 +211,7 @@ def _sample(
         with lang.if_(row.steps(below) <= limit.get()):
             score = lang.var(-below)
             with lang.if_(row.random):
-                score.set(score.get() - _noise(i, step, seed))
+                score.set(score.get() - traced_noise(i, step, seed))
             with lang.if_((score.get() > best.get()) | (place.get() == NONE)):
                 best.set(score.get())
                 place.set(i)
@@ -291,7 +291,7 @@ def choose(logits: Array, settings: Array, step: int, seed: int) -> int:
 
 
 def noise(columns: int, step: int, seed: int) -> Array:
-    """What `_noise` is for every column."""
+    """What `traced_noise` is for every column."""
     with np.errstate(over="ignore"):
         i = np.arange(columns, dtype=np.uint32)
         x, y, z = (

@@ -1,13 +1,18 @@
 """topk: the k largest elements along the last dimension, the largest first, and their indices.
 
 A NaN is larger than every number, and of equal elements the one with the lower index comes first,
-as `argmax` has it. A group has a row: in each of k rounds it finds the first element after the last
-one that was chosen, so that nothing is kept but k indices.
+as `argmax` has it.
+
+A group has a part of a row. Each thread finds the best of its items (a chunk, or an element). The
+k-th best of these is a bound: k threads have an item that reaches it, so the k largest elements are
+among those of these k threads. The elements that reach the bound are listed, and the place of each
+is the number of those that come before it. A row of one part takes one launch. The k largest of the
+parts of a longer row are a row of a next launch.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,14 +28,44 @@ from centella.op.op import Lowered, Op, Out
 from centella.ops.argmax import order
 from centella.ops.kernel_params import face
 from centella.ops.layout import rows_of, takes_rows
-from centella.ops.rows import walk
-from centella.specs import Caps, Spec
+from centella.ops.rows import WARP, Values, chunked, fold, load, walk
+from centella.specs import Caps, Spec, make_spec
 
-NONE = 0xFFFFFFFF
-MOST = 64  # elements that are chosen of a row
-COLUMNS = 1 << 15  # of a row: MOST rounds over so many stay below what a driver runs of a loop
-THREADS, FEW = 128, 32  # of a group; of one whose rows are short
-SHORT = 512  # a barrier of a warp costs little
+ABSENT = 0x80000000  # past every item: of a thread that has none
+TOGETHER = 4  # items that a thread loads before it uses the first
+UNROLLED = 8  # comparisons of a round
+MOST = 128  # elements that are chosen of a row
+SORTED = 4096  # elements of a row that the NumPy formula sorts
+
+
+class Group(Struct, frozen=True):
+    """Who looks through a part of a row.
+
+    Attributes:
+        threads: at least as many as elements are chosen.
+        most: elements that are chosen.
+        listed: elements that there is shared memory to list.
+        each: elements of a thread, at most.
+    """
+
+    threads: int
+    most: int
+    listed: int
+    each: int
+
+    def width(self, x: Spec, k: int) -> int:
+        """Elements of an item."""
+        return x.dtype.per_chunk if chunked(x) and x.dtype.per_chunk * k <= self.listed else 1
+
+    def part(self, columns: int, width: int, k: int) -> int:
+        """Elements of a part of a row, of which k threads may have to list all of theirs."""
+        longest = self.threads * width * (min(self.each, self.listed // k) // width)
+        parts = max(-(-columns // longest), 1)
+        line = WARP * width
+        return -(-columns // (parts * line)) * line
+
+
+GROUPS = (Group(64, 16, 1024, 64), Group(256, MOST, 1536, 32))
 
 
 class TopkAttrs(Struct, frozen=True):
@@ -39,64 +74,141 @@ class TopkAttrs(Struct, frozen=True):
     k: int
 
 
-def _topk(*, x: Any, values: Any, indices: Any) -> None:
-    columns, k = lang.parameter("columns", u32), lang.parameter("k", u32)
-    row, picks = lang.group_id(), lang.shared(u32, MOST)
-    keys, candidates = (lang.shared(u32, lang.workgroup_size()) for _ in range(2))
-    last, after = lang.var(NONE, u32), lang.var(0, u32)  # the last pick's key, and past its index
-    for pick in lang.range(k):
-        best, index = lang.var(0, u32), lang.var(NONE, u32)
-        for column in walk(columns, 1):
-            key = order(x[row, column])
-            left = (key < last.get()) | ((key == last.get()) & (column >= after.get()))
-            with lang.if_(left & ((key > best.get()) | (index.get() == NONE))):
-                best.set(key)
-                index.set(column)
-        key, at = _first(best.get(), index.get(), keys, candidates)
-        last.set(key)
-        after.set(at + 1)
-        with lang.if_(lang.local_id() == 0):
-            picks[pick] = at
+class _Part:
+    """A part of a row: from column `first` up to `last`, in items of `width` elements."""
+
+    def __init__(self, x: Any, row: Any, first: Any, last: Any, width: int) -> None:
+        self.x, self.row, self.first, self.last, self.width = x, row, first, last, width
+        self.items: Any = (last - first + (width - 1)) // width
+
+    def values(self, item: Any) -> Values:
+        """The elements of an item; those past the end may be anything."""
+        column = self.first + item * self.width
+        return load(self.x, self.row, column, self.last, self.width, self.width > 1)
+
+    def best(self, whole: bool) -> tuple[Any, Any]:
+        """The largest key of this thread's elements, and the first item that has it.
+
+        Args:
+            whole: no row ends within an item.
+        """
+        stride = lang.workgroup_size()
+        best, at = lang.var(0, u32), lang.var(lang.local_id() + ABSENT, u32)
+        for start in lang.range(lang.local_id(), self.items, stride * TOGETHER):
+            items = [start + n * stride for n in range(TOGETHER)]
+            loaded = [self.values(lang.minimum(item, self.items - 1)) for item in items]
+            for item, values in zip(items, loaded, strict=True):
+                key = order(fold(values if whole else self._inside(item, values), lang.maximum))
+                better = (item < self.items) & ((key > best.get()) | (at.get() >= ABSENT))
+                best.set(lang.select(better, key, best.get()))
+                at.set(lang.select(better, item, at.get()))
+        return best.get(), at.get()
+
+    def _inside(self, item: Any, values: Values) -> Values:
+        """Values, of which those past the end are replaced by the first."""
+        column = self.first + item * self.width
+        rest = enumerate(values[1:], 1)
+        return values[:1] + [
+            lang.select(column + j < self.last, value, values[0]) for j, value in rest
+        ]
+
+    def reaching(self, bound: Any, last: Any) -> Iterator[tuple[Any, Any]]:
+        """Key and column of elements of a larger key, or of this one up to item `last`."""
+        for item in lang.range(lang.local_id(), self.items, lang.workgroup_size()):
+            for j, value in enumerate(self.values(item)):
+                key, column = order(value), self.first + item * self.width + j
+                reaches = (key > bound) | ((key == bound) & (item <= last))
+                with lang.if_(reaches & (column < self.last)):
+                    yield key, column
+
+
+def _topk(
+    *, listed: int, width: int, whole: bool, x: Any = None, keys: Any = None, places: Any = None,
+    **out: Any,
+) -> None:  # fmt: skip
+    """Of x, or of the keys that the launch before has stored, whose places are columns of x."""
+    columns, k, part, parts = (lang.parameter(n, u32) for n in ("columns", "k", "part", "parts"))
+    row, number = lang.group_id() // parts, lang.group_id() % parts
+    last = lang.minimum((number + 1) * part, columns)
+    mine = _Part(x if keys is None else keys, row, number * part, last, width)
+    candidates = lang.shared(u32, listed), lang.shared(u32, listed)
+    picks = lang.shared(u32, MOST) if "values" in out else None
+    count = _list(mine, mine.best(whole), k, candidates)
+    for candidate in lang.range(lang.local_id(), count, lang.workgroup_size()):
+        key, column = own = candidates[0][candidate], candidates[1][candidate]
+        before = lang.var(0, u32)
+        for other in lang.range(lang.const(0, u32), count):
+            before.set(before.get() + _precedes(candidates[0][other], candidates[1][other], *own))
+        rank = before.get()
+        with lang.if_(rank < k):
+            source = column if places is None else places[row, column]
+            if picks is None:
+                out["to_keys"][row, number * k + rank] = key
+                out["to_places"][row, number * k + rank] = source
+            else:
+                picks[rank] = source
+    if picks is not None:
         lang.barrier()
-    for column in walk(k, 1):
-        indices[row, column] = lang.bitcast(picks[column], i32)
-    per = values.dtype.per_word
-    for column in walk(k, per):
-        chosen = [picks[lang.minimum(column + j, k - 1)] for j in range(per)]
-        values.store(row, column, [x[row, index] for index in chosen])
+        _store(x, row, k, picks, **out)
+        return
+    # Only the last part may have fewer than k: the lowest of keys, past all that there are.
+    for rank in lang.range(lang.local_id() + count, k, lang.workgroup_size()):
+        for name in ("to_keys", "to_places"):
+            out[name][row, number * k + rank] = lang.const(0, u32)
 
 
-def _first(key: Any, index: Any, keys: Any, indices: Any) -> tuple[Any, Any]:
-    """The largest key of the group and the lowest index that has it; a barrier has to follow."""
-    me, width = lang.local_id(), lang.workgroup_size()
-    keys[me], indices[me] = key, index
+def _list(part: _Part, best: tuple[Any, Any], k: Any, candidates: tuple[Any, Any]) -> Any:
+    """List the elements that reach the k-th best of the threads' items; returns how many."""
+    me, threads = lang.local_id(), lang.workgroup_size()
+    tops, items = (lang.shared(u32, threads) for _ in range(2))
+    bound, count = lang.shared(u32, 2), lang.shared(u32, 1)
+    tops[me], items[me] = best
     lang.barrier()
-    while width > 1:
-        width //= 2
-        with lang.if_(me < width):
-            key, index, other, far = keys[me], indices[me], keys[me + width], indices[me + width]
-            better = (other > key) | ((other == key) & (far < index))
-            keys[me] = lang.select(better, other, key)
-            indices[me] = lang.select(better, far, index)
-        lang.barrier()
-    return keys[0], indices[0]
+    before = lang.var(0, u32)
+    for first in lang.range(lang.const(0, u32), lang.const(threads, u32), UNROLLED):
+        for j in range(UNROLLED):
+            before.set(before.get() + _precedes(tops[first + j], items[first + j], *best))
+    with lang.if_(before.get() == k - 1):
+        bound[0], bound[1] = best
+    with lang.if_(me == 0):
+        count[0] = lang.const(0, u32)
+    lang.barrier()
+    least, last = bound[0], bound[1]
+    with lang.if_((best[0] > least) | ((best[0] == least) & (best[1] <= last))):
+        for key, column in part.reaching(least, last):
+            slot = lang.atomic_add(count, 0, 1)
+            candidates[0][slot], candidates[1][slot] = key, column
+    lang.barrier()
+    return count[0]
 
 
-kernel: Kernel = Kernel(
-    _topk, workgroup=THREADS, name="topk", face=face({"x": 2}, {"values": 2, "indices": 2})
-)
+def _precedes(key: Any, at: Any, own_key: Any, own_at: Any) -> Any:
+    """1 where a key is larger than this thread's, or equal and at a lower index; else 0."""
+    first = (key > own_key) | ((key == own_key) & (at < own_at))
+    return lang.select(first, lang.const(1, u32), lang.const(0, u32))
+
+
+def _store(x: Any, row: Any, k: Any, picks: Any, values: Any, indices: Any) -> None:
+    """The elements of x at the columns that were picked, and these."""
+    for rank in walk(k, 1):
+        indices[row, rank] = lang.bitcast(picks[rank], i32)
+    per = values.dtype.per_word
+    for rank in walk(k, per):
+        chosen = [picks[lang.minimum(rank + j, k - 1)] for j in range(per)]
+        values.store(row, rank, [x[row, column] for column in chosen])
+
+
+kernel: Kernel = Kernel(_topk, workgroup=GROUPS[0].threads, name="topk")
 
 
 def rule(specs: tuple[Spec, ...], attrs: TopkAttrs) -> tuple[Out, ...]:
-    """[..., n] to [..., k] and [..., k] of i32; k from 1 to n and `MOST`, n to `COLUMNS`."""
+    """[..., n] to [..., k] and [..., k] of i32; k from 1 to n and `MOST`."""
     x, k = specs[0], attrs.k
     if not x.shape:
         raise ShapeError("topk: expected rank 1 or more, got a scalar")
     if x.dtype.kind == "bool":
         raise DTypeError("topk: expected a numeric dtype, got bool")
     n = x.shape[-1]
-    if n > COLUMNS:
-        raise ShapeError(f"topk: expected rows of at most {COLUMNS:,} elements, got {n:,}")
     if not 0 < k <= min(n, MOST):
         raise ShapeError(
             f"topk: expected k from 1 to {min(n, MOST)}, for rows of {n} elements and at most "
@@ -108,20 +220,59 @@ def rule(specs: tuple[Spec, ...], attrs: TopkAttrs) -> tuple[Out, ...]:
 
 def reference(x: Any, k: int) -> tuple[Array, Array]:
     """The NumPy formula."""
-    # From the other end, since a stable order has the lower index first and NaN last.
-    back = x[..., ::-1]
-    at = x.shape[-1] - 1 - np.argsort(back, -1, kind="stable")[..., ::-1][..., :k]
+    n = x.shape[-1]
+    if n <= SORTED:
+        at = _sorted(x)[..., :k]
+    else:
+        at = np.empty((*x.shape[:-1], k), np.int64)
+        for columns, row in zip(at.reshape(-1, k), x.reshape(-1, n), strict=True):
+            columns[:] = _of_long(row, k)
     return np.take_along_axis(x, at, -1), at.astype(np.int32)
 
 
+def _sorted(x: Array) -> Array:
+    """Columns, those of the largest elements first."""
+    # From the other end, since a stable order has the lower index first and NaN last.
+    order: Array = x.shape[-1] - 1 - np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1]
+    return order
+
+
+def _of_long(row: Array, k: int) -> Array:
+    """Columns of the k largest elements of a row: those that reach the k-th are sorted."""
+    least = np.partition(row, -k)[-k]
+    reaching = np.flatnonzero(~(row < least) if least == least else np.isnan(row))
+    columns: Array = reaching[_sorted(row[reaching])[:k]]
+    return columns
+
+
 def lower(form: Form[TopkAttrs], caps: Caps) -> Lowered:
-    """One launch, a group a row."""
+    """A group a part of a row: one launch, then others while there are several parts."""
     x, *results = (rows_of(s) for s in (*form.inputs, *form.outputs))
-    rows = math.prod(form.inputs[0].shape[:-1])
-    threads = min(FEW if x.shape[1] <= SHORT else THREADS, caps.max_workgroup)
-    refs = (Ref(0, x), *(Ref(i + 1, y) for i, y in enumerate(results)))
-    scalars = (("columns", x.shape[1]), ("k", form.attrs.k))
-    return Lowered((Call(kernel, refs, scalars, (), rows, threads),))
+    rows, k = x.shape[0], form.attrs.k
+    group = next(g for g in GROUPS if k <= g.most)
+    data = {"x": Ref(0, x)}
+    chosen = {"values": Ref(1, results[0]), "indices": Ref(2, results[1])}
+    calls: list[Call] = []
+    temporaries: list[Spec] = []
+    source, parts = data, 0
+    while parts != 1:
+        looked_at = next(iter(source.values())).spec
+        columns, width = looked_at.shape[1], group.width(looked_at, k)
+        part = group.part(columns, width, k)
+        parts = -(-columns // part)
+        between = [Ref(3 + len(temporaries) + i, make_spec((rows, parts * k), u32, 16))
+                   for i in range(2)]  # fmt: skip
+        reads, writes = {**source, **data}, chosen
+        if parts > 1:
+            reads, writes = source, dict(zip(("to_keys", "to_places"), between, strict=True))
+            temporaries += [ref.spec for ref in between]
+        constants = (("listed", group.listed), ("width", width), ("whole", columns % width == 0))
+        scalars = (("columns", columns), ("k", k), ("part", part), ("parts", parts))
+        names = face(dict.fromkeys(reads, 2), dict.fromkeys(writes, 2))
+        calls.append(Call(kernel, (*reads.values(), *writes.values()), scalars, constants,
+                          rows * parts, group.threads, names))  # fmt: skip
+        source = dict(zip(("keys", "places"), between, strict=True))
+    return Lowered(tuple(calls), tuple(temporaries))
 
 
 def axes_of(form: Form[TopkAttrs]) -> Axes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.errors import ShapeError
 from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
@@ -24,7 +24,9 @@ from centella.tasks.batches import (
     by_length,
     columns_of,
     exact_tokens,
+    expect_tokenizer,
     grid,
+    listed,
     read_tokenizer,
     rows_of,
     run_batches,
@@ -93,9 +95,7 @@ class Embedder:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
-        return self._tokenizer
+        return expect_tokenizer(self._tokenizer)
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -200,8 +200,7 @@ class Embedder:
         wanted = self._normalized("encode", normalize)
         if not callable(progress):
             progress = flag("encode", "progress", progress)
-        listed = [texts] if isinstance(texts, str) else _listed(texts)
-        pieces = self._pieces(listed, begin, chunk, overlap)
+        pieces = self._pieces(listed("encode", texts), begin, chunk, overlap)
         ids, counts = self._tokenize(pieces.texts, begin)
         special = self.tokenizer.special_ids if "sparse" in outputs else frozenset[int]()
         rows = Rows(ids, outputs, kept or self.dim, special)
@@ -397,9 +396,3 @@ def read_embedder(
 def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
     """As `read_embedder`; without modules.json a text is its last token's state."""
     return read_embedder(folder, vocab_size, "lasttoken")
-
-
-def _listed(texts: Any) -> list[Any]:
-    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
-        raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
-    return list(texts)

@@ -1,8 +1,10 @@
 """Decoding rules on the device: which tokens may come next in each row of a window's text.
 
-A rule keeps what it knows of each row in States. `masked` takes the logits of a step, and gives
-them with those of forbidden tokens at `NEVER`; `taken` is told the tokens that were chosen. Both
-are captured with the step, so that other settings, in States too, need no new capture.
+One text a window takes `speech_token`, which has suppression and times; these are for beams, and
+`NoRepeat` for both. A rule keeps what it knows of each row in States. `masked` takes the logits of
+a step, and gives them with those of forbidden tokens at `NEVER`; `taken` is told the tokens that
+were chosen. Both are captured with the step, so that other settings, in States too, need no new
+capture.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
+from centella.ops.speech import NEVER
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, full
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
-NEVER = -3.0e38  # the logit of a token that may not come
 LONGEST = 8  # tokens of an n-gram that may be blocked
 
 
@@ -52,6 +54,11 @@ class Vocabulary(Struct, frozen=True):
     def first_time(self) -> int:
         """The token of the time 0; those after it are 20 ms apart."""
         return self.no_timestamps + 1
+
+    @property
+    def latest_first(self) -> int:
+        """The largest token that a first segment may start at."""
+        return self.size if self.latest is None else self.first_time + self.latest
 
 
 class Rule(Protocol):
@@ -85,6 +92,11 @@ class Suppress:
         self._levels = State(np.zeros(vocabulary.size, np.int32), device=device, name="suppressed")
         self.choose(vocabulary.suppressed, vocabulary.at_begin)
 
+    @property
+    def levels(self) -> Tensor:
+        """i32 [vocab]: 1 for a token that does not come first, 2 for one that never comes."""
+        return self._levels.value
+
     def choose(self, always: Iterable[int], at_begin: Iterable[int]) -> None:
         """Other tokens; ids outside the vocabulary are left out."""
         levels = np.zeros(self._levels.shape, np.int32)
@@ -97,8 +109,7 @@ class Suppress:
 
     def masked(self, logits: Tensor, first: Tensor) -> Tensor:
         """As `Rule` says."""
-        levels = self._levels.value
-        return fn.where((levels > 1) | ((levels > 0) & first), NEVER, logits)
+        return fn.where((self.levels > 1) | ((self.levels > 0) & first), NEVER, logits)
 
     def taken(self, tokens: Tensor, first: Tensor) -> None:
         """Nothing is kept of a text."""
@@ -132,10 +143,9 @@ class Timestamps:
         last, was, before = (state.value for state in self._states)
         was_time, paired = was > 0, before > 0
         opened = was_time & ~paired  # a segment's end or the next one's start has to follow
-        latest = v.size if v.latest is None else zero + v.latest
         text_from = fn.where(first, zero, opened.astype(i32) * v.end)
         time_from = fn.where(opened, last, last + 1)
-        time_to = fn.where(first, latest, (1 - (was_time & paired).astype(i32)) * v.size)
+        time_to = fn.where(first, v.latest_first, (1 - (was_time & paired).astype(i32)) * v.size)
         ids = arange(v.size, device=logits.device)
         timed = (ids >= time_from) & (ids <= time_to)
         text = (ids >= text_from) & fn.ne(ids, v.no_timestamps)

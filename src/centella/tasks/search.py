@@ -1,7 +1,8 @@
 """`Index`: vectors that stay on a device, and the rows that are nearest to a query, exactly.
 
 Scores of all rows are one product, of which `topk` chooses. So a search reads the vectors once, and
-k scores and rows come back.
+k scores and rows come back. 16-bit vectors are multiplied by queries of their dtype, which tensor
+cores do; the queries are scaled by a power of 2 first, so that none is beyond the dtype's range.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32
+from centella.dtypes import DType, dtype_of, f32, narrow, widen
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
+from centella.specs import make_spec
+from centella.tensors import functional as fn
 from centella.tensors.arguments import whole
 from centella.tensors.creation import asarray
-from centella.tensors.functional import concat, linear, take_along_axis, topk
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 from centella.weights.vectors import open_vectors
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
     from centella.runtime.pending import Pending
 
 Array = np.ndarray[Any, Any]
-CHUNK = 2048  # rows that parts are multiples of, but the last, so that no scores are copied
-PART = 1 << 19  # rows of one tensor: below every device's largest buffer, and few launches
-QUERIES = 64  # that are scored at once: 134 MB of scores of a part
+PART = 1 << 20  # rows of one tensor, at most
+QUERIES = 64  # that are scored at once: 268 MB of scores of a part
 CAPTURES = 16
 
 
@@ -55,12 +56,14 @@ class Index:
         texts: what each row stands for; kept for the caller.
         device: default: that of the Tensor, else the default device.
         dtype: of the vectors on the device; None: as given, on the CPU f32. "f16" takes half the
-            memory and time, for a score that is rounded to some 0.0005 of itself.
+            memory and time, for a score that is rounded to some 0.0005 of itself: the queries are
+            rounded, too.
 
     Raises:
         ShapeError: vectors of another rank, or none; as many texts as rows are expected.
         DTypeError: vectors or a dtype that are no floats.
-        ContractError: a number that is not finite; names its row.
+        ContractError: a number that is not finite, or not within the range of the dtype (65,504 for
+            f16); names its row. Of a Tensor, 4 bytes a row are read back to check it.
     """
 
     def __init__(
@@ -85,20 +88,38 @@ class Index:
         self.texts: Sequence[str] | None = texts
         self.dtype: DType = kind
         self.shape: tuple[int, int] = (vectors.shape[0], vectors.shape[1])
-        self._parts: list[Tensor] = [self._uploaded(vectors, some) for some in _parts(len(self))]
+        self._parts: list[Tensor] = [
+            self._uploaded(vectors, some) for some in _slices(len(self), self._most())
+        ]
         self._best: Jitted[..., tuple[Tensor, Tensor]] = Jitted(
             self._nearest, self.device, CAPTURES
         )
 
+    def _most(self) -> int:
+        """Rows of a part: neither it nor the scores of its rows may be larger than a buffer."""
+        row = make_spec((2, self.shape[1]), self.dtype, 16).strides[0] * self.dtype.itemsize
+        return min(PART, self.device.caps.max_buffer // max(row, f32.itemsize * QUERIES))
+
     def _uploaded(self, vectors: Array | Tensor, rows: slice) -> Tensor:
         part = vectors[rows]
         if not isinstance(part, Tensor):
-            finite = np.isfinite(part).all(axis=1)
-            if not finite.all():
-                at = rows.start + int(np.argmin(finite))
-                raise ContractError(f"Index: expected finite numbers, got others in row {at:,}")
+            self._check(np.maximum(part.max(axis=1), -part.min(axis=1)), rows.start)
             part = asarray(part, self.dtype, device=self.device)
+        else:
+            largest = fn.maximum(fn.max(part, 1), -fn.min(part, 1)).astype(f32)
+            self._check(largest.numpy(), rows.start)
         return part.to(self.device).astype(self.dtype).contiguous()
+
+    def _check(self, largest: Array, start: int) -> None:
+        """Refuse rows, of which the first is `start`, by the largest absolute value of each."""
+        with np.errstate(over="ignore"):
+            kept = np.isfinite(widen(narrow(largest.astype(np.float32), self.dtype), self.dtype))
+        if not kept.all():
+            at = int(np.argmin(kept))
+            raise ContractError(
+                f"Index: expected finite numbers within the range of {self.dtype.name}, got "
+                f"{largest[at]:.6g} in row {start + at:,}"
+            )
 
     @classmethod
     def open(
@@ -152,13 +173,15 @@ class Index:
         if not np.isfinite(rows).all():
             raise ContractError("search: expected finite numbers in the queries, got others")
         k = min(whole("search", "k", k, 1), len(self))
+        _, exponents = np.frexp(np.abs(rows).max(1, keepdims=True))
+        rows = np.ldexp(rows, -exponents)
         scores = np.empty((len(rows), k), np.float32)
         found = np.empty((len(rows), k), np.int64)
         running = [(some, self._submit(rows[some], k)) for some in _slices(len(rows), QUERIES)]
         for some, pending in running:
             best, at = pending.result()
             scores[some], found[some] = (x[: some.stop - some.start] for x in (best, at))
-        return Matches(scores, found)
+        return Matches(np.ldexp(scores, exponents), found)
 
     def _submit(self, queries: Array, k: int) -> Pending[Any]:
         """Queries are filled up to a power of two, so that few sizes are captured."""
@@ -169,22 +192,18 @@ class Index:
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Scores f32 and rows i32 [queries, k] of queries f32 [queries, dim]."""
         scores, rows, start = [], [], 0
+        asked = queries.astype(self.dtype)
         for part in self._parts:
-            best, at = topk(linear(queries, part, dtype=f32), min(k, part.shape[0]))
+            best, at = fn.topk(fn.linear(asked, part, dtype=f32), min(k, part.shape[0]))
             scores.append(best)
-            rows.append(at + start)
+            rows.append(at + start if start else at)
             start += part.shape[0]
-        best, at = topk(concat(scores, 1), k)
-        return best, take_along_axis(concat(rows, 1), at)
+        if len(rows) == 1:
+            return scores[0], rows[0]
+        best, at = fn.topk(fn.concat(scores, 1), k)
+        return best, fn.take_along_axis(fn.concat(rows, 1), at)
 
 
-def _slices(n: int, step: int, start: int = 0) -> Iterator[slice]:
-    for at in range(start, n, step):
+def _slices(n: int, step: int) -> Iterator[slice]:
+    for at in range(0, n, step):
         yield slice(at, min(at + step, n))
-
-
-def _parts(n: int) -> Iterator[slice]:
-    """Rows of each tensor: whole chunks, but for the last rows."""
-    full = n // CHUNK * CHUNK
-    yield from _slices(full, PART)
-    yield from _slices(n, CHUNK, full)

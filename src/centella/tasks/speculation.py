@@ -44,6 +44,10 @@ class Guesser(Protocol):
         """`GUESSES` tokens [1, `GUESSES`] i32 that may follow."""
         ...
 
+    def verified(self, right: Ids) -> None:
+        """Learn which of the last guesses were right: the first ones, up to a wrong one."""
+        ...
+
 
 class Lookup:
     """Guesses that a sequence goes on as it did where the same tokens stood before."""
@@ -64,6 +68,9 @@ class Lookup:
             follow = row[place : place + GUESSES]
             ids[0, : len(follow)] = follow
         return ids
+
+    def verified(self, right: Ids) -> None:
+        """Nothing is kept of guesses."""
 
     def _place(self, row: Ids) -> int | None:
         known = len(self._row)
@@ -104,6 +111,10 @@ class Draft:
         self._session.start([row])
         return self._write()
 
+    def verified(self, right: Ids) -> None:
+        """Keep what was read of the right guesses, so that no token is read twice."""
+        self._session.rows[0] += right
+
     def _written(self) -> Tensor:
         """The tokens; one step more reads the last of them, which may be right."""
         steps = [self._session.likeliest() for _ in range(GUESSES + 1)]
@@ -128,6 +139,7 @@ def run(session: Session, guesser: Guesser, steps: int, tally: Tally) -> Iterato
         ready = wait <= 0 and room and guesser.ready(row)
         if ready and step is None:
             tokens = session.verify(guesser.guess(row))
+            guesser.verified(tokens[:-1].tolist())
             tally.guessed += GUESSES
             tally.accepted += len(tokens) - 1
             pause = 0 if len(tokens) > 1 else min(LONGEST_PAUSE, max(PAUSE, 2 * pause))

@@ -18,14 +18,14 @@ from msgspec import Struct
 from centella.errors import ContractError
 from centella.nn.kv_cache import KVCache
 from centella.op.op import get
-from centella.ops.sample import SETTINGS
+from centella.ops.speech import ENDED, LAST, NOTES, SEED, STEPS
 from centella.runtime.pending import Pending
-from centella.tasks.rules import NEVER, NoRepeat, Rule, Suppress, Timestamps, Vocabulary
+from centella.tasks.rules import NoRepeat, Suppress, Vocabulary
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange, full
+from centella.tensors.creation import arange
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply, apply_all, fetch
+from centella.tensors.tensor import Tensor, apply_all, fetch
 
 if TYPE_CHECKING:
     from centella.models.whisper import WhisperModel
@@ -72,18 +72,14 @@ class SpeechSession:
             num_layers=c.decoder_layers, dtype=model.dtype, device=device,
         )  # fmt: skip
 
-        def state(name: str, kind: type = np.int32, columns: int = 1) -> State:
+        def state(name: str, columns: int, kind: type = np.int32) -> State:
             return State(np.zeros((batch, columns), kind), device=device, name=name)
 
-        self._token, self._ended, self._steps = state("tokens"), state("ended"), state("steps")
-        self._sums, self._silence = state("log p", np.float32), state("no speech", np.float32)
-        self._settings = state("sampling", np.float32, len(SETTINGS))
-        self._counts = State(np.zeros((batch, c.vocab_size), np.int32), device=device)
-        self._drawn = State(np.zeros(batch, np.int32), device=device)
-        self._seeds = State(np.zeros(batch, np.int32), device=device)
+        self._token, self._notes = state("tokens", 1), state("notes", len(NOTES))
+        self._sums = state("log p, temperature", 2, np.float32)
+        self._silence = state("no speech", 1, np.float32)
         self.suppress: Suppress = Suppress(vocabulary, device)
         self.no_repeat: NoRepeat = NoRepeat(vocabulary, batch, c.max_target_positions, device)
-        self._timestamps = Timestamps(vocabulary, batch, device)
         self._listen: Jitted[..., None] = Jitted(self._heard, device)
         self._read: Jitted[..., Tensor] = Jitted(self._prompt, device)
         self._align: Jitted[..., tuple[Tensor, Tensor]] = Jitted(self._weights, device)
@@ -111,29 +107,27 @@ class SpeechSession:
         logits = self.model.head(x)[:, 0]  # where the transcript begins
         no_speech = fn.softmax(logits, -1)[:, self.vocabulary.no_speech]
         self._silence.assign(no_speech.reshape(self.batch, 1))
-        for counter in (self._steps, self._sums):
-            counter.assign(full((), 0, counter.dtype, counter.device))
-        for rule in (self._timestamps, self.no_repeat):
-            rule.begin()
+        self.no_repeat.begin()
         ids_of = list(self.vocabulary.languages.values())
         languages = [logits[:, i : i + 1] for i in ids_of]
         return fn.softmax(fn.concat(languages, -1), -1) if languages else no_speech
 
     def _stepped(self, timed: bool, no_repeat: bool, random: bool) -> Tensor:
         """The next token of each row, [batch] i32; -1 for NaN; a row that has ended stays so."""
-        rules: list[Rule] = [self.suppress]
-        rules += [self.no_repeat] * no_repeat + [self._timestamps] * timed
+        v = self.vocabulary
         x = self.model.decoder(self._token.value, self.memory(), self.cache)
-        first, scores = fn.eq(self._steps.value, 0), self.model.head(x)[:, 0]
-        for rule in rules:
-            scores = rule.masked(scores, first)
-        if random:
-            given = (self._counts.value, self._drawn.value, scores, self._settings.value,
-                     self._seeds.value)  # fmt: skip
-            chosen = apply_all(get("sample"), given, {})[2]
-        else:
-            chosen = apply("argmax", scores, marked=True)
-        return self._note(chosen.reshape(self.batch, 1), scores, first, rules)
+        logits = self.model.head(x)[:, 0]
+        first = fn.eq(self._notes.value[:, STEPS : STEPS + 1], 0)
+        if no_repeat:
+            logits = self.no_repeat.masked(logits, first)
+        given = (self._notes.value, self._sums.value, self._token.value, logits,
+                 self.suppress.levels)  # fmt: skip
+        attrs = {"end": v.end, "zero": v.first_time, "no_timestamps": v.no_timestamps,
+                 "latest": v.latest_first, "timed": timed, "random": random}  # fmt: skip
+        tokens = apply_all(get("speech_token"), given, attrs)[3]
+        if no_repeat:
+            self.no_repeat.taken(tokens.reshape(self.batch, 1), first)
+        return tokens
 
     def _weights(
         self, ids: Tensor, following: Tensor, row: Tensor, heads: tuple[tuple[int, int], ...]
@@ -145,22 +139,6 @@ class SpeechSession:
         every = arange(probabilities.shape[2], device=ids.device)
         own = fn.eq(every, following.reshape(*following.shape, 1))
         return weights, fn.sum(fn.where(own, probabilities, 0.0), -1)
-
-    def _note(self, chosen: Tensor, scores: Tensor, first: Tensor, rules: Sequence[Rule]) -> Tensor:
-        """Take tokens [batch, 1]: into the texts, the sums and the rules."""
-        top = fn.max(scores, -1, keepdims=True)
-        ids = arange(scores.shape[1], device=scores.device)
-        own = fn.max(fn.where(fn.eq(ids, chosen), scores, NEVER), -1, keepdims=True)
-        log_p = own - top - fn.log(fn.sum(fn.exp(scores - top), -1, keepdims=True))
-        done, end = self._ended.value > 0, self.vocabulary.end
-        tokens = fn.where(done, end, chosen)
-        self._sums.assign(self._sums.value + fn.where(done, 0.0, log_p))
-        for rule in rules:
-            rule.taken(tokens, first)
-        self._ended.assign(fn.where(fn.eq(tokens, end), 1, self._ended.value))
-        self._steps.assign(self._steps.value + 1)
-        self._token.assign(tokens)
-        return tokens.reshape(self.batch)
 
     # -- what the host calls ----------------------------------------------------------------------
 
@@ -187,17 +165,15 @@ class SpeechSession:
         self._chosen = (timed, no_repeat > 0, temperature > 0)
         if no_repeat:
             self.no_repeat.choose(no_repeat)
-        if temperature:
-            numbers = [temperature, 0.0, 1.0, np.inf, 1.0, 0.0, 0.0]
-            self._settings.assign(np.tile(np.array(numbers, np.float32), (self.batch, 1)))
-            seeds = seed + np.arange(self.batch, dtype=np.int64)
-            self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
-            self._drawn.assign(0)
-        ended = [0 if on else 1 for on in active or [True] * self.batch]
-        self._ended.assign(np.array(ended, np.int32).reshape(-1, 1))
         self.read(prompts, begin)
         self.cache.truncate(len(prompts[0]) - 1)  # the first step feeds the last one again
         self._token.assign(np.array([[row[-1]] for row in prompts], np.int32))
+        notes = np.zeros(self._notes.shape, np.int32)
+        notes[:, ENDED] = [not on for on in active or [True] * self.batch]
+        notes[:, LAST] = self.vocabulary.first_time - 1
+        notes[:, SEED] = (seed + np.arange(self.batch, dtype=np.int64)) & 0x7FFFFFFF
+        self._notes.assign(notes)
+        self._sums.assign(np.array([[0.0, temperature]] * self.batch, np.float32))
 
     def read(self, prompts: Sequence[Ids], begin: int) -> Tensor:
         """Read prompts of one length; probabilities of the languages, [batch, languages]."""

@@ -1,16 +1,15 @@
 """Files of vectors: .npy, .parquet and .arrow, written row after row, so that a run can go on.
 
 Rows go to `F.part`, which is a .npy file whose header is written last, and `F.part.note` says of
-what run they are. A process that ends leaves both; the next run with the same description goes on
-behind the last whole row. What is finished gets its name in one step.
+what run they are, and how many bytes. A process that ends leaves both; the next run with the same
+description goes on behind the rows of the note. What is finished gets its name in one step.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from msgspec import Struct
 
-from centella.errors import MissingExtraError, WeightsError
+from centella.errors import MissingExtraError, ShapeError, WeightsError
 from centella.host.files import Growing, replaced
 
 Array = np.ndarray[Any, Any]
@@ -75,11 +74,25 @@ def _arrow(file: Path) -> Stored:
         table = arrow.parquet.read_table(file)
     else:
         table = arrow.ipc.open_file(arrow.memory_map(str(file))).read_all()
-    column = table.column(VECTORS).combine_chunks()
-    flat = column.flatten().to_numpy(zero_copy_only=False)
+    flat = _numbers(table.column(VECTORS).combine_chunks())
     texts = table.column(TEXTS).to_pylist() if TEXTS in table.column_names else None
     model = (table.schema.metadata or {}).get(MODEL.encode())
-    return Stored(flat.reshape(len(column), -1), texts, model.decode() if model else None)
+    return Stored(flat.reshape(len(table), -1), texts, model.decode() if model else None)
+
+
+def _numbers(column: Any) -> Array:
+    """The numbers of a column of lists, which all have one length and no gaps."""
+    if not hasattr(column, "value_lengths"):
+        raise ValueError(f"expected lists in {VECTORS}, got {column.type}")
+    lengths = column.value_lengths().unique().to_pylist()
+    if len(lengths) > 1 or None in lengths:
+        names = ", ".join("no row" if n is None else str(n) for n in lengths[:4])
+        raise ValueError(f"expected rows of one length in {VECTORS}, got {names}")
+    flat = column.flatten()
+    if flat.null_count:
+        raise ValueError(f"expected numbers in {VECTORS}, got {flat.null_count:,} missing ones")
+    numbers: Array = flat.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _pyarrow() -> Any:
@@ -127,10 +140,9 @@ class VectorFile:
 
     def _rows(self, about: Mapping[str, Any]) -> int:
         """Whole rows of an interrupted run."""
-        try:
-            before = json.loads(self._file.note)
-        except ValueError:  # none, or the process ended while it was written
+        if self._file.size <= HEADER:
             return 0
+        before = json.loads(self._file.note)
         other = [k for k in about if before.get(k) != about[k]]
         if other:
             differs = "; ".join(f"{k} {before.get(k)!r}, now {about[k]!r}" for k in other)
@@ -138,7 +150,7 @@ class VectorFile:
                 f"{self._file.part}: expected the rows of this run, got those of another one "
                 f"({differs}); finish that one, or begin anew with --restart"
             )
-        return max(0, self._file.size - HEADER) // (4 * self.dim)
+        return (self._file.size - HEADER) // (4 * self.dim)
 
     def __enter__(self) -> Self:
         return self
@@ -147,16 +159,28 @@ class VectorFile:
         self._file.__exit__()
 
     def append(self, vectors: Array) -> None:
-        """Write rows [n, dim] behind those that are there; raises OSError: a full disk."""
+        """Write rows [n, dim] behind those that are there.
+
+        Raises:
+            ShapeError: rows of another length. OSError: a full disk.
+        """
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise ShapeError(
+                f"{self.path}: expected rows [n, {self.dim}], got {list(vectors.shape)}"
+            )
         self._file.append(np.ascontiguousarray(vectors, "<f4").tobytes())
         self.rows += len(vectors)
 
-    def finish(self, texts: Iterable[str] = (), model: str = "") -> None:
+    def finish(self, texts: Sequence[str] = (), model: str = "") -> None:
         """Give the file its name, once all rows are there.
 
         Args:
             texts: one a row, and model: its name; for .parquet and .arrow.
+
+        Raises:
+            ShapeError: more texts than rows, or fewer. OSError: a full disk.
         """
+        _expect_texts(self.path, self.rows, texts)
         header = io.BytesIO()
         shape: Any = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dim)}
         np.lib.format.write_array_header_1_0(header, shape)
@@ -174,26 +198,38 @@ class VectorFile:
 
 
 def write_vectors(
-    path: str | PathLike[str], vectors: Array, texts: Iterable[str] = (), model: str = ""
+    path: str | PathLike[str], vectors: Array, texts: Sequence[str] = (), model: str = ""
 ) -> None:
     """Vectors [n, dim] f32 as a file, whole or not at all; texts and model as for `finish`.
 
     Raises:
+        ShapeError: vectors of another rank, or more texts than rows, or fewer.
         MissingExtraError: pyarrow is not installed; OSError: the file cannot be written.
     """
-    parquet = Path(path).suffix == ".parquet"
+    if vectors.ndim != 2:
+        raise ShapeError(f"{path}: expected vectors [n, dim], got {list(vectors.shape)}")
+    suffix = Path(path).suffix
+    _expect_texts(path, len(vectors), texts)
     with replaced(path) as file:
         sink: Any = SimpleNamespace(write=file.write)  # of a file, NumPy's errors have no reason
-        if Path(path).suffix == ".npy":
+        if suffix == ".npy":
             np.save(sink, vectors)
             return
         arrow = _pyarrow()
         rows = arrow.list_(arrow.float32(), vectors.shape[1])
         schema = arrow.schema([(TEXTS, arrow.string()), (VECTORS, rows)], metadata={MODEL: model})
-        remaining = iter(texts)
-        with (arrow.parquet.ParquetWriter if parquet else arrow.ipc.new_file)(file, schema) as out:
+        with (arrow.parquet.ParquetWriter if suffix == ".parquet" else arrow.ipc.new_file)(
+            file, schema
+        ) as out:
             for start in range(0, len(vectors), GROUP):
                 some = np.ascontiguousarray(vectors[start : start + GROUP])
                 column = arrow.FixedSizeListArray.from_arrays(some.reshape(-1), some.shape[1])
-                text = arrow.array(list(islice(remaining, len(some))), arrow.string())
+                text = arrow.array(texts[start : start + GROUP], arrow.string())
                 out.write_table(arrow.table([text, column.cast(rows)], schema=schema))
+
+
+def _expect_texts(path: str | PathLike[str], rows: int, texts: Sequence[str]) -> None:
+    if Path(path).suffix != ".npy" and len(texts) != rows:
+        raise ShapeError(
+            f"{path}: expected a text for each of the {rows:,} rows, got {len(texts):,}"
+        )

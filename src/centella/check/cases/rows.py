@@ -54,12 +54,14 @@ def argmax() -> Row:
 
 
 def topk() -> Row:
-    """Ties, NaN, infinities; one of one, all of a row, the most of a long one; odd k."""
+    """Ties, NaN, infinities; one of one, all of a row, few and many of a long one; odd k."""
     made = [Case((In(s),), {"k": min(k, s[-1])}) for s in ROWS_OF for k in (1, 3, 8)]
     made += cases([(3, 40), (64,)], "ties", {"k": 7}, dtypes=FLOATS)
     made += laid_out(Case((In((6, 5)),), {"k": 3}), *LAYOUTS[1:])
     made += cases([(21,)], "extremes", {"k": 21}, dtypes=FLOATS)
     made += cases([(2, 4099)], attrs={"k": 64}, dtypes=FLOATS, small=False)
+    made += cases([(2, 9001)], attrs={"k": 10}, dtypes=FLOATS)
+    made += cases([(3, 20_003)], "ties", {"k": 100}, dtypes=FLOATS, small=False)
     made += [Case((In((2, 300), (0, 2)),), {"k": 9}, dtypes=INTEGERS)]
     return Row(NUMBERS, tuple(made), exact=True)
 
@@ -97,6 +99,22 @@ def sample() -> Row:
     rest = (In((3, 300)), In((5, 7), "positive"), In((5,), (0, 1 << 30), "i32"))
     made.append(Case((*states, *rest, In((3,), "apart", "i32"))))
     return Row(("f32",), tuple(made), exact=True)
+
+
+def speech_token() -> Row:
+    """Vocabularies of one part and of several; texts at their begin, after times, and ended."""
+    made = []
+    for b, v in ((1, 9), (2, 40), (5, 256), (3, 1003), (2, 9001)):
+        zero = v - v // 3
+        attrs = {"end": v // 2, "zero": zero, "no_timestamps": zero - 1, "latest": zero + v // 5}
+        states = (In((b, 6), (0, 2), "i32", "state"), In((b, 2), "positive", layout="state"))
+        token = In((b, 1), (0, v), "i32", "state")
+        rest = (token, In((b, v)), In((v,), (0, 3), "i32"))
+        for timed in (False, True):
+            for random in (False, True):
+                how = {**attrs, "timed": timed, "random": random}
+                made.append(Case((*states, *rest), how))
+    return Row(("f32",), tuple(made), sums=True)
 
 
 def dot() -> Row:

@@ -1,4 +1,4 @@
-"""The largest elements of rows of any length: those of each chunk, then of what these leave."""
+"""The largest elements of rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from centella.tensors.functional.move import concat, take_along_axis
 from centella.tensors.tensor import Tensor, apply_all
 
 __all__ = ["topk"]
-CHUNK = 2048  # elements that one group looks through
-DIRECT = 2 * CHUNK  # of a row that is looked through at once
+CHUNK = 4096  # elements that are sorted at once, where more are wanted than are looked for
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -23,7 +22,8 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Of equal elements the one with the lower index comes first; a NaN is larger than every number.
 
     Args:
-        x: [..., n], not of bools; k: from 1 to n. Up to 64 they are looked for, more are sorted.
+        x: [..., n], not of bools; k: from 1 to n. Up to 128 are looked for in one pass over x; for
+            more, rows are sorted in chunks.
 
     Returns:
         values [..., k] in the dtype of x, and indices [..., k] i32.
@@ -35,31 +35,29 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     n, k = x.shape[-1] if x.ndim else 0, whole("topk", "k", k)
     if x.ndim and not 0 < k <= n:
         raise ShapeError(f"topk: expected k from 1 to {n}, for rows of {n} elements, got {k}")
-    chunk = CHUNK
-    while chunk < 4 * k:
-        chunk *= 2
-    if n <= max(DIRECT, chunk):
-        return _chosen(x, k)
-    lead, chunks = x.shape[:-1], n // chunk
-    full = chunks * chunk
-    values, at = _chosen(x[..., :full].reshape(*lead, chunks, chunk), k)
-    at = at + (arange(chunks, device=x.device) * chunk).reshape(chunks, 1)
-    values, at = values.reshape(*lead, chunks * k), at.reshape(*lead, chunks * k)
-    if full < n:
-        rest, place = _chosen(x[..., full:], min(k, n - full))
-        values, at = concat([values, rest], -1), concat([at, place + full], -1)
-    values, picks = topk(values, k)
-    return values, take_along_axis(at, picks)
-
-
-def _chosen(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Of rows that are looked through at once."""
     if k <= MOST or not x.ndim or x.dtype.kind == "bool":
         values, indices = apply_all(get("topk"), (x,), {"k": k})
         return values, indices
-    order = argsort(x, descending=True)
-    if x.dtype.is_float:  # which has NaN last
-        number = eq(x, x).astype("i32")
-        order = take_along_axis(order, argsort(take_along_axis(number, order)))
-    order = order[..., :k]
-    return take_along_axis(x, order), order
+    return _sorted(x, k)
+
+
+def _sorted(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest: those of each chunk of a row, then of what these leave."""
+    n, chunk = x.shape[-1], max(CHUNK, 4 << (k - 1).bit_length())
+    if n <= chunk:
+        order = argsort(x, descending=True)
+        if x.dtype.is_float:  # which has NaN last
+            number = eq(x, x).astype("i32")
+            order = take_along_axis(order, argsort(take_along_axis(number, order)))
+        order = order[..., :k]
+        return take_along_axis(x, order), order
+    lead, chunks = x.shape[:-1], n // chunk
+    full = chunks * chunk
+    values, at = _sorted(x[..., :full].reshape(*lead, chunks, chunk), k)
+    at = at + (arange(chunks, device=x.device) * chunk).reshape(chunks, 1)
+    values, at = values.reshape(*lead, chunks * k), at.reshape(*lead, chunks * k)
+    if full < n:
+        rest, place = topk(x[..., full:], min(k, n - full))
+        values, at = concat([values, rest], -1), concat([at, place + full], -1)
+    values, picks = _sorted(values, k)
+    return values, take_along_axis(at, picks)

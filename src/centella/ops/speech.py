@@ -1,0 +1,393 @@
+"""speech_token: the next token of each window of sound, chosen by the rules of transcripts.
+
+    allowed   tokens of level 0; of level 1 but for a text's first token; and with `timed`
+        first token           times up to `latest`
+        after one time        the end, special tokens, times from the last one on
+        after two times       text
+        else                  text, times after the last one
+    weigh     exp(l) of the times together > exp(l) of each text token: only times are allowed
+    token     argmax over allowed of l, or of l / t - log(-log(u)); `end` for a row that has ended
+    sum       + log softmax(l over allowed) at the token
+
+Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision". u is the
+hash of `sample`, drawn by the number of the token and the row's seed. What is known of a row lies
+in States: notes i32 [batch, 6] (`NOTES`), sums f32 [batch, 2] (log-probability, temperature), and
+the token [batch, 1]. A row with a NaN among what is allowed gives -1.
+
+Two launches: groups survey parts of rows, text and times apart; a team a row puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import Array, f32, i32, u32
+from centella.emit.program import Call, HostProgram, Kernel, Ref
+from centella.errors import DTypeError, ShapeError
+from centella.op.axes import Axes, axes
+from centella.op.form import Form
+from centella.op.op import Lowered, Op, Out
+from centella.ops.kernel_params import face
+from centella.ops.rows import THREADS, WALKERS, Item, Row, Team, Values, chunked, load, team_of
+from centella.ops.sample import noise, traced_noise
+from centella.specs import Caps, Spec, make_spec
+
+NEVER = -3.0e38  # the logit of a token that may not come
+LEAST = -3.4e38  # below it: the largest of no tokens
+NOTES = ("ended", "steps", "last time", "last was a time", "the one before was", "seed")
+ENDED, STEPS, LAST, WAS, BEFORE, SEED = range(len(NOTES))
+PART = 4096  # tokens of a group
+NONE = 0xFFFFFFFF
+
+
+class _Rules:
+    """Which tokens may come in a row, as its notes say."""
+
+    def __init__(self, notes: Any, row: Any, timed: bool) -> None:
+        self._timed = timed
+        self.end, self.zero, self._no_times, self._latest = (
+            lang.parameter(n, u32) for n in ("end", "zero", "no_timestamps", "latest")
+        )
+        self.step = lang.bitcast(notes[row, STEPS], u32)
+        self._first = self.step == 0
+        if not timed:
+            return
+        last, was, before = (lang.bitcast(notes[row, c], u32) for c in (LAST, WAS, BEFORE))
+        opened, closed = (was != 0) & (before == 0), (was != 0) & (before != 0)
+        after = lang.select(opened, self.end, 0)
+        self._text_from = lang.select(self._first, self.zero, after)
+        self._time_from = lang.select(opened, last, last + 1)
+        self._time_to = lang.select(self._first, self._latest, lang.select(closed, 0, NONE))
+
+    def is_time(self, token: Any) -> Any:
+        """Whether a token is a time."""
+        return token >= self.zero
+
+    def allowed(self, token: Any, level: Any) -> Any:
+        """Whether it may come."""
+        allowed = (level == 0) | ((level == 1) & ~self._first)
+        if not self._timed:
+            return allowed
+        time = (token >= self._time_from) & (token <= self._time_to)
+        text = (token >= self._text_from) & (token != self._no_times)
+        is_time = self.is_time(token)
+        return allowed & ((is_time & time) | (text & ~is_time))
+
+
+def _survey(
+    *, chunk: bool, team: Team, timed: bool, random: bool, logits: Any, levels: Any, notes: Any,
+    sums: Any, figures: Any, places: Any,
+) -> None:  # fmt: skip
+    """A team has a part of a row: figures of its text, and of its times where they may come."""
+    columns, part, parts, rows = (
+        lang.parameter(n, u32) for n in ("columns", "part", "parts", "rows")
+    )
+    width = logits.dtype.per_chunk if chunk else 1
+    row = Row(team, width, lambda n: lang.minimum(columns - n % parts * part, part), rows)
+    at, first = row.number // parts, row.number % parts * part
+    rules = _Rules(notes, at, timed)
+    if random:
+        cold, seed = 1.0 / sums[at, 1], lang.bitcast(notes[at, SEED], u32)
+
+    def token(item: Item, j: int) -> Any:
+        return first + item.column + j
+
+    def read(item: Item) -> Values:
+        values = load(logits, at, first + item.column, columns, width, chunk)
+        start = first + item.column
+        bans = levels.load(start) if chunk else [levels[start]]
+        pairs = zip(values, bans, strict=True)
+        return [
+            lang.select(rules.allowed(token(item, j), lang.bitcast(ban, u32)), value, NEVER)
+            for j, (value, ban) in enumerate(pairs)
+        ]
+
+    kept = row.kept(read)
+
+    def scored(item: Item) -> Values:
+        return [
+            lang.maximum(v * cold - traced_noise(token(item, j), rules.step, seed), LEAST)
+            for j, v in enumerate(kept(item))
+        ]
+
+    scores = row.kept(scored) if random else kept
+    for kind in range(1 + timed):  # text, times
+
+        def own(item: Item, values: Values, other: Any, kind: int = kind) -> Values:
+            if not timed:
+                return values
+            times = [rules.is_time(token(item, j)) for j in range(len(values))]
+            pairs = [(v, other) if kind else (other, v) for v in values]
+            return [lang.select(t, *p) for t, p in zip(times, pairs, strict=True)]
+
+        found = _figures(row, kept, scores, own, token)
+        with lang.if_(row.first()):
+            to = row.number * (1 + timed) + kind
+            places[to] = found.pop()
+            for j, value in enumerate(found):
+                figures[to * len(found) + j] = value
+
+
+def _figures(
+    row: Row, logits: Callable[[Item], Values], scores: Callable[[Item], Values],
+    own: Callable[[Item, Values, Any], Values], token: Callable[[Item, int], Any],
+) -> list[Any]:  # fmt: skip
+    """Of a part's tokens of a kind: sum of weights, largest logit, largest score, the token.
+
+    Where scores are the logits the largest is there once.
+    """
+    top = row.total(lambda item: own(item, logits(item), LEAST), LEAST, "max")
+    tops = [top]
+    if scores is not logits:
+        tops.append(row.total(lambda item: own(item, scores(item), LEAST), LEAST, "max"))
+
+    def weights(item: Item) -> Values:
+        return own(item, [lang.exp(v - top) for v in logits(item)], 0.0)
+
+    def hits(item: Item) -> Values:
+        pairs = enumerate(scores(item))
+        places = [lang.select(s == tops[-1], token(item, j), NONE) for j, s in pairs]
+        return own(item, places, NONE)
+
+    return [row.total(weights, 0.0, "add"), *tops, row.total(hits, NONE, "min")]
+
+
+def _take(
+    *, team: Team, timed: bool, random: bool, figures: Any, places: Any, logits: Any, notes: Any,
+    sums: Any, token: Any, y: Any,
+) -> None:  # fmt: skip
+    """A team has a row: text or times, the token, and what is noted of it."""
+    parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
+    row = Row(team, 1, parts, rows)
+    found = []
+    for kind in range(1 + timed):
+
+        def at(item: Item, kind: int = kind) -> Any:
+            return (row.number * parts + item.column) * (1 + timed) + kind
+
+        def figure(item: Item, j: int, at: Any = at) -> Any:
+            return figures[at(item) * (2 + random) + j]
+
+        found.append(_put_together(row, figure, lambda item, at=at: places[at(item)], 1 + random))
+    with lang.if_(row.first()):
+        _note(found, row.number, random, logits, notes, sums, token, y)
+
+
+def _put_together(
+    row: Row, figure: Callable[[Item, int], Any], place: Callable[[Item], Any], last: int
+) -> list[Any]:
+    """As `_figures`, of a whole row; `last` is the figure of the largest score."""
+    tops = [
+        row.total(lambda item, j=j: [figure(item, j)], LEAST, "max") for j in range(1, last + 1)
+    ]
+
+    def weight(item: Item) -> Values:
+        return [figure(item, 0) * lang.exp(figure(item, 1) - tops[0])]
+
+    def hit(item: Item) -> Values:
+        return [lang.select(figure(item, last) == tops[-1], place(item), NONE)]
+
+    return [row.total(weight, 0.0, "add"), tops[0], tops[-1], row.total(hit, NONE, "min")]
+
+
+def _note(
+    found: list[Any], row: Any, random: bool, logits: Any, notes: Any, sums: Any, token: Any, y: Any
+) -> None:
+    """Choose between text and times; one thread writes what is known of the row now."""
+    weight, top, best, place = found[0]
+    if len(found) > 1:
+        time_weight, time_top, time_best, time_place = found[1]
+        most = lang.maximum(top, time_top)
+        of_times, of_text = (lang.exp(t - most) for t in (time_top, top))
+        likelier = time_weight * of_times > of_text
+        place = lang.select(likelier | (time_best > best), time_place, place)
+        weight = lang.select(likelier, time_weight, weight * of_text + time_weight * of_times)
+        place = lang.select(lang.isnan(most), NONE, place)
+        top = lang.select(likelier, time_top, most)
+    else:
+        place = lang.select(lang.isnan(top), NONE, place)
+    own = top
+    if random:
+        own = lang.minimum(logits[row, lang.select(place == NONE, 0, place)], top)
+    end, zero = lang.parameter("end", u32), lang.parameter("zero", u32)
+    ended = notes[row, ENDED] != 0
+    chosen = lang.select(ended, end, place)
+    gained = (own - top) - lang.log(weight)
+    sums[row, 0] = sums[row, 0] + lang.select(ended, 0.0, gained)
+    steps, was, last = notes[row, STEPS], notes[row, WAS], notes[row, LAST]
+    is_time = (chosen >= zero) & (chosen != NONE)
+    result = lang.bitcast(chosen, i32)
+    notes[row, BEFORE] = lang.select(steps == 0, 1, was)
+    notes[row, LAST] = lang.select(is_time, result, last)
+    notes[row, WAS] = lang.cast(is_time, i32)
+    notes[row, ENDED] = lang.cast(ended | (chosen == end), i32)
+    notes[row, STEPS] = steps + 1
+    token[row, 0] = result
+    y[row] = result
+
+
+survey_kernel: Kernel = Kernel(_survey, workgroup=WALKERS, name="speech_survey")
+take_kernel: Kernel = Kernel(_take, workgroup=THREADS, name="speech_token")
+
+
+class SpeechAttrs(Struct, frozen=True):
+    """Special tokens, whether times come, whether tokens are drawn.
+
+    Attributes:
+        end: of a text; zero: the token of the time 0; no_timestamps: never comes with times.
+        latest: the largest token of a text's first time.
+    """
+
+    end: int
+    zero: int
+    no_timestamps: int
+    latest: int
+    timed: bool
+    random: bool
+
+
+def rule(specs: tuple[Spec, ...], attrs: SpeechAttrs) -> tuple[Out, ...]:
+    """Notes [b, 6], sums f32 [b, 2], token [b, 1], logits f32 [b, v], levels [v]; i32 but for f32.
+
+    To these States, and tokens i32 [b].
+    """
+    logits = specs[3]
+    if len(logits.shape) != 2 or not logits.shape[1]:
+        raise ShapeError(f"speech_token: expected logits [batch, vocab], got {list(logits.shape)}")
+    b, v = logits.shape
+    wanted = ((b, len(NOTES)), i32), ((b, 2), f32), ((b, 1), i32), ((b, v), f32), ((v,), i32)
+    names = ("notes", "sums", "token", "logits", "levels")
+    for name, spec, (shape, dtype) in zip(names, specs, wanted, strict=True):
+        if spec.shape != shape:
+            raise ShapeError(f"speech_token: expected {name} {list(shape)}, got {list(spec.shape)}")
+        if spec.dtype is not dtype:
+            raise DTypeError(
+                f"speech_token: expected {name} of {dtype.name}, got {spec.dtype.name}"
+            )
+    return (*wanted[:3], ((b,), i32))
+
+
+# -- the NumPy formula ----------------------------------------------------------------------------
+
+
+def allowed(levels: Array, notes: Array, attrs: SpeechAttrs) -> Array:
+    """bool [vocab]: the tokens that may come in a row."""
+    _, steps, last, was, before, _ = notes.tolist()
+    may: Array = (levels == 0) | ((levels == 1) & (steps != 0))
+    if not attrs.timed:
+        return may
+    zero, opened = attrs.zero, bool(was and not before)
+    text, times = may[:zero].copy(), may[zero:].copy()
+    text[: zero if not steps else attrs.end if opened else 0] = False
+    text[attrs.no_timestamps :][:1] = False
+    times[: max(last + (not opened) - zero, 0)] = False
+    if not steps:
+        times[max(attrs.latest + 1 - zero, 0) :] = False
+    elif was and before:
+        times[:] = False
+    return np.concatenate([text, times])
+
+
+def choose(scores: Array, steps: int, seed: int, heat: float, attrs: SpeechAttrs) -> Any:
+    """Token, and its log-probability, of a row whose forbidden tokens are at `NEVER`."""
+    top = scores.max()
+    if np.isnan(top):
+        return -1, np.nan
+    keys = scores
+    if attrs.random:
+        keys = scores * (1 / np.float32(heat)) - noise(len(scores), steps, seed)
+        keys = np.maximum(keys, np.float32(LEAST))
+    weights = np.exp(scores - top)
+    of_times, of_text = weights[attrs.zero :].sum(), weights[: attrs.zero].max(initial=0.0)
+    first = attrs.zero if attrs.timed and of_times > of_text else 0
+    scores = scores[first:]
+    at = int(keys[first:].argmax())
+    return first + at, scores[at] - scores.max() - np.log(np.exp(scores - scores.max()).sum())
+
+
+def reference(notes: Any, sums: Any, token: Any, logits: Any, levels: Any, **named: Any) -> Any:
+    """The NumPy formula: changes `notes`, `sums` and `token`."""
+    attrs = SpeechAttrs(**named)
+    y = np.empty(len(logits), np.int32)
+    for row, values in enumerate(logits):
+        ended, steps, _, was, _, seed = notes[row].tolist()
+        with np.errstate(all="ignore"):
+            scores = np.where(allowed(levels, notes[row], attrs), values, values.dtype.type(NEVER))
+            chosen, gained = choose(scores, steps, seed, float(sums[row, 1]), attrs)
+        if ended:
+            chosen, gained = attrs.end, 0.0
+        is_time = chosen >= attrs.zero
+        sums[row, 0] += gained
+        notes[row, BEFORE] = 1 if not steps else was
+        notes[row, LAST] = chosen if is_time else notes[row, LAST]
+        notes[row, WAS], notes[row, STEPS] = is_time, steps + 1
+        notes[row, ENDED] = bool(ended) or chosen == attrs.end
+        token[row], y[row] = chosen, chosen
+    return notes, sums, token, y
+
+
+def host(form: Form[SpeechAttrs]) -> HostProgram:
+    """On the CPU."""
+
+    def call(arrays: list[Array], outs: list[Array]) -> None:
+        outs[3][...] = reference(*arrays, **form.named)[3]
+
+    return HostProgram("numpy:speech_token", "speech_token", call)
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:
+    """Two launches: parts of rows, then rows."""
+    notes, sums, token, logits, levels = form.inputs
+    rows, columns = logits.shape
+    attrs = form.attrs
+    parts = -(-columns // PART)
+    part = -(-columns // (16 * parts)) * 16 if parts > 1 else columns
+    chunk, kinds = chunked(logits, levels), 1 + attrs.timed
+    width = f32.per_chunk if chunk else 1
+    team = team_of(part, width, caps, columns - (parts - 1) * part)
+    few = team_of(parts, 1, caps)
+    figures = make_spec((rows * parts * kinds * (2 + attrs.random),), f32, 4)
+    places = make_spec((rows * parts * kinds,), u32, 4)
+    modes = (("random", attrs.random), ("timed", attrs.timed))
+    tokens = (("end", attrs.end), ("zero", attrs.zero))
+    survey = Call(
+        survey_kernel,
+        (Ref(3, logits), Ref(4, levels), Ref(0, notes), Ref(1, sums), Ref(9, figures),
+         Ref(10, places)),
+        (("columns", columns), ("part", part), ("parts", parts), ("rows", rows * parts), *tokens,
+         ("no_timestamps", attrs.no_timestamps), ("latest", attrs.latest)),
+        (("chunk", chunk), *modes, ("team", team)), team.groups(rows * parts), team.threads,
+        face({"logits": 2, "levels": 1, "notes": 2, "sums": 2}, {"figures": 1, "places": 1}),
+    )  # fmt: skip
+    take = Call(
+        take_kernel,
+        (Ref(9, figures), Ref(10, places), Ref(3, logits), Ref(8, form.outputs[3]), Ref(0, notes),
+         Ref(1, sums), Ref(2, token)),
+        (("parts", parts), ("rows", rows), *tokens), (*modes, ("team", few)), few.groups(rows),
+        few.threads,
+        face({"figures": 1, "places": 1, "logits": 2}, {"y": 1},
+             {"notes": 2, "sums": 2, "token": 2}),
+    )  # fmt: skip
+    return Lowered((survey, take), (figures, places))
+
+
+def takes(index: int, spec: Spec) -> bool:
+    """Rows of neighbouring elements."""
+    return spec.unit_rows
+
+
+def axes_of(form: Form[SpeechAttrs]) -> Axes:
+    """Windows."""
+    return axes(["b.", "b.", "b.", "b.", "."], ["b.", "b.", "b.", "b"])
+
+
+SPEECH = Op("speech_token", rule, reference, lower, takes, attrs=SpeechAttrs, mutates=(0, 1, 2),
+            host=host, axes=axes_of, doc=__doc__ or "")  # fmt: skip
