@@ -217,6 +217,10 @@ class Classifier(_Runner):
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("predict", other)
+        if isinstance(pairs, str):
+            raise DTypeError(
+                f"predict: pairs: expected two texts, or a list of such pairs, got {pairs!r:.80}"
+            )
         listed = _listed("predict", pairs)
         single = bool(listed) and all(isinstance(text, str) for text in listed)
         listed = [listed] if single else listed
