@@ -352,7 +352,7 @@ def test_of_a_long_error_the_first_line_is_printed(monkeypatch: pytest.MonkeyPat
     def fails(*_: Any, **__: Any) -> None:
         raise CompileError("k", "fn main() {\n", "line 1: expected }")
 
-    monkeypatch.setattr(Embedder, "encode", fails)
+    monkeypatch.setattr(Embedder, "embed", fails)
     text = failed("embed", "a", *ON_CPU)
     assert text == "centella: kernel 'k' did not compile: (all of it: --debug)"
 
@@ -392,13 +392,13 @@ def test_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for line, row in zip(whole.splitlines()[1:], rows, strict=True):
         assert line.startswith(row["text"]) and f"{row['embedding'][0]:+.4f}" in line
     events: list[tuple[str, str]] = []
-    encode = Embedder.encode
+    embed = Embedder.embed
 
     def watched(*given: Any, **options: Any) -> Any:
         events.append(("encode", ""))
-        return encode(*given, **options)
+        return embed(*given, **options)
 
-    monkeypatch.setattr(Embedder, "encode", watched)
+    monkeypatch.setattr(Embedder, "embed", watched)
     monkeypatch.setattr(output, "SECONDS", 0.0)
     monkeypatch.setattr(output, "err", lambda text: events.append(("told", text)))
     monkeypatch.setattr("centella.cli.embed.out", lambda text: events.append(("rows", f"{text}\n")))

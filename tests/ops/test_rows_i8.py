@@ -8,19 +8,24 @@ at most e = scale |q|_1 s_k / 2, a weight by a factor within e^(2e) of 1, and a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.check.cases.case import rng_of
-from centella.dtypes import dtype_of, narrow, widen
+from centella.dtypes import DType, bf16, dtype_of, f16, narrow, widen
+from centella.emit.ptx import emit_ptx
 from centella.op.op import get
 from centella.ops.attention.op import reference
+from centella.ops.attention.split_warp import SplitTile
 from centella.ops.rows_i8 import decode, encode
 from centella.tensors.tensor import apply_all
-from tests.support.attention import error
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.attention import CAPS, Plan, Shape, error, planned
 
 Array = np.ndarray[Any, Any]
 HALF = 0.5 + 2.0**-14
@@ -178,6 +183,82 @@ def test_blocks(device: ct.Device, variant: str) -> None:
     keys, values = (decode(x.astype(np.float64), rows[2][..., n]) for n, x in enumerate(rows[:2]))
     got = attended(device, q, rows, "f32", variant=variant, **options)
     assert error(got, wanted(q, keys, values, **options)) < EXACT["f32"]
+
+
+# -- on tensor cores ------------------------------------------------------------------------------
+
+CORE_BOUND = {f16: 4e-7, bf16: 1.6e-5}
+SEEN: dict[str, dict[str, Any]] = {
+    "lengths": {"lengths": [0, 33, 70]},
+    "window": {"starts": [3, 40, 60], "window": 17},
+    "all": {"starts": [3, 40, 60], "softcap": 4.0, "sinks": np.linspace(-1, 2, 4),
+            "mask": np.linspace(-3, 3, 280).reshape(1, 4, 1, 70)},
+}  # fmt: skip
+
+
+def on_cores(
+    variant: str, shape: Shape, dtype: DType, *, blocks: Any = None, **masks: Any
+) -> tuple[Plan, list[Array]]:
+    """The launches over rows of i8 with scales of all sizes, and what they read."""
+    b, heads, kv, lq, lk, dim = shape
+    rng = rng_of("cores", shape, variant)
+    rows = (b, kv, lk, dim) if blocks is None else (kv, lk, 64, dim)
+    k, v = (rng.standard_normal(rows) for _ in "kv")
+    v *= 10.0 ** rng.integers(-6, 3, (*rows[:3], 1))
+    keys, values, scales = quantised(k.astype(np.float32), v.astype(np.float32))
+    table = {} if blocks is None else {"blocks": blocks}
+    plan = planned(variant, shape, dtype, scales=scales, **table, **masks)
+    return plan, [rng.standard_normal((b, heads, lq, dim)).astype(np.float32), keys, values]
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("dim", [16, 64, 80, 128])
+def test_decoding_on_tensor_cores(dim: int, dtype: DType) -> None:
+    plan, arrays = on_cores("split_mma", (2, 6, 2, 2, 150, dim), dtype, starts=[20, 148])
+    assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[dtype]
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_masks_on_tensor_cores(name: str) -> None:
+    plan, arrays = on_cores("split_mma", (3, 4, 2, 1, 70, 64), f16, **SEEN[name])
+    assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[f16]
+
+
+def test_blocks_on_tensor_cores() -> None:
+    blocks, starts = [[5, 2, 6], [1, 3, 4]], [130, 67]
+    shape = (2, 4, 2, 1, 7, 64)
+    plan, arrays = on_cores("split_mma", shape, f16, blocks=blocks, starts=starts)
+    assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[f16]
+
+
+def test_scales_that_no_query_sees_may_be_anything_on_tensor_cores() -> None:
+    plan, arrays = on_cores("split_mma", (1, 2, 1, 1, 70, 64), f16, starts=[9])
+    wanted_ = plan.exact(*arrays)
+    plan.masks["scales"][:, :, 11:] = np.nan
+    assert error(plan.run(*arrays), wanted_) < CORE_BOUND[f16]
+
+
+@needs_ptxas
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
+    """And reads 16 bytes at a time: of 16 keys of 128 elements four loads of either."""
+    tile = SplitTile()
+    capped = {"starts": [1], "sinks": [0.0] * 32, "window": 128, "softcap": 50.0}
+    masks: list[tuple[int, DType, dict[str, Any]]] = [
+        (128, f16, {"starts": [1]}), (128, bf16, capped), (64, f16, {"starts": [1]}),
+        (80, bf16, {"starts": [1]}), (128, bf16, {**capped, "blocks": [[1] * 64]}),
+    ]  # fmt: skip
+    for dim, dtype, given in masks:
+        rows = (8, 64, 64, 2) if "blocks" in given else (1, 8, 4096, 2)
+        lk = 64 if "blocks" in given else 4096
+        plan = planned("split_mma", (1, 32, 8, 1, lk, dim), dtype, scales=np.ones(rows),
+                       caps=replace(CAPS, arch=arch), **given)  # fmt: skip
+        text = emit_ptx(plan.ir(0), arch)
+        report, _ = assemble(text, arch, tmp_path)
+        registers, stack = resources(report)
+        assert stack == 0, report
+        assert registers * tile.threads * tile.together <= 65_536
+        assert text[text.index("// for") :].count("ld.global.nc.v4") == 2 * -(-dim // 64) + 4
 
 
 def test_mistakes(device: ct.Device) -> None:

@@ -6,14 +6,14 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.errors import ShapeError
 from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
@@ -24,7 +24,9 @@ from centella.tasks.batches import (
     by_length,
     columns_of,
     exact_tokens,
+    expect_tokenizer,
     grid,
+    listed,
     read_tokenizer,
     rows_of,
     run_batches,
@@ -115,9 +117,7 @@ class Embedder:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
-        return self._tokenizer
+        return expect_tokenizer(self._tokenizer)
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -208,8 +208,7 @@ class Embedder:
         wanted = self._normalized("encode", normalize)
         if not callable(progress):
             progress = flag("encode", "progress", progress)
-        listed = [texts] if isinstance(texts, str) else _listed(texts)
-        pieces = self._pieces(listed, begin, chunk, overlap)
+        pieces = self._pieces(listed("encode", texts), begin, chunk, overlap)
         ids, counts = self._tokenize(pieces.texts, begin)
         vectors = np.empty((len(ids), kept or self.dim), np.float32)
         lengths, most = [len(tokens) for tokens in ids], self.config.max_length
@@ -409,9 +408,3 @@ def _vectors(
     for product in dense:
         x = product(x)
     return finished(x, dim, normalize)
-
-
-def _listed(texts: Any) -> list[Any]:
-    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
-        raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
-    return list(texts)
