@@ -312,6 +312,8 @@ rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
+rope_attend | 16, norm | f32 f16 | attended(i, 16, True)
+rope_attend | blocks | f32 f16 | attended(i, 16, False, [[2, 1, 3], [1, 2, 0]])
 cache_write_i8 | 16 | f32 f16 | written(i, 16, [0, 3], "_i8")
 cache_write_i8 | 16, past the end | f32 f16 | written(i, 16, [2, 5], "_i8")
 cache_write_i8 | 6 | f32 f16 | written(i, 6, [0, 3], "_i8")
@@ -567,6 +569,19 @@ def rotated(
     *_, q = apply_all(get(f"rope_cache_write{kind}"), given, attrs)
     kept = contents(caches)
     return F.concat([q.astype(kept.dtype), kept], 2)
+
+
+def attended(i: Inputs, dim: int, norm: bool, starts: Any = (2, 5)) -> ct.Tensor:
+    """q, k and v of a step, rotated, k and v cached, and what q attends to."""
+    shape = (2, 4, 64, dim) if isinstance(starts[0], list) else (2, 2, 70, dim)
+    caches = [ct.State(i(*shape)) for _ in "kv"]
+    x, norms = i(2, 1, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
+    angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
+    tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
+    attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1}
+    *_, y = apply_all(get("rope_attend"), given, attrs)
+    return F.concat([y.permute(0, 2, 1, 3)], 2)
 
 
 def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:

@@ -244,10 +244,12 @@ def test_after_the_first_nothing_is_compiled() -> None:
         ({"batch": 2.5}, DTypeError, "batch: expected a whole number, got 2.5"),
         ({"regions": [(2, 1)]}, ShapeError, "regions: expected times in order"),
         ({"regions": [1]}, DTypeError, "regions: expected pairs of seconds"),
-        ({"no_repeat_ngram": 9}, ShapeError, "no_repeat_ngram: expected 2 to 8, got 9"),
+        ({"no_repeat_ngram": 9}, ShapeError, "no_repeat_ngram: expected 0, or 2 to 8, got 9"),
         ({"condition_on_previous_text": 1}, DTypeError, "expected True or False, got 1"),
         ({"logprob_threshold": "x"}, DTypeError, "logprob_threshold: expected a number or None"),
         ({"beam": 5.5}, DTypeError, "beam: expected a whole number, got 5.5"),
+        ({"beam": 0}, ShapeError, "beam: expected 1 to 16, got 0"),
+        ({"max_new_tokens": 2.5}, DTypeError, "max_new_tokens: expected a whole number, got 2.5"),
         ({"loud": 1}, TypeError, "unexpected argument 'loud'"),
     ],
 )

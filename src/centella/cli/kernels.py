@@ -59,6 +59,7 @@ VARIANTS = {
     "sample": ("Generator.generate", "the next token of each sequence"),
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
+    "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
     "rope_cache_write_i8": ("KVCache.append_qkv", "the same for a cache in i8"),
     "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
@@ -159,6 +160,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             get("rope_cache_write"),
             (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
             {"interleaved": False, "eps": 1e-6},
+        ),
+        "rope_attend": lambda t: apply_all(
+            get("rope_attend"),
+            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+            {"interleaved": False, "eps": 1e-6, "scale": 128**-0.5},
         ),
         "rope_cache_write_i8": lambda t: apply_all(
             get("rope_cache_write_i8"),

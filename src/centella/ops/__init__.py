@@ -26,6 +26,7 @@ from centella.ops import (
     quant,
     reduce,
     rope,
+    rope_attend,
     rope_cache,
     sample,
     softmax,
