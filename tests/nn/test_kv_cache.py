@@ -705,7 +705,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: ct.KVCache(0, 1, 1, 1)),
     (ct.ShapeError, "KVCache: expected num_layers of 1 or more, got 0",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, num_layers=0)),
-    (ct.ShapeError, "KVCache: expected capacity of 1 or more, got 1.5",
+    (ct.DTypeError, "KVCache: expected a whole number for capacity, got 1.5",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1.5)),  # type: ignore[arg-type]
     (ct.DTypeError, "KVCache: expected a float dtype or i8, got i32",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, dtype="i32")),
@@ -751,7 +751,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: c.write(1, two, two)),
     (ct.ShapeError, "write: expected a position of 0 or more, got -1",
      lambda c, k, two, q: c.write(-1, k, k)),
-    (ct.ShapeError, "write: expected a position of 0 or more, got 0.5",
+    (ct.DTypeError, "write: expected a whole number for a position, got 0.5",
      lambda c, k, two, q: c.write(0.5, k, k)),  # type: ignore[arg-type]
 ]  # fmt: skip
 AFTER: list[tuple[type[Exception], str, Mistake]] = [
