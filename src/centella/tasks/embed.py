@@ -6,7 +6,8 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -19,12 +20,12 @@ from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
 from centella.tasks.batches import (
+    Batch,
     Progress,
+    ahead,
     by_columns,
     by_length,
-    columns_of,
     exact_tokens,
-    grid,
     read_tokenizer,
     rows_of,
     run_batches,
@@ -32,6 +33,8 @@ from centella.tasks.batches import (
 from centella.tasks.chunks import Chunk, Chunker, prepared
 from centella.tasks.embeddings import Embeddings, Pieces, joined, texts_cut
 from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
+from centella.tasks.text import checked_texts
+from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 __all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
 
+TOGETHER = 2048  # texts that are tokenised, and then sorted by length, while others are embedded
 CAPTURES = 40  # sizes of batches that the model is kept captured for
 
 
@@ -210,26 +214,37 @@ class Embedder:
             progress = flag("encode", "progress", progress)
         listed = [texts] if isinstance(texts, str) else _listed(texts)
         pieces = self._pieces(listed, begin, chunk, overlap)
-        ids, counts = self._tokenize(pieces.texts, begin)
-        vectors = np.empty((len(ids), kept or self.dim), np.float32)
-        lengths, most = [len(tokens) for tokens in ids], self.config.max_length
-        tokens = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
-        batches = by_columns(lengths, most, tokens) if tokens else by_length(lengths, batch_size)
+        read = checked_texts(prepared(pieces.texts, begin, self.config.lower_case))
+        vectors = np.empty((len(read), kept or self.dim), np.float32)
+        most, pad = self.config.max_length, self.tokenizer.pad_id or 0
+        room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
+        every: list[Tokens] = []
 
-        def submit(rows: list[int]) -> Pending[Array]:
-            columns = columns_of(lengths[rows[0]], most)
-            size = rows_of(columns, tokens) if tokens else batch_size
-            grids = grid([ids[i] for i in rows], size, most, self.tokenizer.pad_id or 0, exact)
-            return self._submit(*grids, wanted, kept)
+        def batches() -> Iterator[Batch]:
+            size = -(-TOGETHER // batch_size) * batch_size
+            parts = (read[first : first + size] for first in range(0, len(read), size))
+            first = 0
+            for tokens in ahead([partial(self._tokenize, part) for part in parts]):
+                every.append(tokens)
+                lengths = tokens.lengths
+                for rows in (
+                    by_columns(lengths, most, room) if room else by_length(lengths, batch_size)
+                ):
+                    yield Batch(tokens, rows, first + rows)
+                first += len(tokens)
 
-        def take(rows: list[int], result: Array) -> None:
-            vectors[rows] = result[: len(rows)]
+        def submit(batch: Batch) -> Pending[Array]:
+            size = rows_of(batch.columns(most), room) if room else batch_size
+            return self._submit(*batch.grid(size, most, pad, exact), wanted, kept)
 
-        run_batches(batches, submit, take, progress)
+        def take(texts: Array, result: Array) -> None:
+            vectors[texts] = result[: len(texts)]
+
+        run_batches(batches(), len(read), submit, take, progress)
         vectors = joined(vectors, pieces, wanted)
         if dtype != "f32":
             vectors = packed(vectors, dtype, ranges)
-        return Embeddings(vectors, texts_cut(counts, lengths, pieces.owners))
+        return Embeddings(vectors, texts_cut(every, pieces.owners))
 
     def chunks(
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
@@ -341,14 +356,13 @@ class Embedder:
         """Whether vectors get length 1: as asked, or as the folder says."""
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
-    def _tokenize(self, texts: list[Any], prompt: str = "") -> tuple[list[list[int]], list[int]]:
-        """Ids of each text, cut at the most that the model reads, and how many it has."""
+    def _tokenize(self, texts: list[str]) -> Tokens:
+        """Ids of texts, cut at the most that the model reads."""
         begin = began()
-        read = prepared(texts, prompt, self.config.lower_case)
-        ids, counts = self.tokenizer.encode_counted(read, self.config.max_length)
-        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
+        tokens = self.tokenizer.tokens(texts, self.config.max_length)
+        self.tokenizer.check_ids(tokens, self.model.config.vocab_size)
         noted("tokenise", begin, texts=len(texts))
-        return ids, counts
+        return tokens
 
     def _tell_of_cut(self, found: Embeddings) -> None:
         first = found.cut[0]

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.tasks.tokens import Tokens
 
 
 class Cut(Struct, frozen=True):
@@ -68,7 +69,11 @@ def joined(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     return means
 
 
-def texts_cut(counts: Sequence[int], read: Sequence[int], owners: Sequence[int]) -> tuple[Cut, ...]:
+def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]:
     """Those that have more tokens than were read."""
-    rows = zip(owners, counts, read, strict=True)
-    return tuple(Cut(owner, count, n) for owner, count, n in rows if count > n)
+    cuts, first = [], 0
+    for part in parts:
+        for i in np.flatnonzero(part.counts > part.lengths).tolist():
+            cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
+        first += len(part)
+    return tuple(cuts)
