@@ -29,7 +29,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from centella.cli import info, kernels, output, passages
-from centella.cli.app import build
+from centella.cli.app import COMMANDS, build
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "data" / "tiny-bert"
@@ -55,22 +55,14 @@ def failed(*arguments: object) -> str:
     return str(result.output).strip()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        *(
-            (name,)
-            for name in "info embed search generate transcribe kernels bench check demo".split()
-        ),
-    ],
-)
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.output
     assert "centella " + (command[0] if command else "demo") in result.output
     assert "\\b" not in result.output
+    assert "\\n" not in result.output
     assert "\b" not in result.output
     if command:
         below = result.output.partition("  Examples:\n")[2].partition("\n\n")[0].splitlines()
@@ -360,7 +352,7 @@ def test_of_a_long_error_the_first_line_is_printed(monkeypatch: pytest.MonkeyPat
     def fails(*_: Any, **__: Any) -> None:
         raise CompileError("k", "fn main() {\n", "line 1: expected }")
 
-    monkeypatch.setattr(Embedder, "encode", fails)
+    monkeypatch.setattr(Embedder, "embed", fails)
     text = failed("embed", "a", *ON_CPU)
     assert text == "centella: kernel 'k' did not compile: (all of it: --debug)"
 
@@ -400,13 +392,13 @@ def test_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for line, row in zip(whole.splitlines()[1:], rows, strict=True):
         assert line.startswith(row["text"]) and f"{row['embedding'][0]:+.4f}" in line
     events: list[tuple[str, str]] = []
-    encode = Embedder.encode
+    embed = Embedder.embed
 
     def watched(*given: Any, **options: Any) -> Any:
         events.append(("encode", ""))
-        return encode(*given, **options)
+        return embed(*given, **options)
 
-    monkeypatch.setattr(Embedder, "encode", watched)
+    monkeypatch.setattr(Embedder, "embed", watched)
     monkeypatch.setattr(output, "SECONDS", 0.0)
     monkeypatch.setattr(output, "err", lambda text: events.append(("told", text)))
     monkeypatch.setattr("centella.cli.embed.out", lambda text: events.append(("rows", f"{text}\n")))

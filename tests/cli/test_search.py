@@ -42,15 +42,15 @@ def test_an_interrupted_command_goes_on(
 ) -> None:
     saved = tmp_path / "v.npy"
     command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, *ON_CPU)
-    encode, calls = Embedder.encode, []
+    embed, calls = Embedder.embed, []
 
     def interrupted(*given: object, **options: object) -> object:
         calls.append(len(given[1]))  # type: ignore[arg-type]
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return encode(*given, **options)  # type: ignore[arg-type]
+        return embed(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Embedder, "encode", interrupted)
+    monkeypatch.setattr(Embedder, "embed", interrupted)
     assert call(*command).exit_code and not saved.exists()
     calls[:] = [0, 0]
     done = call(*command)

@@ -18,6 +18,7 @@ import centella as ct
 from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
+from centella.nn.block_cache import BlockCache
 from tests.support.devices import own
 
 Array = np.ndarray[Any, Any]
@@ -211,6 +212,49 @@ def test_views_are_appended_as_they_lie(device: ct.Device) -> None:
     d.cache.append(turned, wide)
     d.past[0].append(k, v)
     near(d.cache.attend(d.tensor(q)).numpy(), d.past[0].attend(q), "f16")
+
+
+# -- in i8 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("dim", [6, 16])
+def test_steps_in_i8_are_near_those_in_floats(device: ct.Device, dim: int, dtype: str) -> None:
+    """Prefill, steps, a rollback and what is overwritten; `test_rows_i8.py` derives the bound."""
+    rng = np.random.default_rng(dim)
+    caches = [ct.KVCache(BATCH, SHARED, dim, 77, dtype=t, device=device) for t in ("i8", dtype)]
+    assert caches[0].dtype is ct.i8
+    assert caches[0].nbytes == BATCH * SHARED * 77 * 2 * (dim + 4)
+
+    def drawn(heads: int, tokens: int) -> ct.Tensor:
+        return ct.asarray(numbers(rng, dtype, BATCH, heads, tokens, dim), dtype, device)
+
+    for tokens in (70, 1, 3, 1):
+        k, v, q = drawn(SHARED, tokens), drawn(SHARED, tokens), drawn(HEADS, tokens)
+        for cache in caches:
+            cache.append(k, v)
+        got, wanted = (cache.attend(q).astype("f32").numpy() for cache in caches)
+        assert np.square(got - wanted).sum() < 2e-4 * np.square(wanted).sum()
+        if tokens == 3:
+            for cache in caches:
+                cache.truncate([72, 70])
+                cache.write(4, k, v)
+    kept = (cache._layers[0].rows(lambda x: x[:, :, :71]) for cache in caches)
+    for got, wanted in zip(*kept, strict=True):
+        off = got.numpy() - wanted.astype("f32").numpy()
+        assert np.abs(off).max() < np.abs(wanted.numpy()).max() / 127 * 0.51
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i8"])
+def test_another_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
+    first, second = (ct.KVCache(b, 2, 8, 9, dtype=dtype, device=device) for b in (2, 3))
+    k = np.random.default_rng(0).standard_normal((2, 2, 5, 8)).astype(np.float32)
+    first.append(ct.asarray(k, device=device), ct.asarray(-k, device=device))
+    second.take(first, ct.asarray(np.array([1, 0, 1], np.int32), device=device))
+    assert second.lengths == (5, 5, 5)
+    pairs = zip(second.states(), first.states(), strict=True)
+    for mine, theirs in ((x[:, :, :5].numpy() for x in pair) for pair in pairs):
+        np.testing.assert_allclose(mine, theirs[[1, 0, 1]], rtol=1e-6)
 
 
 # -- positions, and going back --------------------------------------------------------------------
@@ -621,9 +665,9 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: ct.KVCache(0, 1, 1, 1)),
     (ct.ShapeError, "KVCache: expected num_layers of 1 or more, got 0",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, num_layers=0)),
-    (ct.ShapeError, "KVCache: expected capacity of 1 or more, got 1.5",
+    (ct.DTypeError, "KVCache: expected a whole number for capacity, got 1.5",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1.5)),  # type: ignore[arg-type]
-    (ct.DTypeError, "KVCache: expected a float dtype, got i32",
+    (ct.DTypeError, "KVCache: expected a float dtype or i8, got i32",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, dtype="i32")),
     (ct.ShapeError, "KVCache: expected a layer below 2, got 2",
      lambda c, k, two, q: c.append(k, k, 2)),
@@ -667,7 +711,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: c.write(1, two, two)),
     (ct.ShapeError, "write: expected a position of 0 or more, got -1",
      lambda c, k, two, q: c.write(-1, k, k)),
-    (ct.ShapeError, "write: expected a position of 0 or more, got 0.5",
+    (ct.DTypeError, "write: expected a whole number for a position, got 0.5",
      lambda c, k, two, q: c.write(0.5, k, k)),  # type: ignore[arg-type]
 ]  # fmt: skip
 AFTER: list[tuple[type[Exception], str, Mistake]] = [
@@ -757,7 +801,7 @@ def plain_append(
 def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> None:
     """A prompt of several tokens, then single ones, in two layers, as by separate ops."""
     rng, heads, kv, dim = np.random.default_rng(6), 4, 2, 16
-    caches = [ct.KVCache(2, kv, dim, 12, num_layers=2, device=device) for _ in range(2)]
+    caches = [ct.KVCache(2, kv, dim, 12, num_layers=2, device=device) for _ in range(3)]
     cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 12))
     weights = rng.standard_normal((2, dim)).astype(np.float32)
     norms = tuple(ct.asarray(w, device=device) for w in weights) if norm else ()
@@ -770,9 +814,11 @@ def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> N
             got = caches[1].append_qkv(x, cos, sin, layer, qk_norm=qk_norm)
             assert got.shape == (2, heads, tokens, dim)
             np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=2e-5, atol=2e-6)
-            y, z = (c.attend(q, layer) for c, q in zip(caches, (wanted, got), strict=True))
+            y, z = (c.attend(q, layer) for c, q in zip(caches[:2], (wanted, got), strict=True))
             np.testing.assert_allclose(z.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
-    assert caches[1].lengths == caches[0].lengths == (7, 7)
+            at_once = caches[2].attend_qkv(x, cos, sin, layer, qk_norm=qk_norm)
+            np.testing.assert_allclose(at_once.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    assert caches[2].lengths == caches[1].lengths == caches[0].lengths == (7, 7)
 
 
 @pytest.mark.devices("simulator", "webgpu", "cuda")
@@ -789,6 +835,31 @@ def test_a_layer_appends_in_one_launch(device: ct.Device) -> None:
                 cache.append_qkv(x, cos, sin, layer, qk_norm=norms)
             device.synchronize()
         led.expect(launches=1 + 2)
+
+
+@pytest.mark.devices("simulator", "cuda")
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_layer_attends_in_one_launch_where_there_are_clusters(
+    device: ct.Device, tokens: int
+) -> None:
+    """The same as in several, of 16 bits; a batch in blocks as well."""
+    rng, heads, kv, dim = np.random.default_rng(7), 4, 2, 32
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 256))
+    norms = ct.asarray(rng.standard_normal((2, dim)).astype(np.float16), device=device)
+    pool = BlockCache(kv, dim, 8, dtype="f16", device=device)
+    rows = [ct.KVCache(2, kv, dim, 256, dtype="f16", device=device) for _ in range(2)]
+    start = 0
+    for n in (130, tokens, tokens):
+        table = np.array([[start, 3, 1, 4, 7], [start, 2, 8, 5, 6]], np.int32)
+        view = pool.view(ct.asarray(table, device=device))
+        qkv = rng.standard_normal((2, n, (heads + 2 * kv) * dim)).astype(np.float16)
+        x = ct.asarray(qkv, device=device)
+        wanted = rows[0].attend(rows[0].append_qkv(x, cos, sin, qk_norm=norms), window=140)
+        got = [c.attend_qkv(x, cos, sin, qk_norm=norms, window=140) for c in (rows[1], view)]
+        for y in got:
+            error = y.astype("f32").numpy() - wanted.astype("f32").numpy()
+            assert np.square(error).sum() < 4e-7 * np.square(wanted.astype("f32").numpy()).sum()
+        start += n
 
 
 def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
@@ -808,6 +879,12 @@ def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
         cache.append_qkv(x, x[0], x[0])
     with pytest.raises(ct.DTypeError, match="expected f32 tables and float norms"):
         cache.append_qkv(x, cos.astype("f16"), sin.astype("f16"))
+    with pytest.raises(ct.ShapeError, match=r"attend_qkv: expected qkv \[1, tokens, \(heads"):
+        cache.attend_qkv(x[..., :40], cos, sin)
+    with pytest.raises(ct.DTypeError, match="rope_attend: expected x of f32, a float, got f16"):
+        cache.attend_qkv(x.astype("f16"), cos, sin)
+    with pytest.raises(ct.ShapeError, match="attend_qkv: expected a finite softcap above 0"):
+        cache.attend_qkv(x, cos, sin, softcap=-1.0)
     assert cache.lengths == (0,)
 
 

@@ -249,6 +249,9 @@ matmul | columns 16 | f32 f16 | F.matmul(i(16, 69), i(69, 35))
 matmul | columns split | f32 f16 | F.matmul(i(2, 600), i(600, 29), alpha=0.5)
 matmul | columns sliced | f32 f16 | F.matmul(i(80, 4)[1:].T, i(79, 42)[:, 1:])
 attention | plain | f32 f16 | attend(i, 2, 2, 5, 21, 16)
+attention | i8, few | f32 f16 | attend_i8(i, 2, 70, 20, variant="split")
+attention | i8, many | f32 f16 | attend_i8(i, 35, 40, 16, causal=True, variant="tiled")
+attention | i8, stream | f32 f16 | attend_i8(i, 9, 33, 20, variant="stream")
 attention | causal | f32 f16 | attend(i, 2, 2, 19, 21, 16, causal=True)
 attention | lengths | f32 f16 | attend(i, 2, 2, 5, 21, 16, lengths=i.of([13, 20]))
 attention | key_mask | f32 f16 | attend(i, 2, 2, 5, 21, 16, key_mask=i.of(KEYS, "bool"))
@@ -309,6 +312,15 @@ rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
+rope_attend | 16, norm | f32 f16 | attended(i, 16, True)
+rope_attend | blocks | f32 f16 | attended(i, 16, False, [[2, 1, 3], [1, 2, 0]])
+cache_write_i8 | 16 | f32 f16 | written(i, 16, [0, 3], "_i8")
+cache_write_i8 | 16, past the end | f32 f16 | written(i, 16, [2, 5], "_i8")
+cache_write_i8 | 6 | f32 f16 | written(i, 6, [0, 3], "_i8")
+cache_write_i8 | blocks | f32 f16 | written(i, 16, [[2, 1, 3], [1, 2, 0]], "_i8")
+rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False, kind="_i8")
+rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True, kind="_i8")
+rope_cache_write_i8 | 6, norm | f32 f16 | rotated(i, 6, True, False, kind="_i8")
 cache_step | begin | i32 | stepped(i)
 cache_step | set | i32 | stepped(i, i.ints(70, low=0))
 topk | short | f32 f16 | picked(i(6, 40), 5)
@@ -342,6 +354,9 @@ normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
 normed_linear | gate, many | f32 f16 | normed(i, 8, 18, 64, "gelu")
 normed_linear | residual | f32 f16 | normed(i, 1, 9, 515, residual=i(1, 9))
 normed_linear | whole | f32 f16 | normed(i, 1, 9, 128 * i.chunk)
+normed_linear | layer | f32 f16 | layered(i, 1, 9, 141 * i.chunk + 3)
+normed_linear | layer, two rows | f32 f16 | layered(i, 2, 9, 129 * i.chunk)
+normed_linear | layer, walked | f32 f16 | layered(i, 2, 9, 1024 * i.chunk + 3)
 expert_linear | gate | f32 f16 | chosen(i, 3, 2, 9, 67)
 expert_linear | gate, both | f32 f16 | chosen(i, 2, 3, 18, 130 * i.chunk + 1)
 expert_linear | gate, whole | f32 f16 | chosen(i, 1, 2, 9, 64 * i.chunk)
@@ -492,6 +507,15 @@ def attend(i: Inputs, h: int, kv: int, lq: int, lk: int, d: int, **more: Any) ->
     return F.attention(i(2, h, lq, d), i(2, kv, lk, d), i(2, kv, lk, d), **more)
 
 
+def attend_i8(i: Inputs, lq: int, lk: int, d: int, **more: Any) -> ct.Tensor:
+    """Attention over keys and values in i8."""
+    i.seed += 1
+    rng = np.random.default_rng(i.seed)
+    k, v = (i.of(rng.integers(-127, 128, (2, 2, lk, d)), "i8") for _ in "kv")
+    scales = i.of(rng.uniform(0.01, 0.02, (2, 2, lk, 2)), "f32")
+    return F.attention(i(2, 4, lq, d), k, v, scales=scales, **more)
+
+
 def turned(i: Inputs, dim: int, rotary: int, positions: Any = None, **more: Any) -> ct.Tensor:
     """rope: chunks and words, columns that pass, each kind of positions."""
     cos, sin = (i.of(t, "f32") for t in ct.rope_tables(dim, 31, rotary_dim=rotary))
@@ -506,24 +530,58 @@ def assigned(i: Inputs, state: tuple[int, ...], x: tuple[int, ...]) -> ct.Tensor
     return made.value
 
 
-def written(i: Inputs, dim: int, starts: list[Any]) -> ct.Tensor:
+def stored(i: Inputs, shape: tuple[int, ...], kind: str) -> list[ct.State]:
+    """Keys and values of a cache; in i8 numbers and scales."""
+    if not kind:
+        return [ct.State(i(*shape)) for _ in "kv"]
+    planes = [(shape, "i8"), (shape, "i8"), ((*shape[:-1], 2), "f32")]
+    return [ct.State(i.of(np.zeros(s, np.int8), dtype)) for s, dtype in planes]
+
+
+def contents(caches: list[ct.State]) -> ct.Tensor:
+    """What a cache has: in i8 what its numbers and scales stand for."""
+    keys, values, *scales = (c.value for c in caches)
+    if scales:
+        keys, values = (x.astype("f32") * scales[0][..., n : n + 1]
+                        for n, x in enumerate((keys, values)))  # fmt: skip
+    return F.concat([keys, values], 2)
+
+
+def written(i: Inputs, dim: int, starts: list[Any], kind: str = "") -> ct.Tensor:
     """Keys and values written into caches, or into blocks."""
     shape = (3, 4, 7, dim) if isinstance(starts[0], list) else (2, 3, 7, dim)
-    caches = [ct.State(i(*shape)) for _ in "kv"]
+    caches = stored(i, shape, kind)
     new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
-    apply_all(get("cache_write"), (*(c.value for c in caches), *new, i.of(starts)), {})
-    return F.stack([c.value for c in caches])
+    apply_all(get(f"cache_write{kind}"), (*(c.value for c in caches), *new, i.of(starts)), {})
+    return contents(caches)
 
 
-def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool, starts: Any = (2, 5)) -> ct.Tensor:
+def rotated(
+    i: Inputs, dim: int, norm: bool, interleaved: bool, starts: Any = (2, 5), kind: str = ""
+) -> ct.Tensor:
     """q, k and v of a step, rotated, k and v cached."""
-    caches = [ct.State(i(2, 2, 7, dim)) for _ in "kv"]
+    caches = stored(i, (2, 2, 7, dim), kind)
     x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
     angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
     tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
     given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
-    *_, q = apply_all(get("rope_cache_write"), given, {"interleaved": interleaved, "eps": 1e-6})
-    return F.concat([q, *(c.value for c in caches)], 2)
+    attrs = {"interleaved": interleaved, "eps": 1e-6}
+    *_, q = apply_all(get(f"rope_cache_write{kind}"), given, attrs)
+    kept = contents(caches)
+    return F.concat([q.astype(kept.dtype), kept], 2)
+
+
+def attended(i: Inputs, dim: int, norm: bool, starts: Any = (2, 5)) -> ct.Tensor:
+    """q, k and v of a step, rotated, k and v cached, and what q attends to."""
+    shape = (2, 4, 64, dim) if isinstance(starts[0], list) else (2, 2, 70, dim)
+    caches = [ct.State(i(*shape)) for _ in "kv"]
+    x, norms = i(2, 1, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
+    angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
+    tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
+    attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1}
+    *_, y = apply_all(get("rope_attend"), given, attrs)
+    return F.concat([y.permute(0, 2, 1, 3)], 2)
 
 
 def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
@@ -567,6 +625,14 @@ def normed(
     """A product with a norm before it in one launch."""
     attrs = {"gate": gate, "eps": 1e-5, "alpha": 0.5, "dtype": ""}
     extras = {"norm": i(k), "residual": residual}
+    return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
+
+
+def layered(i: Inputs, m: int, n: int, k: int) -> ct.Tensor:
+    """A product with a layer norm before it and an epilogue in one launch."""
+    attrs = {"gate": "", "eps": 1e-5, "alpha": 1.0, "dtype": "", "kind": "layer",
+             "activation": "gelu"}  # fmt: skip
+    extras = {"norm": i(k), "shift": i(k), "bias": i(n), "residual": i(m, n)}
     return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
 
 
@@ -759,6 +825,7 @@ IDLE_CASES = {
 # What a line has, why it is idle, and the cases where it is not.
 IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "first = Elements(": ("a shift of the whole row: any element of it serves", ()),
+    "firsts = [": ("a shift of the whole row: any element of it serves", ()),
     "squares = scratch[": ("every team has the same sum of squares", ()),
     "chosen[n] = last": ("what is kept where rounding leaves no bin", ()),
     "lang.atomic_add(each, at, part)": (

@@ -84,10 +84,38 @@ def test_the_function_is_what_it_stands_for(
     np.testing.assert_allclose(got.numpy()[0], wanted, atol=1e-4)
 
 
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_layer_norm_and_an_epilogue(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Rows far from zero, too: the mean is subtracted before anything is multiplied."""
+    monkeypatch.setattr(products, "SERIAL", frozenset())
+    random = np.random.default_rng(rows)
+    shapes = ((rows, 531), (70, 531), (531,), (531,), (70,), (rows, 70))
+    x, w, norm, shift, bias, residual = (random.standard_normal(s) for s in shapes)
+    w, x = w / 23, (x + np.array([1000.0, 0.0, -3.0])[:rows, None]).astype(np.float32)
+    far = x.astype(np.float64)
+    off = far - far.mean(-1, keepdims=True)
+    h = off / np.sqrt((off * off).mean(-1, keepdims=True) + EPS) * norm + shift
+    wanted = np.maximum(h @ w.T + bias, 0) + residual
+    given = [ct.asarray(a, "f32", device) for a in (x, w, norm, shift, bias, residual)]
+    names = ("norm", "shift", "bias", "residual")
+    y = functional.normed_linear(
+        *given[:2], **dict(zip(names, given[2:], strict=True)), kind="layer", eps=EPS,
+        activation="relu",
+    )  # fmt: skip
+    np.testing.assert_allclose(y.numpy(), wanted, atol=1e-4)
+
+
 def test_bad_calls() -> None:
     x, w = ct.zeros((1, 8), device="cpu"), ct.zeros((6, 8), device="cpu")
-    with pytest.raises(ShapeError, match="a gate or a residual"):
-        functional.normed_linear(x, w, gate="silu", residual=x)
+    for more in ({"residual": x}, {"activation": "gelu"}):
+        with pytest.raises(ShapeError, match="a gate, or an activation and a residual"):
+            functional.normed_linear(x, w, gate="silu", **more)  # type: ignore[arg-type]
+    for more in ({"shift": w[0]}, {"kind": "layer"}):
+        with pytest.raises(ShapeError, match="expected norm= with kind='layer'"):
+            functional.normed_linear(x, w, **more)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="activation"):
         functional.normed_linear(x, w, gate="sine")
     attrs = {"gate": "", "eps": 0.0, "alpha": 1.0, "dtype": ""}

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, dtype_of, f16
+from centella.dtypes import DType, bf16, dtype_of, f16, i8
 from centella.emit.program import Call
 from centella.lang import KernelIR
 from centella.ops.attention.choice import ORDER
@@ -25,7 +25,7 @@ CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 <<
             subgroups=True, arch="sm_90a")  # fmt: skip
 BOUND = {f16: 2e-7, bf16: 5e-6}  # squared error of the squares
 KINDS = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32", "sinks": "f32",
-         "blocks": "i32"}  # fmt: skip
+         "blocks": "i32", "scales": "f32"}  # fmt: skip
 VARIANTS = {variant.name: variant for variant in ORDER}
 
 
@@ -94,13 +94,15 @@ def planned(
 ) -> Plan:  # fmt: skip
     """The launches for [batch, heads, kv_heads, lq, lk, dim], by a tile or the chosen one.
 
-    With blocks `lk` is how many there are in the pool.
+    With blocks `lk` is how many there are in the pool; with scales k and v are i8.
     """
     b, heads, kv_heads, lq, lk, dim = shape
     k = (kv_heads, lk, 64, dim) if "blocks" in masks else (b, kv_heads, lk, dim)
     shapes = ((b, heads, lq, dim), k, k)
     arrays = {name: np.asarray(value) for name, value in masks.items()}
-    inputs = [make_spec(s, dtype, 16) for s in shapes]
+    stored = i8 if "scales" in masks else dtype
+    kinds = (dtype, stored, stored)
+    inputs = [make_spec(s, kind, 16) for s, kind in zip(shapes, kinds, strict=True)]
     inputs += [make_spec(a.shape, dtype_of(KINDS[n]), 16) for n, a in arrays.items()]
     attrs = {"causal": causal, "scale": scale or dim**-0.5, "window": window, "softcap": softcap}
     y, kernel = make_spec((b, lq, heads, dim), dtype, 16), VARIANTS[variant]

@@ -150,6 +150,36 @@ def test_special_tokens_in_messages_are_text() -> None:
     assert [list(answer), answer.result][1].prompt_tokens == len(plain)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        ("{% for m in messages %}{% for k in m %}{{ k }}{% endfor %}{% endfor %}",
+         [{"role": "", "<|im_start|>": 1}]),
+        ("{{ messages | tojson }}", [{"content": [{"<|im_start|>": {"a<|im_start|>": []}}]}]),
+        ("{{ messages[0].values() | join }}", [{"role": "<|im_", "content": "start|>"}]),
+        ("{{ messages[0].content | join }}", [{"content": ["<", "|im_start|>"]}]),
+        ("<{{ messages[0].content }}", [{"content": "|im_start|>"}]),
+        ("{{ messages[0].content }}start|>", [{"content": "<|im_"}]),
+        ("{{ messages[0].content }}", [{"content": "<|im_start|><|im_"}]),
+    ],
+)  # fmt: skip
+def test_special_tokens_of_keys_and_of_parts_are_text(
+    template: str, messages: list[dict[str, Any]]
+) -> None:
+    model = host()
+    begin = model.tokenizer.native.get_vocab()["<|im_start|>"]
+    kept = model.template
+    model.template = ChatTemplate("<|im_start|>" + template, {}, "here")
+    try:
+        ids = model.encode_chat(messages)
+        parsed = model.encode_chat(messages, parse_special=True)
+    finally:
+        model.template = kept
+    assert ids.count(begin) == 1 < parsed.count(begin)
+    decode = model.tokenizer.native.decode
+    assert decode(ids, skip_special_tokens=False) == decode(parsed, skip_special_tokens=False)
+
+
 def test_special_tokens_in_documents_and_odd_messages() -> None:
     model = host()
     begin = model.tokenizer.native.get_vocab()["<|im_start|>"]

@@ -148,7 +148,7 @@ def test_threads_share_one(tiny: Embedder) -> None:
         ({"a": 1}, {}, DTypeError, "expected str or an iterable of str, got dict"),
         (["bad \ud800"], {}, ValueError, "lone surrogate"),
         (["ok"], {"batch_size": 0}, ShapeError, "batch_size of 1 or more, got 0"),
-        (["ok"], {"batch_size": 2.0}, ShapeError, r"batch_size of 1 or more, got 2\.0"),
+        (["ok"], {"batch_size": 2.0}, DTypeError, r"a whole number for batch_size, got 2\.0"),
         (["ok"], {"batch_size": "a"}, DTypeError, "encode: expected a whole number for batch_size"),
         (["ok"], {"batch_size": True}, DTypeError, "a whole number for batch_size, got True"),
         (["ok"], {"normalize": "yes"}, DTypeError, "encode: expected True or False for normalize"),

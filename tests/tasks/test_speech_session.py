@@ -14,6 +14,7 @@ from centella.tasks.align import median, token_ends, warped
 from centella.tasks.beam import Beams, best_of
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
+from centella.tensors.functional import products
 from tests.support.whisper_common import (
     EVERY,
     FOLDER,
@@ -123,6 +124,23 @@ def test_the_rules_of_a_step_are_two_launches(device: ct.Device) -> None:
         assert (ran["speech_survey"], ran["speech_token"]) == (3, 3)
         counts.append(led.launches)
     assert len(set(counts)) == 1
+
+
+@pytest.mark.devices("webgpu")
+@pytest.mark.parametrize("name", ["tiny", "distil-en"])
+def test_launches_of_a_step_on_a_gpu(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where launches cost something: norms are in the products, and tokens stay the same."""
+    monkeypatch.setattr(products, "SERIAL", frozenset())
+    model = model_of(name, device)
+    session = SpeechSession(model, config_of(name).vocabulary, 2, lambda sound: sound)
+    session.listen(mel(model.config.num_mel_bins))
+    timed = written(session, begin_of(name), 40, timed=True)
+    assert timed.tolist() == expected(name)["timed"].tolist()
+    with ct.ledger() as led:
+        list(session.run(1))
+    assert led.launches <= 11 * model.config.decoder_layers + 9
 
 
 @pytest.mark.devices("cpu", "webgpu")

@@ -92,6 +92,23 @@ def test_a_cancelled_task_ends_its_stream() -> None:
     assert led.allocations <= 1
 
 
+def test_a_loop_that_is_left_leaves_the_model_usable() -> None:
+    """Whether somebody still holds the stream or nobody does; its session is used again."""
+    model = load(FOLDER / "qwen3", "cpu", "f32", task="generate")
+    whole = host().generate(TEXT, **OPTIONS)
+    for _ in range(3):
+        for piece in model.stream(TEXT, **OPTIONS):
+            assert piece
+            break
+    with ct.ledger() as led:
+        assert model.generate(TEXT, **OPTIONS) == whole
+    assert led.allocations <= 1
+    stream = model.stream(TEXT, **OPTIONS)
+    first = next(stream)
+    assert model.generate(TEXT, **OPTIONS) == whole
+    assert first + "".join(stream) == whole.text  # it goes on where it was
+
+
 def test_reading_a_prompt_ends_between_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = host()
     session, ending = Session(model.model, 2, 128), threading.Event()

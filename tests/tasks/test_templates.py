@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from centella.errors import WeightsError
 from centella.tasks import bounds
 from centella.tasks.chat import ChatTemplate
+from centella.tasks.sandbox import BUDGET, environment
 
 USER: dict[str, Any] = {"role": "user", "content": " Weather in Rome? "}
 CALL = {"role": "assistant", "content": "", "tool_calls": [
@@ -253,7 +256,17 @@ GROWTH = {
     "a wide column": "{{ '{:9999}'.format(1) }}",
     "a column as wide as a value says": "{{ '{:{}}'.format(1, 2000) }}",
     "a format with a width from a value": "{{ '%*d' % (99999999, 1) }}",
+    "a width behind brackets in a key": "{{ '%(a(b))99999999d' % {'a(b)': 1} }}",
+    "a key behind a percent sign": "{{ '%l%(%999999999d)' % 1 }}",
     "a precision": "{{ '%.99999999f' % 1 }}",
+    "a precision of many zeros": "{{ '%.000000000099999999f' % 1 }}",
+    "a width behind an index in brackets": "{{ '{0[:]:9999}'.format({':': 1}) }}",
+    "a width from an index in brackets": "{{ '{:{0[w]}}'.format({'w': 2000}) }}",
+    "a width from a key": "{{ '{:>{w}}'.format(1, w=2000) }}",
+    "what is stripped": "{{ ('b' * 9999999).strip('a' * 999999 ~ 'b') }}",
+    "what is trimmed": "{{ ('b' * 9999999) | trim('a' * 999999 ~ 'b') }}",
+    "sought from the end": "{{ ('a' * 9999999).rfind('ab' ~ 'a' * 4999999) }}",
+    "split from the end": "{{ ('a' * 9999999).rsplit('ab' ~ 'a' * 4999999) }}",
     "a format of many fields": "{{ ('%s' * 1000) % ((('a' * 999999,) * 1000)) }}",
     "str.format of many fields": "{{ ('{0}' * 1000).format('a' * 999999) }}",
     "format_map": "{{ ('{a}' * 1000).format_map({'a': 'a' * 999999}) }}",
@@ -301,6 +314,45 @@ def test_what_grows_is_refused_with_its_line(what: str, monkeypatch: pytest.Monk
     with pytest.raises(WeightsError, match=r"^here: chat_template, line 5: "):
         rendered(TWICE + GROWTH[what])
     assert time.perf_counter() - begin < 60  # hours, or no memory, without bounds
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ (':' * 4000000).format(1) | length }}",
+        "{{ ('{{' * 400000).format(1) | length }}",
+        "{{ ('%%' * 400000) % () }}",
+        "{{ ('%(' * 2000000) % {} }}",
+        "{{ ('[' * 4000000).format(1) | length }}",
+    ],
+)
+def test_formats_are_read_once(template: str) -> None:
+    begin = time.perf_counter()
+    with suppress(WeightsError):  # an incomplete key
+        rendered(template)
+    assert time.perf_counter() - begin < 8  # hours, where each mark is followed to the end
+
+
+@pytest.mark.parametrize(
+    "attribute", ["encode", "translate", "maketrans", "__class__", "__add__", "__len__", "hex"]
+)
+def test_strings_have_the_methods_that_are_listed(attribute: str) -> None:
+    with pytest.raises(WeightsError, match="line 1: "):
+        rendered(f"{{{{ 'a'.{attribute}() }}}}")
+    with pytest.raises(WeightsError, match="line 1: "):
+        rendered(f"{{{{ ('a' | safe).{attribute}() }}}}")
+
+
+def test_a_format_reads_no_attribute_that_is_not_safe() -> None:
+    made, _ = environment()
+    context = made.from_string("").new_context({BUDGET: bounds.Budget()})
+    for call in ("{0.__class__}".format, made.getattr("{0.__class__}", "format")):
+        with suppress(SecurityError):  # or nothing is there
+            assert "class" not in made.call(context, call, 5)
+    assert rendered("{{ '{0:>5}|{a[b]}|{1!r}'.format(1, 'x', a={'b': 2024}) }}") == "    1|2024|'x'"
+    assert rendered("{{ '%(a)s %5.2f%%' % {'a': 1} if 0 else '%5.2f%% %s' % (1, 'b') }}") == (
+        " 1.00% b"
+    )
 
 
 def test_a_rendering_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.cli import limit
-from centella.cli.output import err, out, out_json, piece
+from centella.cli.output import err, err_ledger, out, out_json, piece
 from centella.errors import WeightsError
 from centella.ledger.counts import Ledger
 from centella.tasks.generate import Generation, Generator
@@ -141,7 +141,7 @@ def report(generator: Generator, done: Answers, how: How, led: Ledger | None) ->
     err(done.line())
     if led is None:
         return
-    err(f"ledger: {led}")
+    err_ledger(led)
     if done.rate is not None:
         err(limit.line(generator, done.prompt_tokens + done.tokens / 2, done.rate))
 

@@ -71,8 +71,9 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     "rank": (
         rank.run, "Put texts in the order of a question.",
         "Put texts in the order in which they answer a question, by a cross-encoder.",
-        ("centella rank --model models/reranker 'how is memory freed?' --file lines.txt --top 3",
-         "centella rank --model models/reranker 'a cat' 'cats sleep' 'taxes are due' --json"),
+        ("centella rank --model models/reranker 'cats' 'they sleep' 'taxes'",
+         "centella rank --model models/reranker 'a cat' --file lines.txt --top 3",
+         "sort lines.txt | centella rank --model models/reranker 'cats' --file -"),
     ),
     "generate": (
         generate.run, "Continue a prompt, or chat.",

@@ -27,7 +27,9 @@ class Bench(StrEnum):
     floor = "floor"
 
 
-What = Annotated[Bench, typer.Argument(help="floor: three claims of two other systems.")]
+What = Annotated[
+    Bench, typer.Argument(metavar="WHAT", help="floor: three claims of two other systems.")
+]
 Small = Annotated[
     bool, typer.Option("--small", help="Small shapes of the same structure: for the counts.")
 ]

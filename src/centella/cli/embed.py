@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.cli.loading import load_shown
-from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, in_line, out, out_json, progress
+from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger, WeightDtype
+from centella.cli.output import err, err_ledger, in_line, out, out_json, progress
 from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
@@ -27,22 +26,10 @@ from centella.tasks.embed import Embedder
 from centella.tasks.embeddings import Cut
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
-
-class WeightDtype(StrEnum):
-    """What weights are kept in: as `ct.load` takes it."""
-
-    auto = "auto"
-    f32 = "f32"
-    f16 = "f16"
-    bf16 = "bf16"
-
-
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
 File = Annotated[
     str | None, typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin.")
 ]
-Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
 Output = Annotated[
     str | None,
     typer.Option(metavar="F", help="Save the vectors: .npy, or with the texts .parquet, .arrow."),
@@ -64,7 +51,6 @@ Chunk = Annotated[
 Overlap = Annotated[
     int, typer.Option(min=0, metavar="M", help="Tokens of a piece that begin the next one.")
 ]
-ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
 ]
@@ -165,7 +151,7 @@ def run(
             f"what the model reads; --chunk {most} embeds all of a text"
         )
     if show_ledger:
-        err(f"ledger: {led}")
+        err_ledger(led)
     if timing and not as_json:
         err(stages.table())
 

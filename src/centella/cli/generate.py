@@ -13,9 +13,8 @@ import typer
 
 from centella.cli.answers import How, answered, report
 from centella.cli.chat import Talk
-from centella.cli.embed import Dtype, ShowLedger, WeightDtype
 from centella.cli.loading import load_shown
-from centella.cli.options import Device, Json
+from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger, WeightDtype
 from centella.cli.output import err, in_line
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
@@ -25,9 +24,6 @@ from centella.tasks.logprobs import checked
 from centella.tasks.sampling import Sampling
 from centella.tasks.speculation import LOOKUP
 
-Model = Annotated[
-    str, typer.Option(metavar="DIR", help="A model folder, or a repository of huggingface.co.")
-]
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - for stdin.")
 ]
@@ -68,9 +64,6 @@ Template = Annotated[
 Trace = Annotated[
     str | None, typer.Option(metavar="F", help="Write a trace for ui.perfetto.dev there.")
 ]
-Quantize = Annotated[
-    str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
-]
 Frequency = Annotated[
     float | None, typer.Option("--frequency-penalty", metavar="R", help="For each time before.")
 ]
@@ -85,7 +78,7 @@ IgnoreEos = Annotated[
 
 def run(
     prompt: Prompt = None,
-    model: Model = "",
+    model: Folder = "",
     file: File = None,
     ids: TokenIds = None,
     chat: Chat = False,
@@ -177,13 +170,8 @@ def _check_together(
 
 
 def _loaded(model: str, device: str | None, dtype: WeightDtype, quantize: str | None) -> Generator:
-    """A model that generates."""
-    generator = load_shown(model, device, dtype.value, quantize)
-    if not isinstance(generator, Generator):
-        raise CentellaError(
-            f"generate: {in_line(model)}: expected a model that generates text, got one that "
-            f"embeds it; centella embed --model {in_line(model)}"
-        )
+    """A model that generates; another is refused before its weights are read."""
+    generator: Generator = load_shown(model, device, dtype.value, quantize, task="generate")
     return generator
 
 

@@ -53,11 +53,14 @@ VARIANTS = {
     "assign": ("State.assign", "an array into a State's memory, in place"),
     "cache_step": ("KVCache.begin", "the positions of a cache's next step"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
+    "cache_write_i8": ("KVCache.append", "rows of k and v into a cache in i8, each with a scale"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
+    "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
+    "rope_cache_write_i8": ("KVCache.append_qkv", "the same for a cache in i8"),
     "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
 }
@@ -77,6 +80,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
 
     def pair(t: Make) -> tuple[Tensor, Tensor]:
         return state(t, 1, 8, 4096, 128), state(t, 1, 8, 4096, 128)
+
+    def in_i8(t: Make) -> tuple[Tensor, ...]:
+        rows = (state(t, 1, 8, 4096, 128, dtype=i8) for _ in "kv")
+        return (*rows, state(t, 1, 8, 4096, 2))
 
     chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
@@ -118,6 +125,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "cache_write": lambda t: apply_all(
             get("cache_write"), (*pair(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {}
         ),
+        "cache_write_i8": lambda t: apply_all(
+            get("cache_write_i8"),
+            (*in_i8(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {},
+        ),
         "normed_linear": lambda t: apply_with(
             "normed_linear", (t(1, 1024), t(6144, 1024, dtype=f16)), "extras", {"norm": t(1024)},
             {"gate": "silu", "eps": 1e-6, "alpha": 1.0, "dtype": ""},
@@ -148,6 +159,16 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "rope_cache_write": lambda t: apply_all(
             get("rope_cache_write"),
             (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+            {"interleaved": False, "eps": 1e-6},
+        ),
+        "rope_attend": lambda t: apply_all(
+            get("rope_attend"),
+            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+            {"interleaved": False, "eps": 1e-6, "scale": 128**-0.5},
+        ),
+        "rope_cache_write_i8": lambda t: apply_all(
+            get("rope_cache_write_i8"),
+            (*in_i8(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
             {"interleaved": False, "eps": 1e-6},
         ),
         "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),

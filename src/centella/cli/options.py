@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+
+class WeightDtype(StrEnum):
+    """What weights are kept in: as `ct.load` takes it."""
+
+    auto = "auto"
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+
+
+Folder = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="DIR", help="A model folder, or a repository of huggingface.co."
+    ),
+]
 Model = Annotated[
     str,
     typer.Option(metavar="DIR", help="minilm, a model folder, or a repository of huggingface.co."),
@@ -19,3 +36,9 @@ Device = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
+Quantize = Annotated[
+    str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
+]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
+ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]

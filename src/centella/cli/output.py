@@ -12,7 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from centella.ledger.counts import Ledger
 
 STDOUT = "standard output"  # as an error names it
 SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
@@ -54,6 +57,11 @@ def err(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"{printable(text)}\n")
         sys.stderr.flush()
+
+
+def err_ledger(counts: Ledger | None) -> None:
+    """What moved and ran, in a line on standard error."""
+    err(f"ledger: {counts}")
 
 
 def show_cursor() -> None:

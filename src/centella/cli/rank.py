@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from centella.cli.options import Device, Json
-from centella.cli.output import err, in_line, out, out_json
+from centella.cli.options import BatchSize, Device, Json, ShowLedger
+from centella.cli.output import err_ledger, in_line, out, out_json
 from centella.cli.reading import lines_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -26,8 +26,6 @@ Instruction = Annotated[
 ]
 File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
 Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show (default: all).")]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
-ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 
 
 def run(
@@ -59,4 +57,4 @@ def run(
         for r in ranked:
             out(f"{r.score:.4f}  {r.index:>{wide}}  {in_line(r.text)}".rstrip())
     if show_ledger:
-        err(f"ledger: {led}")
+        err_ledger(led)

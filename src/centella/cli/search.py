@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from centella.cli.options import Device, Json
-from centella.cli.output import err, in_line, out, out_json
+from centella.cli.options import Device, Json, ShowLedger
+from centella.cli.output import err_ledger, in_line, out, out_json
 from centella.cli.reading import lines_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -26,7 +26,6 @@ Lines = Annotated[
     str | None, typer.Option("--file", metavar="F", help="The texts of a .npy file, a line a row.")
 ]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="Rows to show.")]
-ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
 Half = Annotated[bool, typer.Option("--f16", help="Keep the vectors in f16: half the memory.")]
 
 
@@ -71,7 +70,7 @@ def run(
     else:
         _show(questions, nearest)
     if show_ledger:
-        err(f"ledger: {led}")
+        err_ledger(led)
 
 
 def _match(score: float, row: int, texts: Sequence[str] | None) -> dict[str, Any]:

@@ -18,10 +18,8 @@ from centella.audio.mel import RATE
 from centella.audio.stream import open_audio
 from centella.audio.subtitles import FORMATS
 from centella.audio.transcript import Segment, by_word
-from centella.cli.embed import Dtype, ShowLedger, WeightDtype
-from centella.cli.generate import Quantize
-from centella.cli.options import Device
-from centella.cli.output import err, in_line, out, piece, printable, progress
+from centella.cli.options import Device, Dtype, Folder, Quantize, ShowLedger, WeightDtype
+from centella.cli.output import err, err_ledger, in_line, out, piece, printable, progress
 from centella.cli.process import reason
 from centella.errors import CentellaError
 from centella.host.files import replaced
@@ -51,9 +49,6 @@ class Format(StrEnum):
 
 Files = Annotated[
     list[str] | None, typer.Argument(metavar="FILE", help="Audio; - for standard input.")
-]
-Model = Annotated[
-    str, typer.Option(metavar="DIR", help="A model folder, or a repository of huggingface.co.")
 ]
 Language = Annotated[
     str | None, typer.Option(metavar="L", help="As de or German. By default the model finds it.")
@@ -103,7 +98,7 @@ class How(Struct, frozen=True):
 
 def run(
     files: Files = None,
-    model: Model = "",
+    model: Folder = "",
     language: Language = None,
     task: Task = "transcribe",
     timestamps: Timed = Times.segment,
@@ -133,12 +128,7 @@ def run(
     if not model:
         raise CentellaError("transcribe: --model DIR: expected a model folder or a repository")
     _expect_together(files, form.value, output, raw, rate)
-    transcriber = load(model, device, dtype.value, quantize=quantize)
-    if not isinstance(transcriber, Transcriber):
-        raise CentellaError(
-            f"transcribe: {in_line(model)}: expected a model that transcribes, got a "
-            f"{type(transcriber).__name__}"
-        )
+    transcriber = load(model, device, dtype.value, task="transcribe", quantize=quantize)
     options = {
         "language": language, "task": task, "timestamps": timestamps.value, "beam": beam,
         "batch": batch, "vad": vad, "prompt": prompt, "hotwords": hotwords,
@@ -151,7 +141,7 @@ def run(
     with ledger(timing=True) if trace else ledger() if show_ledger else nullcontext() as led:
         done = _transcribe_all(transcriber, files, how)
     if show_ledger:
-        err(f"ledger: {led}")
+        err_ledger(led)
     if trace and led is not None:
         led.trace(trace)
     if not done:

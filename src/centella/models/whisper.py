@@ -24,7 +24,7 @@ from centella.nn.module import parameter
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import arange
-from centella.tensors.functional import concat, gather, linear
+from centella.tensors.functional import concat, gather, normed_linear
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
@@ -159,7 +159,7 @@ class WhisperDecoder(Module):
         self, ids: Tensor, memory: Memory, cache: KVCache | None = None,
         at: Tensor | None = None, mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """[batch, tokens] i32 to [batch, tokens, width].
+        """[batch, tokens] i32 to [batch, tokens, width], before the last norm.
 
         Args:
             cache: of the tokens before these; without it these are all.
@@ -169,7 +169,7 @@ class WhisperDecoder(Module):
         x = self.embedded(ids, cache, at)
         for i, (layer, pair) in enumerate(zip(self.layers, memory, strict=True)):
             x = layer(x, pair, cache=cache, layer=i, mask=mask)
-        return self.layer_norm(x)
+        return x
 
     def embedded(
         self, ids: Tensor, cache: KVCache | None = None, at: Tensor | None = None
@@ -275,10 +275,12 @@ class WhisperModel(Module):
         return [layer.encoder_attn.keys_values(states) for layer in self.decoder.layers]
 
     def head(self, x: Tensor) -> Tensor:
-        """States of the decoder to logits, f32."""
-        tied = self.config.tie_word_embeddings
+        """What the decoder gives to logits, f32."""
+        tied, norm = self.config.tie_word_embeddings, self.decoder.layer_norm
         weight = self.decoder.embed_tokens.weight if tied else self.proj_out.weight
-        return linear(x, weight, dtype=f32)
+        return normed_linear(
+            x, weight, norm.weight, kind="layer", shift=norm.bias, eps=norm.eps, dtype=f32
+        )
 
     def empty_memory(self, batch: int) -> list[tuple[State, State]]:
         """States for keys and values of `batch` windows, in which no two layers share memory."""

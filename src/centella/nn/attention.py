@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from centella.dtypes import f32
 from centella.errors import ShapeError
 from centella.nn.kv_cache import KVCache
-from centella.nn.layers import Linear
+from centella.nn.layers import LayerNorm, Linear
 from centella.nn.module import Module
 from centella.tensors.arguments import whole
 from centella.tensors.functional import attention, concat, matmul, softmax
@@ -64,12 +64,13 @@ class SelfAttention(Module):
 
     def forward(
         self, x: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None,
-        causal: bool = False, residual: Tensor | None = None, cache: KVCache | None = None,
-        layer: int = 0,
+        causal: bool = False, norm: LayerNorm | None = None, residual: Tensor | None = None,
+        cache: KVCache | None = None, layer: int = 0,
     ) -> Tensor:  # fmt: skip
         """[batch, seq_len, width] to the same.
 
         Args:
+            norm: of x, before the product.
             lengths: [batch] i32, tokens of each sequence; not with a cache, which has its own.
             mask: as `ct.attention` takes it.
             residual: added to the result, in the same launch.
@@ -82,7 +83,7 @@ class SelfAttention(Module):
         """
         if cache is not None and lengths is not None:
             raise ShapeError("SelfAttention: expected lengths or a cache, got both")
-        qkv = split_heads(self.qkv(x), self.num_heads + 2 * self.num_kv_heads)
+        qkv = split_heads(self.qkv(x, norm=norm), self.num_heads + 2 * self.num_kv_heads)
         last = self.num_heads + self.num_kv_heads
         q, k, v = qkv[:, : self.num_heads], qkv[:, self.num_heads : last], qkv[:, last:]
         if cache is None:
@@ -128,10 +129,14 @@ class CrossAttention(Module):
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, *, lengths: Tensor | None = None,
-        residual: Tensor | None = None,
+        norm: LayerNorm | None = None, residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """[batch, seq_len, width] over keys and values of the memory, whose are the `lengths`."""
-        q = split_heads(self.q_proj(x), self.num_heads)
+        """[batch, seq_len, width] over keys and values of the memory, whose are the `lengths`.
+
+        Args:
+            norm: of x; residual: added to the result, in the same launch.
+        """
+        q = split_heads(self.q_proj(x, norm=norm), self.num_heads)
         y = attention(q, keys, values, lengths=lengths)
         return self.out_proj(join_heads(y), residual=residual)
 

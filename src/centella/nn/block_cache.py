@@ -14,18 +14,16 @@ from typing import Any
 import numpy as np
 
 from centella.dtypes import DType, dtype_of, f32, i32
-from centella.errors import DTypeError, ShapeError
+from centella.errors import ShapeError
 from centella.nn.block_table import BLOCK, Blocks, BlockTable
+from centella.nn.cache_layer import CacheLayer, check_storage, planes_of
 from centella.nn.room import check_cache
-from centella.op.op import get
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
-from centella.tensors.arguments import check_tensors, epsilon, whole
-from centella.tensors.creation import full
-from centella.tensors.functional import attention, gather, rms_norm, rope
+from centella.tensors.arguments import check_tensors, whole
+from centella.tensors.functional import gather
 from centella.tensors.jit import Jitted
-from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply_all
+from centella.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -37,14 +35,14 @@ class BlockCache:
         num_kv_heads, head_dim: heads of keys and values, and their size.
         blocks: of the pool; one more is there for what nobody needs.
         num_layers: layers, which all have the same blocks.
-        dtype: storage of keys and values.
+        dtype: storage of keys and values, a float or i8, as a `KVCache` has it.
 
     Attributes:
         blocks: which of them are free: the host's side.
 
     Raises:
         ShapeError: a size below 1.
-        DTypeError: a dtype that is not a float.
+        DTypeError: a dtype that is neither a float nor i8.
         OutOfMemoryError: the device has no room for the pool; says how much is needed, and what is
             free. LimitError: a State of it is larger than a buffer may be.
     """
@@ -58,18 +56,17 @@ class BlockCache:
         for name, value in given.items():
             whole("BlockCache", name, value, 1)
         self.dtype: DType = dtype_of(dtype)
-        if not self.dtype.is_float:
-            raise DTypeError(f"BlockCache: expected a float dtype, got {self.dtype.name}")
+        check_storage("BlockCache", self.dtype)
         self.shape: tuple[int, int, int, int] = (num_kv_heads, blocks + 1, BLOCK, head_dim)
         self.device: Device = current_device() if device is None else open_device(device)
         fewer = f"fewer tokens ({blocks * BLOCK:,}) for all sequences together"
-        check_cache("BlockCache", self.shape, self.dtype, 2 * num_layers, self.device, fewer)
+        planes = planes_of(self.shape, self.dtype).values()
+        check_cache("BlockCache", planes, num_layers, self.device, fewer)
         self.blocks: Blocks = Blocks(blocks + 1)
         self._layers = [
-            tuple(State.empty(self.shape, self.dtype, self.device, name=f"{name} of layer {i}")
-                  for name in ("keys", "values"))
+            CacheLayer(self.shape, self.dtype, self.device, "BlockCache", i)
             for i in range(num_layers)
-        ]  # fmt: skip
+        ]
         self._copy: Jitted[..., None] = Jitted(self._copied, self.device)
         self.reset()
 
@@ -81,8 +78,8 @@ class BlockCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(state.nbytes for pair in self._layers for state in pair)
+        """Bytes of keys, values and scales."""
+        return sum(layer.nbytes for layer in self._layers)
 
     @property
     def num_layers(self) -> int:
@@ -91,17 +88,20 @@ class BlockCache:
 
     def reset(self) -> None:
         """Zeros everywhere; in the block of nobody they stay, for padding to read."""
-        for state in (state for pair in self._layers for state in pair):
-            state.assign(full((), 0, state.dtype, self.device))
+        for layer in self._layers:
+            layer.reset()
 
     def sequence(self) -> BlockTable:
         """An empty sequence, which takes its blocks from this pool."""
         return BlockTable(self.blocks)
 
-    def states(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The pools of a layer, [num_kv_heads, blocks + 1, 64, head_dim] each."""
-        keys, values = self._layers[layer]
-        return keys.value, values.value
+    def states(self, layer: int) -> tuple[Tensor, ...]:
+        """The pools of a layer, [num_kv_heads, blocks + 1, 64, head_dim] each; scales end in 2."""
+        return self._layers[layer].stored
+
+    def layer(self, number: int) -> CacheLayer:
+        """Where a layer is, to be written and read by a step."""
+        return self._layers[number]
 
     def view(self, table: Tensor) -> BlockView:
         """Some sequences, to begin a step of theirs: what a decoder takes as its cache.
@@ -130,10 +130,9 @@ class BlockCache:
             self._copy(np.array([source], np.int32), np.array([[0, target]], np.int32))
 
     def _copied(self, source: Tensor, target: Tensor) -> None:
-        for layer in range(self.num_layers):
-            pools = self.states(layer)
-            k, v = (gather(pool, source, 1).permute(1, 0, 2, 3) for pool in pools)
-            apply_all(get("cache_write"), (*pools, k, v, target), {})
+        for layer in self._layers:
+            k, v = layer.rows(lambda pool: gather(pool, source, 1))
+            layer.write(k.permute(1, 0, 2, 3), v.permute(1, 0, 2, 3), target)
 
 
 class BlockView:
@@ -172,23 +171,29 @@ class BlockView:
         qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
     ) -> Tensor:  # fmt: skip
         """As `KVCache.append_qkv`."""
-        batch, kv_heads, _, dim = self.shape
-        tokens, heads = qkv.shape[1], qkv.shape[2] // dim - 2 * kv_heads
-        x = qkv.reshape(batch, tokens, heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
-        pools = self._cache.states(layer)
-        largest = max(t.spec.storage_bytes for t in (*pools, qkv))
-        if largest <= self._cache.device.caps.safe_binding:
-            norms = () if qk_norm is None else (qk_norm,)
-            attrs = {"interleaved": interleaved, "eps": epsilon("append_qkv", eps)}
-            given = (*pools, x, cos, sin, self._table, *norms)
-            queries: Tensor = apply_all(get("rope_cache_write"), given, attrs)[2]
-            return queries
-        both = [x[:, :heads], x[:, heads : heads + kv_heads]]  # each divided by heads
-        if qk_norm is not None:
-            both = [rms_norm(part, qk_norm[n], eps=eps) for n, part in enumerate(both)]
-        q, k = (rope(part, cos, sin, self.positions, interleaved=interleaved) for part in both)
-        apply_all(get("cache_write"), (*pools, k, x[:, heads + kv_heads :], self._table), {})
-        return q
+        return self._cache.layer(layer).write_qkv(
+            self._by_head(qkv), self.shape[1], cos, sin, self._table, qk_norm=qk_norm, eps=eps,
+            interleaved=interleaved,
+        )  # fmt: skip
+
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+        scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `KVCache.attend_qkv`."""
+        if window is not None and window >= self.capacity:
+            window = None  # all keys are within it
+        return self._cache.layer(layer).attend_qkv(
+            self._by_head(qkv), self.shape[1], cos, sin, self._table, qk_norm=qk_norm, eps=eps,
+            interleaved=interleaved, scale=scale, window=window, softcap=softcap,
+        )  # fmt: skip
+
+    def _by_head(self, qkv: Tensor) -> Tensor:
+        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
+        batch, tokens, width = qkv.shape
+        dim = self.shape[3]
+        return qkv.reshape(batch, tokens, width // dim, dim).permute(0, 2, 1, 3)
 
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None,
@@ -198,7 +203,7 @@ class BlockView:
         """As `KVCache.attend`."""
         if window is not None and window >= self.capacity:
             window = None  # all keys are within it
-        return attention(
-            q, *self._cache.states(layer), starts=self.positions, blocks=self._blocks,
-            scale=scale, mask=mask, window=window, softcap=softcap, sinks=sinks,
+        return self._cache.layer(layer).attend(
+            q, starts=self.positions, blocks=self._blocks, scale=scale, mask=mask, window=window,
+            softcap=softcap, sinks=sinks,
         )  # fmt: skip

@@ -18,7 +18,8 @@ from centella.nn.module import Module, parameter
 from centella.specs import Shape
 from centella.tensors.tensor import Tensor
 
-Part = Callable[[Tensor, Tensor], Tensor]  # of a block: of its input and the residual, their sum
+# Of a block: of its input, the norm of that and the residual, their sum.
+Part = Callable[[Tensor, LayerNorm | None, Tensor], Tensor]
 
 
 class _Block(Module):
@@ -41,12 +42,14 @@ class _Block(Module):
 
     def _add(self, part: Part, norm: LayerNorm, x: Tensor) -> Tensor:
         """x + part, where the norm is of the part's input or of the sum."""
-        return part(norm(x), x) if self.norm_first else norm(part(x, x))
+        return part(x, norm, x) if self.norm_first else norm(part(x, None, x))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         """x + fc2(f(fc1(x)))."""
         return self._add(
-            lambda y, residual: self.fc2(self.fc1(y, self.activation), residual=residual),
+            lambda y, norm, residual: self.fc2(
+                self.fc1(y, self.activation, norm=norm), residual=residual
+            ),
             self.final_layer_norm,
             x,
         )
@@ -71,7 +74,9 @@ class EncoderBlock(_Block):
             lengths: [batch] i32, tokens of each sequence; mask: as `ct.attention` takes it.
         """
         x = self._add(
-            lambda y, residual: self.self_attn(y, lengths=lengths, mask=mask, residual=residual),
+            lambda y, norm, residual: self.self_attn(
+                y, lengths=lengths, mask=mask, norm=norm, residual=residual
+            ),
             self.self_attn_layer_norm,
             x,
         )
@@ -125,9 +130,9 @@ class DecoderBlock(_Block):
     ) -> Tensor:  # fmt: skip
         """The first part: x and the self-attention; arguments as of `forward`."""
         return self._add(
-            lambda y, residual: self.self_attn(
-                y, lengths=lengths, mask=mask, causal=cache is None, residual=residual, cache=cache,
-                layer=layer,
+            lambda y, norm, residual: self.self_attn(
+                y, lengths=lengths, mask=mask, causal=cache is None, norm=norm, residual=residual,
+                cache=cache, layer=layer,
             ),
             self.self_attn_layer_norm,
             x,
@@ -138,7 +143,9 @@ class DecoderBlock(_Block):
     ) -> Tensor:
         """The rest, of what `attend_past` gives; lengths: of the memory."""
         x = self._add(
-            lambda y, residual: self.encoder_attn(y, *memory, lengths=lengths, residual=residual),
+            lambda y, norm, residual: self.encoder_attn(
+                y, *memory, lengths=lengths, norm=norm, residual=residual
+            ),
             self.encoder_attn_layer_norm,
             x,
         )

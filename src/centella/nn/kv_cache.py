@@ -13,17 +13,18 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32, i32
+from centella.dtypes import DType, dtype_of, f32, i8, i32
 from centella.errors import ContractError, DTypeError, KVCacheFullError, ShapeError
 from centella.host.interrupts import uninterrupted
+from centella.nn.cache_layer import CacheLayer, check_storage, planes_of
 from centella.nn.room import check_cache
 from centella.op.op import get
 from centella.record.recording import Recording
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
-from centella.tensors.arguments import check_tensors, epsilon, whole
+from centella.tensors.arguments import check_tensors, whole
 from centella.tensors.creation import asarray
-from centella.tensors.functional import attention, full, rms_norm, rope
+from centella.tensors.functional import full, gather
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 from centella.tensors.views import integers
@@ -80,7 +81,10 @@ class KVCache:
         num_kv_heads, head_dim: heads of keys and values, and their size.
         capacity: tokens that a sequence may have.
         num_layers: layers that share the positions.
-        dtype: storage of keys and values.
+        dtype: storage of keys and values: of what is appended, or i8. In i8 each key and value is
+            a row of numbers of -127 to 127 with an f32 scale of its own, its largest magnitude /
+            127: no element is off by more than half of that. What is appended, queries and results
+            then have any float dtype.
 
     A step brings the same number of tokens to every sequence and layer: `append` begins it (or
     `begin`, where positions are needed first) and every layer appends once.
@@ -93,7 +97,7 @@ class KVCache:
 
     Raises:
         ShapeError: a size below 1.
-        DTypeError: a dtype that is not a float.
+        DTypeError: a dtype that is neither a float nor i8.
         OutOfMemoryError: the device has no room; says how much is needed, and what is free.
     """
 
@@ -106,20 +110,18 @@ class KVCache:
         for name, value in given.items():
             whole("KVCache", name, value, 1)
         kind = dtype_of(dtype)
-        if not kind.is_float:
-            raise DTypeError(f"KVCache: expected a float dtype, got {kind.name}")
+        check_storage("KVCache", kind)
         self.capacity: int = capacity
         self.shape: tuple[int, int, int, int] = (batch, num_kv_heads, capacity, head_dim)
         self.device: Device = current_device() if device is None else open_device(device)
         fewer = f"fewer tokens (capacity={capacity}) or sequences (batch={batch})"
-        check_cache("KVCache", self.shape, kind, 2 * num_layers, self.device, fewer)
+        planes = planes_of(self.shape, kind).values()
+        check_cache("KVCache", planes, num_layers, self.device, fewer)
         self._steps = State(full((2, batch), 0, i32, self.device), name="KVCache positions")
         self._steps.mark(lambda _: Filled((0,) * batch))
         self._layers = [
-            tuple(State.empty(self.shape, kind, self.device, name=f"KVCache {name} of layer {i}")
-                  for name in ("keys", "values"))
-            for i in range(num_layers)
-        ]  # fmt: skip
+            CacheLayer(self.shape, kind, self.device, "KVCache", i) for i in range(num_layers)
+        ]
 
     def __repr__(self) -> str:
         return (
@@ -132,7 +134,7 @@ class KVCache:
     @property
     def dtype(self) -> DType:
         """Storage of keys and values."""
-        return self._layers[0][0].dtype
+        return self._layers[0].keys.dtype
 
     @property
     def num_layers(self) -> int:
@@ -141,8 +143,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(state.nbytes for pair in self._layers for state in pair)
+        """Bytes of keys, values and scales."""
+        return sum(layer.nbytes for layer in self._layers)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -165,7 +167,7 @@ class KVCache:
 
     def _has(self, layer: int) -> bool:
         """Whether a layer has this step's keys and values."""
-        return bool(self._filled.tokens) and self._layers[layer][0].note == self._filled.step
+        return bool(self._filled.tokens) and self._layers[layer].keys.note == self._filled.step
 
     # -- filling it -------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class KVCache:
                 been given the step before.
         """
         self._check(k, v, layer)
-        self._append(k.shape[2], layer, lambda starts: self._write(k, v, layer, starts))
+        self._append(k.shape[2], layer, lambda starts: self._layers[layer].write(k, v, starts))
 
     @uninterrupted
     def append_qkv(
@@ -224,8 +226,8 @@ class KVCache:
         binding (WebGPU) each of these is a launch, divided by heads.
 
         Args:
-            qkv: [batch, tokens, (heads + 2 num_kv_heads) head_dim], of the cache's dtype: heads of
-                queries, of keys and of values beside each other.
+            qkv: [batch, tokens, (heads + 2 num_kv_heads) head_dim], of the cache's dtype (of any
+                float dtype in i8): heads of queries, of keys and of values beside each other.
             cos, sin: f32 [positions, rotary_dim / 2]: `rope_tables`.
             qk_norm: [2, head_dim]: weights of an RMS norm of each head of q, and of k, before they
                 turn (Qwen3); eps: added to its mean of squares.
@@ -238,37 +240,66 @@ class KVCache:
             ShapeError, DTypeError: for what does not fit these.
             KVCacheFullError, ContractError: as for `append`.
         """
+        x = self._by_head("append_qkv", qkv, cos, sin, layer, qk_norm)
+        kv_heads = self.shape[1]
+
+        def write(starts: Tensor) -> Tensor:
+            return self._layers[layer].write_qkv(
+                x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved
+            )
+
+        return self._append(qkv.shape[1], layer, write)
+
+    @uninterrupted
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+        scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`append_qkv`, then `attend` of what it gives: all that a layer does between products.
+
+        For f16 and bf16 on NVIDIA GPUs from sm_90 on that is one launch while few queries share
+        their keys; elsewhere it is the launches of both.
+
+        Args:
+            qkv, cos, sin, layer, qk_norm, eps, interleaved: as for `append_qkv`.
+            scale, window, softcap: as for `attend`.
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+
+        Raises:
+            ShapeError, DTypeError, KVCacheFullError, ContractError: as both.
+        """
+        x = self._by_head("attend_qkv", qkv, cos, sin, layer, qk_norm)
+        kv_heads = self.shape[1]
+        if window is not None and whole("attend_qkv", "window", window, 1) >= self.capacity:
+            window = None  # all keys are within it
+
+        def write(starts: Tensor) -> Tensor:
+            return self._layers[layer].attend_qkv(
+                x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved,
+                scale=scale, window=window, softcap=softcap,
+            )  # fmt: skip
+
+        return self._append(qkv.shape[1], layer, write)
+
+    def _by_head(
+        self, name: str, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int, qk_norm: Tensor | None
+    ) -> Tensor:
+        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
         self._check_layer(layer)
-        check_tensors("append_qkv", qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
+        check_tensors(name, qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
         b, kv_heads, _, dim = self.shape
         fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
         heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
         if heads < 1 or heads % kv_heads:
             raise ShapeError(
-                f"append_qkv: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
+                f"{name}: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
                 f"a multiple of {kv_heads}, got {list(qkv.shape)}"
             )
         self._check_room(qkv.shape[1])
-        x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
-        norms: tuple[Tensor, ...] = () if qk_norm is None else (qk_norm,)
-        attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
-        states = [state.value for state in self._layers[layer]]
-
-        def at_once(starts: Tensor) -> Tensor:
-            given = (*states, x, cos, sin, starts, *norms)
-            return apply_all(get("rope_cache_write"), given, attrs)[2]
-
-        def apart(starts: Tensor) -> Tensor:
-            both = [x[:, :heads], x[:, heads : heads + kv_heads]]
-            if qk_norm is not None:
-                both = [rms_norm(part, qk_norm[n], eps=eps) for n, part in enumerate(both)]
-            q, k = (rope(part, cos, sin, starts, interleaved=interleaved) for part in both)
-            self._write(k, x[:, heads + kv_heads :], layer, starts)
-            return q
-
-        largest = max(t.spec.storage_bytes for t in (*states, qkv))
-        whole = largest <= self.device.caps.safe_binding
-        return self._append(qkv.shape[1], layer, at_once if whole else apart)
+        return qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
 
     def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
         """Record what writes a layer's part of a step from some positions on; what it gives."""
@@ -282,7 +313,7 @@ class KVCache:
             )
         steps = self._steps.value
         made = write(steps[1] if begins else steps[0])
-        keys, _ = self._layers[layer]
+        keys = self._layers[layer].keys
         if begins:  # only now: a write that cannot be recorded begins nothing
             self._begin(tokens, keys.value._value.recording)
         keys.mark(lambda _: self._filled.step)
@@ -303,7 +334,23 @@ class KVCache:
                 f"write: expected {k.shape[2]} positions among the {shortest} that are filled, got "
                 f"a start of {start}"
             )
-        self._write(k, v, layer, full((self.shape[0],), start, i32, self.device))
+        self._layers[layer].write(k, v, full((self.shape[0],), start, i32, self.device))
+
+    def take(self, other: KVCache, at: Tensor) -> None:
+        """Hold what sequences of another cache hold, in place of what is here.
+
+        Args:
+            other: of the same heads and layers, whose sequences are equally long.
+            at: [batch] i32, which of its sequences each one here is.
+
+        Raises:
+            KVCacheFullError: there is no room for it.
+        """
+        tokens = other.length
+        self.truncate(0)
+        for layer, source in enumerate(other._layers):
+            k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
+            self.append(k, v, layer)
 
     def _check_layer(self, layer: Any) -> None:
         if not isinstance(layer, (int, np.integer)) or not 0 <= layer < self.num_layers:
@@ -319,7 +366,7 @@ class KVCache:
                 raise ShapeError(
                     f"KVCache: expected {name} [{b}, {heads}, tokens, {dim}], got {list(x.shape)}"
                 )
-            if x.dtype is not self.dtype:
+            if x.dtype is not self.dtype and not (self.dtype is i8 and x.dtype is k.dtype):
                 raise DTypeError(
                     f"KVCache: expected {name} of {self.dtype.name}, got {x.dtype.name}"
                 )
@@ -330,10 +377,6 @@ class KVCache:
             raise KVCacheFullError(
                 f"KVCache: {tokens:,} tokens at once; the capacity is {self.capacity:,}"
             )
-
-    def _write(self, k: Tensor, v: Tensor, layer: int, starts: Tensor) -> None:
-        keys, values = self._layers[layer]
-        apply_all(get("cache_write"), (keys.value, values.value, k, v, starts), {})
 
     # -- going back -------------------------------------------------------------------------------
 
@@ -361,20 +404,21 @@ class KVCache:
 
         `truncate(0)` forgets as much and writes only the lengths.
         """
-        for state in (self._steps, *(state for pair in self._layers for state in pair)):
-            state.assign(full((), 0, state.dtype, self.device))
+        self._steps.assign(full((), 0, i32, self.device))
+        for layer in self._layers:
+            layer.reset()
         self._steps.mark(lambda filled: filled.cut((0,) * self.shape[0]))
 
     # -- reading it -------------------------------------------------------------------------------
 
-    def states(self, layer: int = 0) -> tuple[Tensor, Tensor]:
+    def states(self, layer: int = 0) -> tuple[Tensor, ...]:
         """Keys and values of a layer, [batch, num_kv_heads, capacity, head_dim] each.
 
-        Past the lengths their content is undefined.
+        In i8 their numbers, then the scales of both, f32 [batch, num_kv_heads, capacity, 2]. Past
+        the lengths their content is undefined.
         """
         self._check_layer(layer)
-        keys, values = self._layers[layer]
-        return keys.value, values.value
+        return self._layers[layer].stored
 
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None,
@@ -411,10 +455,9 @@ class KVCache:
                 f"attend: expected q [{b}, a multiple of {heads}, {tokens}, {dim}], got "
                 f"{list(q.shape)}"
             )
-        keys, values = self._layers[layer]
         if window is not None and whole("attend", "window", window, 1) >= self.capacity:
             window = None  # all keys are within it
-        return attention(
-            q, keys.value, values.value, starts=self.positions, scale=scale, mask=mask,
-            window=window, softcap=softcap, sinks=sinks,
+        return self._layers[layer].attend(
+            q, starts=self.positions, scale=scale, mask=mask, window=window, softcap=softcap,
+            sinks=sinks,
         )  # fmt: skip

@@ -66,12 +66,22 @@ class Linear(_Weighted):
         )
 
     def forward(
-        self, x: Tensor, activation: str | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """f(x W^T + b) + residual: x [..., in_features] to [..., out_features]."""
-        return functional.linear(
-            x, self.weight, self.bias, activation=activation, residual=residual
-        )
+        self, x: Tensor, activation: str | None = None, residual: Tensor | None = None, *,
+        norm: LayerNorm | None = None,
+    ) -> Tensor:  # fmt: skip
+        """f(norm(x) W^T + b) + residual: x [..., in_features] to [..., out_features].
+
+        Args:
+            norm: of x, in the product's launch where x has one or two rows.
+        """
+        if norm is None:
+            return functional.linear(
+                x, self.weight, self.bias, activation=activation, residual=residual
+            )
+        return functional.normed_linear(
+            x, self.weight, norm.weight, kind="layer", shift=norm.bias, eps=norm.eps,
+            bias=self.bias, activation=activation, residual=residual,
+        )  # fmt: skip
 
 
 class LayerNorm(Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -87,7 +87,7 @@ def _needed(weights: Sequence[Weight], device: Device, quantize: str | None) -> 
 
 
 def check_cache(
-    origin: str, shape: Shape, dtype: DType, count: int, device: Device, fewer: str
+    origin: str, planes: Iterable[tuple[Shape, DType]], layers: int, device: Device, fewer: str
 ) -> None:
     """Refuse keys and values for which a device has no room.
 
@@ -95,14 +95,14 @@ def check_cache(
     the process leave of it.
 
     Args:
-        origin: who needs them; shape, dtype: of each State; count: of the States.
+        origin: who needs them; planes: shape and dtype of each State of a layer.
         fewer: what to ask less of, for the error.
 
     Raises:
         OutOfMemoryError: they need more than is free.
     """
-    each = device.pool.size_of(device.storage.spec(shape, dtype).storage_bytes)
-    needed = count * each
+    specs = (device.storage.spec(*plane) for plane in planes)
+    needed = layers * sum(device.pool.size_of(spec.storage_bytes) for spec in specs)
     free = _free(device, needed, host=device.caps.target == "numpy")
     if free is not None and needed > free:
         raise OutOfMemoryError(

@@ -1,10 +1,10 @@
-"""What tasks over many texts share: batches by length, a few in flight; the folder's tokenizer."""
+"""What tasks over texts share: the folder's tokenizer, batches by length, a few in flight."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from msgspec import Struct
 
+from centella.errors import DTypeError, WeightsError
 from centella.host.log import logger
 from centella.host.workers import pool
 from centella.runtime.pending import Pending
@@ -156,6 +157,33 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | Path:
     file = folder / TOKENIZER
     absent = kind(file) == "nothing at that path"
     return file if absent else Tokenizer.from_folder(folder, vocab_size)
+
+
+def expect_tokenizer(tokenizer: Tokenizer | Path, instead: str = "") -> Tokenizer:
+    """What `read_tokenizer` gave, where a tokenizer is needed.
+
+    Args:
+        instead: what may be given in place of text, behind the message.
+
+    Raises:
+        WeightsError: it is the path of a file that the model's folder lacks.
+    """
+    if isinstance(tokenizer, Path):
+        raise WeightsError(f"{tokenizer}: expected a tokenizer, got no such file{instead}")
+    return tokenizer
+
+
+def listed(op: str, texts: Any) -> list[Any]:
+    """Texts, one or several, as a list; what each of them is, is not looked at.
+
+    Raises:
+        DTypeError: bytes, a mapping, or what is not iterable.
+    """
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise DTypeError(f"{op}: expected str or an iterable of str, got {type(texts).__name__}")
+    return list(texts)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from string import Formatter
 from typing import Any
 
 from centella.errors import CentellaError
@@ -25,7 +26,9 @@ ELEMENT = 8
 DIGITS = 15
 AT_ONCE = 1000  # rounds that are counted together
 _BARE = (str, int, float, bool, type(None))
-_SPEC = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?")
+COMPARED = 10_000  # characters that are compared with others, as many as a round takes time for
+_PARENTHESES = re.compile(r"[()]")
+_FIELD = re.compile(r"[-+ #0]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?[hlL]?")  # of %, behind its key
 
 
 class Budget:
@@ -168,6 +171,12 @@ def split(budget: Budget, text: str, name: str, args: tuple[Any, ...], named: An
     return result
 
 
+def compared(budget: Budget, text: str, others: Iterable[object]) -> None:
+    """Count a method that compares each character of a text with each of another."""
+    longest = max((len(other) for other in others if isinstance(other, str)), default=0)
+    budget.take(len(text) * longest // COMPARED)
+
+
 def padded(budget: Budget, text: str, name: str, args: tuple[Any, ...], named: Any) -> str:
     """`str.center`, `ljust`, `rjust`, `zfill` or `expandtabs`."""
     width = args[0] if args else named.get("tabsize", 8)
@@ -180,17 +189,41 @@ def padded(budget: Budget, text: str, name: str, args: tuple[Any, ...], named: A
 
 def formatted(budget: Budget, text: str, values: Any) -> str:
     """`text % values`."""
-    widths = [w for spec in _SPEC.finditer(text) for w in spec.groups() if w]
-    if any(w == "*" or int(w[:9]) > WIDEST for w in widths):
+    if any(w == "*" or _wide(w) for w in budget.counted(_widths(text))):
         raise CentellaError(f"operands of % are too large: a width above {WIDEST}, or *")
     _check_fields(budget, text, "%", values)
     return budget.text(text % values)
 
 
+def _widths(text: str) -> Iterator[str]:
+    """Widths and precisions of the fields of `text % values`, found as Python finds them."""
+    at = text.find("%") + 1
+    while at:
+        if text.startswith("(", at):
+            depth = 0
+            for found in _PARENTHESES.finditer(text, at):
+                depth += 1 if found[0] == "(" else -1
+                if not depth:
+                    at = found.end()
+                    break
+            else:  # Python raises here
+                return
+        field = _FIELD.match(text, at)
+        assert field is not None, "each part may be empty"
+        yield from (width for width in field.groups() if width)
+        at = text.find("%", field.end() + 1) + 1  # behind the letter of the field
+
+
+def _wide(digits: str) -> bool:
+    number = digits.lstrip("0")
+    return len(number) > len(str(WIDEST)) or int(number or 0) > WIDEST
+
+
 def check_format(budget: Budget, text: str, values: Any) -> None:
     """Refuse a `str.format` that could grow."""
-    if re.search(r"\d{4}|:[^{}]*\{", text):
-        raise CentellaError(f"format: expected widths of at most {WIDEST - 1}, written as numbers")
+    for _, _, spec, _ in budget.counted(Formatter().parse(text)):
+        if spec and ("{" in spec or any(map(_wide, re.findall(r"\d+", spec)))):
+            raise CentellaError(f"format: expected widths of at most {WIDEST}, written as numbers")
     _check_fields(budget, text, "{", values)
 
 

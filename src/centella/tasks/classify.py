@@ -13,7 +13,15 @@ from msgspec.structs import replace
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
-from centella.tasks.batches import Batch, Progress, by_length, read_tokenizer, run_batches
+from centella.tasks.batches import (
+    Batch,
+    Progress,
+    by_length,
+    expect_tokenizer,
+    listed,
+    read_tokenizer,
+    run_batches,
+)
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
@@ -88,9 +96,7 @@ class _Runner:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
-        return self._tokenizer
+        return expect_tokenizer(self._tokenizer)
 
     def warm(self) -> None:
         """Run a text of one word: programs are compiled, and memory is allocated."""
@@ -189,8 +195,8 @@ class Classifier(_Runner):
                 "rank, predict"
             )
         top = len(self.labels) if top_k is None else whole("classify", "top_k", top_k, 1)
-        listed = [texts] if isinstance(texts, str) else _listed("classify", texts)
-        logits = self._logits(self._encoded(listed, None), batch_size, progress)
+        several = listed("classify", texts)
+        logits = self._logits(self._encoded(several, None), batch_size, progress)
         found = [self._sorted(activated(row, self.config.spread), top) for row in logits]
         return found[0] if isinstance(texts, str) else found
 
@@ -221,13 +227,17 @@ class Classifier(_Runner):
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("predict", other)
-        listed = _listed("predict", pairs)
-        single = bool(listed) and all(isinstance(text, str) for text in listed)
-        listed = [listed] if single else listed
-        for i, pair in enumerate(listed):
+        if isinstance(pairs, str):
+            raise DTypeError(
+                f"predict: pairs: expected two texts, or a list of such pairs, got {pairs!r:.80}"
+            )
+        given = listed("predict", pairs)
+        single = bool(given) and all(isinstance(text, str) for text in given)
+        several = [given] if single else given
+        for i, pair in enumerate(several):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise DTypeError(f"predict: pairs[{i}]: expected two texts, got {pair!r:.80}")
-        firsts, seconds = [pair[0] for pair in listed], [pair[1] for pair in listed]
+        firsts, seconds = [pair[0] for pair in several], [pair[1] for pair in several]
         scores = self._scores(firsts, seconds, batch_size, activation, progress, instruction)
         if single:
             return float(scores[0]) if scores.ndim == 1 else scores[0]
@@ -260,7 +270,7 @@ class Classifier(_Runner):
             raise DTypeError(f"rank: query: expected str, got {type(query).__name__}")
         if isinstance(documents, str):
             raise DTypeError("rank: documents: expected several texts, got str")
-        texts = _listed("rank", documents)
+        texts = listed("rank", documents)
         top = len(texts) if top_k is None else whole("rank", "top_k", top_k, 1)
         scores = self._scores(
             [query] * len(texts), texts, batch_size, activation, progress, instruction
@@ -325,12 +335,12 @@ class TokenClassifier(_Runner):
         """
         refuse_names("classify", other)
         together = flag("classify", "grouped", grouped)
-        listed = [texts] if isinstance(texts, str) else _listed("classify", texts)
-        encoded = self._encoded(listed, None)
+        several = listed("classify", texts)
+        encoded = self._encoded(several, None)
         logits = self._logits(encoded, batch_size, progress)
         found = [
             self._spans(text, e, activated(rows, "softmax"), together)
-            for text, e, rows in zip(listed, encoded, logits, strict=True)
+            for text, e, rows in zip(several, encoded, logits, strict=True)
         ]
         return found[0] if isinstance(texts, str) else found
 
@@ -416,12 +426,6 @@ def _stated_activation(folder: Path) -> str:
     if kind not in ("", *ACTIVATIONS):
         raise WeightsError(f"{file}: activation_fn: expected {', '.join(ACTIVATIONS)}, got {kind}")
     return kind
-
-
-def _listed(op: str, texts: Any) -> list[Any]:
-    if isinstance(texts, (bytes, dict)) or not isinstance(texts, Iterable):
-        raise DTypeError(f"{op}: expected texts, got {type(texts).__name__}")
-    return list(texts)
 
 
 def _lower(texts: Sequence[Any]) -> list[Any]:

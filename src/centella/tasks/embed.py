@@ -6,7 +6,7 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.errors import ShapeError
 from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn.tree import Tree
@@ -26,6 +26,8 @@ from centella.tasks.batches import (
     by_columns,
     by_length,
     exact_tokens,
+    expect_tokenizer,
+    listed,
     read_tokenizer,
     rows_of,
     run_batches,
@@ -119,9 +121,7 @@ class Embedder:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
-        return self._tokenizer
+        return expect_tokenizer(self._tokenizer)
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -212,8 +212,7 @@ class Embedder:
         wanted = self._normalized("encode", normalize)
         if not callable(progress):
             progress = flag("encode", "progress", progress)
-        listed = [texts] if isinstance(texts, str) else _listed(texts)
-        pieces = self._pieces(listed, begin, chunk, overlap)
+        pieces = self._pieces(listed("encode", texts), begin, chunk, overlap)
         read = checked_texts(prepared(pieces.texts, begin, self.config.lower_case))
         vectors = np.empty((len(read), kept or self.dim), np.float32)
         most, pad = self.config.max_length, self.tokenizer.pad_id or 0
@@ -423,9 +422,3 @@ def _vectors(
     for product in dense:
         x = product(x)
     return finished(x, dim, normalize)
-
-
-def _listed(texts: Any) -> list[Any]:
-    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
-        raise DTypeError(f"encode: expected str or an iterable of str, got {type(texts).__name__}")
-    return list(texts)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
+from centella.tasks.batches import expect_tokenizer
 from centella.tasks.chat import ChatTemplate, check_messages
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
@@ -63,12 +64,7 @@ class Prompts:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(
-                f"{self._tokenizer}: expected a tokenizer, got no such file; give ids in place of "
-                f"text"
-            )
-        return self._tokenizer
+        return expect_tokenizer(self._tokenizer, "; give ids in place of text")
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:

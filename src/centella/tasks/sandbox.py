@@ -17,7 +17,15 @@ from centella.tasks import bounds
 from centella.tasks.bounds import Budget
 
 BUDGET = "what is left"  # in a context: no name that a template can write
-GONE_FILTERS = ("batch", "slice", "sum", "urlize", "wordwrap", "xmlattr")
+GONE_FILTERS = ("batch", "slice", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
+# The methods of strings that there are: what a later Python adds is not there.
+METHODS = frozenset(
+    """capitalize casefold center count endswith expandtabs find format format_map index isalnum
+    isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle
+    isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust
+    rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill""".split()
+)
+COMPARING = ("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit")
 SPLITS = ("split", "rsplit", "splitlines")
 PADS = ("center", "ljust", "rjust", "zfill", "expandtabs")
 FORMATS = ("format", "format_map")
@@ -63,7 +71,7 @@ def environment() -> tuple[Any, type[Exception]]:
             return super().call_binop(context, operator, left, right)
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            gone = isinstance(obj, str) and attr in ("encode", "maketrans", "translate")
+            gone = isinstance(obj, str) and attr not in METHODS
             gone = gone or isinstance(obj, bool | int | float | complex | bytes)
             return not gone and super().is_safe_attribute(obj, attr, value)
 
@@ -73,14 +81,16 @@ def environment() -> tuple[Any, type[Exception]]:
             owner = getattr(function, "__self__", None)
             named = {n: v for n, v in kwargs.items() if n not in SCOPES}
             if isinstance(owner, str):
-                return budget.written(_called(budget, owner, function, args, named))
+                if function.__name__ not in FORMATS:
+                    return budget.written(_called(budget, owner, function, args, named))
+                function = self.getattr(owner, function.__name__)
             if isinstance(owner, list | tuple | dict | type) or isinstance(function, type):
                 args = tuple(map(budget.measured, args))
                 budget.measured(list(named.values()))
             if isinstance(function, jinja2.runtime.LoopContext):
                 args = tuple(map(budget.counted, args))
-            # A string's own `format`, which Jinja has wrapped.
-            text = getattr(getattr(function, "__wrapped__", None), "__self__", None)
+            # A string's own `format`, which Jinja keeps from attributes that are not safe.
+            text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
             if isinstance(text, str):
                 _check_format(budget, text, args, named)
             return budget.written(super().call(context, function, *args, **kwargs))
@@ -166,9 +176,9 @@ def _marked(tree: Any) -> Any:
 def _called(budget: Budget, text: str, function: Any, args: Any, named: Any) -> Any:
     """A method of a string."""
     name: str = function.__name__
-    if name in FORMATS:
-        _check_format(budget, text, args, named)
-    elif name == "join":
+    if name in COMPARING:
+        bounds.compared(budget, text, [*args, *named.values()])
+    if name == "join":
         return budget.joined(args[0], text)
     elif name == "replace":
         return bounds.replaced(budget, text, *args, **named)
@@ -225,6 +235,12 @@ def _sliced(budget: Budget, context: Any, value: Any, *ends: Any) -> Any:
     return budget.written(value[slice(*ends)])
 
 
+def _trim(budget: Budget, _: Any, value: Any, chars: Any = None) -> str:
+    text = budget.text(value)
+    bounds.compared(budget, text, [chars])
+    return text.strip(chars)
+
+
 def _format(budget: Budget, _: Any, text: Any, *args: Any, **kwargs: Any) -> str:
     return bounds.formatted(budget, budget.text(text), kwargs or args)
 
@@ -254,5 +270,6 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "round": lambda _, __, *args, **named: bounds.rounded(*args, **named),
     "sliced": _sliced,
     "string": lambda budget, _, value: budget.text(value),
+    "trim": _trim,
     "tojson": lambda budget, _, *args, **named: bounds.as_json(budget, *args, **named),
 }

@@ -232,14 +232,10 @@ class Session:
 
     def _take(self, other: Session, times: int) -> None:
         """Take over what another session has read, each of its sequences so many times."""
-        cache, tokens = self.past.cache, other.past.cache.length
-        cache.truncate(0)
         self.rows = [[] for _ in self.rows]
         at = asarray(np.repeat(np.arange(other.batch, dtype=np.int32), times),
                      device=self.model.device)  # fmt: skip
-        for layer in range(cache.num_layers):
-            keys, values = other.past.cache.states(layer)
-            cache.append(gather(keys[:, :, :tokens], at), gather(values[:, :, :tokens], at), layer)
+        self.past.cache.take(other.past.cache, at)
         self.rows = [list(row) for row in other.rows for _ in range(times)]
 
     def shared(self, rows: Sequence[Ids]) -> int:

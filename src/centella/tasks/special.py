@@ -31,6 +31,10 @@ class Special:
         added = tokenizer.native.get_added_tokens_decoder().values()
         names = {token.content for token in added if token.special and token.content}
         self._names: str = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        # How a text may end and the next one begin, so that both are a special token together.
+        self._begins = {n[:i] for n in names if not n[0].isspace() for i in range(1, len(n))}
+        self._ends = {name[n:] for name in names for n in range(1, len(name) - 1)}
+        self._longest = max(map(len, names), default=0)
 
     @cached_property
     def plain(self) -> Tokenizer:
@@ -43,6 +47,12 @@ class Special:
         """Whether a special token is written in a text."""
         return bool(self._names) and re.search(self._names, text) is not None
 
+    def _split(self, text: str) -> tuple[str, int]:
+        """A text's begin that ends a special token, "" for none, and where its end begins one."""
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        end = next((text[:n] for n in sizes if text[:n] in self._ends), "")
+        return end, next((len(text) - n for n in sizes if text[-n:] in self._begins), len(text))
+
     def marked(self, given: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """The same with a mark within each special token, and the mark; "" where there is none.
 
@@ -51,7 +61,7 @@ class Special:
         """
         try:
             texts = list(_texts(given))
-            if not any(map(self.stands_in, texts)):
+            if not any(self.stands_in(t) or self._split(t) != ("", len(t)) for t in texts):
                 return given, ""
             mark = next((m for m in MARKS if not any(m in text for text in texts)), None)
             if mark is None:
@@ -62,9 +72,16 @@ class Special:
 
     def _changed(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
+            end, begin = self._split(value)
+            if begin < len(value):
+                value = value[: begin + 1] + mark + value[begin + 1 :]
+            if end:
+                value = value[0] + mark + value[1:]
             return re.sub(self._names, lambda m: m[0][0] + mark + m[0][1:], value)
         if isinstance(value, Mapping):
-            return {key: self._changed(part, mark) for key, part in value.items()}
+            return {
+                self._changed(key, mark): self._changed(part, mark) for key, part in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._changed(part, mark) for part in value]
         return value
@@ -72,16 +89,21 @@ class Special:
     def encode(self, prompt: str, mark: str) -> list[int]:
         """Token ids of what a template made of marked messages."""
         ids: list[int] = []
-        before = ""
+        before: list[str] = []
+
+        def flush() -> None:
+            ids.extend(self._tokenizer.native.encode("".join(before), add_special_tokens=False).ids)
+            before.clear()
+
         for part in re.split(f"((?:{self._names})(?!{mark}))", prompt):
             if mark in part:
-                ids += self._tokenizer.native.encode(before, add_special_tokens=False).ids
+                flush()
                 text = part.replace(mark, "")
                 ids += self.plain.native.encode(text, add_special_tokens=False).ids
-                before = ""
             else:
-                before += part
-        return ids + self._tokenizer.native.encode(before, add_special_tokens=False).ids
+                before.append(part)
+        flush()
+        return ids
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -89,8 +111,8 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
+        for pair in value.items():
+            yield from _texts(pair)
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _texts(part)

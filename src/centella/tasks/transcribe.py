@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -16,17 +15,15 @@ from centella.audio.mel import RATE
 from centella.audio.regions import SpeechDetector
 from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
-from centella.errors import WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
+from centella.tasks.batches import expect_tokenizer, read_tokenizer
 from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording
 from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
 from centella.tasks.speech_session import SpeechSession
 from centella.tasks.transcription import Decoding, Progress, Transcription
 from centella.tensors.tensor import Tensor
-from centella.weights.folder import TOKENIZER
-from centella.weights.model_files import kind
 
 if TYPE_CHECKING:
     from centella.models.whisper import WhisperModel
@@ -109,9 +106,7 @@ class Transcriber:
         Raises:
             WeightsError: the model's folder has none.
         """
-        if isinstance(self._tokenizer, Path):
-            raise WeightsError(f"{self._tokenizer}: expected a tokenizer, got no such file")
-        return self._tokenizer
+        return expect_tokenizer(self._tokenizer)
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -136,7 +131,7 @@ class Transcriber:
             ShapeError, DTypeError: an option that cannot be, a language that it does not know.
             WeightsError: the model's folder has no tokenizer.
         """
-        with closing(self.stream(audio, rate=rate, progress=progress, **options)) as running:
+        with self.stream(audio, rate=rate, progress=progress, **options) as running:
             segments = tuple(running)
         return Transcript(segments, running.language, running.duration)
 
@@ -189,15 +184,10 @@ def read_transcriber(folder: Path, vocab_size: int) -> Callable[[WhisperModel], 
         WeightsError: a file that is malformed.
         MissingExtraError: the folder has a tokenizer, and its library is not installed.
     """
-    from centella.tasks.text import Tokenizer
-
-    file = folder / TOKENIZER
-    if kind(file) == "nothing at that path":
-        return partial(
-            Transcriber, tokenizer=file, config=SpeechConfig.from_folder(folder, vocab_size, {})
-        )
-    tokenizer = Tokenizer.from_folder(folder, vocab_size)
-    added = tokenizer.native.get_added_tokens_decoder()
-    named = {token.content: i for i, token in added.items()}
+    tokenizer = read_tokenizer(folder, vocab_size)
+    named: dict[str, int] = {}
+    if not isinstance(tokenizer, Path):
+        added = tokenizer.native.get_added_tokens_decoder()
+        named = {token.content: i for i, token in added.items()}
     config = SpeechConfig.from_folder(folder, vocab_size, named)
     return partial(Transcriber, tokenizer=tokenizer, config=config)

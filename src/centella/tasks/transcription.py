@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Generator as Pieces
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from msgspec import Struct
@@ -45,23 +45,18 @@ class Decoding(Struct, frozen=True, eq=False):
 
 
 class Transcription(Iterator[Segment]):
-    """A recording as it is transcribed: an iterator of segments.
+    """A recording as it is transcribed: an iterator of segments, which `with` closes.
 
-    Attributes:
-        language: a code, once the first window is done; None where the model has but one.
+    A loop that is left early closes it too, unless somebody holds it.
     """
 
     def __init__(
         self, transcriber: Transcriber, recording: Recording, options: Options,
         progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        self._transcriber, self._recording, self._options = transcriber, recording, options
-        self._vocabulary: Vocabulary = transcriber.config.vocabulary
-        self._progress = progress
-        self.language: str | None = options.language
-        self._before: Ids = self._ids(options.prompt)
-        self._hot: Ids = self._ids(options.hotwords)
-        self._segments: Pieces[Segment] = self._run()
+        self._work = _Work(transcriber, recording, options, progress)
+        self._recording = recording
+        self._segments: Pieces[Segment] = self._work.segments()
 
     def __iter__(self) -> Iterator[Segment]:
         return self
@@ -70,26 +65,56 @@ class Transcription(Iterator[Segment]):
         """The next segment, when its window is done."""
         return next(self._segments)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End it here; the file is closed."""
         self._segments.close()
         self._recording.stream.close()
 
     @property
+    def language(self) -> str | None:
+        """A code, once the first window is done; None where the model has but one."""
+        return self._work.language
+
+    @property
     def duration(self) -> float:
         """Seconds of the recording, as far as they are known."""
         return self._recording.duration
 
+
+class _Work:
+    """What a Transcription does; it knows no Transcription, so that one nobody holds is closed."""
+
+    def __init__(
+        self, transcriber: Transcriber, recording: Recording, options: Options,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self._transcriber, self._recording, self._options = transcriber, recording, options
+        self._vocabulary: Vocabulary = transcriber.config.vocabulary
+        self._progress = progress
+        self.language: str | None = options.language
+        self._before: Ids = self._ids(options.prompt)
+        self._hot: Ids = self._ids(options.hotwords)
+
     # -- the loops --------------------------------------------------------------------------------
 
-    def _run(self) -> Pieces[Segment]:
+    def segments(self) -> Pieces[Segment]:
         """Segments, with a session of its own while it runs."""
         known = self._recording.stream.duration or 0.0  # of a microphone nothing is known
         several = known * 100 > self._recording.frames and not self._recording.everything
         batch = self._options.batch or (BATCH if several else 1)
         with closing(self._recording.stream):
             decoding = self._transcriber.take(batch, self._options.beam)
-            yield from (self._one_by_one if batch == 1 else self._together)(decoding)
+            try:
+                yield from (self._one_by_one if batch == 1 else self._together)(decoding)
+            except GeneratorExit:  # the caller has what it wants
+                self._transcriber.give(decoding)
+                raise
             self._transcriber.give(decoding)
 
     def _one_by_one(self, decoding: Decoding) -> Iterator[Segment]:
@@ -130,7 +155,7 @@ class Transcription(Iterator[Segment]):
 
     def _tell(self, frames: int) -> None:
         if self._progress is not None:
-            total = self.duration
+            total = self._recording.duration
             self._progress(min(frames / 100, total), total)
 
     # -- a window ---------------------------------------------------------------------------------

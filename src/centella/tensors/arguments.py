@@ -84,10 +84,10 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
     """A whole number, `least` or more.
 
     Raises:
-        ShapeError: for another number; DTypeError: for what is none.
+        ShapeError: for a lower one; DTypeError: for what is none.
     """
     try:
-        n = least - 1 if isinstance(value, (float, np.floating)) else index(value)
+        n = index(value)
     except TypeError as error:
         raise DTypeError(f"{op}: expected a whole number for {name}, got {value!r:.80}") from error
     if isinstance(value, bool):

@@ -53,9 +53,13 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
-    if variant in ("mma", "wgmma", "split_mma"):
+    if variant == "cluster":
+        return caps.clusters
+    if variant in ("mma", "wgmma", "split_mma", "cluster_mma"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
+        if variant == "cluster_mma":
+            return had and caps.clusters
         return had and (variant != "wgmma" or (room and caps.warpgroups))
     least = min((d.itemsize for d in dtypes), default=0)
     return variant not in TILES or tile_of(variant, least, caps) is not None
@@ -113,7 +117,7 @@ def fused_on_tensor_cores() -> list[Case]:
 
 
 def normed_linear() -> Row:
-    """Norm, gate, residual; depths of one, odd, past a block; the dtype of the result."""
+    """Norms, gate, what follows; depths of one, odd, past a block; the dtype of the result."""
     plain = {"extras": ("norm",), "gate": "", "eps": 1e-5, "alpha": 1.0, "dtype": ""}
     cases = []
     for m, k, n in (*GEMV, (2, 67, 33), (4, 256, 9), (16, 264, 8)):
@@ -124,6 +128,12 @@ def normed_linear() -> Row:
         cases.append(Case((*gated, norm), {**plain, "gate": "silu"}))
         cases.append(Case((*operands, norm, In((m, n))),
                          {**plain, "extras": ("norm", "residual"), "alpha": 0.5}))  # fmt: skip
+        layer = {**plain, "kind": "layer", "extras": ("norm",)}
+        cases.append(Case((*operands, norm), layer))
+        every = {**layer, "extras": ("norm", "shift", "bias", "residual"), "activation": "gelu"}
+        after = (norm, In((k,), "normal", "f32"), In((n,), "normal", "f32"), In((m, n)))
+        cases.append(Case((*operands, *after), every))
+        cases.append(Case((In((m, k), "large"), In((n, k)), *after), every))
     gate = {**plain, "extras": (), "gate": "gelu_tanh", "dtype": "f32"}
     for x in LAYOUTS[1:]:
         cases.append(Case((In((2, 36), layout=x), In((10, 36))), gate))

@@ -1,19 +1,51 @@
-"""Where rows of keys and values begin: in a row of their sequence, or in blocks of a pool.
+"""Where rows of keys and values begin, in a row of their sequence or in blocks; how they are read.
 
 A table names the blocks of each sequence: key j is row j % 64 of block `blocks[b, j // 64]`. A
 kernel takes keys of one block at a time, so it looks up once for a tile, and counts on from there
 as if the whole sequence lay in a row. What a table may hold is not known when a plan is made: an
 entry that is no block of the pool counts as the last one.
+
+Rows of i8 have a scale each, which lies in a plane of its own as the rows do (`rows_i8`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import i8, u32
+from centella.ops.quant.numbers import field
 
 BLOCK = 64  # keys
+
+
+def wide(value: Any) -> Any:
+    """An i8 as f32, by its bits, which is exact and quicker than a conversion."""
+    return field(lang.bitcast(value, u32) + 128, 0, 255, 128)
+
+
+def piece_of(source: Any, vector: bool) -> int:
+    """Elements of a row that a load of keys or values has: a chunk, a word of i8, or one."""
+    if not vector:
+        return 1
+    return int(source.dtype.per_word if source.dtype is i8 else source.dtype.per_chunk)
+
+
+def load_piece(source: Any, place: Any, width: int, scale: Any = None) -> list[Any]:
+    """`width` elements of a row as f32, from a multiple of the width on.
+
+    Args:
+        scale: of a row of i8.
+    """
+    per = source.dtype.per_word
+    if width == 1:
+        values = [source[place]]
+    elif width == source.dtype.per_chunk:
+        values = source.load(place)
+    else:
+        values = [v for j in range(0, width, per) for v in source.load_word(place + j)]
+    return values if scale is None else [wide(value) * scale for value in values]
 
 
 class Lines:
@@ -25,8 +57,9 @@ class Lines:
     """
 
     def __init__(self, masks: dict[str, Any], b: Any, head: Any) -> None:
-        self._table = masks.get("blocks")
-        self._b = b
+        self._table: Any = masks.get("blocks")
+        self._scales: Any = masks.get("scales")
+        self._b, self._head = b, head
         self._heads = [head * lang.parameter(f"{name}h", u32) for name in "kv"]
         if self._table is None:
             pairs = zip("kv", self._heads, strict=True)
@@ -40,11 +73,29 @@ class Lines:
         """Where key 0 and its value would begin if all keys lay as those of this key's block do."""
         if self._table is None:
             return self._heads
-        number = lang.minimum(key, lang.parameter("lk", u32) - 1) // BLOCK
-        entry = self._table[self._b * lang.parameter("tb", u32) + number]
-        entry = lang.minimum(lang.bitcast(entry, u32), lang.parameter("pool", u32) - 1)
+        number, entry = self._block(key)
         return [
             at + entry * lang.parameter(f"{name}t", u32)
             - number * BLOCK * lang.parameter(f"{name}l", u32)
             for name, at in zip("kv", self._heads, strict=True)
         ]  # fmt: skip
+
+    def _block(self, key: Any) -> tuple[Any, Any]:
+        """Which block of its sequence a key is in, and which of the pool that is."""
+        number = lang.minimum(key, lang.parameter("lk", u32) - 1) // BLOCK
+        entry = self._table[self._b * lang.parameter("tb", u32) + number]
+        return number, lang.minimum(lang.bitcast(entry, u32), lang.parameter("pool", u32) - 1)
+
+    def scales(self, first: Any) -> list[Callable[[Any], Any]]:
+        """What gives the scale of a key, and of a value, in the block of key `first`; else None."""
+        scales = self._scales
+        if scales is None:
+            return [lambda _: None] * 2
+        pitch, place = lang.parameter("sl", u32), self._head * lang.parameter("sh", u32)
+        if self._table is None:
+            place = place + self._b * lang.parameter("sb", u32)
+        else:
+            number, entry = self._block(first)
+            place = place + entry * lang.parameter("st", u32) - number * BLOCK * pitch
+        values = place + lang.parameter("se", u32)
+        return [lambda key, at=at: scales[at + key * pitch] for at in (place, values)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import bool_, i32
+from centella.dtypes import bool_, f32, i8, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
 from centella.op.form import Form
@@ -15,13 +15,15 @@ from centella.ops.attention.host import host
 from centella.ops.attention.lines import BLOCK
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.problem import VARIANTS, AttentionAttrs, extents, keys_seen
+from centella.ops.rows_i8 import PLANE, decode
 from centella.specs import Shape, Spec
 
 
 def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
     """q [b, h, lq, d], k and v [b, h', lk, d], h a multiple of h'; result [b, lq, h, d].
 
-    With blocks [b, n] k and v are pools [h', blocks, 64, d], and lk is 64 n.
+    With blocks [b, n] k and v are pools [h', blocks, 64, d], and lk is 64 n. With scales k and v
+    are i8, and scales have their shape with 2 in the place of d.
     """
     q, k, v, *more = specs
     if any(len(s.shape) != 4 for s in (q, k, v)) or k.shape != v.shape:
@@ -40,12 +42,14 @@ def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
                 f"attention: expected k and v [{b}, a divisor of {heads}, lk, {dim}], got "
                 f"{list(k.shape)}"
             )
-    if any(not s.dtype.is_float for s in (q, k, v)) or len({s.dtype for s in (q, k, v)}) > 1:
-        raise DTypeError(
-            f"attention: expected one float dtype, got {[s.dtype.name for s in (q, k, v)]}"
-        )
+    rows = {k.dtype, v.dtype}
+    if not q.dtype.is_float or rows != ({i8} if "scales" in named else {q.dtype}):
+        wanted = "a float q and i8 k and v" if "scales" in named else "one float dtype"
+        raise DTypeError(f"attention: expected {wanted}, got {[s.dtype.name for s in (q, k, v)]}")
     if attrs.causal and "starts" in attrs.masks:
         raise ShapeError("attention: expected causal or starts, got both")
+    if "scales" in named:
+        _check_scales(named["scales"], k)
     for name, spec in named.items():
         _check_mask(name, spec, b, heads, lq, lk)
     return (((b, lq, heads, dim), q.dtype),)
@@ -64,6 +68,15 @@ def _check_blocks(table: Spec, k: Spec, q: Spec) -> tuple[int, int]:
     if len(table.shape) != 2 or table.shape[0] != b or not table.shape[1]:
         raise ShapeError(f"attention: expected blocks [{b}, 1 or more], got {list(table.shape)}")
     return kv_heads, table.shape[1] * size
+
+
+def _check_scales(scales: Spec, k: Spec) -> None:
+    wanted = (*k.shape[:3], PLANE)
+    if scales.shape != wanted or scales.dtype is not f32:
+        raise ShapeError(
+            f"attention: expected f32 scales {list(wanted)}, got {scales.dtype.name} "
+            f"{list(scales.shape)}"
+        )
 
 
 def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> None:
@@ -109,10 +122,13 @@ def reference(
     if "mask" in named and named["mask"].dtype == bool:
         named["mask"] = np.where(named["mask"], q.dtype.type(0), q.dtype.type(LOWEST))
     some = _some(named, window, lq, lk)
+    rows = (k, v, named["scales"]) if "scales" in named else (k, v)
     if "blocks" in named:
-        k, v = (_gathered(x, named["blocks"], some) for x in (k, v))
+        k, v, *scales = (_gathered(x, named["blocks"], some) for x in rows)
     else:
-        k, v = k[:, :, some], v[:, :, some]
+        k, v, *scales = (x[:, :, some] for x in rows)
+    for plane in scales:
+        k, v = (decode(x, plane[..., n].astype(q.dtype)) for n, x in enumerate((k, v)))
     grouped = (q * q.dtype.type(scale)).reshape(b, kv_heads, heads // kv_heads * lq, dim)
     scores = np.matmul(grouped, k.swapaxes(-1, -2)).reshape(b, heads, lq, k.shape[2])
     if softcap is not None:
@@ -187,8 +203,8 @@ def _any_head(counts: Any, kv_heads: int) -> Any:
 
 
 def takes(index: int, spec: Spec) -> bool:
-    """q, k, v, key_mask: rows of neighbouring elements; an additive mask as it lies."""
-    return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
+    """q, k, v, key_mask: rows of neighbouring elements; other masks and numbers as they lie."""
+    return spec.unit_rows or (index > 2 and len(spec.shape) in (1, 4))
 
 
 def axes_of(form: Form[AttentionAttrs]) -> Axes:
@@ -198,7 +214,9 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
     b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
     rows: Dims = (h, None, None, None) if "blocks" in form.attrs.masks else (b, h, None, None)
     made: list[Dims] = [(b, shared, q, None), rows, rows]
-    of_name: dict[str, Dims] = {"mask": (b, shared, q), "sinks": (shared,)}  # a mask broadcasts
+    of_name: dict[str, Dims] = {
+        "mask": (b, shared, q), "sinks": (shared,), "scales": rows,  # a mask broadcasts
+    }  # fmt: skip
     for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
         own = of_name.get(name, (b,))
         kept = (a if n > 1 else None for a, n in zip(own, spec.shape, strict=False))

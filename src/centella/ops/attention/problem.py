@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import bf16, f16, u32
+from centella.dtypes import DType, bf16, f16, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.variant import Variant
@@ -17,7 +17,7 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.specs import Spec
 
-VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
+VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma", "cluster_mma")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
 BY_HEAD = "heads share lq lk qb qh ql kl vl yb yh yl blocks"
@@ -62,15 +62,24 @@ def parameters(names: str) -> dict[str, Any]:
     return {name: lang.parameter(name, u32) for name in names.split()}
 
 
-def rows_of_16_bits(form: Form[AttentionAttrs]) -> bool:
-    """Whether q, k and v are f16 or bf16 in rows on 16 bytes, with something to read."""
-    return all(s.dtype in (f16, bf16) and s.aligned and s.size > 0 for s in form.inputs[:3])
+def rows_of_16_bits(form: Form[AttentionAttrs], stored: tuple[DType, ...] = (f16, bf16)) -> bool:
+    """Whether q, k and v are f16 or bf16 in rows on 16 bytes, with something to read.
+
+    Args:
+        stored: what keys and values may be.
+    """
+    kinds = ((f16, bf16), stored, stored)
+    pairs = zip(form.inputs, kinds, strict=False)
+    return all(s.dtype in kind and s.aligned and s.size > 0 for s, kind in pairs)
 
 
 def operands(form: Form[AttentionAttrs], *names: str) -> dict[str, Ref]:
     """The memory of the inputs by name: of all, or of these where they are there."""
     every = zip(("q", "k", "v", *form.attrs.masks), form.inputs, strict=True)
-    return {n: Ref(i, flat(s)) for i, (n, s) in enumerate(every) if not names or n in names}
+    return {
+        n: Ref(i, flat(s) if len(s.shape) > 1 else s)
+        for i, (n, s) in enumerate(every) if not names or n in names
+    }  # fmt: skip
 
 
 def extents(form: Form[AttentionAttrs]) -> tuple[int, int]:
@@ -107,6 +116,8 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
     for name, spec in zip(attrs.masks, more, strict=True):
         if name == "blocks":
             found |= {"tb": spec.strides[0], "pool": k.shape[1]}
+        if name == "scales":
+            found |= steps_of("s", spec, ("ht" if pools else "bh") + "le")
         if name == "key_mask":
             found["mb"] = spec.strides[0]
         if name == "mask":
@@ -116,7 +127,7 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
 
 
 def steps_of(name: str, spec: Spec, axes: str = "bhl") -> dict[str, int]:
-    """The strides of all dimensions but the last, as kernels call them."""
+    """The strides of as many dimensions as there are axes, as kernels call them."""
     return {f"{name}{axis}": s for axis, s in zip(axes, spec.strides, strict=False)}
 
 

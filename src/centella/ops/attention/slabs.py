@@ -7,6 +7,7 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import u32
+from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.tiles import Tile
 
 STAGES = 2  # slabs in shared memory
@@ -26,7 +27,7 @@ class Rows:
     ) -> None:  # fmt: skip
         self._source, self._pitch = source, pitch
         self._tile, self._rows, self._turn, self._dim = tile, rows, turn, dim
-        self._width = source.dtype.per_chunk if vector else 1
+        self._width = piece_of(source, vector)
         each = across // self._width
         self._total = rows * each
         count = -(-self._total // tile.threads)
@@ -34,22 +35,25 @@ class Rows:
         self._pieces = [(at, at // each, at % each * self._width) for at in index]
 
     def fetch(
-        self, start: Any, first: Any, last: Any, element: Any, counts: Any = None
-    ) -> list[list[Any]]:
+        self, start: Any, first: Any, last: Any, element: Any, counts: Any = None,
+        scale_of: Callable[[Any], Any] = lambda _: None,
+    ) -> list[list[Any]]:  # fmt: skip
         """This thread's pieces of the slab of rows from `first` on, none past row `last`.
 
         Args:
             start: where row 0 begins.
             element: the first one of a turned slab.
             counts: which rows count; the others become zeros.
+            scale_of: the scale of a row of i8.
         """
         fetched: list[list[Any]] = []
         end = (self._dim - 1) // self._width * self._width
         for _, row, column in self._pieces:
             at = element + column
             safe = at if self._whole else lang.minimum(at, end)
-            where = start + lang.minimum(first + row, last) * self._pitch + safe
-            values = self._source.load(where) if self._width > 1 else [self._source[where]]
+            inside = lang.minimum(first + row, last)
+            where = start + inside * self._pitch + safe
+            values = load_piece(self._source, where, self._width, scale_of(inside))
             if self._turn and not self._whole:
                 values = [lang.select(at + j < self._dim, v, 0.0) for j, v in enumerate(values)]
             if counts is not None:

@@ -18,6 +18,7 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
+from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents
@@ -114,16 +115,19 @@ class _Thread:
         lay = self.lay
         query = []
         for row in range(lay.rows):
-            found = self._load(q, work.query(lang.const(row, u32)), True)
+            found = self._load(q, work.query(lang.const(row, u32)), True, None)
             query.append([x * scale for x in found])
         key_pitch, value_pitch = (lang.parameter(n, u32) for n in ("kl", "vl"))
         for base in lang.range(work.begin, work.end, lay.teams * lay.keys):
             ahead = [base + j * lay.teams for j in range(lay.keys)]
             mine = [at + self.team for at in ahead]
             safe = [lang.minimum(key, work.end - 1) for key in mine]
-            rows = [(key, *work.lines.places(key)) for key in safe]
-            keys = [self._load(k, at + key * key_pitch, True) for key, at, _ in rows]
-            values = [self._load(v, at + key * value_pitch, False) for key, _, at in rows]
+            rows = [
+                (key, *work.lines.places(key), *(of(key) for of in work.lines.scales(key)))
+                for key in safe
+            ]
+            keys = [self._load(k, at + key * key_pitch, True, s) for key, at, _, s, _ in rows]
+            values = [self._load(v, at + key * value_pitch, False, s) for key, _, at, _, s in rows]
             kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
             values = [
                 [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
@@ -138,14 +142,14 @@ class _Thread:
             lang.barrier()
             self._accumulate(values)
 
-    def _load(self, source: Any, place: Any, clean: bool) -> list[Any]:
+    def _load(self, source: Any, place: Any, clean: bool, scale: Any) -> list[Any]:
         """A thread's elements of a row; where `clean`, zeros for those past the head."""
         lay, loaded = self.lay, list[Any]()
         last = (lay.dim - 1) // lay.width * lay.width
         for i in range(EACH // lay.width):
             first = lay.element(self.lane, i)
             at = place + (lang.minimum(first, last) if lay.ragged(i) else first)
-            piece = source.load(at) if lay.width > 1 else [source[at]]
+            piece = load_piece(source, at, lay.width, scale)
             if clean and lay.ragged(i):
                 piece = [lang.select(first + e < lay.dim, x, 0.0) for e, x in enumerate(piece)]
             loaded += piece
@@ -258,7 +262,7 @@ def _split(
     partial: Any, **masks: Any,
 ) -> None:  # fmt: skip
     work = Work(masks, scoring, rows)
-    my = _Thread(Layout(dim, rows, k.dtype.per_chunk if vector else 1))
+    my = _Thread(Layout(dim, rows, piece_of(k, vector)))
     with lang.if_(work.begin < work.end):
         my.read(work, product_scale(scoring, LOG2E), q, k, v)
         highest, whole = my.weigh()

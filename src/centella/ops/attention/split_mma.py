@@ -1,7 +1,8 @@
 """The decoding variant on tensor cores, for f16 and bf16 on NVIDIA GPUs from sm_80 on (PTX alone).
 
 As in `split` a group reads one part of the keys and values of one head, once for up to eight
-queries that share them; its warps work as `split_warp` says. A second launch adds up the parts.
+queries that share them; its warps work as `split_warp` says, over rows of i8 as `split_warp_i8`
+does. A second launch adds up the parts.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from centella import lang
+from centella.dtypes import i8
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
 from centella.ops.attention.split import few_queries
 from centella.ops.attention.split_warp import (
     CHUNK,
@@ -24,6 +26,7 @@ from centella.ops.attention.split_warp import (
     Warp,
     tile_of,
 )
+from centella.ops.attention.split_warp_i8 import WarpI8
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
@@ -35,7 +38,8 @@ def _split_mma(
     lang.ptx.resident(tile.together)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     with lang.if_(work.begin < work.end):
-        warp, cached = Warp(work, dim, k.dtype), CachedRows(work, k, v)
+        warp = (WarpI8 if k.dtype is i8 else Warp)(work, dim, q.dtype)
+        cached = CachedRows(work, k, v)
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
         warp.load_queries(lambda row, element: q.load_bits(work.query(row) + element))
@@ -55,6 +59,15 @@ def _split_mma(
 kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")
 
 
+def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
+    """The tile of 16-bit rows, or of i8 ones, in whole chunks."""
+    dim = form.inputs[0].shape[3]
+    chunks = dim <= MOST_DIM and dim % i8.per_chunk == 0
+    if chunks and caps.tensor_cores and rows_of_16_bits(form, (i8,)):
+        return SplitTile()
+    return tile_of(form, caps)
+
+
 def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
     parts = Parts.of(form, tile.step, tile.groups)
     return launches_of(kernel, parts, form, (("tile", tile),), caps, tile.threads)
@@ -65,7 +78,7 @@ def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
 
 
 SPLIT_MMA = AttentionVariant(
-    "split_mma", tile_of, _launches, _preferred,
-    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} up to "
-          f"{MOST_DIM}, and tensor cores",
+    "split_mma", _tile_of, _launches, _preferred,
+    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} "
+          f"({i8.per_chunk} in i8) up to {MOST_DIM}, and tensor cores",
 )  # fmt: skip

@@ -37,10 +37,9 @@ from centella.specs import Caps
 WARP = 32
 KEYS = 16  # of a warp, at a time
 MOST_DIM = 128
-KEY_PART, VALUE_PART, CHUNK = 32, 64, 8  # elements of the head: of loads by a warp, of one
-PITCH = VALUE_PART + 4  # words of a query's sums in shared memory
+CHUNK = 8  # elements of a load of 16-bit rows
 
-Read = Callable[[Any, Any], list[Any]]  # the words of 8 elements of a row: of a key, from one on
+Read = Callable[[Any, Any], list[Any]]  # the words of a chunk of a row: of a key, from one on
 
 
 class SplitTile(Struct, frozen=True):
@@ -74,7 +73,7 @@ class RowSource(Protocol):
 
 
 class CachedRows(Struct, frozen=True, eq=False):
-    """Rows of 16-bit keys and values in memory, up to the end of a group's part."""
+    """Rows of keys and values in memory, up to the end of a group's part."""
 
     work: Work
     k: Any
@@ -103,20 +102,23 @@ class Warp:
 
     Args:
         dim: elements of a head; dtype: of q, k and v.
+        chunk: elements of a key or value in 16 bytes; as many are a thread's of a part of a head.
     """
 
-    def __init__(self, work: Work, dim: int, dtype: Any) -> None:
+    def __init__(self, work: Work, dim: int, dtype: Any, chunk: int = CHUNK) -> None:
         lane = lang.local_id() % WARP
         self.g, self.c = lane // 4, lane % 4
         self.number = lang.local_id() // WARP
-        self.work, self.dim = work, dim
-        self.key_parts, self.value_parts = -(-dim // KEY_PART), -(-dim // VALUE_PART)
+        self.work, self.dim, self.chunk = work, dim, chunk
+        self.key_part, self.value_part = 4 * chunk, 8 * chunk  # of the head, by a warp's load
+        self.key_parts, self.value_parts = -(-dim // self.key_part), -(-dim // self.value_part)
         self.keys = lang.vars(u32, 2, self.key_parts, 4)
         self.values = lang.vars(u32, 2, 2, self.value_parts, 4)
         self.queries: list[Any] = []
         self.scores = [lang.ptx.Fragment(f32, (16, 8)) for _ in range(2)]
         self.out = [
-            [lang.ptx.Fragment(f32, (16, 8)) for _ in range(4)] for _ in range(self.value_parts)
+            [lang.ptx.Fragment(f32, (16, 8)) for _ in range(chunk // 2)]
+            for _ in range(self.value_parts)
         ]
         self.total = lang.ptx.Fragment(f32, (16, 8))
         self.spread = lang.ptx.Fragment(f32, (16, 8))
@@ -138,22 +140,23 @@ class Warp:
 
     def element(self, part: int, size: int, lane: Any) -> tuple[Any, Any]:
         """The first element of this thread's chunk of a part; whether it lies within the head."""
-        first = lane * CHUNK + part * size
+        first = lane * self.chunk + part * size
         if (part + 1) * size <= self.dim:
             return first, None
-        return lang.minimum(first, self.dim - CHUNK), first < self.dim
+        return lang.minimum(first, self.dim - self.chunk), first < self.dim
 
     def load_queries(self, read: Read) -> None:
         """Queries as the first factor, whose other eight rows are zeros; `read` takes a row."""
         for part in range(self.key_parts):
-            element, inside = self.element(part, KEY_PART, self.c)
-            words = read(self.g, element)
+            element, inside = self.element(part, self.key_part, self.c)
+            each = range(0, self.chunk, CHUNK)
+            words = [word for e in each for word in read(self.g, element + e)]
             if inside is not None:
                 words = [lang.select(inside, w, 0) for w in words]
-            for half in range(2):
+            for n in range(0, len(words), 2):
                 query = lang.ptx.Fragment(self.dtype, (16, 16))
                 query.fill(0)
-                query[0], query[2] = words[2 * half], words[2 * half + 1]
+                query[0], query[2] = words[n], words[n + 1]
                 self.queries.append(query)
 
     def load_keys(self, first: Any, source: RowSource) -> None:
@@ -162,7 +165,7 @@ class Warp:
         for n, words in enumerate(self.keys):
             key = first + (self.number * KEYS + n * 8) + self.g
             for part, into in enumerate(words):
-                element, inside = self.element(part, KEY_PART, self.c)
+                element, inside = self.element(part, self.key_part, self.c)
                 for var, word in zip(into, read(key, element), strict=True):
                     var.set(word if inside is None else lang.select(inside, word, 0))
 
@@ -177,7 +180,7 @@ class Warp:
             for e in range(2):
                 key = self.key(first, n, e)
                 for part, into in enumerate(self.values[n][e]):
-                    element, _ = self.element(part, VALUE_PART, self.g)
+                    element, _ = self.element(part, self.value_part, self.g)
                     for var, word in zip(into, read(key, element), strict=True):
                         var.set(word)
 
@@ -202,6 +205,14 @@ class Warp:
                 self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
                 lang.ptx.mma_sync(scores, query, self.keys_of)
 
+    def product(self, n: int, e: int, scale: Any) -> Any:
+        """Register e of scores n, times the factor of scores."""
+        return self.scores[n][e] * scale
+
+    def weigh(self, n: int, both: list[Any]) -> None:
+        """Keep the weights of two keys."""
+        put(self.weights, n, both)
+
     def soften(self, first: Any, scale: Any, end: Any = None) -> list[list[Any]]:
         """Weights of the keys; where a maximum grew, less of what was summed.
 
@@ -216,10 +227,12 @@ class Warp:
         ]
         seen = [
             [
-                self.work.seen(self.g, self.key(first, n, e), counted[n][e], scores[e] * scale)
+                self.work.seen(
+                    self.g, self.key(first, n, e), counted[n][e], self.product(n, e, scale)
+                )
                 for e in range(2)
             ]
-            for n, scores in enumerate(self.scores)
+            for n in range(2)
         ]
         high = lang.const(LOWEST, f32)
         for score, shown in chain.from_iterable(seen):
@@ -233,7 +246,7 @@ class Warp:
             both = [
                 lang.select(shown, lang.exp2_native(score - base), 0.0) for score, shown in pairs
             ]
-            put(self.weights, n, both)
+            self.weigh(n, both)
         self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
         self.spread.fill(0.0)
         lang.ptx.mma_sync(self.spread, self.exact, self.shrink)
@@ -270,7 +283,8 @@ class Warp:
         """
         me = lang.local_id()
         tops, totals = (lang.shared(f32, tile.warps * MOST_ROWS) for _ in range(2))
-        memory = lang.shared(f32, tile.warps * rows * PITCH)
+        pitch, across = self.value_part + 4, self.value_part // 4
+        memory = lang.shared(f32, tile.warps * rows * pitch)
         mine = [self.c * 2 + e for e in range(2)]  # the queries whose sums this thread has
         with lang.if_(self.c == 0):
             tops[self.number * MOST_ROWS + self.g] = self.base
@@ -295,24 +309,24 @@ class Warp:
         for query in mine:
             high, _ = weights_of(query)
             factors.append(lang.exp2_native(tops[self.number * MOST_ROWS + query] - high))
-        row, column = me // (VALUE_PART // 4), me % (VALUE_PART // 4) * 4
+        row, column = me // across, me % across * 4
         for part, tiles in enumerate(self.out):
             if part:
                 lang.barrier()
             for e, (query, factor) in enumerate(zip(mine, factors, strict=True)):
                 with lang.if_(query < rows):
-                    at = (self.number * rows + query) * PITCH + self.g * CHUNK
-                    for j in range(0, 4, 2):
+                    at = (self.number * rows + query) * pitch + self.g * self.chunk
+                    for j in range(0, len(tiles), 2):
                         sums = (tiles[j + n // 2][e + n % 2 * 2] for n in range(4))
                         memory.store(at + j * 2, [x * factor for x in sums])
             lang.barrier()
-            element = column + part * VALUE_PART
-            for below in range(0, rows, tile.threads // (VALUE_PART // 4)):
+            element = column + part * self.value_part
+            for below in range(0, rows, tile.threads // across):
                 query = row + below
                 with lang.if_((query < rows) & self.work.has(query) & (element < self.dim)):
                     added = [lang.const(0.0, f32)] * 4
                     for n in range(tile.warps):
-                        theirs = memory.load((n * rows + query) * PITCH + column)
+                        theirs = memory.load((n * rows + query) * pitch + column)
                         added = [a + b for a, b in zip(added, theirs, strict=True)]
                     put_sums(query, element, added)
 

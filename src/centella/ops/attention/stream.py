@@ -15,7 +15,7 @@ from centella.dtypes import f32
 from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.lines import Lines
+from centella.ops.attention.lines import Lines, load_piece, piece_of
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
@@ -33,26 +33,28 @@ THREADS = 64
 
 
 def _rows(
-    source: Any, place: Any, key: Any, stride: Any, valid: Any, tile: Any, keys: int,
-    words: int, first: int | Any, dim: int, vector: bool,
+    source: Any, place: Any, key: Any, stride: Any, scale_of: Any, valid: Any, tile: Any,
+    keys: int, words: int, first: int | Any, dim: int, vector: bool,
 ) -> None:  # fmt: skip
     """Copy `keys` rows of `words` elements, from element `first`, into a shared tile.
 
     Rows whose key does not count, and elements past the head, become zeros. The first key is there.
     """
-    width = source.dtype.per_chunk if vector else 4  # a shared chunk is written by one thread
+    width = piece_of(source, vector) if vector else 4  # a shared chunk is written by one thread
     pieces = keys * words // width
     for piece in lang.range(lang.local_id(), pieces, THREADS):
         row = piece // (words // width)
         element = piece % (words // width) * width
         counts = valid(key + row)
         at = first + element
-        start = place + lang.select(counts, key + row, key) * stride
+        there = lang.select(counts, key + row, key)
+        start, scale = place + there * stride, scale_of(there)
         if vector:
             safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
-            loaded = source.load(start + safe)
+            loaded = load_piece(source, start + safe, width, scale)
         else:
-            loaded = [source[start + lang.minimum(at + j, dim - 1)] for j in range(width)]
+            places = (start + lang.minimum(at + j, dim - 1) for j in range(width))
+            loaded = [value for p in places for value in load_piece(source, p, 1, scale)]
         if dim % words:
             loaded = [lang.select(counts & (at + j < dim), v, 0.0) for j, v in enumerate(loaded)]
         else:
@@ -88,9 +90,10 @@ def _attention(
     begin, end = sight.since(first) // keys * keys, sight.until(first + THREADS * queries)
     for key0 in lang.range(begin, end, keys):
         of_k, of_v = lines.places(key0)
-        _rows(k, of_k, key0, p["kl"], sight.counts, key_tile, keys, words, 0, dim, vector)
-        _rows(v, of_v, key0, p["vl"], sight.counts, value_tile, keys, part, piece * part, dim,
-              vector)  # fmt: skip
+        of_key, of_value = lines.scales(key0)
+        _rows(k, of_k, key0, p["kl"], of_key, sight.counts, key_tile, keys, words, 0, dim, vector)
+        _rows(v, of_v, key0, p["vl"], of_value, sight.counts, value_tile, keys, part, piece * part,
+              dim, vector)  # fmt: skip
         lang.barrier()
         for j0 in lang.range(0, keys, together):
             _some_keys(j0, together, key0, mine, query, key_tile, value_tile, words, part, dim, top,

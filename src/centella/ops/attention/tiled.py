@@ -66,6 +66,7 @@ def _attention(
         scores = lang.vars(f32, tile.tq, tile.tk, init=0.0)
         of_k, of_v = lines.places(key0)
         last = lines.last(key0, last_key)
+        of_key, of_value = lines.scales(key0)
 
         def put(fetched: tuple[Any, Any], stage: Any) -> None:
             queries.put(fetched[0], slab, stage * tile.slab)
@@ -74,7 +75,8 @@ def _attention(
         steps(
             -(-dim // tile.depth),
             lambda at: (
-                queries.fetch(asked, first, last_query, at), keys.fetch(of_k, key0, last, at)
+                queries.fetch(asked, first, last_query, at),
+                keys.fetch(of_k, key0, last, at, scale_of=of_key),
             ),
             put,
             lambda at, stage: my.score(scores, slab, stage),
@@ -84,7 +86,7 @@ def _attention(
         _show(my, scores, tile, key0, end, first, sight, scoring, masks, head, unit)
         steps(
             tile.bk // tile.depth,
-            lambda at: values.fetch(of_v, key0 + at, last, 0, shown),
+            lambda at: values.fetch(of_v, key0 + at, last, 0, shown, of_value),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
             tile,

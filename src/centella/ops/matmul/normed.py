@@ -1,8 +1,11 @@
-"""normed_linear: a decoder's product with the norm before it and the gate after it, in one launch.
+"""normed_linear: a decoder's product with the norm before it and what follows it, in one launch.
 
-    h = x / sqrt(mean(x^2) + eps) * norm          where there is a norm (Zhang and Sennrich 2019)
-    y = alpha (h W^T) + residual
-    y = act(h W[:n]^T) * (h W[n:]^T)              where there is a gate (Shazeer 2020)
+    h = x / sqrt(mean(x^2) + eps) * norm                    where there is a norm
+    h = (x - mean) / sqrt(var + eps) * norm + shift         of the kind "layer"
+    y = act(alpha (h W^T) + bias) + residual
+    y = act(h W[:n]^T) * (h W[n:]^T)                        where there is a gate
+
+Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer 2020 (gates).
 
 For few rows of x; `normed_kernel.py` has the kernel.
 """
@@ -28,17 +31,25 @@ from centella.specs import Spec
 
 
 class NormedAttrs(Struct, frozen=True):
-    """Operands after the weight ("norm", "residual"), the gate's activation, and numbers."""
+    """Operands after the weight, activations, and numbers.
+
+    Attributes:
+        extras: of "norm", "shift", "bias", "residual", those that are given, in this order.
+        gate, activation: of the gate, and of what has none; "" for none.
+        kind: of the norm, "rms" or "layer".
+    """
 
     extras: tuple[str, ...]
     gate: str
     eps: float
     alpha: float
     dtype: str
+    activation: str = ""
+    kind: str = "rms"
 
 
 def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
-    """x [..., k] of at most 16 rows, weight [n or 2 n, k], norm [k], residual [..., n]."""
+    """x [..., k] of at most 16 rows, weight [n or 2 n, k], norm and shift [k], the rest of y's."""
     x, weight, *more = specs
     if any(not s.dtype.is_float for s in specs):
         raise DTypeError(
@@ -51,14 +62,21 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
         )
     if not 0 < math.prod(x.shape[:-1]) <= THIN or not x.shape[-1]:
         raise ShapeError(f"normed_linear: expected 1 to {THIN} rows, got {list(x.shape)}")
-    if attrs.gate and (weight.shape[0] % 2 or "residual" in attrs.extras):
+    after = {"bias", "residual"}.intersection(attrs.extras)
+    if attrs.gate and (weight.shape[0] % 2 or after or attrs.activation):
         raise ShapeError(
-            f"normed_linear: expected a weight [2 n, k] and no residual with a gate, got "
+            f"normed_linear: expected a weight [2 n, k] and nothing else after a gate, got "
             f"{list(weight.shape)} and {list(attrs.extras)}"
+        )
+    if ("shift" in attrs.extras or attrs.kind == "layer") and not (
+        attrs.kind == "layer" and "norm" in attrs.extras
+    ):
+        raise ShapeError(
+            f"normed_linear: expected norm= with a layer norm, got {list(attrs.extras)}"
         )
     shape = (*x.shape[:-1], weight.shape[0] // (2 if attrs.gate else 1))
     for name, spec in zip(attrs.extras, more, strict=True):
-        wanted = shape if name == "residual" else x.shape[-1:]
+        wanted = {"residual": shape, "bias": shape[-1:]}.get(name, x.shape[-1:])
         if spec.shape != wanted:
             raise ShapeError(
                 f"normed_linear: expected {name} {list(wanted)}, got {list(spec.shape)}"
@@ -66,26 +84,28 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
     return ((shape, dtype_of(attrs.dtype) if attrs.dtype else x.dtype),)
 
 
-def reference(
-    x: Any, weight: Any, *more: Any, extras: tuple[str, ...], gate: str, eps: float, alpha: float,
-    dtype: str,
-) -> Any:  # fmt: skip
+def reference(x: Any, weight: Any, *more: Any, **named: Any) -> Any:
     """The NumPy formula."""
-    named = dict(zip(extras, more, strict=True))
-    if "norm" in named:
+    attrs = NormedAttrs(**named)
+    given = dict(zip(attrs.extras, more, strict=True))
+    if "norm" in given:
+        x = x - np.mean(x, axis=-1, keepdims=True) if attrs.kind == "layer" else x
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        x = x / np.sqrt(mean + x.dtype.type(eps)) * named["norm"]
-    y = np.matmul(x, weight.astype(x.dtype, copy=False).T) * x.dtype.type(alpha)
-    if gate:
+        x = x / np.sqrt(mean + x.dtype.type(attrs.eps)) * given["norm"] + given.get("shift", 0)
+    y = np.matmul(x, weight.astype(x.dtype, copy=False).T) * x.dtype.type(attrs.alpha)
+    if attrs.gate:
         n = len(weight) // 2
-        return ACTIVATIONS[gate](NUMPY, y[..., :n]) * y[..., n:]
-    return y + named["residual"] if "residual" in named else y
+        return ACTIVATIONS[attrs.gate](NUMPY, y[..., :n]) * y[..., n:]
+    y = y + given["bias"] if "bias" in given else y
+    y = ACTIVATIONS[attrs.activation](NUMPY, y) if attrs.activation else y
+    return y + given["residual"] if "residual" in given else y
 
 
 def axes_of(form: Form[NormedAttrs]) -> Axes:
     """Rows of x; outputs of the weight where there is no gate, whose two come from two halves."""
     lead, n = LETTERS[: len(form.outputs[0].shape) - 1], "." if form.attrs.gate else "n"
-    more = [f"{lead}{n}" if name == "residual" else "." for name in form.attrs.extras]
+    letters = {"residual": f"{lead}{n}", "bias": n}
+    more = [letters.get(name, ".") for name in form.attrs.extras]
     return axes([f"{lead}.", f"{n}.", *more], [f"{lead}{n}"])
 
 

@@ -1,12 +1,15 @@
 """The kernel of `normed_linear`: the teams of the thin product (`thin.py`), with norm and gate.
 
-The norm's factor is one a row, so it multiplies sums: each team adds up the squares of x beside its
-products, from the values that it reads anyway. With a gate the rows of a team are pairs, one of
-each half of W.
+The factor of an RMS norm is one a row, so it multiplies sums: each team adds up the squares of x
+beside its products, from the values that it reads anyway. A layer norm also subtracts the mean,
+which would cost sums digits: so each group first computes mean and variance of the rows of x, as
+`layer_norm` does. With a gate the rows of a team are pairs, one of each half of W.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,23 +21,28 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import rows_of
+from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
+    EARLY_FROM,
     PARTIAL,
     Rows,
     Thin,
     add_products,
     depth_of,
+    let_next_in,
     reserve,
     thin_of,
     together_of,
 )
 from centella.ops.operands import KERNEL
+from centella.ops.rows import fold
 from centella.specs import Caps
 
+HELD = 32  # elements of x that a thread keeps while it computes moments
 LANES, OUTS = 64, 4  # threads of a team, and its rows of W; twice as many where x is f32
 
 
@@ -55,9 +63,73 @@ class _Normed(Rows, frozen=True):
         return [v * w for v, w in zip(values, weights, strict=True)]
 
 
+class _Layered(Rows, frozen=True):
+    """Rows of x less their mean, times a factor, times the norm's weight, and its shift added."""
+
+    vectors: list[Rows]
+    moments: list[tuple[Any, Any, Any]]
+
+    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+        """As of `Rows`."""
+        first, mean, factor = self.moments[row]
+        values = [((v - first) - mean) * factor for v in super().read(row, column, width, masked)]
+        weights, *shifts = (v.read(0, column, width, masked) for v in self.vectors)
+        values = [v * w for v, w in zip(values, weights, strict=True)]
+        for shift in shifts:
+            values = [v + s for v, s in zip(values, shift, strict=True)]
+        return values
+
+
+def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[Any, Any, Any]]:
+    """Of each row of x its first element, mean of the rest's distance to it, and 1 / deviation.
+
+    Args:
+        held: steps of a row that a thread keeps; 0: it reads them again.
+    """
+    k, width, threads = inputs.k, inputs.source.dtype.per_chunk, tile.threads
+    group = replace(tile, lanes=threads)  # one team
+    slots = slots_of(group, shuffle)
+    scratch = lang.shared(f32, slots * tile.m)
+    firsts = [inputs.source[start] for start in inputs.starts]
+
+    def read(row: int, column: Any) -> tuple[list[Any], Any]:
+        inside = lang.select(column < k, column, 0)
+        return inputs.read(row, inside, width, True), column
+
+    steps = [(lang.local_id() + j * threads) * width for j in range(held)]
+    kept = [[read(row, column) for column in steps] for row in range(tile.m)]
+
+    def each(row: int) -> Iterator[tuple[list[Any], Any]]:
+        yield from kept[row]
+        if not held:
+            for column in lang.range(lang.local_id() * width, k, threads * width):
+                yield read(row, column)
+
+    def means(of: Callable[[int, Any], Any]) -> list[Any]:
+        sums = lang.vars(f32, tile.m, init=0.0)
+        for row in range(tile.m):
+            for values, column in each(row):
+                parts = [lang.select(column + j < k, of(row, v), 0.0) for j, v in enumerate(values)]
+                sums[row].set(sums[row] + fold(parts, operator.add))
+        pitch = totals(scratch, [s.get() for s in sums], group, slots)
+        return [scratch[row * pitch] / lang.cast(k, f32) for row in range(tile.m)]
+
+    mean = means(lambda row, v: v - firsts[row])
+    lang.barrier()
+
+    def square(row: int, v: Any) -> Any:
+        off = (v - firsts[row]) - mean[row]
+        return off * off
+
+    eps = lang.parameter("eps", f32)
+    factors = [1.0 / lang.sqrt(variance + eps) for variance in means(square)]
+    return list(zip(firsts, mean, factors, strict=True))
+
+
 def _normed(
-    *, tile: Thin, gate: str, depth: str, shuffle: bool, together: int, vector_x: bool,
-    vector_w: bool, vector_norm: bool, x: Any, w: Any, y: Any, **extra: Any,
+    *, tile: Thin, gate: str, activation: str, kind: str, held: int, depth: str, early: bool,
+    shuffle: bool, together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Any,
+    w: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
     reserve(together)
     names = ("m", "n", "k", "rowx", "ldw", "ldy", "half")
@@ -74,22 +146,28 @@ def _normed(
     rows_of_x = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
     inputs = Rows(x, [row * p["rowx"] for row in rows_of_x], vector_x, None, p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
-    if "norm" in extra:
+    vectors = [
+        Rows(extra[name], [lang.const(0, u32)], vector_norm, None, p["k"])
+        for name in ("norm", "shift") if name in extra
+    ]  # fmt: skip
+    if kind == "layer":
+        moments = _moments(inputs, tile, shuffle, held)
+        inputs = _Layered(x, inputs.starts, vector_x, None, p["k"], vectors, moments)
+    elif vectors:
         squares = lang.vars(f32, tile.m, init=0.0)
-        norm = Rows(extra["norm"], [lang.const(0, u32)], vector_norm, None, p["k"])
-        inputs = _Normed(x, inputs.starts, vector_x, None, p["k"], norm, squares)
-        add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+        inputs = _Normed(x, inputs.starts, vector_x, None, p["k"], vectors[0], squares)
+    add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+    if isinstance(inputs, _Normed):
         sums = [*sums, squares]
-    else:
-        add_products(sums, tile, weights, inputs, lane, p["k"], depth)
-    _finish(sums, tile, gate, shuffle, first, p, y, extra)
+    let_next_in(early)
+    _finish(sums, tile, gate, activation, shuffle, first, p, y, extra)
 
 
 def _finish(
-    sums: Any, tile: Thin, gate: str, shuffle: bool, first: Any, p: dict[str, Any], y: Any,
-    extra: dict[str, Any],
+    sums: Any, tile: Thin, gate: str, activation: str, shuffle: bool, first: Any,
+    p: dict[str, Any], y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Combine the sums of each team; then norm, gate or residual, and the store."""
+    """Combine the sums of each team; then norm, gate or epilogue, and the store."""
     count, slots = len(sums), slots_of(tile, shuffle)
     fitting = power_of_two(max(SHARED_WORDS // (slots * count), 1))
     rows = min(tile.m, fitting) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
@@ -99,15 +177,14 @@ def _finish(
             lang.barrier()
         values = [sums[r][row + i] for i in range(rows) for r in range(count)]
         pitch = totals(scratch, values, tile, slots)
-        _store(scratch, pitch, tile, gate, row, rows, count, first, p, y, extra)
+        _store(scratch, pitch, tile, gate, activation, row, rows, count, first, p, y, extra)
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, gate: str, row: int, rows: int, count: int, first: Any,
-    p: dict[str, Any], y: Any, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, gate: str, activation: str, row: int, rows: int,
+    count: int, first: Any, p: dict[str, Any], y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
-    """A word of the output a thread."""
-    alpha = lang.parameter("alpha", f32)
+    """A word of the output a thread; `count` sums have the squares of an RMS norm last."""
     each, per = tile.outs // 2 if gate else tile.outs, y.dtype.per_word
     across = tile.teams * each // per
     items = rows * across
@@ -118,7 +195,7 @@ def _store(
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
-            factor = alpha
+            factor = lang.parameter("alpha", f32) if gate else lang.const(1.0, f32)
             out = []
             for j in range(per):
                 team, o = (offset + j) // each, (offset + j) % each
@@ -127,19 +204,19 @@ def _store(
                 def total(r: Any, at: Any = at, team: Any = team) -> Any:
                     return scratch[(at + r) * pitch + team]
 
-                if "norm" in extra:
+                own = factor
+                if count > tile.outs:
                     squares = scratch[(at + tile.outs) * pitch + team]
                     mean = squares / lang.cast(p["k"], f32)
-                    factor = alpha / lang.sqrt(mean + lang.parameter("eps", f32))
+                    own = factor / lang.sqrt(mean + lang.parameter("eps", f32))
                 if gate:
-                    opened = ACTIVATIONS[gate](KERNEL, total(o * 2) * factor)
-                    out.append(opened * (total(o * 2 + 1) * factor))
+                    opened = ACTIVATIONS[gate](KERNEL, total(o * 2) * own)
+                    out.append(opened * (total(o * 2 + 1) * own))
                 else:
-                    out.append(total(o) * factor)
-            if "residual" in extra:
-                start = (row + i) * lang.parameter("ldr", u32)
-                columns = [lang.minimum(first + offset + j, p["n"] - 1) for j in range(per)]
-                out = [v + extra["residual"][start + c] for v, c in zip(out, columns, strict=True)]
+                    out.append(total(o) * own)
+            if not gate:
+                finish = Epilogue(activation, extra, first + offset, per, p["n"])
+                out = finish(out, row + i)
             y.store((row + i) * p["ldy"] + (first + offset), out)
 
 
@@ -173,17 +250,23 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word
         tile = replace(tile, outs=2 * tile.outs)
     outputs = tile.outputs // (2 if gate else 1)
+    layered = form.attrs.kind == "layer"
+    steps = -(-k // (x.dtype.per_chunk * tile.threads))
+    held = steps if layered and steps * x.dtype.per_chunk * tile.m <= HELD else 0
+    vectors = [extras[name] for name in ("norm", "shift") if name in extras]
     scalars: Scalars = (
         ("m", m), ("n", y.shape[1]), ("k", k), ("rowx", flat_x.strides[0]), ("ldw", w.strides[0]),
         ("ldy", y.strides[0]), ("half", y.shape[1]), ("ldr", residual), ("alpha", form.attrs.alpha),
         ("eps", form.attrs.eps),
     )  # fmt: skip
     constants = (
-        ("depth", depth_of(tile, k, width)), ("gate", gate),
+        ("activation", form.attrs.activation), ("depth", depth_of(tile, k, width)),
+        ("early", caps.sm >= EARLY_FROM), ("gate", gate), ("held", held),
+        ("kind", form.attrs.kind),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
         ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
-        ("vector_norm", "norm" in extras and aligned(extras["norm"], 0, 0)),
+        ("vector_norm", bool(vectors) and all(aligned(v, 0, 0) for v in vectors)),
         ("vector_w", aligned(w, w.strides[0], 0)),
         ("vector_x", aligned(x, flat_x.strides[0] * (m > 1), 0)),
     )  # fmt: skip

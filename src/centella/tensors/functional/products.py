@@ -14,7 +14,7 @@ from centella.ops.attention.op import misshapen
 from centella.ops.elementwise import ACTIVATIONS
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, epsilon, flag, one_of, real, whole
-from centella.tensors.functional.axes import rms_norm
+from centella.tensors.functional.axes import layer_norm, rms_norm
 from centella.tensors.functional.elementwise import gelu, relu, sigmoid, silu_gate, tanh
 from centella.tensors.functional.move import concat, pad
 from centella.tensors.qtensor import QTensor, Stacked, float_dtype, of_pair
@@ -128,18 +128,22 @@ SERIAL = frozenset(["software", "simulator", "cpu"])  # devices whose launches c
 
 def normed_linear(
     x: Tensor, weight: Tensor | QTensor | Stacked, norm: Tensor | None = None, *, eps: float = 1e-6,
-    gate: str | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    kind: str = "rms", shift: Tensor | None = None, gate: str | None = None,
+    activation: str | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
     alpha: float = 1.0, dtype: Any = None,
 ) -> Tensor:  # fmt: skip
-    """alpha (rms_norm(x) W^T) + residual, or with a gate act(h W[:n]^T) * (h W[n:]^T).
+    """f(alpha (norm(x) W^T) + bias) + residual, or with a gate act(h W[:n]^T) * (h W[n:]^T).
 
     For one or two rows, as a decoder's step has, all of it is one launch of a GPU; else the norm,
     the product and the gate are launches of their own.
 
     Args:
         x: [..., k]; weight: [n, k], with a gate [2 n, k]; norm: [k], or None for no norm.
+        kind: of the norm: "rms", or "layer", which `shift` [k] may follow.
+        eps: added to the mean of squares, or to the variance.
         gate: the activation of the first half, a name that `linear` takes.
-        bias, residual, alpha, dtype: as for `linear`; no residual with a gate.
+        activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
+            nor residual.
 
     Returns:
         [..., n].
@@ -149,23 +153,33 @@ def normed_linear(
     """
     check_tensors("normed_linear", x)
     opened = _activation("normed_linear", gate)
-    if opened and residual is not None:
-        raise ShapeError("normed_linear: expected a gate or a residual, got both")
+    layer = one_of("normed_linear", "kind", kind, ("rms", "layer")) == "layer"
+    if opened and (residual is not None or activation is not None):
+        raise ShapeError("normed_linear: expected a gate, or an activation and a residual")
+    if (layer and norm is None) or (shift is not None and not layer):
+        raise ShapeError("normed_linear: expected norm= with kind='layer', which shift= goes with")
     caps = x.device.caps
     rows = math.prod(x.shape[:-1])
     if (
-        isinstance(weight, Tensor) and bias is None and (norm is not None or opened)
+        isinstance(weight, Tensor) and not (opened and bias is not None)
+        and (norm is not None or opened)
         and 0 < rows <= JOINED and caps.family not in SERIAL
         and max(weight.spec.storage_bytes, x.spec.storage_bytes) <= caps.safe_binding
     ):  # fmt: skip
-        numbers = {"alpha": real("normed_linear", "alpha", alpha), "gate": opened,
-                   "eps": epsilon("normed_linear", eps), "dtype": ""}  # fmt: skip
-        numbers |= _rounded("normed_linear", dtype)
-        extras = {"norm": norm, "residual": residual}
-        return apply_with("normed_linear", (x, weight), "extras", extras, numbers)
-    h = x if norm is None else rms_norm(x, norm, eps)
+        attrs = {
+            "alpha": real("normed_linear", "alpha", alpha), "gate": opened, "kind": kind,
+            "eps": epsilon("normed_linear", eps), "dtype": "",
+            "activation": _activation("normed_linear", activation),
+        } | _rounded("normed_linear", dtype)  # fmt: skip
+        extras = {"norm": norm, "shift": shift, "bias": bias, "residual": residual}
+        return apply_with("normed_linear", (x, weight), "extras", extras, attrs)
+    h = x
+    if norm is not None:
+        h = layer_norm(x, norm, shift, eps) if layer else rms_norm(x, norm, eps)
     if not opened:
-        return linear(h, weight, bias, residual=residual, alpha=alpha, dtype=dtype)
+        return linear(
+            h, weight, bias, activation=activation, residual=residual, alpha=alpha, dtype=dtype
+        )
     both = linear(h, weight, bias, alpha=alpha, dtype=dtype)
     first, second = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
     return silu_gate(first, second) if opened == "silu" else GATES[opened](first) * second
@@ -268,6 +282,7 @@ def attention(
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
     blocks: Tensor | None = None,
+    scales: Tensor | None = None,
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
@@ -291,6 +306,9 @@ def attention(
         blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
             and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
             blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
+        scales: f32, of the shape of k with 2 in the place of head_dim: k and v are i8, and row j
+            of the keys is k[..., j, :] scales[..., j, 0], of the values v[..., j, :]
+            scales[..., j, 1]: what a `KVCache` of dtype i8 has. q has any float dtype.
         causal: query i sees keys up to i + kv_len - q_len; instead of `starts`.
         window: a query sees the keys of less than so many positions away: with `starts` or `causal`
             the last `window` ones, its own included (`sliding_window` of decoders), else those on
@@ -298,8 +316,8 @@ def attention(
             `starts` or `causal` says.
         softcap: c, of which a scaled score is made c tanh(score / c), before a mask is added.
         scale: default 1 / sqrt(head_dim).
-        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma"), for tests
-            and benchmarks.
+        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma",
+            "cluster_mma"), for tests and benchmarks.
 
     Returns:
         [batch, heads, q_len, head_dim of v]; a view of memory in [batch, q_len, heads, head_dim].
@@ -322,24 +340,36 @@ def attention(
     if mask is not None:
         mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
-             "sinks": sinks, "blocks": blocks}  # fmt: skip
-    default = 1.0 / math.sqrt(max(q.shape[-1], 1))
-    factor = default if scale is None else real("attention", "scale", scale)
-    attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
-    if window is not None:
-        reach = whole("attention", "window", window, 1)
-        if starts is not None or reach < max(q.shape[2], keys):  # else all is within it
-            attrs["window"] = reach
-    if softcap is not None:
-        attrs["softcap"] = real("attention", "softcap", softcap)
-        if not 0.0 < attrs["softcap"] < math.inf:
-            raise ShapeError(f"attention: expected a finite softcap above 0, got {softcap}")
+             "sinks": sinks, "blocks": blocks, "scales": scales}  # fmt: skip
+    attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal))
+    attrs |= score_attrs("attention", q.shape[-1], scale, window, softcap)
+    if starts is None and attrs.get("window", 0) >= max(q.shape[2], keys):
+        del attrs["window"]  # all is within it
     size = v.shape[3]
     if size != q.shape[3]:
         most = max(size, q.shape[3])
         q, k, v = (pad(x, [(0, 0)] * 3 + [(0, most - x.shape[3])]) for x in (q, k, v))
     y = apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)
     return y if size == y.shape[3] else y[..., :size]
+
+
+def score_attrs(
+    name: str, head_dim: int, scale: float | None, window: int | None, softcap: float | None
+) -> dict[str, float]:
+    """The attributes of attention that its scores depend on, of an op `name`.
+
+    Raises:
+        ShapeError: a window below 1, or a softcap that is not finite and above 0.
+    """
+    default = 1.0 / math.sqrt(max(head_dim, 1))
+    attrs = {"scale": default if scale is None else real(name, "scale", scale)}
+    if window is not None:
+        attrs["window"] = whole(name, "window", window, 1)
+    if softcap is not None:
+        attrs["softcap"] = real(name, "softcap", softcap)
+        if not 0.0 < attrs["softcap"] < math.inf:
+            raise ShapeError(f"{name}: expected a finite softcap above 0, got {softcap}")
+    return attrs
 
 
 def _broadcast(mask: Tensor, scores: Shape) -> Tensor:

@@ -1,0 +1,171 @@
+"""`CacheLayer`: the keys and values of one layer of a cache, and the ops that write and read them.
+
+Two States, or three in i8: numbers of -127 to 127 and the scales of their rows. `KVCache` has one
+with its sequences outermost, `BlockCache` one of blocks; the ops tell them by starts or a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from centella.dtypes import DType, f32, i8
+from centella.errors import DTypeError
+from centella.op.op import get
+from centella.ops.rows_i8 import PLANE
+from centella.runtime.device import Device
+from centella.specs import Shape
+from centella.tensors.arguments import epsilon
+from centella.tensors.creation import full
+from centella.tensors.functional import attention, rms_norm, rope
+from centella.tensors.functional.products import score_attrs
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply_all
+
+
+def check_storage(op: str, dtype: DType) -> None:
+    """Raise unless a cache has such a dtype.
+
+    Raises:
+        DTypeError: neither a float nor i8.
+    """
+    if not (dtype.is_float or dtype is i8):
+        raise DTypeError(f"{op}: expected a float dtype or i8, got {dtype.name}")
+
+
+def planes_of(shape: Shape, dtype: DType) -> dict[str, tuple[Shape, DType]]:
+    """The States of a layer by name: shape and dtype of each.
+
+    Args:
+        shape, dtype: of the keys.
+    """
+    planes = {"keys": (shape, dtype), "values": (shape, dtype)}
+    return planes | ({"scales": ((*shape[:-1], PLANE), f32)} if dtype is i8 else {})
+
+
+class CacheLayer:
+    """Keys and values of a layer.
+
+    Args:
+        shape: of the keys, and of the values: head_dim last.
+        dtype: a float, or i8.
+        owner: the class of the cache; number: of the layer. Messages name both.
+
+    Attributes:
+        keys, values: where they are.
+        scales: f32, of the same shape with 2 in the place of head_dim; None but in i8.
+    """
+
+    def __init__(
+        self, shape: Shape, dtype: DType, device: str | Device | None, owner: str, number: int
+    ) -> None:
+        states = {
+            name: State.empty(*plane, device, name=f"{owner} {name} of layer {number}")
+            for name, plane in planes_of(shape, dtype).items()
+        }
+        self.keys: State = states["keys"]
+        self.values: State = states["values"]
+        self.scales: State | None = states.get("scales")
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Everything that is stored."""
+        return (self.keys, self.values, *(() if self.scales is None else (self.scales,)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(state.nbytes for state in self.states)
+
+    def reset(self) -> None:
+        """Zeros everywhere."""
+        for state in self.states:
+            state.assign(full((), 0, state.dtype, state.device))
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """Keys and values as they are now; in i8 their numbers, and scales."""
+        return tuple(state.value for state in self.states)
+
+    def _op(self, name: str) -> Any:
+        return get(name if self.scales is None else f"{name}_i8")
+
+    def rows(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Some keys and values as floats: as they are, or numbers times their scales, in f32.
+
+        Args:
+            pick: takes these rows out of a tensor that is `stored`.
+        """
+        keys, values, *more = (pick(x) for x in self.stored)
+        if not more:
+            return keys, values
+        (scales,) = more
+        return keys.astype(f32) * scales[..., :1], values.astype(f32) * scales[..., 1:]
+
+    def write(self, k: Tensor, v: Tensor, starts: Tensor) -> None:
+        """Write rows, from positions on or where a table says: as the op `cache_write`."""
+        apply_all(self._op("cache_write"), (*self.stored, k, v, starts), {})
+
+    def write_qkv(
+        self, x: Tensor, kv_heads: int, cos: Tensor, sin: Tensor, starts: Tensor, *,
+        qk_norm: Tensor | None, eps: float, interleaved: bool,
+    ) -> Tensor:  # fmt: skip
+        """Write keys and values from the product of q, k and v, with rotary embedding; q, turned.
+
+        One launch; above a binding (WebGPU) one for each part, divided by heads.
+
+        Args:
+            x: [batch, heads + 2 kv_heads, tokens, head_dim].
+            starts: positions [batch], or a table [batch, 1 + width].
+        """
+        norms = () if qk_norm is None else (qk_norm,)
+        stored = self.stored
+        if self._within_binding(x):
+            attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
+            given = (*stored, x, cos, sin, starts, *norms)
+            queries: Tensor = apply_all(self._op("rope_cache_write"), given, attrs)[-1]
+            return queries
+        heads = x.shape[1] - 2 * kv_heads
+        both = [x[:, :heads], x[:, heads : heads + kv_heads]]
+        if qk_norm is not None:
+            both = [rms_norm(part, qk_norm[n], eps=eps) for n, part in enumerate(both)]
+        first = starts if starts.ndim == 1 else starts[:, 0]
+        q, k = (rope(part, cos, sin, first, interleaved=interleaved) for part in both)
+        self.write(k, x[:, heads + kv_heads :], starts)
+        return q
+
+    def attend_qkv(
+        self, x: Tensor, kv_heads: int, cos: Tensor, sin: Tensor, starts: Tensor, *,
+        qk_norm: Tensor | None, eps: float, interleaved: bool, scale: float | None,
+        window: int | None, softcap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """`write_qkv`, then attention of the queries, causally: the op `rope_attend`.
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+        """
+        if self.scales is not None or not self._within_binding(x):
+            q = self.write_qkv(
+                x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved
+            )
+            where = {"starts": starts}
+            if starts.ndim == 2:
+                where = {"starts": starts[:, 0], "blocks": starts[:, 1:]}
+            return self.attend(q, **where, scale=scale, window=window, softcap=softcap)
+        norms = () if qk_norm is None else (qk_norm,)
+        attrs: dict[str, Any] = {"interleaved": bool(interleaved)}
+        attrs["eps"] = epsilon("attend_qkv", eps)
+        attrs |= score_attrs("attend_qkv", x.shape[3], scale, window, softcap)
+        given = (*self.stored, x, cos, sin, starts, *norms)
+        y: Tensor = apply_all(get("rope_attend"), given, attrs)[2]
+        return y.permute(0, 2, 1, 3)
+
+    def _within_binding(self, x: Tensor) -> bool:
+        """Whether a launch may see all of what is stored, and of x, at once."""
+        largest = max(t.spec.storage_bytes for t in (*self.stored, x))
+        return largest <= self.keys.device.caps.safe_binding
+
+    def attend(self, q: Tensor, **options: Any) -> Tensor:
+        """`ct.attention` of q over what is there."""
+        scales = None if self.scales is None else self.scales.value
+        return attention(q, self.keys.value, self.values.value, scales=scales, **options)
