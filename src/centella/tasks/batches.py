@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Grid = tuple[Array, Array]
 T = TypeVar("T")
+R = TypeVar("R")
 SLOW = ("software", "simulator")  # adapters whose threads are those of a CPU
 Progress = bool | Callable[[int, int], None]
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
@@ -116,29 +117,29 @@ def ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
 
 
 def run_batches(
-    batches: Iterable[Batch], total: int, submit: Callable[[Batch], Pending[Array]],
-    take: Callable[[Array, Array], None], progress: Progress,
+    batches: Iterable[Batch], total: int, submit: Callable[[Batch], Pending[R]],
+    take: Callable[[Batch, R], None], progress: Progress,
 ) -> None:  # fmt: skip
     """Run all texts.
 
     Args:
         total: texts of all batches.
-        submit: starts a batch; take: gets its texts and its result, in the order of batches.
+        submit: starts a batch; take: gets it and its result, in the order of batches.
         progress: as `Embedder.encode` takes it.
     """
-    running: deque[tuple[Array, Pending[Array]]] = deque()
+    running: deque[tuple[Batch, Pending[R]]] = deque()
     done = 0
     with _told(total, progress) as tell:
 
         def finish() -> None:
             nonlocal done
-            texts, pending = running.popleft()
-            take(texts, pending.result())
-            done += len(texts)
+            batch, pending = running.popleft()
+            take(batch, pending.result())
+            done += len(batch.texts)
             tell(done, total)
 
         for batch in batches:
-            running.append((batch.texts, submit(batch)))
+            running.append((batch, submit(batch)))
             if len(running) == IN_FLIGHT:
                 finish()
         while running:

@@ -134,8 +134,8 @@ class _Runner:
                 inputs.append(replace(batch, tokens=types).grid(batch_size, most, 0)[0])
             return self._captured.fetch(*inputs)
 
-        def take(texts: Array, result: Array) -> None:
-            for i, row in zip(texts, result, strict=False):
+        def take(batch: Batch, result: Array) -> None:
+            for i, row in zip(batch.texts, result, strict=False):
                 found[i] = row[: len(encoded[i].ids)] if row.ndim == 2 else row
 
         batches = [Batch(ids, rows, rows) for rows in by_length(ids.lengths, batch_size)]
@@ -227,10 +227,6 @@ class Classifier(_Runner):
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("predict", other)
-        if isinstance(pairs, str):
-            raise DTypeError(
-                f"predict: pairs: expected two texts, or a list of such pairs, got {pairs!r:.80}"
-            )
         given = listed("predict", pairs)
         single = bool(given) and all(isinstance(text, str) for text in given)
         several = [given] if single else given

@@ -54,11 +54,14 @@ class Tokens(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def row(self, text: int) -> list[int]:
+        """The ids of a text that are read."""
+        ids: list[int] = self.ids[self.starts[text] :][: self.lengths[text]].tolist()
+        return ids
+
     def lists(self) -> list[list[int]]:
-        """The ids of each text that are read."""
-        ends = self.starts + self.lengths
-        pairs = zip(self.starts.tolist(), ends.tolist(), strict=True)
-        return [self.ids[start:end].tolist() for start, end in pairs]
+        """Those of each text."""
+        return [self.row(text) for text in range(len(self))]
 
     def cut(
         self, most: int, side: Literal["left", "right"], before: Sequence[int],
