@@ -254,6 +254,11 @@ class Caps(Struct, frozen=True):
         return self.target == "ir" or self.arch == "sm_90a"
 
     @property
+    def clusters(self) -> bool:
+        """Whether groups of a cluster reach each other's memory: in PTX from sm_90 on."""
+        return self.target == "ir" or self.sm >= 90
+
+    @property
     def safe_binding(self) -> int:
         """Bytes that a binding has room for wherever they begin: whole chunks, as storage has."""
         return (self.max_binding - self.binding_alignment) // 16 * 16

@@ -318,10 +318,10 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
             [*ON, "x", "--chat", "--template", "[]"],
             "--template: expected an object of JSON, got []",
         ),
-        (["generate", "--model", MODEL.parents[1] / "tiny-bert", "x"], "one that embeds it"),
+        (["generate", "--model", MODEL.parents[1] / "tiny-bert", "x"], "centella embed"),
         ([*ON, "--file", "/absent/prompt"], "no such file"),
         ([*ON, "x", "--quantize", "q8_0"], "expected rows of a multiple of 32 to quantize"),
-        ([*ON, "x", "--draft", MODEL.parents[1] / "tiny-bert"], "one that embeds it"),
+        ([*ON, "x", "--draft", MODEL.parents[1] / "tiny-bert"], "which is to embed with"),
         ([*ON, "x", "--quantize", "q9"], "expected quantize of q8_0, q4_0"),
     ],
 )

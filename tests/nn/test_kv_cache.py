@@ -18,6 +18,8 @@ import centella as ct
 from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
+from centella.nn.block_cache import BlockCache
+from centella.tensors.functional import products
 from tests.support.devices import own
 
 Array = np.ndarray[Any, Any]
@@ -200,6 +202,45 @@ def test_scale_and_mask(device: ct.Device) -> None:
     np.testing.assert_allclose(y[0, :, 1], np.repeat(v[:, 1], 2, 0), rtol=1e-6)
     flat = d.cache.attend(d.tensor(q), scale=0.0).numpy()
     np.testing.assert_allclose(flat[0, :, 1], np.repeat(v.mean(1), 2, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(16, 3), (6, 3), (16, 6)])
+def test_append_and_attend_at_once(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, dim: int, heads: int
+) -> None:
+    """Two layers, sequences of two lengths; one launch for one token of as many heads."""
+    monkeypatch.setattr(products, "SERIAL", frozenset())
+    rng = np.random.default_rng(3)
+    caches = [
+        ct.KVCache(BATCH, 3, dim, 20, num_layers=2, dtype="f32", device=device) for _ in range(2)
+    ]
+    for tokens in (4, 1, 1):
+        for layer in range(2):
+            q = ct.asarray(numbers(rng, "f32", BATCH, heads, tokens, dim), device=device)
+            k, v = (
+                ct.asarray(numbers(rng, "f32", BATCH, 3, tokens, dim), device=device) for _ in "kv"
+            )
+            caches[0].append(k, v, layer)
+            wanted = caches[0].attend(q, layer).numpy()
+            with ct.ledger() as led:
+                got = caches[1].append_attend(q, k, v, layer)
+                device.synchronize()
+            at_once = tokens == 1 and dim == 16 and heads == 3
+            if device.caps.target != "numpy" and layer:
+                assert (led.launches == 1) == at_once
+            np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
+            for one, other in zip(*(c.states(layer) for c in caches), strict=True):
+                both = (x.numpy()[:, :, : min(caches[0].lengths)] for x in (one, other))
+                np.testing.assert_array_equal(*both)
+        for cache in caches:
+            cache.truncate([cache.lengths[0], cache.lengths[1] - (tokens == 4)])
+    seen = ct.asarray(np.arange(20) % 2 == 0, device=device)
+    for cache in caches:
+        cache.reset()
+    caches[0].append(k, v)
+    wanted = caches[0].attend(q, mask=seen).numpy()
+    got = caches[1].append_attend(q, k, v, mask=seen)
+    np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
 
 
 def test_views_are_appended_as_they_lie(device: ct.Device) -> None:
@@ -664,7 +705,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: ct.KVCache(0, 1, 1, 1)),
     (ct.ShapeError, "KVCache: expected num_layers of 1 or more, got 0",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, num_layers=0)),
-    (ct.ShapeError, "KVCache: expected capacity of 1 or more, got 1.5",
+    (ct.DTypeError, "KVCache: expected a whole number for capacity, got 1.5",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1.5)),  # type: ignore[arg-type]
     (ct.DTypeError, "KVCache: expected a float dtype or i8, got i32",
      lambda c, k, two, q: ct.KVCache(1, 1, 1, 1, dtype="i32")),
@@ -710,7 +751,7 @@ MISTAKES: list[tuple[type[Exception], str, Mistake]] = [
      lambda c, k, two, q: c.write(1, two, two)),
     (ct.ShapeError, "write: expected a position of 0 or more, got -1",
      lambda c, k, two, q: c.write(-1, k, k)),
-    (ct.ShapeError, "write: expected a position of 0 or more, got 0.5",
+    (ct.DTypeError, "write: expected a whole number for a position, got 0.5",
      lambda c, k, two, q: c.write(0.5, k, k)),  # type: ignore[arg-type]
 ]  # fmt: skip
 AFTER: list[tuple[type[Exception], str, Mistake]] = [
@@ -800,7 +841,7 @@ def plain_append(
 def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> None:
     """A prompt of several tokens, then single ones, in two layers, as by separate ops."""
     rng, heads, kv, dim = np.random.default_rng(6), 4, 2, 16
-    caches = [ct.KVCache(2, kv, dim, 12, num_layers=2, device=device) for _ in range(2)]
+    caches = [ct.KVCache(2, kv, dim, 12, num_layers=2, device=device) for _ in range(3)]
     cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 12))
     weights = rng.standard_normal((2, dim)).astype(np.float32)
     norms = tuple(ct.asarray(w, device=device) for w in weights) if norm else ()
@@ -813,9 +854,11 @@ def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> N
             got = caches[1].append_qkv(x, cos, sin, layer, qk_norm=qk_norm)
             assert got.shape == (2, heads, tokens, dim)
             np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=2e-5, atol=2e-6)
-            y, z = (c.attend(q, layer) for c, q in zip(caches, (wanted, got), strict=True))
+            y, z = (c.attend(q, layer) for c, q in zip(caches[:2], (wanted, got), strict=True))
             np.testing.assert_allclose(z.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
-    assert caches[1].lengths == caches[0].lengths == (7, 7)
+            at_once = caches[2].attend_qkv(x, cos, sin, layer, qk_norm=qk_norm)
+            np.testing.assert_allclose(at_once.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    assert caches[2].lengths == caches[1].lengths == caches[0].lengths == (7, 7)
 
 
 @pytest.mark.devices("simulator", "webgpu", "cuda")
@@ -832,6 +875,31 @@ def test_a_layer_appends_in_one_launch(device: ct.Device) -> None:
                 cache.append_qkv(x, cos, sin, layer, qk_norm=norms)
             device.synchronize()
         led.expect(launches=1 + 2)
+
+
+@pytest.mark.devices("simulator", "cuda")
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_layer_attends_in_one_launch_where_there_are_clusters(
+    device: ct.Device, tokens: int
+) -> None:
+    """The same as in several, of 16 bits; a batch in blocks as well."""
+    rng, heads, kv, dim = np.random.default_rng(7), 4, 2, 32
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 256))
+    norms = ct.asarray(rng.standard_normal((2, dim)).astype(np.float16), device=device)
+    pool = BlockCache(kv, dim, 8, dtype="f16", device=device)
+    rows = [ct.KVCache(2, kv, dim, 256, dtype="f16", device=device) for _ in range(2)]
+    start = 0
+    for n in (130, tokens, tokens):
+        table = np.array([[start, 3, 1, 4, 7], [start, 2, 8, 5, 6]], np.int32)
+        view = pool.view(ct.asarray(table, device=device))
+        qkv = rng.standard_normal((2, n, (heads + 2 * kv) * dim)).astype(np.float16)
+        x = ct.asarray(qkv, device=device)
+        wanted = rows[0].attend(rows[0].append_qkv(x, cos, sin, qk_norm=norms), window=140)
+        got = [c.attend_qkv(x, cos, sin, qk_norm=norms, window=140) for c in (rows[1], view)]
+        for y in got:
+            error = y.astype("f32").numpy() - wanted.astype("f32").numpy()
+            assert np.square(error).sum() < 4e-7 * np.square(wanted.astype("f32").numpy()).sum()
+        start += n
 
 
 def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
@@ -851,6 +919,12 @@ def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
         cache.append_qkv(x, x[0], x[0])
     with pytest.raises(ct.DTypeError, match="expected f32 tables and float norms"):
         cache.append_qkv(x, cos.astype("f16"), sin.astype("f16"))
+    with pytest.raises(ct.ShapeError, match=r"attend_qkv: expected qkv \[1, tokens, \(heads"):
+        cache.attend_qkv(x[..., :40], cos, sin)
+    with pytest.raises(ct.DTypeError, match="rope_attend: expected x of f32, a float, got f16"):
+        cache.attend_qkv(x.astype("f16"), cos, sin)
+    with pytest.raises(ct.ShapeError, match="attend_qkv: expected a finite softcap above 0"):
+        cache.attend_qkv(x, cos, sin, softcap=-1.0)
     assert cache.lengths == (0,)
 
 

@@ -140,13 +140,24 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
 
 def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
     for dtype in (f16, bf16):
-        assert {chosen(qkv(1, dim, dtype)) for dim in (8, 64, 128)} == {"split_mma"}
+        assert {chosen(qkv(1, dim, dtype)) for dim in (8, 64, 128)} == {"cluster_mma"}
+        ampere = {chosen(qkv(1, dim, dtype), CUDA["sm_89"]) for dim in (8, 64, 128)}
+        assert ampere == {"split_mma"}
     assert {chosen(qkv(1, dim)) for dim in (4, 20, 136)} == {"split"}
     assert chosen(qkv(1, 64, f32)) == "split"
     assert {chosen(qkv(1, 64), c) for c in (CUDA["sm_75"], LARGE, Caps("ir"))} == {"split"}
-    assert chosen(qkv(8, 64)) == "split_mma"
+    assert chosen(qkv(8, 64)) == "cluster_mma"
     k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
     assert chosen((spec(1, 4, 1, 64, dtype=f16), k, k)) == "split"
+
+
+def test_few_sequences_of_many_keys_take_two_launches() -> None:
+    """A cluster has eight groups: of two sequences they leave half of a large GPU idle."""
+    for batch, lk, variant in ((1, 3072, "cluster_mma"), (1, 3136, "split_mma"),
+                               (4, 8192, "cluster_mma"), (2, 8192, "split_mma")):  # fmt: skip
+        q = spec(batch, 32, 1, 128, dtype=f16)
+        k = spec(batch, 8, lk, 128, dtype=f16)
+        assert chosen((q, k, k)) == variant, (batch, lk)
 
 
 def test_tiles_of_attention() -> None:

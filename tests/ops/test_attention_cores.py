@@ -34,9 +34,15 @@ OTHERS = (
 )
 SMALLER = [(most, tile) for most, _, tile in MMA_TILES] + [(64, LEAST_TILE)]
 SHIPPED = [(most, tile) for most, tile, _ in MMA_TILES]
-SMALL = {"mma": LEAST_TILE, "wgmma": WgmmaTile(32, late=True), "split_mma": SplitTile()}
+SMALL = {
+    "mma": LEAST_TILE,
+    "wgmma": WgmmaTile(32, late=True),
+    "split_mma": SplitTile(),
+    "cluster_mma": None,
+}
 SPLIT_BOUND = {f16: 2.5e-7, bf16: 1.6e-5}  # of `split_mma`
-ON_CORES = pytest.mark.parametrize("variant", ["mma", "split_mma"])
+ON_CORES = pytest.mark.parametrize("variant", ["mma", "split_mma", "cluster_mma"])
+DECODING = pytest.mark.parametrize("variant", ["split_mma", "cluster_mma"])
 SIXTEEN = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
 ARCHS = pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 with_cores = pytest.mark.devices("simulator", "cuda")
@@ -117,22 +123,21 @@ def test_views_of_one_product(device: ct.Device) -> None:
 
 
 @with_cores
-def test_one_plan_serves_every_length(device: ct.Device) -> None:
+@DECODING
+def test_one_plan_serves_every_length(device: ct.Device, variant: str) -> None:
     """A replay at another length compiles, plans and launches nothing new."""
     rng = np.random.default_rng(8)
     q, k, v = (rng.standard_normal(s) for s in ((1, 4, 1, 16), (1, 2, 300, 16), (1, 2, 300, 16)))
     tensors = [ct.asarray(x.astype(np.float16), "f16", device) for x in (q, k, v)]
     lengths = ct.State(ct.zeros((1,), "i32", device), name="lengths")
-    plan = device.compile(
-        lambda: ct.attention(*tensors, lengths=lengths.value, variant="split_mma")
-    )
+    plan = device.compile(lambda: ct.attention(*tensors, lengths=lengths.value, variant=variant))
     for count in (1, 64, 65, 300):
         lengths.assign(ct.full((1,), count, "i32", device))
         device.synchronize()
         with ct.ledger() as led:
             y = plan()
             device.synchronize()
-        led.expect(launches=2, plans=0, compiles=0)
+        led.expect(launches=1 if variant == "cluster_mma" else 2, plans=0, compiles=0)
         wanted = exact((q, k[:, :, :count], v[:, :, :count]), f16, {}).transpose(0, 2, 1, 3)
         assert error(y.astype("f32").numpy(), wanted) < SPLIT_BOUND[f16]
 
@@ -158,6 +163,7 @@ def test_groups_past_the_end_leave_at_once() -> None:
         ("split_mma", (1, 1, 70, 16), "f32", "f16 or bf16 with rows on"),
         ("split_mma", (1, 1, 70, 20), "f16", "f16 or bf16 with rows on"),
         ("split_mma", (1, 1, 70, 136), "f16", "f16 or bf16 with rows on"),
+        ("cluster_mma", (1, 1, 70, 20), "f16", "f16 or bf16 with rows on"),
     ],
 )
 def test_it_is_refused_where_it_does_not_fit(
@@ -185,7 +191,10 @@ def test_a_maximum_that_moves(variant: str) -> None:
 
 @with_cores
 @SIXTEEN
-def test_a_maximum_that_moves_from_part_to_part(device: ct.Device, dtype: DType) -> None:
+@DECODING
+def test_a_maximum_that_moves_from_part_to_part(
+    device: ct.Device, dtype: DType, variant: str
+) -> None:
     """As in the register kernels; many small weights before a large one."""
     n, rng = 400, np.random.default_rng(4)
     q = np.zeros((1, 4, 1, 16))
@@ -194,12 +203,12 @@ def test_a_maximum_that_moves_from_part_to_part(device: ct.Device, dtype: DType)
     k[..., 0] = 0
     k[0, :2, :, 0] = steep(n)[:2]
     k[0, 3, -1, 0] = 17  # e^17 of them would weigh as much
-    got, wanted = on_device(device, (q, k, v), dtype, "split_mma"), exact((q, k, v), dtype, {})
+    got, wanted = on_device(device, (q, k, v), dtype, variant), exact((q, k, v), dtype, {})
     for head in range(4):
         assert error(got[:, :, head], wanted[:, :, head]) < SPLIT_BOUND[dtype], head
 
 
-@pytest.mark.parametrize("variant", ["mma", "wgmma", "split_mma"])
+@pytest.mark.parametrize("variant", ["mma", "wgmma", "split_mma", "cluster_mma"])
 @pytest.mark.parametrize("mask", ["lengths", "key_mask"])
 def test_what_does_not_count_may_hold_anything(variant: str, mask: str) -> None:
     """NaN past the lengths and where key_mask is False; a NaN and an infinity among the rest."""
@@ -358,6 +367,17 @@ def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
         plan = planned("split_mma", shape, dtype, caps=caps, **masks)
         assembled(plan, 1, arch, tmp_path)
         assert assembled(plan, 0, arch, tmp_path) * tile.threads * tile.together <= 65_536
+        if caps.clusters:
+            plan = planned("cluster_mma", shape, dtype, caps=caps, **masks)
+            assert assembled(plan, 0, arch, tmp_path) * tile.threads * tile.together <= 65_536
+
+
+def test_a_cluster_adds_up_its_parts() -> None:
+    """As many groups as parts, which reach each other; one part has no cluster."""
+    for batch, splits in ((1, 8), (4, 8), (16, 2), (40, 1)):
+        plan = planned("cluster_mma", (batch, 32, 8, 1, 2048, 128), lengths=[700] * batch)
+        assert len(plan.calls) == 1 and plan.ir().cluster == splits
+        assert plan.calls[0].groups == batch * 8 * splits
 
 
 @ARCHS

@@ -209,6 +209,21 @@ def test_what_is_appended_is_normalised_and_turned() -> None:
     close(caches, again, "caches")
 
 
+def test_what_is_attended_to_is_what_was_appended() -> None:
+    """rope_cache_write, then attention over what each sequence has."""
+    rng, starts = np.random.default_rng(4), np.array([0, 2], np.int32)
+    caches = rng.standard_normal((2, 2, 1, 5, 8))
+    again, x, tables = caches.copy(), rng.standard_normal((2, 4, 2, 8)), np.ones((2, 9, 4))
+    turned = {"interleaved": False, "eps": 1e-6}
+    *_, q = formula("rope_cache_write")(*again, x, *tables, starts, **turned)
+    wanted = formula("attention")(
+        q, *again, starts, masks=("starts",), scale=0.3, causal=False, window=2
+    )
+    *_, got = formula("rope_attend")(*caches, x, *tables, starts, **turned, scale=0.3, window=2)
+    close(got, wanted, "y")
+    close(caches, again, "caches")
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_golden_values(name: str) -> None:
     covered = {FORMULAS[row][0] for row in ROWS}
@@ -216,6 +231,7 @@ def test_every_op_has_golden_values(name: str) -> None:
         "mean_pool",
         "fused",
         "rope_cache_write",
+        "rope_attend",
         "cache_write_i8",
         "rope_cache_write_i8",
         "normed_linear",
@@ -227,5 +243,6 @@ def test_every_op_has_golden_values(name: str) -> None:
         "scatter_reduce",
         "sample",
         "speech_token",
+        "cache_attend",
     } | PLANES  # these have tests
     assert name in covered | MOVES | made | EXACT.keys()

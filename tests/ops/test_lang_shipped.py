@@ -312,6 +312,8 @@ rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
+rope_attend | 16, norm | f32 f16 | attended(i, 16, True)
+rope_attend | blocks | f32 f16 | attended(i, 16, False, [[2, 1, 3], [1, 2, 0]])
 cache_write_i8 | 16 | f32 f16 | written(i, 16, [0, 3], "_i8")
 cache_write_i8 | 16, past the end | f32 f16 | written(i, 16, [2, 5], "_i8")
 cache_write_i8 | 6 | f32 f16 | written(i, 6, [0, 3], "_i8")
@@ -343,6 +345,8 @@ sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
 sample | two chunks | f32 | sampled(i, i(6, 5003), 1.0, 40, 0.95)
 sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
 sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
+cache_attend | short | f32 f16 | stepped_on(i, 40, 32, [3, 39])
+cache_attend | long | f32 | stepped_on(i, 300, 64, [0, 290])
 speech_token | short | f32 | spoken(i, i(6, 37), False, True)
 speech_token | odd | f32 | spoken(i, i(6, 301), True, False)
 speech_token | two parts | f32 | spoken(i, i(6, 5004), True, True)
@@ -567,6 +571,28 @@ def rotated(
     *_, q = apply_all(get(f"rope_cache_write{kind}"), given, attrs)
     kept = contents(caches)
     return F.concat([q.astype(kept.dtype), kept], 2)
+
+
+def stepped_on(i: Inputs, capacity: int, dim: int, starts: list[int]) -> ct.Tensor:
+    """The attention of a token, whose key and value are cached."""
+    caches = [ct.State(i(2, 3, capacity, dim)) for _ in "kv"]
+    x = i(2, 1, 9, dim).permute(0, 2, 1, 3)
+    given = (*(c.value for c in caches), x[:, :3], x[:, 3:6], x[:, 6:], i.of(starts))
+    *_, y = apply_all(get("cache_attend"), given, {"scale": 0.5})
+    return F.concat([y.permute(0, 2, 1, 3), *(c.value for c in caches)], 2)
+
+
+def attended(i: Inputs, dim: int, norm: bool, starts: Any = (2, 5)) -> ct.Tensor:
+    """q, k and v of a step, rotated, k and v cached, and what q attends to."""
+    shape = (2, 4, 64, dim) if isinstance(starts[0], list) else (2, 2, 70, dim)
+    caches = [ct.State(i(*shape)) for _ in "kv"]
+    x, norms = i(2, 1, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
+    angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
+    tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
+    attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1}
+    *_, y = apply_all(get("rope_attend"), given, attrs)
+    return F.concat([y.permute(0, 2, 1, 3)], 2)
 
 
 def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
@@ -800,6 +826,10 @@ IDLE_CASES = {
             for dtype in ("f32", "f16")
         ),
         "two partial results for 256 threads: most of the tree adds zeros",
+    ),
+    **dict.fromkeys(
+        ("cache_attend-short-f32", "cache_attend-short-f16", "cache_attend-long-f32"),
+        "of a softmax any maximum near the largest serves; 40 keys leave most threads without one",
     ),
     "speech_token-two parts-f32": "six rows: most of the trees of a maximum decide nothing",
     **dict.fromkeys(

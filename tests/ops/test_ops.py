@@ -490,7 +490,8 @@ SHAPE_MISTAKES = {
     "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=i)":
         "attention: expected blocks [1, 1 or more], got [3, 5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant='small')":
-        "attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, got 'small'",
+        "attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, cluster_mma, "
+        "got 'small'",
     "f.concat([x, x[:2]], axis=1)":
         "concat: expected shapes that differ only along axis 1, got [3, 5], [2, 5]",
     "f.concat([])": "concat: expected at least one tensor, got none",
@@ -537,7 +538,6 @@ SHAPE_MISTAKES = {
     "f.conv1d(x[None], x[None], stride=0, padding=1)":
         "conv1d: expected stride of 1 or more, got 0",
     "f.conv1d(x[None], x[None], padding=-1)": "conv1d: expected padding of 0 or more, got -1",
-    "f.conv1d(x[None], x[None], stride=1.5)": "conv1d: expected stride of 1 or more, got 1.5",
     "f.conv1d(x[None, :, :2], x[None], padding=1)":
         "conv1d: expected a kernel of 1 to 4 (padded length), got 5",
     "f.conv1d(x[None], x[None], x[0])": "conv1d: expected bias [1], got [5]",
@@ -555,6 +555,7 @@ SHAPE_MISTAKES = {
         "cache_step: expected i32 lengths [5], got i32 [3]",
 }  # fmt: skip
 DTYPE_MISTAKES = {
+    "f.conv1d(x[None], x[None], stride=1.5)": "conv1d: expected a whole number for stride, got 1.5",
     "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=x)":
         "attention: expected i32 blocks, got f32",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, sinks=i[0, :1])":

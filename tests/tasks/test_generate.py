@@ -200,6 +200,8 @@ def test_several_continuations() -> None:
         ("x", {"temperature": float("nan")}, ShapeError, "temperature: expected"),
         ("x", {"top_p": 0.0}, ShapeError, "top_p: expected above 0"),
         ("x", {"top_k": 1.5}, DTypeError, "top_k: expected a whole number"),
+        ("x", {"max_new_tokens": 2.5}, DTypeError, "a whole number for max_new_tokens, got 2.5"),
+        ("x", {"n": np.float64(2)}, DTypeError, "a whole number for n, got"),
         ("x", {"seed": "a"}, DTypeError, "seed: expected a whole number"),
         ("x", {"beams": 3}, TypeError, "unexpected argument 'beams'"),
     ],

@@ -331,3 +331,19 @@ def test_weights_stay_when_their_file_changes(device: ct.Device, tmp_path: Path)
     command = [sys.executable, "-c", IN_USE, str(folder), name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "task", "way"),
+    [
+        ("tiny-bert", "generate", 'to embed with: ct.load(.., task="embed"), or centella embed'),
+        ("tiny-bert", "transcribe", "or centella embed"),
+        ("decoders/qwen3", "transcribe", 'task="generate"), or centella generate'),
+    ],
+)
+def test_a_model_of_another_task_is_refused_with_the_way(
+    folder: str, task: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "open_checkpoint", None)  # nothing of it is read
+    with pytest.raises(WeightsError, match=rf"expected one to {task} with, .*{re.escape(way)}$"):
+        load(DATA / folder, device="cpu", task=task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from centella.tasks.speech_session import SpeechSession
 from centella.tasks.transcribe import Transcriber
 from centella.tasks.transcription import Decoding, Transcription
 from centella.tasks.windows import Attempt, Thresholds, cut, cut_all, repeats
+from tests.audio.sounds import babble
 from tests.support.whisper_common import FOLDER, NAMES, Array, expected, long_mel
 
 RATE = 16000
@@ -242,10 +244,12 @@ def test_after_the_first_nothing_is_compiled() -> None:
         ({"batch": 2.5}, DTypeError, "batch: expected a whole number, got 2.5"),
         ({"regions": [(2, 1)]}, ShapeError, "regions: expected times in order"),
         ({"regions": [1]}, DTypeError, "regions: expected pairs of seconds"),
-        ({"no_repeat_ngram": 9}, ShapeError, "no_repeat_ngram: expected 2 to 8, got 9"),
+        ({"no_repeat_ngram": 9}, ShapeError, "no_repeat_ngram: expected 0, or 2 to 8, got 9"),
         ({"condition_on_previous_text": 1}, DTypeError, "expected True or False, got 1"),
         ({"logprob_threshold": "x"}, DTypeError, "logprob_threshold: expected a number or None"),
         ({"beam": 5.5}, DTypeError, "beam: expected a whole number, got 5.5"),
+        ({"beam": 0}, ShapeError, "beam: expected 1 to 16, got 0"),
+        ({"max_new_tokens": 2.5}, DTypeError, "max_new_tokens: expected a whole number, got 2.5"),
         ({"loud": 1}, TypeError, "unexpected argument 'loud'"),
     ],
 )
@@ -329,3 +333,51 @@ def test_a_loop_that_is_left_leaves_the_model_usable(options: dict[str, Any]) ->
         assert list(running) == [] and model._idle == [session]
     assert model.transcribe(samples, **QUIET, **options) == whole
     assert model._idle == [session]
+
+
+@pytest.fixture(scope="module")
+def ten_minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An mp3 at 32 kHz: six seconds of syllables at the end of every twenty."""
+    soundfile = pytest.importorskip("soundfile")
+    pytest.importorskip("soxr")
+    path = tmp_path_factory.mktemp("long") / "ten.mp3"
+    part = np.concatenate([np.zeros(14 * RATE), babble(6.0)])
+    doubled = np.interp(np.arange(2 * part.size) / 2, np.arange(part.size), part)
+    with soundfile.SoundFile(path, "w", 2 * RATE, 1) as file:
+        for _ in range(30):
+            file.write(doubled)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.sweep), 8])
+def test_ten_minutes_of_mp3(ten_minutes: Path, batch: int) -> None:
+    """Memory does not grow with what was read, and times are those of the file to its end."""
+    model, told = transcriber("cpu"), list[tuple[float, float]]()
+    running = model.stream(
+        ten_minutes, temperature=0.0, no_speech_threshold=None, timestamps="none",
+        max_new_tokens=8, language="en", batch=batch,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    segments, peaks = [next(running)], list[int]()
+    tracemalloc.start()
+    try:
+        for until in (300.0, 600.0):
+            tracemalloc.reset_peak()
+            while (found := next(running, None)) is not None:
+                segments.append(found)
+                if found.end > until:
+                    break
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 2e6, f"{peaks}; the samples of 300 s are 19 MB"
+    assert running.duration == pytest.approx(600.0, abs=0.1)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] > 599.0 and {total for _, total in told} == {running.duration}
+    starts = [segment.start for segment in segments]
+    assert starts == sorted(starts)
+    assert len({int(start // 20) for start in starts}) > 25
+    for start in starts:  # windows of 3 s, the first 0.2 s before the speech
+        into = start % 20 - 13.8
+        assert into > -0.1 and (into + 0.1) % 3 < 0.2, start

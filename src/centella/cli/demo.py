@@ -49,7 +49,7 @@ def run(
     where = open_device(device)
     called = str(where.describe().get("name", ""))
     say("device", where.name if called in where.name else f"{where.name} ({called})")
-    embedder = load(model, where)
+    embedder = load(model, where, task="embed")
     asked = embedder.encode([question])[0]
     first = time.perf_counter() - start
     say("first embedding", f"after {first:.2f} s (device opened, weights loaded)")

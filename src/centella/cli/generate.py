@@ -184,13 +184,8 @@ def _check_together(
 
 
 def _loaded(model: str, device: str | None, dtype: WeightDtype, quantize: str | None) -> Generator:
-    """A model that generates."""
-    generator = load_shown(model, device, dtype.value, quantize)
-    if not isinstance(generator, Generator):
-        raise CentellaError(
-            f"generate: {in_line(model)}: expected a model that generates text, got one that "
-            f"embeds it; centella embed --model {in_line(model)}"
-        )
+    """A model that generates; another is refused before its weights are read."""
+    generator: Generator = load_shown(model, device, dtype.value, quantize, task="generate")
     return generator
 
 

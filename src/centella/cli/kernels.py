@@ -52,6 +52,7 @@ VARIANTS = {
     "skinny": ("linear", "few rows by weights of 8 bits with a factor a row"),
     "assign": ("State.assign", "an array into a State's memory, in place"),
     "cache_step": ("KVCache.begin", "the positions of a cache's next step"),
+    "cache_attend": ("KVCache.append_attend", "a token's key and value cached, and its attention"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
     "cache_write_i8": ("KVCache.append", "rows of k and v into a cache in i8, each with a scale"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
@@ -59,6 +60,7 @@ VARIANTS = {
     "sample": ("Generator.generate", "the next token of each sequence"),
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
+    "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
     "rope_cache_write_i8": ("KVCache.append_qkv", "the same for a cache in i8"),
     "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),
@@ -121,6 +123,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "rope": lambda t: f.rope(t(1, 16, 128, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
         "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
         "assign": lambda t: apply("assign", state(t, 64, 384), t(384)),
+        "cache_attend": lambda t: apply_all(
+            get("cache_attend"),
+            (state(t, 1, 20, 448, 64), state(t, 1, 20, 448, 64),
+             *(t(1, 20, 1, 64) for _ in range(3)), t(1, dtype=i32)), {"scale": 0.125},
+        ),
         "cache_write": lambda t: apply_all(
             get("cache_write"), (*pair(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {}
         ),
@@ -159,6 +166,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             get("rope_cache_write"),
             (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
             {"interleaved": False, "eps": 1e-6},
+        ),
+        "rope_attend": lambda t: apply_all(
+            get("rope_attend"),
+            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+            {"interleaved": False, "eps": 1e-6, "scale": 128**-0.5},
         ),
         "rope_cache_write_i8": lambda t: apply_all(
             get("rope_cache_write_i8"),

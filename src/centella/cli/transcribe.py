@@ -128,12 +128,7 @@ def run(
     if not model:
         raise CentellaError("transcribe: --model DIR: expected a model folder or a repository")
     _expect_together(files, form.value, output, raw, rate)
-    transcriber = load(model, device, dtype.value, quantize=quantize)
-    if not isinstance(transcriber, Transcriber):
-        raise CentellaError(
-            f"transcribe: {in_line(model)}: expected a model that transcribes, got a "
-            f"{type(transcriber).__name__}"
-        )
+    transcriber = load(model, device, dtype.value, task="transcribe", quantize=quantize)
     options = {
         "language": language, "task": task, "timestamps": timestamps.value, "beam": beam,
         "batch": batch, "vad": vad, "prompt": prompt, "hotwords": hotwords,

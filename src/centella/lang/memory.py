@@ -213,6 +213,13 @@ class Argument(_Array):
             return [t.pure("bitcast", self._word, (w,)) for w in bits]
         return [unpack(t, w, self.dtype, lane) for w in bits for lane in range(per)]
 
+    def pack(self, values: Sequence[Value]) -> list[Expr]:
+        """The words that store values, as many as there are: what `unpack` undoes."""
+        t, per = self._tracer, self.dtype.per_word
+        each = [expr_of(t, v, self.dtype.value) for v in values]
+        words = [pack(t, each[i : i + per], self.dtype) for i in range(0, len(each), per)]
+        return [t.pure("bitcast", "u32", (w,)) if w.type != "u32" else w for w in words]
+
     def _chunk_words(self, key: tuple[Value, ...]) -> list[Expr]:
         t = self._tracer
         index, element = self.chunk(key)

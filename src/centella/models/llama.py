@@ -154,13 +154,10 @@ class Attention(Module):
         turn = c.rope_of[self.layer]
         cos, sin = past.still if turn < 0 else past.tables[turn]
         norms = None if self.norms is None else self.norms.weight
-        queries = cache.append_qkv(
-            qkv, cos, sin, self.layer, qk_norm=norms, eps=c.rms_norm_eps
-        )  # [batch, heads, tokens, head_dim]
-        y = cache.attend(
-            queries, self.layer, scale=c.attention_scale, window=c.windows[self.layer] or None,
-            softcap=c.attention_softcap or None,
-        )  # fmt: skip
+        y = cache.attend_qkv(
+            qkv, cos, sin, self.layer, qk_norm=norms, eps=c.rms_norm_eps, scale=c.attention_scale,
+            window=c.windows[self.layer] or None, softcap=c.attention_softcap or None,
+        )  # [batch, heads, tokens, head_dim]  # fmt: skip
         return join_heads(y)
 
 

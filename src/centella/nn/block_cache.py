@@ -171,12 +171,29 @@ class BlockView:
         qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
     ) -> Tensor:  # fmt: skip
         """As `KVCache.append_qkv`."""
-        batch, kv_heads, _, dim = self.shape
-        tokens, heads = qkv.shape[1], qkv.shape[2] // dim - 2 * kv_heads
-        x = qkv.reshape(batch, tokens, heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
         return self._cache.layer(layer).write_qkv(
-            x, kv_heads, cos, sin, self._table, qk_norm=qk_norm, eps=eps, interleaved=interleaved
-        )
+            self._by_head(qkv), self.shape[1], cos, sin, self._table, qk_norm=qk_norm, eps=eps,
+            interleaved=interleaved,
+        )  # fmt: skip
+
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+        scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `KVCache.attend_qkv`."""
+        if window is not None and window >= self.capacity:
+            window = None  # all keys are within it
+        return self._cache.layer(layer).attend_qkv(
+            self._by_head(qkv), self.shape[1], cos, sin, self._table, qk_norm=qk_norm, eps=eps,
+            interleaved=interleaved, scale=scale, window=window, softcap=softcap,
+        )  # fmt: skip
+
+    def _by_head(self, qkv: Tensor) -> Tensor:
+        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
+        batch, tokens, width = qkv.shape
+        dim = self.shape[3]
+        return qkv.reshape(batch, tokens, width // dim, dim).permute(0, 2, 1, 3)
 
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None,

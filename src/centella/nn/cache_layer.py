@@ -12,12 +12,14 @@ from typing import Any
 from centella.dtypes import DType, f32, i8
 from centella.errors import DTypeError
 from centella.op.op import get
+from centella.ops import cache_attend
 from centella.ops.rows_i8 import PLANE
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.arguments import epsilon
 from centella.tensors.creation import full
-from centella.tensors.functional import attention, rms_norm, rope
+from centella.tensors.functional import attention, products, rms_norm, rope
+from centella.tensors.functional.products import score_attrs
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 
@@ -105,6 +107,27 @@ class CacheLayer:
         """Write rows, from positions on or where a table says: as the op `cache_write`."""
         apply_all(self._op("cache_write"), (*self.stored, k, v, starts), {})
 
+    def at_once(self, q: Tensor) -> bool:
+        """Whether `step` computes what `write` and `attend` do for queries q.
+
+        One token of each sequence, a head of keys for each head of queries, a short cache, and a
+        device whose launches cost something.
+        """
+        b, heads, capacity, dim = self.keys.shape
+        caps = self.keys.device.caps
+        return (
+            self.scales is None and q.shape == (b, heads, 1, dim) and q.dtype is self.keys.dtype
+            and cache_attend.fits(dim, capacity, q.dtype.itemsize)
+            and caps.family not in products.SERIAL
+            and self.keys.value.spec.storage_bytes <= caps.safe_binding
+        )  # fmt: skip
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+        """Write one token's key and value, then attend, in one launch: as q."""
+        given = (self.keys.value, self.values.value, q, k, v, starts)
+        y: Tensor = apply_all(get("cache_attend"), given, {"scale": scale})[2]
+        return y.permute(0, 2, 1, 3)
+
     def write_qkv(
         self, x: Tensor, kv_heads: int, cos: Tensor, sin: Tensor, starts: Tensor, *,
         qk_norm: Tensor | None, eps: float, interleaved: bool,
@@ -119,8 +142,7 @@ class CacheLayer:
         """
         norms = () if qk_norm is None else (qk_norm,)
         stored = self.stored
-        largest = max(t.spec.storage_bytes for t in (*stored, x))
-        if largest <= self.keys.device.caps.safe_binding:
+        if self._within_binding(x):
             attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
             given = (*stored, x, cos, sin, starts, *norms)
             queries: Tensor = apply_all(self._op("rope_cache_write"), given, attrs)[-1]
@@ -133,6 +155,37 @@ class CacheLayer:
         q, k = (rope(part, cos, sin, first, interleaved=interleaved) for part in both)
         self.write(k, x[:, heads + kv_heads :], starts)
         return q
+
+    def attend_qkv(
+        self, x: Tensor, kv_heads: int, cos: Tensor, sin: Tensor, starts: Tensor, *,
+        qk_norm: Tensor | None, eps: float, interleaved: bool, scale: float | None,
+        window: int | None, softcap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """`write_qkv`, then attention of the queries, causally: the op `rope_attend`.
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+        """
+        if self.scales is not None or not self._within_binding(x):
+            q = self.write_qkv(
+                x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved
+            )
+            where = {"starts": starts}
+            if starts.ndim == 2:
+                where = {"starts": starts[:, 0], "blocks": starts[:, 1:]}
+            return self.attend(q, **where, scale=scale, window=window, softcap=softcap)
+        norms = () if qk_norm is None else (qk_norm,)
+        attrs: dict[str, Any] = {"interleaved": bool(interleaved)}
+        attrs["eps"] = epsilon("attend_qkv", eps)
+        attrs |= score_attrs("attend_qkv", x.shape[3], scale, window, softcap)
+        given = (*self.stored, x, cos, sin, starts, *norms)
+        y: Tensor = apply_all(get("rope_attend"), given, attrs)[2]
+        return y.permute(0, 2, 1, 3)
+
+    def _within_binding(self, x: Tensor) -> bool:
+        """Whether a launch may see all of what is stored, and of x, at once."""
+        largest = max(t.spec.storage_bytes for t in (*self.stored, x))
+        return largest <= self.keys.device.caps.safe_binding
 
     def attend(self, q: Tensor, **options: Any) -> Tensor:
         """`ct.attention` of q over what is there."""

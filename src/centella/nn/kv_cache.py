@@ -93,7 +93,8 @@ class KVCache:
             cache.append(k, v, layer)
             y = cache.attend(q, layer)
 
-    With rotary embedding `append_qkv` takes the place of `append`, and gives q.
+    `append_attend` does both. With rotary embedding `append_qkv` takes the place of `append`, and
+    gives q.
 
     Raises:
         ShapeError: a size below 1.
@@ -240,18 +241,8 @@ class KVCache:
             ShapeError, DTypeError: for what does not fit these.
             KVCacheFullError, ContractError: as for `append`.
         """
-        self._check_layer(layer)
-        check_tensors("append_qkv", qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
-        b, kv_heads, _, dim = self.shape
-        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
-        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
-        if heads < 1 or heads % kv_heads:
-            raise ShapeError(
-                f"append_qkv: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
-                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
-            )
-        self._check_room(qkv.shape[1])
-        x = qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
+        x = self._by_head("append_qkv", qkv, cos, sin, layer, qk_norm)
+        kv_heads = self.shape[1]
 
         def write(starts: Tensor) -> Tensor:
             return self._layers[layer].write_qkv(
@@ -259,6 +250,57 @@ class KVCache:
             )
 
         return self._append(qkv.shape[1], layer, write)
+
+    @uninterrupted
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,
+        scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`append_qkv`, then `attend` of what it gives: all that a layer does between products.
+
+        For f16 and bf16 on NVIDIA GPUs from sm_90 on that is one launch while few queries share
+        their keys; elsewhere it is the launches of both.
+
+        Args:
+            qkv, cos, sin, layer, qk_norm, eps, interleaved: as for `append_qkv`.
+            scale, window, softcap: as for `attend`.
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+
+        Raises:
+            ShapeError, DTypeError, KVCacheFullError, ContractError: as both.
+        """
+        x = self._by_head("attend_qkv", qkv, cos, sin, layer, qk_norm)
+        kv_heads = self.shape[1]
+        if window is not None and whole("attend_qkv", "window", window, 1) >= self.capacity:
+            window = None  # all keys are within it
+
+        def write(starts: Tensor) -> Tensor:
+            return self._layers[layer].attend_qkv(
+                x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved,
+                scale=scale, window=window, softcap=softcap,
+            )  # fmt: skip
+
+        return self._append(qkv.shape[1], layer, write)
+
+    def _by_head(
+        self, name: str, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int, qk_norm: Tensor | None
+    ) -> Tensor:
+        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
+        self._check_layer(layer)
+        check_tensors(name, qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
+        b, kv_heads, _, dim = self.shape
+        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
+        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
+        if heads < 1 or heads % kv_heads:
+            raise ShapeError(
+                f"{name}: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
+                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
+            )
+        self._check_room(qkv.shape[1])
+        return qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
 
     def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
         """Record what writes a layer's part of a step from some positions on; what it gives."""
@@ -277,6 +319,30 @@ class KVCache:
             self._begin(tokens, keys.value._value.recording)
         keys.mark(lambda _: self._filled.step)
         return made
+
+    @uninterrupted
+    def append_attend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int = 0, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """`append`, then `attend`: of one token and up to 1,024 positions in one launch of a GPU.
+
+        Args:
+            q: as for `attend`; k, v: as for `append`; mask: over [.., tokens, capacity].
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+
+        Raises:
+            ShapeError, DTypeError, KVCacheFullError, ContractError: as these do.
+        """
+        self._check(k, v, layer)
+        check_tensors("append_attend", q)
+        held = self._layers[layer]
+        if mask is None and v.dtype is self.dtype and held.at_once(q):
+            scale = q.shape[3] ** -0.5
+            return self._append(1, layer, lambda starts: held.step(q, k, v, starts, scale))
+        self.append(k, v, layer)
+        return self.attend(q, layer, mask=mask)
 
     @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:

@@ -60,3 +60,12 @@ class OnePass:
             q, k, v, lengths=self._lengths, causal=self._causal, scale=scale, window=window,
             softcap=softcap,
         )  # fmt: skip
+
+    def attend_qkv(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
+        qk_norm: Tensor | None = None, eps: float = 1e-6, scale: float | None = None,
+        window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `KVCache.attend_qkv`."""
+        q = self.append_qkv(qkv, cos, sin, layer, qk_norm=qk_norm, eps=eps)
+        return self.attend(q, layer, scale=scale, window=window, softcap=softcap)

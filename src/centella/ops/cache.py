@@ -46,7 +46,7 @@ def place_in(starts: Any, b: Any, head: Any, token: Any, name: str) -> tuple[Any
     inside, size = position < capacity, lang.parameter("block", u32)
     entry = lang.select(inside, position // size, lang.const(0, u32))
     block = lang.bitcast(starts[b, entry + 1], u32)
-    inside = inside & (block - 1 < lang.parameter("blocks", u32) - 1)  # neither 0 nor outside
+    inside = inside & (block - 1 < lang.parameter("pool", u32) - 1)  # neither 0 nor outside
     return offset_of([head, block, position % size], name), inside
 
 
@@ -153,7 +153,7 @@ def cache_scalars(keys: Spec, starts: Spec) -> dict[str, int]:
     if len(starts.shape) == 1:
         return {"capacity": keys.shape[2]}
     _, blocks, size, _ = keys.shape
-    return {"capacity": size * (starts.shape[1] - 1), "block": size, "blocks": blocks}
+    return {"capacity": size * (starts.shape[1] - 1), "block": size, "pool": blocks}
 
 
 def _step(*, steps: Any, **given: Any) -> None:

@@ -131,25 +131,32 @@ class RopeCacheAttrs(Struct, frozen=True):
 
 
 def rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]:
-    """Caches [b, h', n, d], x [b, h + 2 h', t, d], tables [m, r / 2], starts [b], norms [2, d]."""
+    """As `check_step` says."""
+    return check_step("rope_cache_write", specs)
+
+
+def check_step(op: str, specs: tuple[Spec, ...]) -> tuple[Out, Out, Out]:
+    """Caches [b, h', n, d], x [b, h + 2 h', t, d], tables [m, r / 2], starts [b], norms [2, d].
+
+    Returns:
+        The caches, and q [b, h, t, d].
+    """
     keys, values, x, cos, sin, starts, *norms = specs
-    b, kv_heads, capacity, d = cache_shape("rope_cache_write", keys, starts)
+    b, kv_heads, capacity, d = cache_shape(op, keys, starts)
     fits = len(x.shape) == 4 and (x.shape[0], x.shape[3]) == (b, d) and x.shape[2] <= capacity
     if not fits or x.shape[1] <= 2 * kv_heads:
         raise ShapeError(
-            f"rope_cache_write: expected x [{b}, more than {2 * kv_heads}, up to {capacity}, {d}], "
+            f"{op}: expected x [{b}, more than {2 * kv_heads}, up to {capacity}, {d}], "
             f"got {list(x.shape)}"
         )
-    check_tables("rope_cache_write", cos, sin, d)
+    check_tables(op, cos, sin, d)
     if any(s.shape != (2, d) for s in norms):
-        raise ShapeError(f"rope_cache_write: expected norms [2, {d}], got {list(norms[0].shape)}")
+        raise ShapeError(f"{op}: expected norms [2, {d}], got {list(norms[0].shape)}")
     if any(s.dtype is not keys.dtype for s in (values, x)) or not x.dtype.is_float:
-        raise DTypeError(
-            f"rope_cache_write: expected x of {keys.dtype.name}, a float, got {x.dtype.name}"
-        )
+        raise DTypeError(f"{op}: expected x of {keys.dtype.name}, a float, got {x.dtype.name}")
     if any(s.dtype is not f32 for s in (cos, sin)) or any(not s.dtype.is_float for s in norms):
         names = ", ".join(s.dtype.name for s in (cos, sin, *norms))
-        raise DTypeError(f"rope_cache_write: expected f32 tables and float norms, got {names}")
+        raise DTypeError(f"{op}: expected f32 tables and float norms, got {names}")
     shape = (b, x.shape[1] - 2 * kv_heads, x.shape[2], d)
     return (keys.shape, keys.dtype), (values.shape, values.dtype), (shape, x.dtype)
 

@@ -72,6 +72,8 @@ def read_transcriber(folder: Path, vocab_size: int) -> Callable[[Any], Transcrib
 
 
 TASKS = ("embed", "generate", "classify", "tag", "transcribe")
+COMMANDS = {"embed": "embed", "generate": "generate", "classify": "rank",
+            "transcribe": "transcribe"}  # fmt: skip
 # By the `model_type` of config.json.
 FAMILIES = {
     **dict.fromkeys(
@@ -226,7 +228,8 @@ def load(
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
             f"{files.config_file}: model_type: expected one to {task} with, got "
-            f"{show(files.values['model_type'])}, which is to {family.task} with"
+            f"{show(files.values['model_type'])}, which is to {family.task} with: "
+            f"{_way(family.task)}"
         )
     if quantize is not None and not family.quantizes:
         raise WeightsError(
@@ -256,6 +259,12 @@ def load(
     if warm:
         made.warm()
     return made
+
+
+def _way(task: str) -> str:
+    """How to use a model of another task."""
+    command = COMMANDS.get(task)
+    return f'ct.load(.., task="{task}")' + (f", or centella {command}" if command else "")
 
 
 class _Files(Struct, frozen=True):

@@ -168,12 +168,15 @@ def _number(op: str, name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _whole(least: int, most: int) -> Callable[[str, str, Any], int]:
+def _whole(least: int, most: int, off: bool = False) -> Callable[[str, str, Any], int]:
+    """A check of a whole number; `off`: 0 is one, too."""
+
     def check(op: str, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise DTypeError(f"{op}: {name}: expected a whole number, got {show(value)}")
-        if value and not least <= value <= most:
-            raise ShapeError(f"{op}: {name}: expected {least:,} to {most:,}, got {value:,}")
+        if not (least <= value <= most or (value == 0 and off)):
+            also = "0, or " if off else ""
+            raise ShapeError(f"{op}: {name}: expected {also}{least:,} to {most:,}, got {value:,}")
         return value
 
     return check
@@ -187,10 +190,6 @@ def _count(op: str, name: str, value: Any) -> int | None:
     if value < 1:
         raise ShapeError(f"{op}: {name}: expected 1 or more, got {value}")
     return value
-
-
-def _beam(op: str, name: str, value: Any) -> int:
-    return _whole(1, 16)(op, name, value) or 1
 
 
 def _temperatures(op: str, name: str, value: Any) -> tuple[float, ...]:
@@ -217,8 +216,9 @@ def _regions(op: str, name: str, value: Any) -> tuple[tuple[float, float], ...] 
 _CHECKS: dict[str, Any] = {
     **dict.fromkeys(("language", "task", "timestamps", "prompt", "hotwords", "vad"), _text),
     "condition_on_previous_text": _flag, "temperature": _temperatures, "regions": _regions,
-    "no_repeat_ngram": _whole(2, LONGEST), "max_repeats": _whole(2, 1000),
-    "seed": _whole(0, 0x7FFFFFFF), "batch": _count, "beam": _beam, "max_new_tokens": _count,
+    "no_repeat_ngram": _whole(2, LONGEST, off=True), "max_repeats": _whole(2, 1000, off=True),
+    "seed": _whole(0, 0x7FFFFFFF), "batch": _count, "beam": _whole(1, 16),
+    "max_new_tokens": _count,
 }  # fmt: skip
 
 

@@ -84,10 +84,10 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
     """A whole number, `least` or more.
 
     Raises:
-        ShapeError: for another number; DTypeError: for what is none.
+        ShapeError: for a lower one; DTypeError: for what is none.
     """
     try:
-        n = least - 1 if isinstance(value, (float, np.floating)) else index(value)
+        n = index(value)
     except TypeError as error:
         raise DTypeError(f"{op}: expected a whole number for {name}, got {value!r:.80}") from error
     if isinstance(value, bool):
@@ -108,6 +108,7 @@ _INSTEAD = {
     "convert_to_tensor": "the vectors are NumPy's; torch.from_numpy(vectors) shares their memory",
     "convert_to_numpy": "the vectors are NumPy's",
     "output_value": "model(ids, lengths) gives the states of tokens",
+    "outputs": "embed(texts, outputs) gives more than vectors",
     "device": "ct.load(..., device=...) says where a model is",
     "pool": "one process serves one device",
     "chunk_size": "batch_size= says how many texts are on the device at once",

@@ -91,7 +91,7 @@ def sights() -> list[Case]:
     return [
         attend(2, 6, 2, lq, 77, 24, *masks, variant=variant, **more)
         for variant, lq in (("stream", 9), ("split", 3), ("tiled", 9), ("mma", 19),
-                            ("split_mma", 3), ("wgmma", 19))
+                            ("split_mma", 3), ("cluster_mma", 3), ("wgmma", 19))
         for masks, more in rows if variant != "wgmma" or "mask" not in masks
     ]  # fmt: skip
 
@@ -107,7 +107,8 @@ def blocks() -> list[Case]:
     return [
         attend(3, 4, 2, lq, 192, d, *masks, "blocks", variant=variant, pool=5, **more)
         for variant, lq, d in (("stream", 9, 5), ("split", 3, 40), ("tiled", 9, 24),
-                               ("mma", 19, 24), ("split_mma", 3, 72))
+                               ("mma", 19, 24), ("split_mma", 3, 72),
+                               ("cluster_mma", 3, 72))
         for masks, more in rows
     ]  # fmt: skip
 
@@ -152,6 +153,16 @@ FORCED: dict[str, list[tuple[Sizes, tuple[str, ...], dict[str, Any]]]] = {
         ((2, 3, 1, 1, 70, 72), ("key_mask", "mask"), {"hidden": True, "sweep": True}),
         ((2, 3, 1, 2, 70, 40), ("mask",), {"added": (2, 1, 2, 70), "seen": True}),
         ((1, 1, 1, 1, 70, 16), (), {"values": "large", "sweep": True}),
+        ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
+    ],
+    "cluster_mma": [  # one part, parts without a key, eight parts
+        ((1, 1, 1, 1, 1, 8), (), {}),
+        ((3, 4, 1, 1, 150, 24), ("lengths",), {}),
+        ((2, 6, 2, 3, 700, 64), ("starts",), {"sweep": True}),
+        ((2, 2, 1, 2, 70, 40), ("lengths", "key_mask", "mask"), {"causal": True, "sweep": True}),
+        ((2, 3, 1, 1, 70, 72), ("key_mask", "mask"), {"hidden": True, "sweep": True}),
+        ((70, 4, 2, 1, 130, 16), ("lengths", "sinks"), {"sweep": True}),
+        ((1, 1, 1, 1, 600, 16), (), {"values": "large", "sweep": True}),
         ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
     ],
     "split": [  # parts with no key, groups of heads, every mask

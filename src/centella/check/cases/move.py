@@ -285,10 +285,75 @@ def rope_cache_write() -> Row:
     return Row(FLOATS, tuple(made), sums=True)
 
 
+def rope_attend() -> Row:
+    """Both ways: parts without a key, several tokens, shared keys, norms, windows, blocks."""
+
+    def case(
+        b: int, heads: int, kv: int, tokens: int, d: int, half: int, variant: str,
+        capacity: int = 150, norm: bool = False, interleaved: bool = False, **more: Any,
+    ) -> Case:  # fmt: skip
+        caches = (In((b, kv, capacity, d), layout="state"),) * 2
+        x = In((b, heads + 2 * kv, tokens, d), layout=more.pop("layout", "plain"))
+        tables = (In((capacity, half), dtype="f32"),) * 2
+        norms = (In((2, d), dtype="f32"),) if norm else ()
+        sight: dict[str, Any] = {
+            name: more.pop(name) for name in ("window", "softcap") if name in more
+        }
+        attrs: dict[str, Any] = {"interleaved": interleaved, "eps": 1e-3, "scale": 0.02 * d**-0.5}
+        starts = In((b,), (0, capacity - tokens + 1), "i32")
+        attrs |= {"variant": variant, **sight}
+        return Case((*caches, x, *tables, starts, *norms), attrs, **more)
+
+    def table(d: int, tokens: int, variant: str, **sight: Any) -> Case:
+        pools, tables = (In((2, 5, 64, d), layout="state"),) * 2, (In((200, d // 2), dtype="f32"),)
+        attrs = {
+            "interleaved": False,
+            "eps": 1e-3,
+            "scale": 0.02 * d**-0.5,
+            "variant": variant,
+            **sight,
+        }
+        return Case((*pools, In((1, 8, tokens, d)), *tables * 2, In((1, 4), (1, 5), "i32"),
+                     In((2, d), dtype="f32")), attrs)  # fmt: skip
+
+    sixteen: dict[str, Any] = {"dtypes": ("f16", "bf16")}
+    made = [case(2, 4, 2, 1, 16, 8, "apart"), case(1, 2, 1, 5, 6, 2, "apart", 9, norm=True),
+            case(2, 4, 2, 3, 8, 4, "apart", window=4, softcap=2.0),
+            table(8, 3, "apart")]  # fmt: skip
+    made += [
+        case(2, 4, 2, 1, 16, 8, "cluster", **sixteen),
+        case(3, 4, 1, 2, 64, 32, "cluster", 700, norm=True, **sixteen),
+        case(2, 2, 2, 7, 24, 8, "cluster", 90, norm=True, **sixteen),
+        case(1, 6, 2, 1, 40, 20, "cluster", 300, interleaved=True, **sixteen),
+        case(2, 4, 2, 2, 16, 8, "cluster", window=20, softcap=2.0, norm=True, **sixteen),
+        case(1, 2, 1, 1, 128, 64, "cluster", 60, layout="pads", norm=True, **sixteen),
+        case(70, 4, 2, 1, 16, 8, "cluster", 70, sweep=True, **sixteen),
+    ]
+    made += [replace(table(d, n, "cluster", **sight), dtypes=("f16", "bf16"))
+             for d, n, sight in ((16, 1, {}), (128, 2, {"window": 70}))]  # fmt: skip
+    return Row(FLOATS, tuple(made), sums=True)
+
+
 def _in_i8(shape: Shape) -> tuple[In, ...]:
     """The States of a cache in i8."""
     rows = In(shape, (-127, 128), "i8", layout="state")
     return rows, rows, In((*shape[:-1], 2), dtype="f32", layout="state")
+
+
+def cache_attend() -> Row:
+    """Heads in chunks; caches empty, filled in part, full, and longer than a group has threads."""
+    made = []
+    for b, h, capacity, d, high in (
+        (1, 1, 1, 8, 1), (2, 3, 7, 16, 7), (2, 2, 40, 64, 40), (3, 1, 300, 32, 300),
+        (1, 2, 448, 128, 448), (2, 1, 5, 24, 9),
+    ):  # fmt: skip
+        caches = (In((b, h, capacity, d), layout="state"),) * 2
+        row = In((b, h, 1, d))
+        case = Case((*caches, row, row, row, In((b,), (0, high), "i32")), {"scale": d**-0.5})
+        made.append(case)
+    turned = In((2, 3, 1, 16), layout="transposed")
+    made.append(replace(made[1], inputs=(*made[1].inputs[:2], turned, *made[1].inputs[3:])))
+    return Row(FLOATS, tuple(made), sums=True)
 
 
 def cache_write_i8() -> Row:

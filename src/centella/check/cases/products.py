@@ -53,9 +53,13 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
-    if variant in ("mma", "wgmma", "split_mma"):
+    if variant == "cluster":
+        return caps.clusters
+    if variant in ("mma", "wgmma", "split_mma", "cluster_mma"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
+        if variant == "cluster_mma":
+            return had and caps.clusters
         return had and (variant != "wgmma" or (room and caps.warpgroups))
     least = min((d.itemsize for d in dtypes), default=0)
     return variant not in TILES or tile_of(variant, least, caps) is not None

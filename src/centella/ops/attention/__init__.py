@@ -14,7 +14,8 @@ f16 and bf16 on Hopper (Shah et al. 2024); `mma` takes queries sixteen at a time
 tensor cores (Dao 2023); `tiled` computes both products in register tiles through shared memory and
 suits many queries; `stream` has a thread a query, and needs least of a device; `split` spreads the
 keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding) and combines them in a
-second launch; `split_mma` does the same in f16 and bf16 on tensor cores. Which register tiles suit
+second launch; `split_mma` does the same in f16 and bf16 on tensor cores, `cluster_mma` in one
+launch, where clusters are wide enough. Which register tiles suit
 which class of adapter is in `table`.
 """
 

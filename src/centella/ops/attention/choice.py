@@ -8,6 +8,7 @@ from centella.errors import LimitError
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import choose
+from centella.ops.attention.cluster_mma import CLUSTER_MMA
 from centella.ops.attention.mma import MMA
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.split import SPLIT
@@ -18,7 +19,8 @@ from centella.ops.attention.wgmma import WGMMA
 from centella.specs import Caps
 
 ORDER: tuple[AttentionVariant[Any], ...] = (
-    SPLIT_MMA,  # few queries of many keys in f16 and bf16, on tensor cores
+    CLUSTER_MMA,  # few queries of many keys in f16 and bf16, on tensor cores, in one launch
+    SPLIT_MMA,  # the same in two, where clusters are too few or there are none
     SPLIT,  # few queries of many keys, which are split among groups
     WGMMA,  # f16 and bf16, more than 64 queries, on Hopper
     MMA,  # f16 and bf16, more than 16 queries, on tensor cores

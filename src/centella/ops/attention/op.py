@@ -203,8 +203,8 @@ def _any_head(counts: Any, kv_heads: int) -> Any:
 
 
 def takes(index: int, spec: Spec) -> bool:
-    """q, k, v, key_mask: rows of neighbouring elements; an additive mask as it lies."""
-    return spec.unit_rows or (index > 2 and len(spec.shape) == 4)
+    """q, k, v, key_mask: rows of neighbouring elements; other masks and numbers as they lie."""
+    return spec.unit_rows or (index > 2 and len(spec.shape) in (1, 4))
 
 
 def axes_of(form: Form[AttentionAttrs]) -> Axes:

@@ -62,15 +62,15 @@ class Parts(Struct, frozen=True):
     @classmethod
     def of(
         cls, form: Form[AttentionAttrs], step: int, enough: int = ENOUGH_GROUPS,
-        most: int = MOST_ROWS,
+        most: int = MOST_ROWS, splits: int = MOST_SPLITS,
     ) -> Parts:  # fmt: skip
-        """Enough groups for a large GPU, none of a few keys; at most so many rows."""
+        """Enough groups for a large GPU, none of a few keys; at most so many rows and splits."""
         batch, heads, lq, dim = form.inputs[0].shape
         (kv_heads, _), lk = extents(form), keys_seen(form, lq)
         queries = heads // kv_heads * lq
         rows = min(power_above(max(queries, 1)), most)  # few programs serve all
         groups = max(batch * kv_heads * -(-queries // rows), 1)
-        splits = max(min(max(enough // groups, 1), -(-lk // step), MOST_SPLITS), 1)
+        splits = max(min(max(enough // groups, 1), -(-lk // step), splits), 1)
         return cls(batch, kv_heads, queries, rows, splits, step, -(-dim // 4) * 4)
 
     @property
@@ -125,24 +125,27 @@ class Work:
     """What a group of the first launch has: a part of the keys of a head, and `rows` queries.
 
     Attributes:
+        b, kv_head: the sequence, and the head of its keys; split: which part of these.
         begin, end: its keys; nothing to do unless one is before the other.
+        all_end: where the keys of all parts end.
         counts: whether a key counts for any query.
     """
 
     def __init__(self, masks: dict[str, Any], scoring: Scoring, rows: int) -> None:
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
-        self._split, group = group % p["splits"], group // p["splits"]
+        self.split, group = group % p["splits"], group // p["splits"]
         block, group = group % p["blocks"], group // p["blocks"]
         heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
-        self._kv_head, self._b = group % heads, group // heads
-        self._sight, self._scoring = Sight(masks, scoring, self._b, p["lq"], p["lk"]), scoring
+        self.kv_head, self.b = group % heads, group // heads
+        self._sight, self._scoring = Sight(masks, scoring, self.b, p["lq"], p["lk"]), scoring
         first, part, _ = part_of(self._sight, p["splits"], scoring.windowed)
-        self.begin: Any = lang.minimum(first + self._split * part, self._sight.end)
+        self.begin: Any = lang.minimum(first + self.split * part, self._sight.end)
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)
-        self.lines: Lines = Lines(masks, self._b, self._kv_head)
+        self.all_end: Any = self._sight.end
+        self.lines: Lines = Lines(masks, self.b, self.kv_head)
         self._first = block * rows
-        self._all = (self._b * heads + self._kv_head) * self._queries
+        self._all = (self.b * heads + self.kv_head) * self._queries
         self._p = p
 
     def counts(self, key: Any, end: Any = None) -> Any:
@@ -152,20 +155,25 @@ class Work:
     def place(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""
         at = lang.minimum(self._first + row, self._queries - 1)
-        return self._kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
+        return self.kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
 
     def query(self, row: Any) -> Any:
         """Where a row of q begins."""
         p, (head, i) = self._p, self.place(row)
-        return self._b * p["qb"] + head * p["qh"] + i * p["ql"]
+        return self.b * p["qb"] + head * p["qh"] + i * p["ql"]
 
     def has(self, row: Any) -> Any:
         """Whether there is such a row."""
         return row < self._queries - self._first
 
     def results(self, row: Any) -> Place:
-        """Where a row's results go."""
-        return Place(self._all + self._first + row, self._split)
+        """Where a row's part of the results goes."""
+        return Place(self._all + self._first + row, self.split)
+
+    def result(self, row: Any) -> Any:
+        """Where a row of y begins."""
+        p, (head, i) = parameters("yb yh yl"), self.place(row)
+        return self.b * p["yb"] + head * p["yh"] + i * p["yl"]
 
     def seen(self, row: Any, key: Any, counted: Any, score: Any) -> tuple[Any, Any]:
         """The score of a row and a key, capped, with the mask; whether the row sees the key.

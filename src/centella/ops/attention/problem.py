@@ -17,7 +17,7 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat
 from centella.specs import Spec
 
-VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma")
+VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma", "cluster_mma")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
 BY_HEAD = "heads share lq lk qb qh ql kl vl yb yh yl blocks"
@@ -76,7 +76,10 @@ def rows_of_16_bits(form: Form[AttentionAttrs], stored: tuple[DType, ...] = (f16
 def operands(form: Form[AttentionAttrs], *names: str) -> dict[str, Ref]:
     """The memory of the inputs by name: of all, or of these where they are there."""
     every = zip(("q", "k", "v", *form.attrs.masks), form.inputs, strict=True)
-    return {n: Ref(i, flat(s)) for i, (n, s) in enumerate(every) if not names or n in names}
+    return {
+        n: Ref(i, flat(s) if len(s.shape) > 1 else s)
+        for i, (n, s) in enumerate(every) if not names or n in names
+    }  # fmt: skip
 
 
 def extents(form: Form[AttentionAttrs]) -> tuple[int, int]:

@@ -27,11 +27,13 @@ from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
+    EARLY_FROM,
     PARTIAL,
     Rows,
     Thin,
     add_products,
     depth_of,
+    let_next_in,
     reserve,
     thin_of,
     together_of,
@@ -125,9 +127,9 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
 
 
 def _normed(
-    *, tile: Thin, gate: str, activation: str, kind: str, held: int, depth: str, shuffle: bool,
-    together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Any, w: Any, y: Any,
-    **extra: Any,
+    *, tile: Thin, gate: str, activation: str, kind: str, held: int, depth: str, early: bool,
+    shuffle: bool, together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Any,
+    w: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
     reserve(together)
     names = ("m", "n", "k", "rowx", "ldw", "ldy", "half")
@@ -157,6 +159,7 @@ def _normed(
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     if isinstance(inputs, _Normed):
         sums = [*sums, squares]
+    let_next_in(early)
     _finish(sums, tile, gate, activation, shuffle, first, p, y, extra)
 
 
@@ -258,7 +261,8 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     constants = (
         ("activation", form.attrs.activation), ("depth", depth_of(tile, k, width)),
-        ("gate", gate), ("held", held), ("kind", form.attrs.kind),
+        ("early", caps.sm >= EARLY_FROM), ("gate", gate), ("held", held),
+        ("kind", form.attrs.kind),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
         ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),

@@ -37,6 +37,7 @@ FEW = 2048  # outputs that leave much of a large GPU idle
 # Weights that are worth compiling twice as much, where threads are a CPU's; not bytes, which take
 # three times as much, as each is widened.
 WORTH = 1 << 17
+EARLY_FROM = 90  # PTX targets whose launches let the next one in
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
@@ -84,6 +85,12 @@ def reserve(together: int) -> None:
         lang.ptx.resident(together)
 
 
+def let_next_in(early: bool) -> None:
+    """Let the next launch take its places where nothing but sums is left to do."""
+    if early:
+        lang.ptx.launch_dependents()
+
+
 def number(value: Any) -> Any:
     """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
     return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
@@ -123,8 +130,8 @@ class Rows(Struct, frozen=True, eq=False):
 
 
 def _thin(
-    *, tile: Thin, activation: str, depth: str, shuffle: bool, together: int, vector_x: bool,
-    vector_w: bool, dense_x: bool, x: Any, w: Any, y: Any, **extra: Any,
+    *, tile: Thin, activation: str, depth: str, early: bool, shuffle: bool, together: int,
+    vector_x: bool, vector_w: bool, dense_x: bool, x: Any, w: Any, y: Any, **extra: Any,
 ) -> None:  # fmt: skip
     reserve(together)
     p = {n: lang.parameter(n, u32) for n in (
@@ -142,6 +149,7 @@ def _thin(
     inputs = Rows(x, starts, vector_x, None if dense_x else p["stepx"], p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+    let_next_in(early)
     finish(sums, tile, shuffle, batch, first, p, y, activation, extra)
 
 
@@ -255,6 +263,7 @@ def _launches(product: Product, tile: Thin, caps: Caps) -> Lowered:
         ("activation", product.activation),
         ("dense_x", step == 1),
         ("depth", depth_of(tile, problem.k, width)),
+        ("early", caps.sm >= EARLY_FROM),
         ("shuffle", shuffle),
         ("tile", tile),
         ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),

@@ -316,8 +316,8 @@ def attention(
             `starts` or `causal` says.
         softcap: c, of which a scaled score is made c tanh(score / c), before a mask is added.
         scale: default 1 / sqrt(head_dim).
-        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma"), for tests
-            and benchmarks.
+        variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma",
+            "cluster_mma"), for tests and benchmarks.
 
     Returns:
         [batch, heads, q_len, head_dim of v]; a view of memory in [batch, q_len, heads, head_dim].
@@ -341,23 +341,35 @@ def attention(
         mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
              "sinks": sinks, "blocks": blocks, "scales": scales}  # fmt: skip
-    default = 1.0 / math.sqrt(max(q.shape[-1], 1))
-    factor = default if scale is None else real("attention", "scale", scale)
-    attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal), scale=factor)
-    if window is not None:
-        reach = whole("attention", "window", window, 1)
-        if starts is not None or reach < max(q.shape[2], keys):  # else all is within it
-            attrs["window"] = reach
-    if softcap is not None:
-        attrs["softcap"] = real("attention", "softcap", softcap)
-        if not 0.0 < attrs["softcap"] < math.inf:
-            raise ShapeError(f"attention: expected a finite softcap above 0, got {softcap}")
+    attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal))
+    attrs |= score_attrs("attention", q.shape[-1], scale, window, softcap)
+    if starts is None and attrs.get("window", 0) >= max(q.shape[2], keys):
+        del attrs["window"]  # all is within it
     size = v.shape[3]
     if size != q.shape[3]:
         most = max(size, q.shape[3])
         q, k, v = (pad(x, [(0, 0)] * 3 + [(0, most - x.shape[3])]) for x in (q, k, v))
     y = apply_with("attention", (q, k, v), "masks", masks, attrs).permute(0, 2, 1, 3)
     return y if size == y.shape[3] else y[..., :size]
+
+
+def score_attrs(
+    name: str, head_dim: int, scale: float | None, window: int | None, softcap: float | None
+) -> dict[str, float]:
+    """The attributes of attention that its scores depend on, of an op `name`.
+
+    Raises:
+        ShapeError: a window below 1, or a softcap that is not finite and above 0.
+    """
+    default = 1.0 / math.sqrt(max(head_dim, 1))
+    attrs = {"scale": default if scale is None else real(name, "scale", scale)}
+    if window is not None:
+        attrs["window"] = whole(name, "window", window, 1)
+    if softcap is not None:
+        attrs["softcap"] = real(name, "softcap", softcap)
+        if not 0.0 < attrs["softcap"] < math.inf:
+            raise ShapeError(f"{name}: expected a finite softcap above 0, got {softcap}")
+    return attrs
 
 
 def _broadcast(mask: Tensor, scores: Shape) -> Tensor:

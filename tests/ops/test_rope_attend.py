@@ -1,0 +1,86 @@
+"""`rope_attend`: when it is one launch, what that launch reads and writes, and its PTX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from centella.dtypes import DType, bf16, f16, f32, i32
+from centella.emit.ptx import emit_ptx
+from centella.op.form import Form
+from centella.op.op import Lowered
+from centella.ops.rope_attend import APART, CLUSTER, ROPE_ATTEND, RopeAttendAttrs, lower
+from centella.specs import Caps, Spec, make_spec
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.attention import CAPS
+from tests.support.launched import traced
+
+AMPERE, SIMULATOR = replace(CAPS, arch="sm_80"), Caps("ir")
+
+
+def form_of(
+    batch: int = 1, heads: int = 32, kv: int = 8, tokens: int = 1, dim: int = 128,
+    capacity: int = 1024, dtype: DType = bf16, *, norm: bool = True, blocks: bool = False,
+    half: int | None = None, **attrs: Any,
+) -> Form[RopeAttendAttrs]:  # fmt: skip
+    cache = make_spec((batch, kv, capacity, dim), dtype, 16)
+    starts = make_spec((batch,), i32, 16)
+    if blocks:
+        cache = make_spec((kv, capacity // 64, 64, dim), dtype, 16)
+        starts = make_spec((batch, 1 + capacity // 64), i32, 16)
+    rows = heads + 2 * kv
+    x = Spec((batch, rows, tokens, dim), dtype, (tokens * rows * dim, dim, rows * dim, 1))
+    table = make_spec((capacity, half or dim // 2), f32, 16)
+    inputs = [cache, cache, replace(x, aligned=dim % 8 == 0), table, table, starts]
+    inputs += [make_spec((2, dim), dtype, 16)] if norm else []
+    outputs = (cache, cache, make_spec((batch, tokens, heads, dim), dtype, 16))
+    given = {"interleaved": False, "eps": 1e-6, "scale": dim**-0.5, **attrs}
+    return ROPE_ATTEND.form(tuple(inputs), outputs, given)
+
+
+def launched(caps: Caps = CAPS, **form: Any) -> Lowered:
+    return lower(form_of(**form), caps)
+
+
+def test_when_it_is_one_launch() -> None:
+    """Few queries of 16 bits that share their keys, on sm_90; by name in the simulator too."""
+    for form in ({}, {"dtype": f16}, {"tokens": 2}, {"blocks": True}, {"batch": 16},
+                 {"dim": 64}, {"norm": False}, {"heads": 8, "tokens": 8}):  # fmt: skip
+        assert len(launched(**form).calls) == 1, form
+    for form in ({"tokens": 3}, {"dtype": f32}, {"dim": 20}, {"heads": 128},
+                 {"capacity": 8192}, {"half": 12}):  # fmt: skip
+        assert len(launched(**form).calls) > 1, form
+    for caps in (AMPERE, SIMULATOR, Caps("wgsl")):
+        assert len(launched(caps).calls) > 1
+    assert CLUSTER.fits(form_of(), SIMULATOR) and not CLUSTER.fits(form_of(), AMPERE)
+
+
+def test_apart_the_queries_lie_between_two_launches() -> None:
+    """The first writes the caches and q; the second reads them, and the blocks behind the start."""
+    write, *attend = APART.lower(form_of(blocks=True), CAPS).calls
+    assert {r.index for r in write.tensors} == {0, 1, 2, 3, 4, 5, 6, 10}
+    assert {r.index for c in attend for r in c.tensors} == {0, 1, 5, 9, 10}
+    table = [r for r in attend[0].tensors if r.index == 5]
+    assert sorted(r.offset for r in table) == [0, 1]
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"dtype": f16, "dim": 64, "heads": 14, "kv": 2},
+        {"tokens": 2, "window": 100, "softcap": 30.0},
+        {"blocks": True, "batch": 16, "norm": False},
+        {"heads": 8, "tokens": 8, "dim": 80},
+    ],
+    ids=str,
+)
+def test_it_stays_in_registers(form: dict[str, Any], tmp_path: Path) -> None:
+    (call,) = CLUSTER.lower(form_of(**form), CAPS).calls
+    report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
+    registers, stack = resources(report)
+    assert stack == 0 and registers * 128 * 2 <= 65_536
