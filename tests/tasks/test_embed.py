@@ -249,9 +249,9 @@ def test_a_batch_is_a_replay_once_its_size_was_met(tiny: Embedder) -> None:
 
 
 def test_captures_are_few(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from centella.tasks import embed
+    from centella.tasks import forward
 
-    monkeypatch.setattr(embed, "CAPTURES", 2)
+    monkeypatch.setattr(forward, "CAPTURES", 2)
     embedder = load(DATA / "tiny-bert", device=device)
     texts = ["b " * n for n in (40, 25, 3)]
     first = [embedder.encode(text) for text in texts]
@@ -398,7 +398,7 @@ def test_texts_that_are_cut_are_reported(
     )  # fmt: skip
     assert on_cpu.embed(texts, chunk=most).cut == ()
     assert len(caplog.messages) == 1  # of encode
-    with pytest.raises(DTypeError, match="encode: unknown argument normalize_embeddings="):
+    with pytest.raises(DTypeError, match="embed: unknown argument normalize_embeddings="):
         on_cpu.embed(texts, normalize_embeddings=True)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from centella.tasks.text import Tokenizer
 
 Array = np.ndarray[Any, Any]
+R = TypeVar("R")
 SLOW = ("software", "simulator")  # adapters whose threads are those of a CPU
 Progress = bool | Callable[[int, int], None]
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
@@ -64,8 +65,8 @@ def exact_tokens(device: Device) -> int:
 
 
 def run_batches(
-    batches: Sequence[list[int]], submit: Callable[[list[int]], Pending[Array]],
-    take: Callable[[list[int], Array], None], progress: Progress,
+    batches: Sequence[list[int]], submit: Callable[[list[int]], Pending[R]],
+    take: Callable[[list[int], R], None], progress: Progress,
 ) -> None:  # fmt: skip
     """Run all texts.
 
@@ -74,7 +75,7 @@ def run_batches(
         submit: starts the batch of these texts; take: gets its result, in the order of batches.
         progress: as `Embedder.encode` takes it.
     """
-    running: deque[tuple[list[int], Pending[Array]]] = deque()
+    running: deque[tuple[list[int], Pending[R]]] = deque()
     done, total = 0, sum(map(len, batches))
     with _told(total, progress) as tell:
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
 
 
 class Cut(Struct, frozen=True):
@@ -29,11 +31,19 @@ class Embeddings(Struct, frozen=True, eq=False):
 
     Attributes:
         dense: vectors [texts, dim], as `Embedder.encode` gives them.
+        sparse: of each text the weight of each token that it has, by the token's id; special tokens
+            have none.
+        multi: of each text the vectors of its tokens [tokens, dim], of length 1; the first token,
+            which is no word, has none.
         cut: the texts that are longer than the model reads, with their tokens.
+
+    Outputs that were not asked for are empty: [texts, 0], and lists of none.
     """
 
     dense: Array
-    cut: tuple[Cut, ...] = ()
+    sparse: list[Sparse]
+    multi: list[Array]
+    cut: tuple[Cut, ...]
 
 
 class Pieces(Struct, frozen=True):
@@ -50,7 +60,50 @@ class Pieces(Struct, frozen=True):
     weights: list[int]
 
 
-def joined(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
+class Rows:
+    """The outputs of pieces as batches give them, then those of their texts.
+
+    Args:
+        ids: tokens of each piece; outputs: which are wanted.
+        dim: numbers of a dense vector; special: ids that have no sparse weight.
+    """
+
+    def __init__(
+        self, ids: list[list[int]], outputs: tuple[str, ...], dim: int, special: frozenset[int]
+    ) -> None:
+        self._ids = ids
+        self._special = special
+        self._outputs = outputs
+        self._dense = np.empty((len(ids), dim if "dense" in outputs else 0), np.float32)
+        self._sparse: list[Sparse] = [{}] * len(ids)
+        self._multi: list[Array] = [self._dense] * len(ids)
+
+    def take(self, batch: list[int], found: dict[str, Array]) -> None:
+        """Keep what a batch gave: the rows of its pieces come first."""
+        if "dense" in self._outputs:
+            self._dense[batch] = found["dense"][: len(batch)]
+        for row, i in enumerate(batch):
+            if "sparse" in self._outputs:
+                self._sparse[i] = weights_by_id(self._ids[i], found["sparse"][row], self._special)
+            if "multi" in self._outputs:
+                self._multi[i] = vectors_by_token(self._ids[i], found["multi"][row])
+
+    def joined(self, pieces: Pieces, normalize: bool, cut: tuple[Cut, ...]) -> Embeddings:
+        """Of texts: dense the mean of their pieces, sparse the largest weights, multi all."""
+        by_text = groupby(range(len(self._ids)), pieces.owners.__getitem__)
+        groups = [list(group) for _, group in by_text]
+        sparse, multi = self._sparse, self._multi
+        return Embeddings(
+            means(self._dense, pieces, normalize),
+            [merged([sparse[i] for i in g]) for g in groups] if "sparse" in self._outputs else [],
+            [np.concatenate([multi[i] for i in g]) for g in groups]
+            if "multi" in self._outputs
+            else [],
+            cut,
+        )
+
+
+def means(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     """Vectors f32 of pieces [pieces, dim] to those of their texts [texts, dim].
 
     A text in several pieces has the mean of their vectors, each weighed by its tokens.
@@ -60,12 +113,12 @@ def joined(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     if len(first) == len(owners):
         return vectors
     weights = np.array(pieces.weights, np.float32)[:, None]
-    means = np.add.reduceat(vectors * weights, first) / np.add.reduceat(weights, first)
+    found = np.add.reduceat(vectors * weights, first) / np.add.reduceat(weights, first)
     if normalize:
-        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
     alone = np.diff(first, append=len(owners)) == 1
-    means[alone] = vectors[first[alone]]  # to the bit
-    return means
+    found[alone] = vectors[first[alone]]  # to the bit
+    return found
 
 
 def texts_cut(counts: Sequence[int], read: Sequence[int], owners: Sequence[int]) -> tuple[Cut, ...]:

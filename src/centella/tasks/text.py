@@ -111,6 +111,12 @@ class Tokenizer:
         """Tokens in the vocabulary, added ones included."""
         return self.native.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens."""
+        added = self.native.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
+
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> list[list[int]]:
         """Token ids of each text, special tokens included, no padding.
 
