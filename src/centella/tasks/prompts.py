@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
+from centella.dtypes import DType, i8
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
 from centella.tasks.batches import expect_tokenizer
@@ -35,12 +36,25 @@ class Asked(Struct, frozen=True):
         stops: when a continuation ends.
         logprobs: alternatives whose log-probabilities are wanted; None: none at all.
         draft: who guesses tokens: "lookup", a smaller model, or nobody.
+        cache: storage of keys and values; None: that of activations.
     """
 
     sampling: Sampling
     stops: Stops
     logprobs: int | None = None
     draft: LlamaModel | str | None = None
+    cache: DType | None = None
+
+
+def cache_dtype(op: str, cache: object) -> DType | None:
+    """The storage of keys and values that is asked for.
+
+    Raises:
+        DTypeError: neither "i8" nor None.
+    """
+    if cache is None or cache is i8 or (isinstance(cache, str) and cache == i8.name):
+        return None if cache is None else i8
+    raise DTypeError(f'{op}: cache: expected "i8" or None, got {show(cache)}')
 
 
 class Prompts:
@@ -157,6 +171,7 @@ class Prompts:
     def asked(
         self, op: str, config: GeneratorConfig, sampling: SamplingArgs, *, tokens: object,
         stop: Any, ignore_eos: object, logprobs: object, draft: LlamaModel | str | None = None,
+        cache: object = None,
     ) -> Asked:  # fmt: skip
         """Arguments of `op`, checked.
 
@@ -176,7 +191,8 @@ class Prompts:
             ids |= {i for i, token in added.items() if token.content in words}
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)
-        return Asked(chosen, stops, probabilities.checked(op, logprobs), draft)
+        alternatives = probabilities.checked(op, logprobs)
+        return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache))
 
 
 def _whole(value: Any) -> bool:
