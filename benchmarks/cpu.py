@@ -37,7 +37,7 @@ def cpu(args: argparse.Namespace) -> list[Row]:
         results: dict[str, Any] = {}
 
         def ours(i: Any = ids, n: Any = lengths, to: dict[str, Any] = results) -> None:
-            to["cpu"] = forward.captured.fetch(i, n, True, None).result()
+            to["cpu"] = forward.captured.fetch(i, n, True, None).result()["dense"]
 
         contestants: dict[str, Call] = {"cpu": ours, **_peers(folder, ids, results)}
         rounds = args.rounds if size > 1 else 10 * args.rounds

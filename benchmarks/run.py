@@ -113,7 +113,7 @@ def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
     lengths = np.full(len(ids), ids.shape[1], np.int32)
 
     def call() -> None:
-        results[name] = forward.captured.fetch(ids, lengths, True, None).result()
+        results[name] = forward.captured.fetch(ids, lengths, True, None).result()["dense"]
 
     return call
 

@@ -19,6 +19,7 @@ from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
 from centella.nn.block_cache import BlockCache
+from centella.tensors.functional import products
 from tests.support.devices import own
 
 Array = np.ndarray[Any, Any]
@@ -201,6 +202,45 @@ def test_scale_and_mask(device: ct.Device) -> None:
     np.testing.assert_allclose(y[0, :, 1], np.repeat(v[:, 1], 2, 0), rtol=1e-6)
     flat = d.cache.attend(d.tensor(q), scale=0.0).numpy()
     np.testing.assert_allclose(flat[0, :, 1], np.repeat(v.mean(1), 2, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(16, 3), (6, 3), (16, 6)])
+def test_append_and_attend_at_once(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, dim: int, heads: int
+) -> None:
+    """Two layers, sequences of two lengths; one launch for one token of as many heads."""
+    monkeypatch.setattr(products, "SERIAL", frozenset())
+    rng = np.random.default_rng(3)
+    caches = [
+        ct.KVCache(BATCH, 3, dim, 20, num_layers=2, dtype="f32", device=device) for _ in range(2)
+    ]
+    for tokens in (4, 1, 1):
+        for layer in range(2):
+            q = ct.asarray(numbers(rng, "f32", BATCH, heads, tokens, dim), device=device)
+            k, v = (
+                ct.asarray(numbers(rng, "f32", BATCH, 3, tokens, dim), device=device) for _ in "kv"
+            )
+            caches[0].append(k, v, layer)
+            wanted = caches[0].attend(q, layer).numpy()
+            with ct.ledger() as led:
+                got = caches[1].append_attend(q, k, v, layer)
+                device.synchronize()
+            at_once = tokens == 1 and dim == 16 and heads == 3
+            if device.caps.target != "numpy" and layer:
+                assert (led.launches == 1) == at_once
+            np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
+            for one, other in zip(*(c.states(layer) for c in caches), strict=True):
+                both = (x.numpy()[:, :, : min(caches[0].lengths)] for x in (one, other))
+                np.testing.assert_array_equal(*both)
+        for cache in caches:
+            cache.truncate([cache.lengths[0], cache.lengths[1] - (tokens == 4)])
+    seen = ct.asarray(np.arange(20) % 2 == 0, device=device)
+    for cache in caches:
+        cache.reset()
+    caches[0].append(k, v)
+    wanted = caches[0].attend(q, mask=seen).numpy()
+    got = caches[1].append_attend(q, k, v, mask=seen)
+    np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
 
 
 def test_views_are_appended_as_they_lie(device: ct.Device) -> None:

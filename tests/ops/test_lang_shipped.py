@@ -345,6 +345,8 @@ sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
 sample | two chunks | f32 | sampled(i, i(6, 5003), 1.0, 40, 0.95)
 sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
 sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
+cache_attend | short | f32 f16 | stepped_on(i, 40, 32, [3, 39])
+cache_attend | long | f32 | stepped_on(i, 300, 64, [0, 290])
 speech_token | short | f32 | spoken(i, i(6, 37), False, True)
 speech_token | odd | f32 | spoken(i, i(6, 301), True, False)
 speech_token | two parts | f32 | spoken(i, i(6, 5004), True, True)
@@ -569,6 +571,15 @@ def rotated(
     *_, q = apply_all(get(f"rope_cache_write{kind}"), given, attrs)
     kept = contents(caches)
     return F.concat([q.astype(kept.dtype), kept], 2)
+
+
+def stepped_on(i: Inputs, capacity: int, dim: int, starts: list[int]) -> ct.Tensor:
+    """The attention of a token, whose key and value are cached."""
+    caches = [ct.State(i(2, 3, capacity, dim)) for _ in "kv"]
+    x = i(2, 1, 9, dim).permute(0, 2, 1, 3)
+    given = (*(c.value for c in caches), x[:, :3], x[:, 3:6], x[:, 6:], i.of(starts))
+    *_, y = apply_all(get("cache_attend"), given, {"scale": 0.5})
+    return F.concat([y.permute(0, 2, 1, 3), *(c.value for c in caches)], 2)
 
 
 def attended(i: Inputs, dim: int, norm: bool, starts: Any = (2, 5)) -> ct.Tensor:
@@ -815,6 +826,10 @@ IDLE_CASES = {
             for dtype in ("f32", "f16")
         ),
         "two partial results for 256 threads: most of the tree adds zeros",
+    ),
+    **dict.fromkeys(
+        ("cache_attend-short-f32", "cache_attend-short-f16", "cache_attend-long-f32"),
+        "of a softmax any maximum near the largest serves; 40 keys leave most threads without one",
     ),
     "speech_token-two parts-f32": "six rows: most of the trees of a maximum decide nothing",
     **dict.fromkeys(

@@ -52,6 +52,7 @@ VARIANTS = {
     "skinny": ("linear", "few rows by weights of 8 bits with a factor a row"),
     "assign": ("State.assign", "an array into a State's memory, in place"),
     "cache_step": ("KVCache.begin", "the positions of a cache's next step"),
+    "cache_attend": ("KVCache.append_attend", "a token's key and value cached, and its attention"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
     "cache_write_i8": ("KVCache.append", "rows of k and v into a cache in i8, each with a scale"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
@@ -122,6 +123,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "rope": lambda t: f.rope(t(1, 16, 128, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
         "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
         "assign": lambda t: apply("assign", state(t, 64, 384), t(384)),
+        "cache_attend": lambda t: apply_all(
+            get("cache_attend"),
+            (state(t, 1, 20, 448, 64), state(t, 1, 20, 448, 64),
+             *(t(1, 20, 1, 64) for _ in range(3)), t(1, dtype=i32)), {"scale": 0.125},
+        ),
         "cache_write": lambda t: apply_all(
             get("cache_write"), (*pair(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {}
         ),

@@ -89,8 +89,7 @@ class SelfAttention(Module):
         if cache is None:
             y = attention(q, k, v, lengths=lengths, mask=mask, causal=causal)
         else:
-            cache.append(k, v, layer)
-            y = cache.attend(q, layer, mask=mask)
+            y = cache.append_attend(q, k, v, layer, mask=mask)
         return self.out_proj(join_heads(y), residual=residual)
 
 

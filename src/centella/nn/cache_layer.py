@@ -12,12 +12,13 @@ from typing import Any
 from centella.dtypes import DType, f32, i8
 from centella.errors import DTypeError
 from centella.op.op import get
+from centella.ops import cache_attend
 from centella.ops.rows_i8 import PLANE
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.arguments import epsilon
 from centella.tensors.creation import full
-from centella.tensors.functional import attention, rms_norm, rope
+from centella.tensors.functional import attention, products, rms_norm, rope
 from centella.tensors.functional.products import score_attrs
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
@@ -105,6 +106,27 @@ class CacheLayer:
     def write(self, k: Tensor, v: Tensor, starts: Tensor) -> None:
         """Write rows, from positions on or where a table says: as the op `cache_write`."""
         apply_all(self._op("cache_write"), (*self.stored, k, v, starts), {})
+
+    def at_once(self, q: Tensor) -> bool:
+        """Whether `step` computes what `write` and `attend` do for queries q.
+
+        One token of each sequence, a head of keys for each head of queries, a short cache, and a
+        device whose launches cost something.
+        """
+        b, heads, capacity, dim = self.keys.shape
+        caps = self.keys.device.caps
+        return (
+            self.scales is None and q.shape == (b, heads, 1, dim) and q.dtype is self.keys.dtype
+            and cache_attend.fits(dim, capacity, q.dtype.itemsize)
+            and caps.family not in products.SERIAL
+            and self.keys.value.spec.storage_bytes <= caps.safe_binding
+        )  # fmt: skip
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+        """Write one token's key and value, then attend, in one launch: as q."""
+        given = (self.keys.value, self.values.value, q, k, v, starts)
+        y: Tensor = apply_all(get("cache_attend"), given, {"scale": scale})[2]
+        return y.permute(0, 2, 1, 3)
 
     def write_qkv(
         self, x: Tensor, kv_heads: int, cos: Tensor, sin: Tensor, starts: Tensor, *,

@@ -93,7 +93,8 @@ class KVCache:
             cache.append(k, v, layer)
             y = cache.attend(q, layer)
 
-    With rotary embedding `append_qkv` takes the place of `append`, and gives q.
+    `append_attend` does both. With rotary embedding `append_qkv` takes the place of `append`, and
+    gives q.
 
     Raises:
         ShapeError: a size below 1.
@@ -318,6 +319,30 @@ class KVCache:
             self._begin(tokens, keys.value._value.recording)
         keys.mark(lambda _: self._filled.step)
         return made
+
+    @uninterrupted
+    def append_attend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int = 0, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """`append`, then `attend`: of one token and up to 1,024 positions in one launch of a GPU.
+
+        Args:
+            q: as for `attend`; k, v: as for `append`; mask: over [.., tokens, capacity].
+
+        Returns:
+            [batch, heads, tokens, head_dim].
+
+        Raises:
+            ShapeError, DTypeError, KVCacheFullError, ContractError: as these do.
+        """
+        self._check(k, v, layer)
+        check_tensors("append_attend", q)
+        held = self._layers[layer]
+        if mask is None and v.dtype is self.dtype and held.at_once(q):
+            scale = q.shape[3] ** -0.5
+            return self._append(1, layer, lambda starts: held.step(q, k, v, starts, scale))
+        self.append(k, v, layer)
+        return self.attend(q, layer, mask=mask)
 
     @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:

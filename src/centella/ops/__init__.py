@@ -10,6 +10,7 @@ from centella.ops import (
     assign,
     attention,
     cache,
+    cache_attend,
     cache_i8,
     concat,
     conv1d,

@@ -6,7 +6,8 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -16,28 +17,31 @@ from msgspec.structs import replace
 from centella.errors import ShapeError
 from centella.host.log import logger
 from centella.ledger.counts import began, noted
-from centella.nn.tree import Tree
+from centella.nn import Linear
 from centella.runtime.pending import Pending
 from centella.tasks.batches import (
+    Batch,
     Progress,
+    ahead,
     by_columns,
     by_length,
-    columns_of,
     exact_tokens,
     expect_tokenizer,
-    grid,
     listed,
     read_tokenizer,
     rows_of,
     run_batches,
 )
 from centella.tasks.chunks import Chunk, Chunker, prepared
-from centella.tasks.embeddings import Embeddings, Pieces, joined, texts_cut
-from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
+from centella.tasks.embeddings import Embeddings, Pieces, Rows, texts_cut
+from centella.tasks.forward import DENSE, Forward, vectors_of
+from centella.tasks.pooling import Dense, EmbedderConfig
+from centella.tasks.text import checked_texts
+from centella.tasks.token_outputs import load_head, read_heads
+from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
-from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import is_file
 
@@ -49,30 +53,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 __all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
 
-CAPTURES = 40  # sizes of batches that the model is kept captured for
-
-
-class Forward:
-    """Ids and lengths of a batch to vectors, captured for each size of batch.
-
-    Attributes:
-        captured: (ids [b, l] i32, lengths [b] i32, normalize, dim) to [b, dim].
-    """
-
-    def __init__(self, embedder: Embedder) -> None:
-        model, config, dense = embedder.model, embedder.config, embedder.dense
-
-        def embed(ids: Tensor, lengths: Tensor, normalize: bool, dim: int | None) -> Tensor:
-            return _vectors(config, dense, model(ids, lengths), lengths, normalize, dim)
-
-        self._of = (model, config, dense)
-        self._tree = Tree(model)
-        self.captured: Jitted[..., Tensor] = Jitted(embed, model.device, CAPTURES)
-
-    def stands_for(self, embedder: Embedder) -> bool:
-        """Whether it is still what that does: captures hold the parameters that there were."""
-        of = (embedder.model, embedder.config, embedder.dense)
-        return self._of == of and not self._tree.changed
+TOGETHER = 2048  # texts that are tokenised, and then sorted by length, while others are embedded
 
 
 class Embedder:
@@ -82,11 +63,12 @@ class Embedder:
         model: the encoder; calling the Embedder calls it.
         config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
         dense: products after the pooling.
+        heads: products for what each token gives, by output: "sparse", "multi".
     """
 
     def __init__(
         self, model: BertModel, tokenizer: Tokenizer | Path, config: EmbedderConfig,
-        dense: Sequence[Dense] = (),
+        dense: Sequence[Dense] = (), heads: Mapping[str, Linear] | None = None,
     ) -> None:  # fmt: skip
         config.check()
         if not isinstance(tokenizer, Path):
@@ -95,6 +77,7 @@ class Embedder:
         self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
         self.config = config
         self.dense: tuple[Dense, ...] = tuple(dense)
+        self.heads: dict[str, Linear] = dict(heads or {})
         self._told_of_cut = False
         self._forward: Forward | None = None
 
@@ -173,34 +156,48 @@ class Embedder:
                 tokens or of more than the model reads, or an overlap that is no part of a chunk.
             WeightsError: for a token that the model has no vector for.
         """
+        refuse_names("encode", other)
         found = self._embedded(
             texts, batch_size, normalize, progress, prompt=prompt, prompt_name=prompt_name, dim=dim,
             dtype=dtype, ranges=ranges, exact=exact, chunk=chunk, overlap=overlap,
-            **other,
         )  # fmt: skip
         if found.cut and not self._told_of_cut:
             self._tell_of_cut(found)
         return found.dense[0] if isinstance(texts, str) else found.dense
 
-    def embed(self, texts: str | Iterable[str], **options: Any) -> Embeddings:
-        """Vectors of texts, and which of these were cut.
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What `embed` can give: "dense", and where the folder has them "sparse" and "multi"."""
+        return (*DENSE, *self.heads)
+
+    def embed(
+        self, texts: str | Iterable[str], outputs: Sequence[str] = DENSE, **options: Any
+    ) -> Embeddings:  # fmt: skip
+        """Vectors of texts, which texts were cut, and what each token gives.
 
         Args:
             texts: as for `encode`; one `str` is a list of one.
-            options: of `encode`, by name.
+            outputs: of `self.outputs`: "dense": vectors; "sparse": weights of tokens; "multi": a
+                vector for each token. All come from one pass of the model.
+            options: of `encode`, by name; `dim`, `dtype` and `normalize` are of dense vectors.
 
         Raises:
-            CentellaError: as `encode`.
+            ShapeError: another output, or none; CentellaError: as `encode`.
         """
-        return self._embedded(texts, **options)
+        if not outputs:
+            raise ShapeError("embed: expected one or more outputs, got none")
+        for name in [outputs] if isinstance(outputs, str) else outputs:
+            one_of("embed", "outputs", name, self.outputs)
+        return self._embedded(texts, outputs=tuple(dict.fromkeys(outputs)), **options)
 
     def _embedded(
         self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
         progress: Progress = False, *, prompt: str | None = None, prompt_name: str | None = None,
         dim: int | None = None, dtype: str = "f32", ranges: Any = None, exact: bool = False,
-        chunk: int | None = None, overlap: int = 0, **other: Never,
+        chunk: int | None = None, overlap: int = 0, outputs: tuple[str, ...] = DENSE,
+        **other: Never,
     ) -> Embeddings:  # fmt: skip
-        refuse_names("encode", other)
+        refuse_names("embed", other)
         begin = self.config.prompt("encode", prompt_name, prompt)
         kept = self._dim(dim)
         one_of("encode", "dtype", dtype, DTYPES)
@@ -209,26 +206,33 @@ class Embedder:
         if not callable(progress):
             progress = flag("encode", "progress", progress)
         pieces = self._pieces(listed("encode", texts), begin, chunk, overlap)
-        ids, counts = self._tokenize(pieces.texts, begin)
-        vectors = np.empty((len(ids), kept or self.dim), np.float32)
-        lengths, most = [len(tokens) for tokens in ids], self.config.max_length
-        tokens = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
-        batches = by_columns(lengths, most, tokens) if tokens else by_length(lengths, batch_size)
+        read = checked_texts(prepared(pieces.texts, begin, self.config.lower_case))
+        special = self.tokenizer.special_ids if "sparse" in outputs else frozenset[int]()
+        rows = Rows(len(read), outputs, kept or self.dim, special)
+        most, pad = self.config.max_length, self.tokenizer.pad_id or 0
+        room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
+        every: list[Tokens] = []
 
-        def submit(rows: list[int]) -> Pending[Array]:
-            columns = columns_of(lengths[rows[0]], most)
-            size = rows_of(columns, tokens) if tokens else batch_size
-            grids = grid([ids[i] for i in rows], size, most, self.tokenizer.pad_id or 0, exact)
-            return self._submit(*grids, wanted, kept)
+        def batches() -> Iterator[Batch]:
+            size = -(-TOGETHER // batch_size) * batch_size
+            parts = (read[first : first + size] for first in range(0, len(read), size))
+            first = 0
+            for tokens in ahead([partial(self._tokenize, part) for part in parts]):
+                every.append(tokens)
+                sizes = tokens.lengths
+                for some in by_columns(sizes, most, room) if room else by_length(sizes, batch_size):
+                    yield Batch(tokens, some, first + some)
+                first += len(tokens)
 
-        def take(rows: list[int], result: Array) -> None:
-            vectors[rows] = result[: len(rows)]
+        def submit(batch: Batch) -> Pending[dict[str, Array]]:
+            size = rows_of(batch.columns(most), room) if room else batch_size
+            return self._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
 
-        run_batches(batches, submit, take, progress)
-        vectors = joined(vectors, pieces, wanted)
-        if dtype != "f32":
-            vectors = packed(vectors, dtype, ranges)
-        return Embeddings(vectors, texts_cut(counts, lengths, pieces.owners))
+        run_batches(batches(), len(read), submit, rows.take, progress)
+        found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
+        if "dense" not in outputs or dtype == "f32":
+            return found
+        return replace(found, dense=packed(found.dense, dtype, ranges))
 
     def chunks(
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
@@ -309,13 +313,16 @@ class Embedder:
         return self.encode(texts, prompt=self.config.prompt(op, name, text, *usual), **options)
 
     def similarity(self, a: Any, b: Any) -> Array:
-        """How alike vectors are, f32 [n, m], as the folder says (`config.similarity`).
+        """How alike texts are, f32 [n, m]: two outputs of `embed` or `encode`, of one kind.
 
         Args:
-            a, b: [n, dim] and [m, dim]; or one vector [dim].
+            a, b: dense vectors [n, dim] and [m, dim], or one [dim]: as the folder says
+                (`config.similarity`); lists of sparse weights: the sum of the products of those
+                that both texts have; lists of multi vectors [tokens, dim]: of each token of `a` the
+                largest product with a token of `b`, and the mean of these.
 
         Raises:
-            ShapeError: vectors of unequal lengths.
+            ShapeError: outputs of two kinds, or vectors of unequal lengths.
         """
         return similarity(a, b, self.config.similarity)
 
@@ -326,7 +333,7 @@ class Embedder:
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
         wanted = self._normalized("pool", normalize)
-        return _vectors(self.config, self.dense, states, lengths, wanted, None)
+        return vectors_of(self.config, self.dense, states, lengths, wanted, None)
 
     def _dim(self, asked: int | None) -> int | None:
         """Numbers that are kept of a vector, None for all."""
@@ -340,14 +347,13 @@ class Embedder:
         """Whether vectors get length 1: as asked, or as the folder says."""
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
-    def _tokenize(self, texts: list[Any], prompt: str = "") -> tuple[list[list[int]], list[int]]:
-        """Ids of each text, cut at the most that the model reads, and how many it has."""
+    def _tokenize(self, texts: list[str]) -> Tokens:
+        """Ids of texts, cut at the most that the model reads."""
         begin = began()
-        read = prepared(texts, prompt, self.config.lower_case)
-        ids, counts = self.tokenizer.encode_counted(read, self.config.max_length)
-        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
+        tokens = self.tokenizer.tokens(texts, self.config.max_length)
+        self.tokenizer.check_ids(tokens, self.model.config.vocab_size)
         noted("tokenise", begin, texts=len(texts))
-        return ids, counts
+        return tokens
 
     def _tell_of_cut(self, found: Embeddings) -> None:
         first = found.cut[0]
@@ -360,13 +366,14 @@ class Embedder:
         self._told_of_cut = True
 
     def _submit(
-        self, ids: Array, lengths: Array, normalize: bool, dim: int | None
-    ) -> Pending[Array]:
+        self, ids: Array, lengths: Array, normalize: bool, dim: int | None,
+        outputs: tuple[str, ...],
+    ) -> Pending[dict[str, Array]]:  # fmt: skip
         """Start the batch of a `grid`."""
         forward = self._forward
         if forward is None or not forward.stands_for(self):
             forward = self._forward = Forward(self)
-        return forward.captured.fetch(ids, lengths, normalize, dim)
+        return forward.captured.fetch(ids, lengths, normalize, dim, outputs)
 
 
 def read_embedder(
@@ -384,13 +391,17 @@ def read_embedder(
     config = EmbedderConfig.from_folder(folder)
     if pooling is not None and not is_file(folder / "modules.json"):
         config = replace(config, pooling=pooling)
-    tokenizer = read_tokenizer(folder, vocab_size)
+    tokenizer, heads = read_tokenizer(folder, vocab_size), read_heads(folder)
 
     def embedder(model: Any) -> Embedder:
         config.width(model.config.hidden_size)  # refuses now what does not fit
         most = min(config.max_length, model.config.positions)
         dense = [Dense.load(d, model.device) for d in config.dense]
-        return Embedder(model, tokenizer, replace(config, max_length=most), dense)
+        linears = {
+            output: load_head(output, tensors, model.config.hidden_size, model.device)
+            for output, tensors in heads.items()
+        }
+        return Embedder(model, tokenizer, replace(config, max_length=most), dense, linears)
 
     return embedder
 
@@ -398,13 +409,3 @@ def read_embedder(
 def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
     """As `read_embedder`; without modules.json a text is its last token's state."""
     return read_embedder(folder, vocab_size, "lasttoken")
-
-
-def _vectors(
-    config: EmbedderConfig, dense: Sequence[Dense], states: Tensor, lengths: Tensor,
-    normalize: bool, dim: int | None,
-) -> Tensor:  # fmt: skip
-    x = pooled(config.pooling, states, lengths)
-    for product in dense:
-        x = product(x)
-    return finished(x, dim, normalize)

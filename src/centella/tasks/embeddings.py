@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.tasks.batches import Batch
+from centella.tasks.forward import DENSE
+from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
+from centella.tasks.tokens import Tokens
 
 
 class Cut(Struct, frozen=True):
@@ -29,11 +34,19 @@ class Embeddings(Struct, frozen=True, eq=False):
 
     Attributes:
         dense: vectors [texts, dim], as `Embedder.encode` gives them.
+        sparse: of each text the weight of each token that it has, by the token's id; special tokens
+            have none.
+        multi: of each text the vectors of its tokens [tokens, dim], of length 1; the first token,
+            which is no word, has none.
         cut: the texts that are longer than the model reads, with their tokens.
+
+    Outputs that were not asked for are empty: [texts, 0], and lists of none.
     """
 
     dense: Array
-    cut: tuple[Cut, ...] = ()
+    sparse: list[Sparse]
+    multi: list[Array]
+    cut: tuple[Cut, ...]
 
 
 class Pieces(Struct, frozen=True):
@@ -50,7 +63,55 @@ class Pieces(Struct, frozen=True):
     weights: list[int]
 
 
-def joined(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
+class Rows:
+    """The outputs of pieces as batches give them, then those of their texts.
+
+    Args:
+        pieces: how many; outputs: which are wanted.
+        dim: numbers of a dense vector; special: ids that have no sparse weight.
+    """
+
+    def __init__(
+        self, pieces: int, outputs: tuple[str, ...], dim: int, special: frozenset[int]
+    ) -> None:  # fmt: skip
+        self._special = special
+        self._outputs = outputs
+        self._dense = np.empty((pieces, dim if "dense" in outputs else 0), np.float32)
+        self._sparse: list[Sparse] = [{}] * pieces
+        self._multi: list[Array] = [self._dense] * pieces
+
+    def take(self, batch: Batch, found: dict[str, Array]) -> None:
+        """Keep what a batch gave: the rows of its pieces come first."""
+        if "dense" in self._outputs:
+            self._dense[batch.texts] = found["dense"][: len(batch.texts)]
+        if self._outputs == DENSE:
+            return
+        for row, (i, number) in enumerate(zip(batch.texts, batch.rows, strict=True)):
+            ids = batch.tokens.row(number)
+            if "sparse" in self._outputs:
+                self._sparse[i] = weights_by_id(ids, found["sparse"][row], self._special)
+            if "multi" in self._outputs:
+                self._multi[i] = vectors_by_token(ids, found["multi"][row])
+
+    def joined(self, pieces: Pieces, normalize: bool, cut: tuple[Cut, ...]) -> Embeddings:
+        """Of texts: dense the mean of their pieces, sparse the largest weights, multi all."""
+        dense = means(self._dense, pieces, normalize)
+        if self._outputs == DENSE:
+            return Embeddings(dense, [], [], cut)
+        by_text = groupby(range(len(self._dense)), pieces.owners.__getitem__)
+        groups = [list(group) for _, group in by_text]
+        sparse, multi = self._sparse, self._multi
+        return Embeddings(
+            dense,
+            [merged([sparse[i] for i in g]) for g in groups] if "sparse" in self._outputs else [],
+            [np.concatenate([multi[i] for i in g]) for g in groups]
+            if "multi" in self._outputs
+            else [],
+            cut,
+        )
+
+
+def means(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     """Vectors f32 of pieces [pieces, dim] to those of their texts [texts, dim].
 
     A text in several pieces has the mean of their vectors, each weighed by its tokens.
@@ -60,15 +121,19 @@ def joined(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     if len(first) == len(owners):
         return vectors
     weights = np.array(pieces.weights, np.float32)[:, None]
-    means = np.add.reduceat(vectors * weights, first) / np.add.reduceat(weights, first)
+    found = np.add.reduceat(vectors * weights, first) / np.add.reduceat(weights, first)
     if normalize:
-        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
     alone = np.diff(first, append=len(owners)) == 1
-    means[alone] = vectors[first[alone]]  # to the bit
-    return means
+    found[alone] = vectors[first[alone]]  # to the bit
+    return found
 
 
-def texts_cut(counts: Sequence[int], read: Sequence[int], owners: Sequence[int]) -> tuple[Cut, ...]:
+def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]:
     """Those that have more tokens than were read."""
-    rows = zip(owners, counts, read, strict=True)
-    return tuple(Cut(owner, count, n) for owner, count, n in rows if count > n)
+    cuts, first = [], 0
+    for part in parts:
+        for i in np.flatnonzero(part.counts > part.lengths).tolist():
+            cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
+        first += len(part)
+    return tuple(cuts)

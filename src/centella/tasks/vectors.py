@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,11 +69,22 @@ def _ranges(vectors: Array, ranges: Any) -> tuple[Array, Array]:
 
 
 def similarity(a: Any, b: Any, kind: str) -> Array:
-    """How alike vectors are: a [n, dim], b [m, dim] to [n, m]; distances are negative.
+    """How alike texts are: n and m of them to f32 [n, m]; distances are negative.
+
+        dense    a [n, dim], b [m, dim]: cosine, dot, or a distance, as `kind` says
+        sparse   lists of weights by token: the sum of the products of those that both have
+        multi    lists of vectors [tokens, dim]: the mean of the best products of a's tokens
 
     Raises:
-        ShapeError: vectors of unequal lengths.
+        ShapeError: outputs of two kinds, or vectors of unequal lengths.
     """
+    sparse, multi = ([form(x) for x in (a, b)] for form in (_is_sparse, _is_multi))
+    if any(sparse) or any(multi):
+        if not all(sparse) and not all(multi):
+            raise ShapeError("similarity: expected outputs of one kind: dense, sparse or multi")
+        alike = _sparse_similarity if all(sparse) else _multi_similarity
+        rows = [[alike(x, y) for y in _listed(b)] for x in _listed(a)]
+        return np.array(rows, np.float32).reshape(len(rows), len(_listed(b)))
     x, y = (np.atleast_2d(np.asarray(v, np.float32)) for v in (a, b))
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
         raise ShapeError(
@@ -86,3 +98,29 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
     order = 1 if kind == "manhattan" else 2
     rows = [-np.linalg.norm(row - y, ord=order, axis=1) for row in x]
     return np.array(rows, np.float32).reshape(len(x), len(y))
+
+
+def _listed(outputs: Any) -> Sequence[Any]:
+    """Of texts, also where they are of one."""
+    return [outputs] if isinstance(outputs, Mapping) else outputs
+
+
+def _is_sparse(outputs: Any) -> bool:
+    listed = _listed(outputs)
+    return isinstance(listed, (list, tuple)) and bool(listed) and isinstance(listed[0], Mapping)
+
+
+def _is_multi(outputs: Any) -> bool:
+    return isinstance(outputs, (list, tuple)) and bool(outputs) and np.ndim(outputs[0]) == 2
+
+
+def _sparse_similarity(a: Mapping[int, float], b: Mapping[int, float]) -> float:
+    return sum(weight * b.get(token, 0.0) for token, weight in a.items())
+
+
+def _multi_similarity(a: Array, b: Array) -> float:
+    if a.shape[1:] != b.shape[1:]:
+        raise ShapeError(
+            f"similarity: expected [tokens, dim] of one dim, got {list(a.shape)}, {list(b.shape)}"
+        )
+    return float((a @ b.T).max(1).mean()) if len(a) and len(b) else 0.0

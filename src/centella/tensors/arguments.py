@@ -108,6 +108,7 @@ _INSTEAD = {
     "convert_to_tensor": "the vectors are NumPy's; torch.from_numpy(vectors) shares their memory",
     "convert_to_numpy": "the vectors are NumPy's",
     "output_value": "model(ids, lengths) gives the states of tokens",
+    "outputs": "embed(texts, outputs) gives more than vectors",
     "device": "ct.load(..., device=...) says where a model is",
     "pool": "one process serves one device",
     "chunk_size": "batch_size= says how many texts are on the device at once",

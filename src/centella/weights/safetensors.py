@@ -47,7 +47,7 @@ _MAX_RANK = 64  # NumPy's
 _LISTED = 20  # names that an error shows
 
 # Name in the file -> storage type (None: no device stores it), NumPy type of the bytes.
-_DTYPES: dict[str, tuple[DType | None, np.dtype[Any]]] = {
+DTYPES: dict[str, tuple[DType | None, np.dtype[Any]]] = {
     "F32": (f32, np.dtype("<f4")),
     "F16": (f16, np.dtype("<f2")),
     "BF16": (bf16, np.dtype("<u2")),
@@ -265,8 +265,8 @@ def _tensor(contents: Contents, start: int, name: str, entry: Any) -> StoredTens
     if not isinstance(entry, dict):
         raise wrong(f"expected an object, got {show(entry)}")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        names = ", ".join(_DTYPES)
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        names = ", ".join(DTYPES)
         raise wrong(f"dtype: expected one of {names}, got {show(dtype)}")
     if not _is_sizes(shape):
         raise wrong(f"shape: expected a list of sizes, got {show(shape)}")
@@ -278,7 +278,7 @@ def _tensor(contents: Contents, start: int, name: str, entry: Any) -> StoredTens
     if not _is_sizes(offsets) or len(offsets) != 2:
         raise wrong(f"data_offsets: expected [begin, end], got {show(offsets)}")
     begin, end = offsets
-    stored, numpy_dtype = _DTYPES[dtype]
+    stored, numpy_dtype = DTYPES[dtype]
     expected = math.prod(shape) * numpy_dtype.itemsize
     if end - begin != expected:
         raise wrong(

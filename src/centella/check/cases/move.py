@@ -340,6 +340,22 @@ def _in_i8(shape: Shape) -> tuple[In, ...]:
     return rows, rows, In((*shape[:-1], 2), dtype="f32", layout="state")
 
 
+def cache_attend() -> Row:
+    """Heads in chunks; caches empty, filled in part, full, and longer than a group has threads."""
+    made = []
+    for b, h, capacity, d, high in (
+        (1, 1, 1, 8, 1), (2, 3, 7, 16, 7), (2, 2, 40, 64, 40), (3, 1, 300, 32, 300),
+        (1, 2, 448, 128, 448), (2, 1, 5, 24, 9),
+    ):  # fmt: skip
+        caches = (In((b, h, capacity, d), layout="state"),) * 2
+        row = In((b, h, 1, d))
+        case = Case((*caches, row, row, row, In((b,), (0, high), "i32")), {"scale": d**-0.5})
+        made.append(case)
+    turned = In((2, 3, 1, 16), layout="transposed")
+    made.append(replace(made[1], inputs=(*made[1].inputs[:2], turned, *made[1].inputs[3:])))
+    return Row(FLOATS, tuple(made), sums=True)
+
+
 def cache_write_i8() -> Row:
     """One token and many; rows in chunks, in words, odd; past the capacity; blocks; zeros."""
 

@@ -8,6 +8,7 @@ from centella.check.cases.elementwise import cast, expressions, fused
 from centella.check.cases.move import (
     arange,
     assign,
+    cache_attend,
     cache_step,
     cache_write,
     cache_write_i8,
@@ -81,6 +82,7 @@ TABLE: dict[str, Row] = {
     "conv1d": conv1d(),
     "assign": assign(),
     "cache_write": cache_write(),
+    "cache_attend": cache_attend(),
     "cache_write_i8": cache_write_i8(),
     "cache_step": cache_step(),
     "rope_attend": rope_attend(),

@@ -1,0 +1,63 @@
+"""A batch of an Embedder on its device: ids to vectors, and to what each token gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from centella.nn.tree import Tree
+from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
+from centella.tasks.token_outputs import of_tokens
+from centella.tensors.jit import Jitted
+from centella.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from centella.tasks.embed import Embedder
+
+CAPTURES = 40  # sizes of batches that the model is kept captured for
+DENSE = ("dense",)
+
+
+class Forward:
+    """Ids and lengths of a batch to its outputs, captured for each size of batch.
+
+    Attributes:
+        captured: (ids [b, l] i32, lengths [b] i32, normalize, dim, outputs) to a dict of them:
+            "dense" [b, dim], "sparse" [b, l], "multi" [b, l, dim].
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        model, config, dense = embedder.model, embedder.config, embedder.dense
+        heads = embedder.heads
+
+        def embed(
+            ids: Tensor, lengths: Tensor, normalize: bool, dim: int | None,
+            outputs: tuple[str, ...] = DENSE,
+        ) -> dict[str, Tensor]:  # fmt: skip
+            states = model(ids, lengths)
+            found = {
+                name: of_tokens(name, heads[name], states) for name in outputs if name in heads
+            }
+            if "dense" in outputs:
+                found["dense"] = vectors_of(config, dense, states, lengths, normalize, dim)
+            return found
+
+        self._of = (model, config, dense, heads)
+        self._tree = Tree(model)
+        self.captured: Jitted[..., dict[str, Tensor]] = Jitted(embed, model.device, CAPTURES)
+
+    def stands_for(self, embedder: Embedder) -> bool:
+        """Whether it is still what that does: captures hold the parameters that there were."""
+        of = (embedder.model, embedder.config, embedder.dense, embedder.heads)
+        return self._of == of and not self._tree.changed
+
+
+def vectors_of(
+    config: EmbedderConfig, dense: Sequence[Dense], states: Tensor, lengths: Tensor,
+    normalize: bool, dim: int | None,
+) -> Tensor:  # fmt: skip
+    """Token states [batch, seq_len, hidden] to vectors [batch, dim]."""
+    x = pooled(config.pooling, states, lengths)
+    for product in dense:
+        x = product(x)
+    return finished(x, dim, normalize)
